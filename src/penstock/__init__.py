@@ -1,0 +1,59 @@
+"""Penstock runs deep learning on arrays larger than memory, and measures every stage of it.
+
+    import penstock
+    summary = penstock.run_inference("in.ome.zarr", "out.ome.zarr", model="denoise-tiny")
+    print(summary.mb_per_second, summary.bound_by)
+
+The names below are the public API. Each is imported when it is first used, so that
+``import penstock`` needs neither torch nor a store.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from .box import Box as Box
+    from .errors import Incomplete as Incomplete
+    from .errors import PenstockError as PenstockError
+    from .errors import Refused as Refused
+    from .errors import StageError as StageError
+    from .errors import UsageError as UsageError
+    from .infer import Progress as Progress
+    from .infer import Summary as Summary
+    from .infer import plan_inference as plan_inference
+    from .infer import run_inference as run_inference
+    from .plan import Plan as Plan
+    from .store import open_sink as open_sink
+    from .store import open_source as open_source
+
+_HOMES = {
+    "Box": "box",
+    "Incomplete": "errors",
+    "PenstockError": "errors",
+    "Plan": "plan",
+    "Progress": "infer",
+    "Refused": "errors",
+    "StageError": "errors",
+    "Summary": "infer",
+    "UsageError": "errors",
+    "plan_inference": "infer",
+    "open_sink": "store",
+    "open_source": "store",
+    "run_inference": "infer",
+}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,69 @@
+"""The command line: one verb, one file.
+
+A verb's module has ``SUMMARY``, ``add_arguments(parser)`` and ``run(args) -> exit code``, and is
+imported only when its verb is asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from types import FrameType
+
+from .. import __version__
+from ..errors import PenstockError
+
+VERBS = {
+    "infer": "run a model over a volume larger than memory",
+    "plan": "say what infer would do: counts, bytes, memory; touch nothing",
+    "plot": "draw the figures of a metrics file",
+    "demo": "make a volume, denoise it, show before and after",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; the exit code is 0 done, 1 failed, 2 usage or refused, 3 incomplete."""
+    words = [_dashed(word) for word in (sys.argv[1:] if argv is None else argv)]
+    parser = argparse.ArgumentParser(
+        prog="penstock",
+        description="Deep learning on arrays larger than memory, every stage of it measured.",
+        epilog="penstock VERB --help lists the flags of a verb.",
+    )
+    parser.add_argument("--version", action="version", version=f"penstock {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for name, summary in VERBS.items():
+        verb = verbs.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        if words[:1] == [name]:
+            module = import_module(f"{__name__}.{name}")
+            module.add_arguments(verb)
+            verb.set_defaults(run=module.run)
+    args = parser.parse_args(words)
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        code: int = args.run(args)
+        return code
+    except PenstockError as error:
+        print(f"penstock {args.verb}: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print(f"penstock {args.verb}: interrupted; run again with --resume", file=sys.stderr)
+        return 3
+    except BrokenPipeError:  # the reader of our output (head, less) has left
+        sys.stderr.close()
+        return 0
+
+
+def _dashed(word: str) -> str:
+    """``--tile_sizes=1_2`` as ``--tile-sizes=1_2``: both spellings of a flag are one."""
+    if not word.startswith("--"):
+        return word
+    flag, equals, value = word.partition("=")
+    return flag.replace("_", "-") + equals + value
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    """A batch system that ends a job is treated like Ctrl-C."""
+    raise KeyboardInterrupt

@@ -1,0 +1,93 @@
+"""``penstock infer``."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..config import InferConfig, add_flags, from_flags
+from ..units import format_seconds
+
+if TYPE_CHECKING:
+    from ..infer import Progress
+    from ..plan import Plan
+
+PLAIN_EVERY_SECONDS = 10.0
+"""How often a line is printed where there is no terminal to draw a bar on."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="settings; flags win")
+    parser.add_argument("--dry-run", action="store_true", help="plan and stop")
+    add_flags(parser, InferConfig)
+
+
+def run(args: argparse.Namespace) -> int:
+    config = from_flags(InferConfig, args, args.config)
+    from ..infer import Job
+
+    job = Job(config)
+    print_plan(job.plan)
+    if args.dry_run:
+        job.plan.refuse()
+        return 0
+    with shown_progress() as progress:
+        summary = job.run(progress)
+    print("\n".join(summary.lines()))
+    return 0
+
+
+def print_plan(plan: Plan) -> None:
+    for what, how_much in plan.lines():
+        print(f"{what:<14} {how_much}")
+
+
+@contextlib.contextmanager
+def shown_progress() -> Iterator[Callable[[Progress], None]]:
+    """A bar with the time left on a terminal, a line now and then elsewhere; both on stderr."""
+    if not sys.stderr.isatty():
+        yield _PlainLines()
+        return
+    from rich import progress as bars
+    from rich.console import Console
+
+    columns = (
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(),
+        bars.MofNCompleteColumn(),
+        bars.TextColumn("blocks"),
+        bars.TextColumn("{task.fields[rate]}"),
+        bars.TimeRemainingColumn(),
+    )
+    with bars.Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("inferring", total=None, rate="")
+
+        def update(progress: Progress) -> None:
+            rate = f"{progress.bytes_done / max(progress.seconds, 1e-9) / 1e6:.1f} MB/s"
+            bar.update(
+                task, total=progress.units_planned, completed=progress.units_done, rate=rate
+            )
+
+        yield update
+
+
+class _PlainLines:
+    def __init__(self) -> None:
+        self.due = PLAIN_EVERY_SECONDS
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.seconds < self.due:
+            return
+        self.due = progress.seconds + PLAIN_EVERY_SECONDS
+        done, planned = progress.units_done, progress.units_planned
+        left = "unknown"
+        if done:
+            left = format_seconds(progress.seconds / done * (planned - done))
+        rate = progress.bytes_done / progress.seconds / 1e6
+        print(
+            f"{done} of {planned} blocks, {rate:.1f} MB/s, {left} left", file=sys.stderr, flush=True
+        )

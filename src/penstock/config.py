@@ -1,0 +1,252 @@
+"""What a user may set: YAML, flags and Python arguments in one validated, frozen model.
+
+Each knob has one default, and it stands here. A validator may refuse what the user said; it
+never edits it: what is fitted to the data is fitted in `plan`, and shown there.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from .errors import UsageError
+from .units import parse_bytes
+
+Positive = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+
+
+def _many(value: object) -> object:
+    """One value where several may stand is a tuple of one."""
+    return value if isinstance(value, list | tuple) else (value,)
+
+
+PerAxis = Annotated[tuple[Natural, ...], BeforeValidator(_many), Field(min_length=1, max_length=3)]
+"""One number for every spatial axis, or one for each of z y x (y x in two dimensions)."""
+Shape = Annotated[tuple[Positive, ...], BeforeValidator(_many), Field(min_length=1, max_length=3)]
+Selection = Annotated[tuple[str | int, ...], BeforeValidator(_many)]
+"""``all``, indices, or ranges such as ``0:5`` (half-open)."""
+Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+
+
+def flag(default: Any = ..., *, help: str, alias: str | None = None, const: Any = None) -> Any:
+    """A knob. ``alias`` is a further flag that sets the knob to ``const``."""
+    extra = {"alias": alias, "const": const} if alias else None
+    return Field(default, description=help, json_schema_extra=extra)
+
+
+class Knobs(BaseModel):
+    """Base of every set of knobs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+
+class InferConfig(Knobs):
+    """Everything that ``penstock infer`` and ``penstock.infer`` may be told."""
+
+    # what
+    in_spec: Any = flag(help="input: TensorStore JSON (inline or a file), a path or a URL")
+    out_spec: Annotated[tuple[Any, ...], BeforeValidator(_many)] = flag(
+        help="output, the same forms; one for each head of the model"
+    )
+    model_type: Any = flag(
+        help="a model by name, package.module:function, file.py:function, .pt2 or TorchScript"
+    )
+    weights: Path | None = flag(None, help="state dict: safetensors, or a torch file of tensors")
+    in_channels: Positive | None = flag(
+        None, help="channels that the model takes at once (default: what its first layer takes)"
+    )
+    level: Natural = flag(0, help="resolution level of an OME-Zarr input")
+    t: Selection = flag(("all",), help="time points: all, 0, 0:5 or several")
+    c: Selection = flag(("all",), help="channels: all, 0, 0:2 or several")
+
+    # geometry
+    patch: Shape = flag((64,), help="what the model sees: one number, z y x, or y x for a 2-D net")
+    overlap: PerAxis = flag((10,), help="voxels that neighbouring patches share")
+    block: Shape | None = flag(
+        None, help="shape of a write unit, whole chunks of the output (default: fitted)"
+    )
+    batch: Positive = flag(16, help="patches in one forward")
+    seam_mode: Literal["trim", "blend"] = flag(
+        "trim", help="trim: each voxel from one patch; blend: a weighted mean of all that see it"
+    )
+    trim_voxels: Natural | None = flag(
+        None, help="voxels cut from each face of a patch, at most overlap // 2 (default: that)"
+    )
+    halo: PerAxis | None = flag(
+        None, help="voxels around a block that count in its own percentiles (default: trim)"
+    )
+    min_blend_weight: Annotated[float, Field(gt=0, le=1)] = flag(
+        0.05, help="least weight of a voxel before weights are made to add up to one"
+    )
+
+    # values
+    normalize: Literal["percentile", "global", "fixed", "none"] = flag(
+        "percentile",
+        help="percentile: of each block; global: exact, of the whole volume; "
+        "fixed: --norm-lower and --norm-upper are intensities; none",
+    )
+    norm_lower: float = flag(0.5, help="lower percentile, or lower intensity when fixed")
+    norm_upper: float = flag(99.9, help="upper percentile, or upper intensity when fixed")
+    norm_level: Natural | None = flag(
+        None, help="take global percentiles from this level of an OME-Zarr pyramid"
+    )
+    clip_norm: tuple[float, float] | tuple[()] | None = flag(
+        None, help="clip normalised values to LO HI; without numbers to 0 1 (default: no clipping)"
+    )
+    denormalize: bool = flag(
+        True,
+        help="undo the normalisation on the way out",
+        alias="--no-output-denormalize",
+        const=False,
+    )
+    out_dtype: str | None = flag(None, help="dtype of a new output (default: the input's)")
+
+    # devices
+    devices: Annotated[tuple[str, ...], BeforeValidator(_many)] = flag(
+        ("auto",), help="auto, cpu, mps, cuda:0 cuda:1 ..."
+    )
+    amp: Literal["auto", "fp16", "bf16", "off"] = flag(
+        "auto", help="autocast: fp16 on CUDA and off elsewhere by default", alias="--no-amp",
+        const="off",
+    )
+    tf32: bool = flag(False, help="let CUDA use TF32 in float32 arithmetic")
+    compile: bool = flag(False, help="torch.compile the model")
+    compile_mode: Literal[
+        "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
+    ] = flag("default", help="mode of torch.compile")
+    cudnn_benchmark: bool = flag(False, help="let cuDNN time its algorithms first")
+    threads: Positive | None = flag(None, help="threads of torch on the CPU (default: its own)")
+
+    # flow
+    prep_workers: Positive = flag(4, help="threads that read, over all devices")
+    writer_workers: Positive = flag(4, help="threads that write")
+    max_inflight_batches: Positive | None = flag(
+        None, help="most batches between reading and writing (default: by memory alone)"
+    )
+    max_memory: Bytes | None = flag(
+        None, help="most host memory, such as 16GiB (default: 80 % of what is free)"
+    )
+
+    # output and records
+    chunks: Shape | None = flag(None, help="chunks of a new output, z y x")
+    shards: Shape | None = flag(None, help="shards of a new output, z y x (zarr v3)")
+    overwrite: bool = flag(False, help="replace an output that exists")
+    resume: bool = flag(False, help="write only the blocks that an earlier run did not")
+    run_dir: Path | None = flag(
+        None, help="folder of the run's records (default: OUTPUT.penstock beside the output)"
+    )
+    metrics_json: Path | None = flag(None, help="write queue and system metrics to this file")
+    metrics_interval: Annotated[float, Field(gt=0)] = flag(
+        1.0, help="seconds between rows of metrics"
+    )
+    trace: Path | None = flag(None, help="write a trace that Perfetto and chrome://tracing open")
+
+
+Config = TypeVar("Config", bound=Knobs)
+
+
+def build(model: type[Config], *layers: Mapping[str, Any]) -> Config:
+    """A validated config from layers of settings, later ones over earlier ones.
+
+    Raises `UsageError` with one sentence for the first setting that is wrong.
+    """
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        merged |= {key.replace("-", "_"): value for key, value in layer.items()}
+    try:
+        return model.model_validate(merged)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = "--" + str(first["loc"][0]).replace("_", "-")
+        if first["type"] == "missing":
+            raise UsageError(f"{name} is required") from None
+        if first["type"] == "extra_forbidden":
+            raise UsageError(f"there is no setting {first['loc'][0]!r}") from None
+        message = first["msg"][:1].lower() + first["msg"][1:]
+        raise UsageError(f"{name} {first['input']!r}: {message}") from None
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The settings of a YAML file."""
+    try:
+        settings = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise UsageError(f"--config {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise UsageError(f"--config {path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(settings, dict):
+        raise UsageError(f"--config {path} holds no settings")
+    return settings
+
+
+def add_flags(parser: argparse.ArgumentParser, model: type[Knobs]) -> None:
+    """One flag for each knob; those that are not given are not set."""
+    for name, info in model.model_fields.items():
+        dashed = "--" + name.replace("_", "-")
+        text = info.description or ""
+        if info.default not in (None, ..., ("all",)) and not info.is_required():
+            shown = info.default if not isinstance(info.default, tuple) else " ".join(
+                str(item) for item in info.default
+            )
+            text += f" (default: {shown})" if "default" not in text else ""
+        text = text.replace("%", "%%")
+        options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": text}
+        if info.annotation is bool:
+            parser.add_argument(dashed, **options, action=argparse.BooleanOptionalAction)
+        else:
+            many = "tuple" in str(info.annotation)
+            nargs = "*" if name == "clip_norm" else "+" if many else None
+            parser.add_argument(dashed, **options, nargs=nargs, metavar=_metavar(info))
+        extra = info.json_schema_extra
+        if isinstance(extra, dict):
+            parser.add_argument(
+                str(extra["alias"]),
+                dest=name,
+                action="store_const",
+                const=extra["const"],
+                default=argparse.SUPPRESS,
+                help=argparse.SUPPRESS if info.annotation is bool else f"same as {dashed} "
+                f"{extra['const']}",
+            )
+
+
+def from_flags(
+    model: type[Config], args: argparse.Namespace, config: Path | None = None
+) -> Config:
+    """A config from a YAML file, if any, under the flags that were given."""
+    names = model.model_fields.keys()
+    given = {key: value for key, value in vars(args).items() if key in names}
+    return build(model, read_yaml(config) if config else {}, given)
+
+
+def _metavar(info: Any) -> str:
+    choices = getattr(info.annotation, "__args__", ())
+    if "Literal" in str(info.annotation) and "tuple" not in str(info.annotation):
+        return "|".join(str(c) for c in choices)
+    for kind, word in (("int", "N"), ("float", "X"), ("Path", "PATH")):
+        if kind in str(info.annotation):
+            return word
+    return "VALUE"
+
+
+def as_settings(config: Knobs) -> dict[str, Any]:
+    """Plain values of a config, for a record or a YAML file; what the user left out is left out."""
+    return {
+        name: value if isinstance(value, str | int | float | bool) else _plain(value)
+        for name, value in config
+        if name in config.model_fields_set
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [_plain(v) for v in value]
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)

@@ -1,0 +1,73 @@
+"""What can go wrong, and the exit code it ends with.
+
+    PenstockError                1  a job failed
+    ├── UsageError               2  what was asked cannot be done as asked   (a ValueError)
+    │   ├── Refused              2  the plan does not fit this machine
+    │   └── MissingDependency    2  an optional package is absent            (an ImportError)
+    ├── StageError               1  a stage failed on a block
+    └── Incomplete               3  not every planned block was written
+
+A message is one sentence that names the numbers and the flag or path at fault.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+
+class PenstockError(Exception):
+    """Base of every error that Penstock raises on purpose."""
+
+    exit_code = 1
+
+
+class UsageError(PenstockError, ValueError):
+    """What was asked cannot be done as asked; nothing was created or deleted."""
+
+    exit_code = 2
+
+
+class Refused(UsageError):
+    """The plan is sound but this machine cannot hold it."""
+
+
+class MissingDependency(UsageError, ImportError):
+    """An optional package is absent; the message holds the line that installs it."""
+
+
+class StageError(PenstockError):
+    """A stage failed on a block. The cause is chained."""
+
+    def __init__(self, stage: str, where: str, cause: BaseException) -> None:
+        self.stage, self.where = stage, where
+        super().__init__(f"{stage} failed at {where}: {describe(cause)}")
+
+
+class Incomplete(PenstockError):
+    """The job ended without error but some planned blocks were never written."""
+
+    exit_code = 3
+
+
+def describe(error: BaseException) -> str:
+    """The first line of an error's message, or its type where it has none."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def require(module: str, extra: str) -> ModuleType:
+    """Import an optional module, or say which extra brings it.
+
+    >>> require("json", "infer").__name__
+    'json'
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        if error.name is not None and error.name.partition(".")[0] != package:
+            raise
+        raise MissingDependency(
+            f"{package} is not installed; run: pip install 'penstock[{extra}]'"
+        ) from error

@@ -1,0 +1,145 @@
+"""Bounded stages: threads joined by channels, held in check by budgets of bytes.
+
+Three pieces and one rule. A `Channel` hands items on; a `Budget` bounds the bytes between two
+points of the pipeline; a `Flow` owns the threads. The rule: the first error wins. It wakes
+everyone who waits, no later error hides it, and `Flow.join` raises it. Nothing here polls, so
+nothing here can miss a wake-up, and nothing knows what the items are.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+
+
+class Stopped(Exception):  # noqa: N818  it ends a thread, it is not a fault
+    """Raised in a thread that waits when the flow has failed elsewhere."""
+
+
+class Flow:
+    """Owns the threads of a pipeline and the first error among them."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.error: BaseException | None = None
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def failed(self) -> bool:
+        return self.error is not None
+
+    def fail(self, error: BaseException) -> None:
+        """Record the first error and wake every thread that waits."""
+        with self.changed:
+            if self.error is None:
+                self.error = error
+            self.changed.notify_all()
+
+    def wait_for(self, ready: Callable[[], bool]) -> None:
+        """Wait, with ``changed`` held, until ``ready()``; `Stopped` once the flow has failed."""
+        self.changed.wait_for(lambda: self.failed or ready())
+        if self.failed:
+            raise Stopped
+
+    def spawn(self, name: str, work: Callable[[], None]) -> None:
+        """Run ``work`` in a thread of its own. What it raises fails the flow."""
+
+        def guarded() -> None:
+            try:
+                work()
+            except Stopped:
+                pass
+            except BaseException as error:
+                self.fail(error)
+            finally:
+                with self.changed:
+                    self.changed.notify_all()
+
+        thread = threading.Thread(target=guarded, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return any(thread.is_alive() for thread in self._threads)
+
+    def join(self, tick: Callable[[], None] = lambda: None, every: float = 0.1) -> None:
+        """Wait for every thread, calling ``tick`` meanwhile; raise the first error.
+
+        After an error the threads get two seconds to let go of what they hold. One that is
+        deep in a call that never returns (a dead network mount) is left behind: it is a daemon.
+        """
+        try:
+            while self.alive and not self.failed:
+                with self.changed:
+                    self.changed.wait(every)
+                tick()
+        except BaseException as error:  # Ctrl-C arrives here
+            self.fail(error)
+        with self.changed:
+            self.changed.wait_for(lambda: not self.alive, 2.0 if self.failed else None)
+        if self.error is not None:
+            raise self.error
+
+
+class Channel(Generic[Item]):
+    """Hands items from producers to consumers, by place where ``in_order`` and else as they come.
+
+    It has no bound of its own: a `Budget` that spans the channel bounds it in bytes. ``producers``
+    is how many times `close` must be called before consumers are told that no more will come.
+    """
+
+    def __init__(self, flow: Flow, producers: int = 1, *, in_order: bool = False) -> None:
+        self._flow, self._producers, self._in_order = flow, producers, in_order
+        self._items: dict[int, Item] = {}
+        self._put = self._got = 0
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, item: Item, place: int | None = None) -> None:
+        """Hand an item on; ``place`` counts 0, 1, 2, ... where the channel is in order."""
+        with self._flow.changed:
+            if self._flow.failed:
+                raise Stopped
+            self._items[self._put if place is None else place] = item
+            self._put += 1
+            self._flow.changed.notify_all()
+
+    def get(self) -> Item | None:
+        """The next item, or None when the channel is closed and empty."""
+        with self._flow.changed:
+            self._flow.wait_for(lambda: self._got in self._items or self._producers <= 0)
+            if self._got not in self._items:
+                assert not self._items, f"item {self._got} was never put"
+                return None
+            item = self._items.pop(self._got)
+            self._got += 1
+            return item
+
+    def close(self) -> None:
+        with self._flow.changed:
+            self._producers -= 1
+            self._flow.changed.notify_all()
+
+
+class Budget:
+    """So many bytes may be held between `acquire` and `release`."""
+
+    def __init__(self, flow: Flow, limit: int) -> None:
+        self._flow, self.limit, self.used, self.peak = flow, limit, 0, 0
+
+    def acquire(self, count: int) -> None:
+        """Wait for room. A request above the limit is let through when nothing else is held."""
+        with self._flow.changed:
+            self._flow.wait_for(lambda: self.used + count <= self.limit or self.used == 0)
+            self.used += count
+            self.peak = max(self.peak, self.used)
+
+    def release(self, count: int) -> None:
+        with self._flow.changed:
+            self.used -= count
+            self._flow.changed.notify_all()

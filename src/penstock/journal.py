@@ -1,0 +1,115 @@
+"""What a run leaves beside its output, so that a killed one can go on: the run folder.
+
+    run.json         settings and fingerprint of the run
+    done.log         one line for each write unit, appended and synced after the unit is written
+    statistics.json  exact global percentiles
+    metrics.jsonl    rows of telemetry
+    summary.json     written last, by a run that succeeded
+
+A line that a kill tore is ignored, and its unit is written again: writing a unit twice does no
+harm, and counting on one that was never written would.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from .errors import UsageError
+
+Key = tuple[int, ...]
+
+
+class Journal:
+    """The record of one run. Without a folder it only counts."""
+
+    def __init__(self, folder: Path | None, fingerprint: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.fingerprint: dict[str, Any] = json.loads(json.dumps(fingerprint))
+        self.done: set[Key] = set()
+        self.statistics: dict[str, dict[str, Any]] = {}
+        self.written = self.skipped = self.voxels = 0
+        self._log: IO[str] | None = None
+        self._lock = threading.Lock()
+
+    @classmethod
+    def open(
+        cls, folder: Path | None, fingerprint: Mapping[str, Any], *, resume: bool
+    ) -> Journal:
+        """Read what an earlier run left, where ``resume``; creates nothing.
+
+        Raises `UsageError` where that run was another one, naming the first difference.
+        """
+        journal = cls(folder, fingerprint)
+        if not resume or folder is None or not (folder / "run.json").exists():
+            return journal
+        before = json.loads((folder / "run.json").read_text())["fingerprint"]
+        for name, value in journal.fingerprint.items():
+            if before.get(name) != value:
+                raise UsageError(
+                    f"--resume: the run in {folder} had {name} {before.get(name)!r}, this one has "
+                    f"{value!r}; give the same settings, or --overwrite instead"
+                )
+        log = folder / "done.log"
+        lines = log.read_text().splitlines(keepends=True) if log.exists() else []
+        journal.done = {_parse(line) for line in lines if line.endswith("\n")}
+        journal.skipped = len(journal.done)
+        statistics = folder / "statistics.json"
+        if statistics.exists():
+            journal.statistics = json.loads(statistics.read_text())
+        return journal
+
+    def begin(self, settings: Mapping[str, Any]) -> None:
+        """Make the folder and start the log, keeping the units that were done before."""
+        if self.folder is None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        log = self.folder / "done.log"
+        log.write_text("".join(_line(key) for key in sorted(self.done)))
+        (self.folder / "summary.json").unlink(missing_ok=True)
+        self.save("statistics.json", self.statistics)
+        self.save("run.json", {"settings": settings, "fingerprint": self.fingerprint})
+        self._log = log.open("a")
+
+    def note(self, key: Key, voxels: int) -> None:
+        """A unit has been written."""
+        with self._lock:
+            self.written += 1
+            self.voxels += voxels
+            if self._log is not None:
+                self._log.write(_line(key))
+                self._log.flush()
+                os.fsync(self._log.fileno())
+
+    def save_statistics(self, volume: int, found: Mapping[str, Any]) -> None:
+        self.statistics[str(volume)] = dict(found)
+        self.save("statistics.json", self.statistics)
+
+    def save(self, name: str, content: Mapping[str, Any]) -> None:
+        """Write a JSON file of the folder, whole or not at all."""
+        path = self.path(name)
+        if path is None:
+            return
+        draft = path.with_suffix(".tmp")
+        draft.write_text(json.dumps(content, indent=2, default=str) + "\n")
+        draft.replace(path)
+
+    def path(self, name: str) -> Path | None:
+        return None if self.folder is None else self.folder / name
+
+    def close(self) -> None:
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+
+def _line(key: Key) -> str:
+    return " ".join(map(str, key)) + "\n"
+
+
+def _parse(line: str) -> Key:
+    return tuple(int(part) for part in line.split())

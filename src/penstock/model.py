@@ -1,0 +1,354 @@
+"""Models: found by name, by ``package.module:function``, by ``file.py:function`` or in a file.
+
+A `Model` is a module ready to run plus what a plan must know of it: channels, spatial axes, what
+its heads return, and how many bytes one batch of it holds at its peak. That peak is found without
+running the net: its operators are played on shapes alone. Files are read with safetensors or with
+``weights_only=True``; nothing is unpickled. A ``.py`` that the user names is code, and is run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .errors import UsageError, describe
+
+_HERE = Path(__file__).parent / "models"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model of the registry."""
+
+    factory: str
+    summary: str
+    weights: Path | None = None
+
+
+REGISTRY = {
+    "denoise-net": Entry(
+        "penstock.models.unet3d:denoise_net",
+        "3-D UNet of the exaSPIM denoiser, width 32 to 512; give its --weights",
+    ),
+    "denoise-tiny": Entry(
+        "penstock.models.unet3d:denoise_tiny",
+        "small 3-D UNet with weights for fluorescence microscopy",
+        _HERE / "denoise_tiny.safetensors",
+    ),
+    "identity": Entry("penstock.model:Identity", "returns its input: measures the pipeline alone"),
+}
+
+
+class Identity(nn.Module):
+    """Returns its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+class _Wrapped(nn.Module):
+    """A plain function as a module."""
+
+    def __init__(self, function: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(x)
+
+
+@dataclass(frozen=True)
+class Head:
+    """One output of a model."""
+
+    name: str
+    channels: int
+
+
+@dataclass(frozen=True)
+class Model:
+    """A module in eval mode and the facts that a plan needs."""
+
+    name: str
+    module: nn.Module
+    in_channels: int
+    spatial_axes: int | None
+    """2 or 3 where the net is made of such convolutions, None where it takes any."""
+    parameters: int
+    weight_bytes: int
+
+    def heads(self, outputs: Any) -> dict[str, Tensor]:
+        """A forward's result, whatever its form, as named tensors (batch, channels, z, y, x)."""
+        if isinstance(outputs, Tensor):
+            return {"out": outputs}
+        if isinstance(outputs, Mapping):
+            return {str(name): head for name, head in outputs.items()}
+        return {f"out{i}": head for i, head in enumerate(outputs)}
+
+
+def load(
+    model: str | nn.Module, weights: str | Path | None = None, in_channels: int | None = None
+) -> Model:
+    """Find a model and put its weights in.
+
+    `in_channels` is how many channels it takes; by default what the module says of itself in an
+    attribute of that name, else what its first convolution takes.
+
+    Raises `UsageError` for an unknown name, a factory that fails, or weights of another model.
+    """
+    name = model if isinstance(model, str) else type(model).__name__
+    module, weights = _find(model, weights)
+    if weights is not None:
+        _load_weights(module, name, Path(weights))
+    module.eval()
+    first = next((m for m in module.modules() if isinstance(m, nn.Conv2d | nn.Conv3d)), None)
+    channels = in_channels or getattr(module, "in_channels", None)
+    if channels is None:
+        channels = first.in_channels if first is not None else 1
+    axes = None if first is None else 2 if isinstance(first, nn.Conv2d) else 3
+    tensors = [*module.parameters(), *module.buffers()]
+    return Model(
+        name=name,
+        module=module,
+        in_channels=int(channels),
+        spatial_axes=axes,
+        parameters=sum(p.numel() for p in module.parameters()),
+        weight_bytes=sum(t.numel() * t.element_size() for t in tensors),
+    )
+
+
+def _find(
+    model: str | nn.Module, weights: str | Path | None
+) -> tuple[nn.Module, str | Path | None]:
+    if isinstance(model, nn.Module):
+        return model, weights
+    if model in REGISTRY:
+        entry = REGISTRY[model]
+        return _call(entry.factory), weights or entry.weights
+    if model.endswith((".pt2", ".pt", ".ts", ".torchscript")):
+        return _load_program(Path(model)), weights
+    if ":" in model:
+        return _call(model), weights
+    raise UsageError(
+        f"--model-type {model!r} is unknown; it is one of {', '.join(sorted(REGISTRY))}, "
+        "package.module:function, file.py:function, or a .pt2 / TorchScript file"
+    )
+
+
+def _call(reference: str) -> nn.Module:
+    """Import ``module:function`` or ``file.py:function`` and call it."""
+    place, _, attribute = reference.rpartition(":")
+    try:
+        if place.endswith(".py"):
+            if not Path(place).is_file():
+                raise UsageError(f"--model-type {reference}: there is no file {place}")
+            spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+            assert spec is not None and spec.loader is not None
+            source = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(source)
+        else:
+            source = importlib.import_module(place)
+        made = getattr(source, attribute)
+        if isinstance(made, nn.Module):
+            return made
+        made = made()
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"--model-type {reference} could not be made: {type(error).__name__}: {describe(error)}"
+        ) from error
+    if isinstance(made, nn.Module):
+        return made
+    if callable(made):
+        return _Wrapped(made)
+    raise UsageError(f"--model-type {reference} returned a {type(made).__name__}, not a module")
+
+
+def _load_program(path: Path) -> nn.Module:
+    """A torch.export program (.pt2) or a TorchScript archive."""
+    if not path.is_file():
+        raise UsageError(f"--model-type {path}: there is no such file")
+    try:
+        if path.suffix == ".pt2":
+            return _Wrapped(torch.export.load(path).module())
+        module: nn.Module = torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
+        return module
+    except Exception as error:
+        raise UsageError(
+            f"--model-type {path} is neither a torch.export program nor TorchScript: "
+            f"{describe(error)}"
+        ) from error
+
+
+def _load_weights(module: nn.Module, name: str, path: Path) -> None:
+    state = read_state(path)
+    try:
+        module.load_state_dict(state)
+    except RuntimeError as error:
+        own = module.state_dict()
+        missing, extra = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+        wrong = [
+            f"{k} is {tuple(state[k].shape)}, not {tuple(own[k].shape)}"
+            for k in own.keys() & state.keys()
+            if own[k].shape != state[k].shape
+        ]
+        shown = [f"lacks {k}" for k in missing] + [f"has an unknown {k}" for k in extra] + wrong
+        raise UsageError(
+            f"--weights {path} belongs to another model than {name}: {len(missing)} tensors "
+            f"missing, {len(extra)} unknown, {len(wrong)} of another shape; it {shown[0]}"
+        ) from error
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """A state dict from a safetensors file, or from a torch file of tensors only."""
+    if not path.is_file():
+        raise UsageError(f"--weights {path}: there is no such file")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise UsageError(
+            f"--weights {path} cannot be read as tensors only: {describe(error)}"
+        ) from error
+    for key in ("state_dict", "model_state_dict", "model"):
+        if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
+            state = state[key]
+    if not isinstance(state, Mapping) or not all(isinstance(v, Tensor) for v in state.values()):
+        raise UsageError(f"--weights {path} holds no state dict of tensors")
+    # Wrappers (DataParallel, torch.compile) leave their names in front of every key.
+    return {k.removeprefix("module.").removeprefix("_orig_mod."): v for k, v in state.items()}
+
+
+# --- devices ---------------------------------------------------------------------------------
+
+
+def devices(names: Sequence[str]) -> list[torch.device]:
+    """Devices by name, each checked to be there; ``auto`` is every CUDA device, or the best left.
+
+    Raises `UsageError` that says what is there instead.
+    """
+    found = []
+    for name in names:
+        if name == "auto":
+            return _all_devices()
+        try:
+            device = torch.device(name)
+        except RuntimeError as error:
+            raise UsageError(f"--devices {name!r} is no device; try cpu, cuda:0 or mps") from error
+        count = torch.cuda.device_count()
+        if device.type == "cuda" and (device.index or 0) >= count:
+            raise UsageError(f"--devices {name}: this machine has {count} CUDA devices; try cpu")
+        if device.type == "mps" and not torch.backends.mps.is_available():
+            raise UsageError("--devices mps: this machine has no MPS device; try cpu")
+        if device.type not in ("cpu", "cuda", "mps"):
+            raise UsageError(f"--devices {name!r} is not supported; try cpu, cuda:0 or mps")
+        found.append(device)
+    if not found:
+        raise UsageError("--devices names no device")
+    if len(set(found)) < len(found):
+        raise UsageError(f"--devices {' '.join(names)} names one device twice")
+    return found
+
+
+def _all_devices() -> list[torch.device]:
+    if torch.cuda.is_available():
+        return [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
+    return [torch.device("mps" if torch.backends.mps.is_available() else "cpu")]
+
+
+# --- what one batch costs --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What one forward returns and holds."""
+
+    heads: tuple[Head, ...]
+    peak_bytes: int | None
+    """Most bytes alive at once in one forward, input and output included and weights not;
+    None where the net could not be played on shapes."""
+
+
+class _Peak(TorchDispatchMode):
+    """Adds up the storages that are alive while operators run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive = self.peak = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(tensor, Tensor):
+                self.track(tensor)
+        return out
+
+    def track(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._known:
+            self._known.add(key)
+            self.alive += storage.nbytes()
+            self.peak = max(self.peak, self.alive)
+            weakref.finalize(storage, self._release, key, storage.nbytes())
+
+    def _release(self, key: int, count: int) -> None:
+        self._known.discard(key)
+        self.alive -= count
+
+
+def footprint(model: Model, shape: Sequence[int]) -> Footprint:
+    """Play a forward of the input ``shape`` (batch, channels, spatial...) on shapes alone.
+
+    A net that does not allow it (TorchScript, or a choice by value) is run once on one patch of
+    zeros on the CPU instead, and its peak is then unknown.
+
+    Raises `UsageError` where the net does not take the shape or returns another one.
+    """
+    counter = _Peak()
+    try:
+        meta = {
+            name: torch.empty_like(tensor, device="meta")
+            for name, tensor in model.module.state_dict(keep_vars=True).items()
+        }
+        with torch.no_grad(), counter:
+            x = torch.empty(tuple(shape), device="meta")
+            outputs = torch.func.functional_call(model.module, meta, (x,))
+        peak: int | None = counter.peak
+    except Exception:
+        outputs, peak = _run_once(model, shape), None
+    heads = model.heads(outputs)
+    for name, tensor in heads.items():
+        if tensor.ndim != len(shape) or tuple(tensor.shape[2:]) != tuple(shape[2:]):
+            raise UsageError(
+                f"model {model.name} turns a patch of {tuple(shape[2:])} into "
+                f"{tuple(tensor.shape[2:])} (head {name}); the two must be equal"
+            )
+    return Footprint(tuple(Head(name, t.shape[1]) for name, t in heads.items()), peak)
+
+
+def _run_once(model: Model, shape: Sequence[int]) -> Any:
+    try:
+        with torch.inference_mode():
+            return model.module(torch.zeros((1, *shape[1:])))
+    except Exception as error:
+        raise UsageError(
+            f"model {model.name} does not take a batch of shape {tuple(shape)} "
+            f"(batch, channels, spatial; see --patch and --in-channels): {describe(error)}"
+        ) from error

@@ -1,0 +1,147 @@
+"""From stored intensities to what a model was trained on, and back.
+
+A `Scaling` is two numbers, ``x -> (x - lower) / scale``. They come from the data: percentiles of
+a block, exact percentiles of a whole volume by a streaming `Histogram`, or a range that the user
+knows. Applying them to an array is the work of `lane`, on the device; this module only finds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """``x -> (x - lower) / scale``, and its inverse."""
+
+    lower: float = 0.0
+    scale: float = 1.0
+
+    @classmethod
+    def of_range(cls, lower: float, upper: float, low: float, high: float) -> Scaling:
+        """Map ``[lower, upper]`` to ``[0, 1]``.
+
+        Where the two are equal (a block that is nearly all background) the data's own extremes
+        ``low`` and ``high`` give the scale, and where these are equal too it is 1: a division by
+        almost zero would turn the few voxels that matter into infinities.
+        """
+        for scale in (upper - lower, high - low):
+            if np.isfinite(scale) and scale > 0:
+                return cls(float(lower), float(scale))
+        return cls(float(lower) if np.isfinite(lower) else 0.0, 1.0)
+
+
+def block_scaling(array: NDArray[Any], lower: float, upper: float) -> Scaling:
+    """Scaling by two percentiles (0 to 100) of the finite voxels of one array."""
+    histogram = Histogram(array.dtype)
+    while not histogram.done:
+        histogram.add(array)
+        histogram.advance((lower, upper))
+    return histogram.scaling(lower, upper)
+
+
+class Histogram:
+    """Exact percentiles of data that streams by in pieces, for any dtype, in bounded memory.
+
+    Values are mapped to unsigned integers that sort alike. 8- and 16-bit data is counted whole in
+    one pass; wider data (float64 is taken as the float32 that a model sees) needs two: the upper 16
+    bits first, then the lower 16 of the few bins that hold a wanted rank. Values that are not
+    finite are left out.
+
+        while not histogram.done:
+            for piece in pieces: histogram.add(piece)
+            histogram.advance(percentiles)
+    """
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self.dtype = dtype
+        self.wide = dtype.itemsize > 2
+        self._signed = dtype.kind == "i"
+        self.done = False
+        self._coarse = np.zeros(1 << 16, np.int64)
+        self._fine: dict[int, NDArray[np.int64]] | None = None
+
+    @property
+    def count(self) -> int:
+        """Finite values seen in the first pass."""
+        return int(self._coarse.sum())
+
+    def add(self, array: NDArray[Any]) -> None:
+        keys = self._keys(array)
+        if not self.wide:
+            self._coarse += np.bincount(keys, minlength=1 << 16)
+        elif self._fine is None:
+            self._coarse += np.bincount(keys >> np.uint32(16), minlength=1 << 16)
+        else:
+            coarse = keys >> np.uint32(16)
+            for bin_, counts in self._fine.items():
+                low = keys[coarse == bin_] & np.uint32(0xFFFF)
+                counts += np.bincount(low, minlength=1 << 16)
+
+    def advance(self, percentiles: Sequence[float]) -> None:
+        """End a pass: either done, or ready for the pieces once more."""
+        if not self.wide or self._fine is not None or self.count == 0:
+            self.done = True
+            return
+        ranks = [r for q in (0.0, 100.0, *percentiles) for r in self._ranks(q)[:2]]
+        bins = np.searchsorted(np.cumsum(self._coarse), ranks, side="right")
+        self._fine = {int(b): np.zeros(1 << 16, np.int64) for b in bins}
+
+    def percentile(self, q: float) -> float:
+        """As ``numpy.percentile`` (linear) of all the data at once; NaN where there was none."""
+        if self.count == 0:
+            return float("nan")
+        below, above, fraction = self._ranks(q)
+        low, high = self._value(below), self._value(above)
+        return low + (high - low) * fraction
+
+    def scaling(self, lower: float, upper: float) -> Scaling:
+        return Scaling.of_range(
+            self.percentile(lower),
+            self.percentile(upper),
+            self.percentile(0),
+            self.percentile(100),
+        )
+
+    def _ranks(self, q: float) -> tuple[int, int, float]:
+        position = q / 100 * (self.count - 1)
+        below = int(np.floor(position))
+        return below, min(below + 1, self.count - 1), position - below
+
+    def _value(self, rank: int) -> float:
+        cumulative = np.cumsum(self._coarse)
+        key = int(np.searchsorted(cumulative, rank, side="right"))
+        if self._fine is not None:
+            rest = rank - int(cumulative[key - 1] if key else 0)
+            fine = int(np.searchsorted(np.cumsum(self._fine[key]), rest, side="right"))
+            key = key << 16 | fine
+        return self._from_key(key)
+
+    def _keys(self, array: NDArray[Any]) -> NDArray[Any]:
+        flat = array.reshape(-1)
+        if self.dtype.kind == "b":
+            return flat.view(np.uint8)
+        if self.dtype.kind in "iu":
+            bits = flat.view(f"u{self.dtype.itemsize}")
+            return bits ^ bits.dtype.type(1 << (8 * bits.itemsize - 1)) if self._signed else bits
+        flat = flat[np.isfinite(flat)].astype(np.float32 if self.wide else np.float16)
+        flat = flat[np.isfinite(flat)] + 0.0  # -0.0 and 0.0 are one value
+        bits = flat.view(np.uint32 if self.wide else np.uint16)
+        sign = bits.dtype.type(1 << (8 * bits.itemsize - 1))
+        return np.where(bits & sign, ~bits, bits | sign)
+
+    def _from_key(self, key: int) -> float:
+        if self.dtype.kind == "b":
+            return float(key)
+        if self.dtype.kind in "iu":
+            return float(key - (1 << (8 * self.dtype.itemsize - 1)) * self._signed)
+        kind = np.dtype(np.uint32 if self.wide else np.uint16)
+        sign = 1 << (8 * kind.itemsize - 1)
+        bits = key ^ sign if key & sign else ~key & ((1 << (8 * kind.itemsize)) - 1)
+        value = np.array(bits, kind).view(np.float32 if self.wide else np.float16)
+        return float(value)

@@ -1,0 +1,583 @@
+"""Everything known before a byte moves: counts, bytes, amplifications, memory, and the refusal.
+
+A `Plan` is arithmetic on shapes. It opens nothing and reads nothing; `infer` gathers the `Facts`
+and carries the plan out. A job that cannot fit is refused here, with the two numbers and the flag
+that would mend it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from .box import Box
+from .config import InferConfig
+from .errors import Refused, UsageError
+from .grid import Geometry, Grid, reflect
+from .units import format_bytes, format_count, significant
+
+BLOCK_VOXELS = 12_000_000
+"""A compute block grows until its read region would hold more: 24 MB of uint16, 48 MB of float32,
+large enough to make per-block costs vanish, small enough that several fit anywhere."""
+UNIT_VOXELS = 2**24
+"""A fitted write unit grows until it would hold more: 256 cubed."""
+RUNTIME_BYTES = 48 * 2**20
+"""Thread stacks, arenas and what codecs hold: measured, see benchmarks/README.md."""
+
+CacheLevel = Literal["layer", "row", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class PatchShape:
+    """A patch and its overlap, always three axes, and how many of them the model sees."""
+
+    patch: tuple[int, ...]
+    overlap: tuple[int, ...]
+    model_axes: Literal[2, 3]
+
+
+def per_axis(values: Sequence[int], flag: str, plane: bool, thin: int) -> tuple[int, ...]:
+    """One number or one for each axis, as z y x; ``thin`` is the z of a plane."""
+    if len(values) == 3:
+        return tuple(values)
+    if len(values) == 2:
+        return (thin, *values)
+    return (thin if plane else values[0], values[0], values[0])
+
+
+def patch_shape(config: InferConfig, has_z: bool, model_axes: int | None) -> PatchShape:
+    """The patch of a job: two axes where the patch has two or the net is two-dimensional.
+
+    Raises `UsageError` where patch, overlap, trim and net contradict each other.
+    """
+    axes = len(config.patch) if len(config.patch) > 1 else (model_axes or (3 if has_z else 2))
+    if model_axes is not None and axes != model_axes:
+        raise UsageError(
+            f"--patch {' '.join(map(str, config.patch))} has {axes} axes but the model is made of "
+            f"{model_axes}-D convolutions"
+        )
+    plane = axes == 2
+    patch = per_axis(config.patch, "--patch", plane, 1)
+    overlap = per_axis(config.overlap, "--overlap", plane, 0)
+    if len(config.overlap) == 1:
+        # One number is meant for the axes that can share it; an axis of one voxel cannot.
+        overlap = tuple(0 if p == 1 else o for p, o in zip(patch, overlap, strict=True))
+    for name, p, o in zip("zyx", patch, overlap, strict=True):
+        if o >= p:
+            raise UsageError(f"--overlap {o} must be less than --patch {p} (axis {name})")
+        if config.seam_mode == "trim" and config.trim_voxels is not None and p > 1:
+            if 2 * config.trim_voxels > o:
+                raise UsageError(
+                    f"--trim-voxels {config.trim_voxels} needs an --overlap of at least "
+                    f"{2 * config.trim_voxels}, not {o} (axis {name})"
+                )
+    return PatchShape(patch, overlap, 2 if plane else 3)
+
+
+def select(selection: Sequence[str | int], start: int, stop: int, flag: str) -> tuple[int, ...]:
+    """The coordinates that ``all``, ``3``, ``0:5`` or several of these name within a domain.
+
+    >>> select(["0:2", 5], 0, 6, "--t")
+    (0, 1, 5)
+    """
+    chosen: list[int] = []
+    for item in (part for value in selection for part in str(value).split(",")):
+        try:
+            if item == "all":
+                chosen += range(start, stop)
+            elif ":" in item:
+                low, high, *step = (int(n) if n else None for n in item.split(":"))
+                low, high = start if low is None else low, stop if high is None else high
+                chosen += range(low, high, *[n for n in step if n])
+            else:
+                chosen.append(int(item))
+        except (ValueError, TypeError):
+            raise UsageError(f"{flag} {item!r} is not all, an index or a range like 0:5") from None
+    if not chosen:
+        raise UsageError(f"{flag} {' '.join(map(str, selection))} names nothing")
+    for value in chosen:
+        if not start <= value < stop:
+            raise UsageError(f"{flag} {value} is out of range: the input has {start} to {stop - 1}")
+    if len(set(chosen)) < len(chosen):
+        raise UsageError(f"{flag} {' '.join(map(str, selection))} names one index twice")
+    return tuple(chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a plan must know of source, sinks, model and machine."""
+
+    domain: Box
+    """Spatial domain of the source, z y x."""
+    source_itemsize: int
+    source_chunk: tuple[int, ...]
+    """Spatial, z y x."""
+    source_is_float: bool
+    source_cache: int | None
+    """Bytes of decoded chunks that the source keeps by the user's own word; None: ours to set."""
+    source_caches: bool
+    """Whether the source can keep decoded chunks at all."""
+    num_volumes: int
+    """(t, channel group) pairs."""
+    in_channels: int
+    out_channels: tuple[int, ...]
+    """Of each head."""
+    out_itemsizes: tuple[int, ...]
+    write_grids: tuple[tuple[int, ...], ...]
+    """Spatial write grid of each sink."""
+    anchor: tuple[int, ...]
+    """Where the sinks' chunk grids begin, in source coordinates."""
+    weight_bytes: int
+    forward_bytes: int | None
+    """Most bytes in one forward of a full batch, None where unknown."""
+    devices: tuple[str, ...]
+    """Device types, one for each device."""
+    base_bytes: int
+    """What this process holds already, model weights included."""
+    available_bytes: int
+    """What the machine could still give it."""
+    device_bytes: int | None
+    """Free memory of the smallest device, None on the CPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Predicted peak of host memory, by cause, bytes."""
+
+    base: int
+    forward: int
+    blocks: int
+    assembly: int
+    writing: int
+    cache: int
+    runtime: int = RUNTIME_BYTES
+
+    @property
+    def total(self) -> int:
+        return sum(getattr(self, name) for name in self.__slots__)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A job as numbers. Rates are not here: nothing has been measured yet."""
+
+    facts: Facts
+    geometry: Geometry
+    shape: PatchShape
+    batch: int
+    num_units: int
+    num_blocks: int
+    num_patches: int
+    blocks_in_flight: int
+    """For each device, from the start of its reading to the end of its stitching."""
+    write_budget: int
+    """Bytes of finished units that may wait to be written."""
+    cache_bytes: int
+    memory: Memory
+    memory_limit: int
+    device_peak: int | None
+    voxels: int
+    """Voxels of all volumes, one channel: what throughput is counted in."""
+    read_bytes: int
+    """Decoded bytes that reading must touch, amplification included."""
+    statistics_bytes: int
+    """Decoded bytes of the pass that finds global percentiles."""
+    input_bytes: int
+    output_bytes: int
+
+    @property
+    def patch_amplification(self) -> float:
+        """Computed voxels for each voxel of the volume."""
+        return self.num_patches * math.prod(self.shape.patch) / self.voxels
+
+    @property
+    def read_amplification(self) -> float:
+        """Decoded bytes for each byte of the input."""
+        return self.read_bytes / self.input_bytes
+
+    @property
+    def write_amplification(self) -> float:
+        """1: a unit is whole chunks and is written once. Anything else was refused."""
+        return 1.0
+
+    def refuse(self) -> None:
+        """Raise `Refused` where host or device cannot hold the job."""
+        if self.memory.total > self.memory_limit:
+            parts = {n: getattr(self.memory, n) for n in ("forward", "assembly", "blocks")}
+            cure = {
+                "forward": f"a smaller --batch (now {self.batch})",
+                "assembly": f"a smaller --block (now {_x(self.geometry.unit)})",
+                "blocks": f"a smaller --patch (now {_x(self.shape.patch)})",
+            }[max(parts, key=lambda n: parts[n])]
+            raise Refused(
+                f"this job needs {format_bytes(self.memory.total)} of host memory but may take "
+                f"{format_bytes(self.memory_limit)}; give {cure} or a larger --max-memory"
+            )
+        free = self.facts.device_bytes
+        if self.device_peak is not None and free is not None and self.device_peak > free:
+            raise Refused(
+                f"this job needs {format_bytes(self.device_peak)} on each device but "
+                f"{format_bytes(free)} are free; give a smaller --batch (now {self.batch})"
+            )
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """The plan for a reader: (what, how much)."""
+        geometry, memory = self.geometry, self.memory
+        yield "volume", f"{_x(geometry.domain.shape)} voxels, {self.facts.num_volumes} volume(s)"
+        yield "patch", (
+            f"{_x(self.shape.patch)}, overlap {_x(self.shape.overlap)}, {geometry.seam}; "
+            f"{format_count(self.num_patches)} patches in batches of {self.batch}"
+        )
+        yield "blocks", (
+            f"{format_count(self.num_blocks)} to compute ({_x(geometry.patches_per_block)} patches)"
+            f", {format_count(self.num_units)} to write ({_x(geometry.unit)} voxels)"
+        )
+        if math.prod(geometry.regions.cells.shape) > 1:
+            yield "regions", f"{format_count(len(geometry.regions))} of {_x(geometry.region)}"
+        yield "amplification", (
+            f"patches {significant(self.patch_amplification)}, "
+            f"reading {significant(self.read_amplification)}, "
+            f"writing {significant(self.write_amplification)}"
+        )
+        yield "reads", (
+            f"{format_bytes(self.read_bytes)} decoded of {format_bytes(self.input_bytes)} input"
+            + (f", and {format_bytes(self.statistics_bytes)} for percentiles"
+               if self.statistics_bytes else "")
+        )
+        yield "computes", f"{format_count(self.num_patches * math.prod(self.shape.patch))} voxels"
+        yield "writes", f"{format_bytes(self.output_bytes)} before compression"
+        yield "host memory", (
+            f"{format_bytes(memory.total)} of {format_bytes(self.memory_limit)}: process "
+            f"{format_bytes(memory.base + memory.runtime)}, forward {format_bytes(memory.forward)}, "
+            f"blocks {format_bytes(memory.blocks)}, assembly {format_bytes(memory.assembly)}, "
+            f"writing {format_bytes(memory.writing)}, read cache {format_bytes(memory.cache)}"
+        )
+        if self.device_peak is not None:
+            yield "device memory", f"{format_bytes(self.device_peak)} on each device"
+        if self.facts.forward_bytes is None:
+            yield "note", "the model could not be sized in advance: its own memory is not counted"
+
+
+def make_plan(config: InferConfig, facts: Facts, shape: PatchShape) -> Plan:
+    """Fit what the user left open, check what they set, count everything.
+
+    Of all regions and read caches that fit the memory, the plan takes the one that computes and
+    reads least: a region is the whole volume where that fits.
+
+    Raises `UsageError` for a block that does not match the output's chunks. What does not fit
+    is still planned, so that it can be shown; `Plan.refuse` says no.
+    """
+    unit = fit_unit(config, facts)
+    limit = config.max_memory or facts.base_bytes + int(0.8 * facts.available_bytes)
+    plans = [
+        _count(config, facts, shape, _geometry(config, facts, shape, unit, region), cache, limit)
+        for region in _regions(config, facts, unit)
+        for cache in _cache_levels(facts)
+    ]
+    fitting = [plan for plan in plans if plan.memory.total <= limit]
+    if not fitting:
+        return min(plans, key=lambda plan: plan.memory.total)
+    return min(fitting, key=lambda p: (p.patch_amplification + p.read_amplification / 4))
+
+
+def fit_unit(config: InferConfig, facts: Facts) -> tuple[int, ...]:
+    """The write unit: what the user said, if it is whole chunks of every sink, or a fitted one."""
+    grid = tuple(math.lcm(*axis) for axis in zip(*facts.write_grids, strict=True))
+    extent = facts.domain.shape
+    if config.block is None:
+        unit = list(grid)
+        while True:
+            growing = [a for a in range(3) if unit[a] < extent[a]]
+            axis = min(growing, key=lambda a: (unit[a], -a), default=None)
+            if axis is None or math.prod(unit) * 2 > UNIT_VOXELS:
+                return tuple(unit)
+            unit[axis] *= 2
+    block = per_axis(config.block, "--block", False, grid[0])
+    for name, b, g, n in zip("zyx", block, grid, extent, strict=True):
+        if b % g and b < n:
+            raise UsageError(
+                f"--block {b} is not a multiple of the output's {g} (its chunks or shards along "
+                f"{name}): each would be written more than once; give --block {-(-b // g) * g}"
+            )
+    patch = per_axis(config.patch, "--patch", len(config.patch) == 2, 1)
+    for name, b, p, n in zip("zyx", block, patch, extent, strict=True):
+        if b < p and b < n:
+            raise UsageError(f"--block {b} is smaller than --patch {p} (axis {name})")
+    return tuple(-(-min(b, n) // g) * g for b, g, n in zip(block, grid, extent, strict=True))
+
+
+def _regions(
+    config: InferConfig, facts: Facts, unit: tuple[int, ...]
+) -> Iterator[tuple[int, ...]]:
+    """Region shapes to weigh, largest first; z is swept, so it is never cut."""
+    if config.normalize == "percentile":
+        yield unit
+        return
+    units = [-(-n // u) + 1 for n, u in zip(facts.domain.shape, unit, strict=True)]
+    while True:
+        yield tuple(n * u for n, u in zip(units, unit, strict=True))
+        axis = 1 if units[1] * unit[1] >= units[2] * unit[2] else 2
+        if units[axis] == 1:
+            axis = 3 - axis
+        if units[axis] == 1:
+            return
+        units[axis] = -(-units[axis] // 2)
+
+
+def _cache_levels(facts: Facts) -> tuple[CacheLevel, ...]:
+    if not facts.source_caches:
+        return ("none",)
+    return ("layer", "row", "none")
+
+
+def _geometry(
+    config: InferConfig,
+    facts: Facts,
+    shape: PatchShape,
+    unit: tuple[int, ...],
+    region: tuple[int, ...],
+) -> Geometry:
+    stride = tuple(p - o for p, o in zip(shape.patch, shape.overlap, strict=True))
+    counts = [-(-n // s) for n, s in zip(facts.domain.shape, stride, strict=True)]
+    if config.normalize == "percentile":
+        # Each region is one block: its percentiles are needed before its first patch.
+        per_block = [r // s + 2 for r, s in zip(region, stride, strict=True)]
+    else:
+        per_block = [1, 1, 1]
+        while growing := [a for a in range(3) if per_block[a] < counts[a]]:
+            axis = min(growing, key=lambda a: (per_block[a] * stride[a], -a))
+            per_block[axis] += 1
+            read = (n * s + o for n, s, o in zip(per_block, stride, shape.overlap, strict=True))
+            if math.prod(read) * facts.in_channels > BLOCK_VOXELS:
+                per_block[axis] -= 1
+                break
+    return Geometry(
+        domain=facts.domain,
+        patch=shape.patch,
+        overlap=shape.overlap,
+        seam=config.seam_mode,
+        unit=unit,
+        anchor=facts.anchor,
+        region=region,
+        patches_per_block=tuple(per_block),
+    )
+
+
+def _count(
+    config: InferConfig,
+    facts: Facts,
+    shape: PatchShape,
+    geometry: Geometry,
+    level: CacheLevel,
+    limit: int,
+) -> Plan:
+    out_bytes = sum(c * i for c, i in zip(facts.out_channels, facts.out_itemsizes, strict=True))
+    held_bytes = 4 * sum(facts.out_channels) if config.seam_mode == "blend" else out_bytes
+    largest = _largest_block(geometry)
+    voxels_read, voxels_out = largest.read.size, largest.support.size
+    per_block = largest.patches.size
+    native = voxels_read * facts.in_channels * facts.source_itemsize
+    floats = voxels_read * facts.in_channels * 4
+
+    needed = -(-config.batch // per_block) + 1
+    lanes = len(facts.devices)
+    readers = max(1, config.prep_workers // lanes)
+    in_flight = needed + readers
+    if config.max_inflight_batches is not None:
+        in_flight = max(needed, config.max_inflight_batches * config.batch // per_block)
+        in_flight = min(in_flight, needed + readers)
+    each = max(native, voxels_out * held_bytes)
+    on_host = all(device == "cpu" for device in facts.devices)
+    blocks = lanes * (in_flight * each + (floats if on_host else 2 * native))
+
+    patch_values = config.batch * math.prod(shape.patch)
+    buffers = patch_values * 4 * (facts.in_channels + sum(facts.out_channels))
+    forward = (max(facts.forward_bytes or 0, buffers) + patch_values * 4) if on_host else 0
+
+    unit_voxels = min(math.prod(geometry.unit), geometry.domain.size)
+    write_budget = (config.writer_workers + 1) * unit_voxels * out_bytes
+    waiting = min(write_budget, geometry.domain.size * out_bytes * facts.num_volumes)
+    extra = unit_voxels * (held_bytes if config.seam_mode == "blend" else 0)
+    cache, chunks_read = _reads(geometry, facts, level)
+    if facts.source_cache is not None:
+        cache = facts.source_cache
+    device_peak = None
+    if not on_host:
+        device_peak = (
+            facts.weight_bytes
+            + max(facts.forward_bytes or 0, buffers)
+            + buffers
+            + (needed + 1) * (native + floats + voxels_out * held_bytes)
+        )
+    input_bytes = geometry.domain.size * facts.in_channels * facts.source_itemsize
+    return Plan(
+        facts=facts,
+        geometry=geometry,
+        shape=shape,
+        batch=config.batch,
+        num_units=len(geometry.units) * facts.num_volumes,
+        num_blocks=geometry.count_blocks() * facts.num_volumes,
+        num_patches=geometry.count_patches() * facts.num_volumes,
+        blocks_in_flight=in_flight,
+        write_budget=write_budget,
+        cache_bytes=cache,
+        memory=Memory(
+            base=facts.base_bytes,
+            forward=forward,
+            blocks=blocks,
+            assembly=open_peak(geometry) * held_bytes + extra,
+            writing=waiting,
+            cache=cache,
+        ),
+        memory_limit=limit,
+        device_peak=device_peak,
+        voxels=geometry.domain.size * facts.num_volumes,
+        read_bytes=chunks_read * facts.in_channels * facts.source_itemsize * facts.num_volumes,
+        statistics_bytes=(
+            input_bytes * facts.num_volumes * (2 if facts.source_itemsize > 2 else 1)
+            if config.normalize == "global"
+            else 0
+        ),
+        input_bytes=input_bytes * facts.num_volumes,
+        output_bytes=geometry.domain.size * out_bytes * facts.num_volumes,
+    )
+
+
+def _largest_block(geometry: Geometry) -> _BlockShape:
+    patches = geometry.blocks_of(geometry.regions[0])
+    full = Box.of(patches.cells.start, (0, 0, 0))
+    counts = [
+        max(
+            patches.cell([*patches.cells.start[:a], i, *patches.cells.start[a + 1 :]]).shape[a]
+            for i in range(patches.cells.start[a], min(patches.cells.stop[a], patches.cells.start[a] + 2))
+        )
+        for a in range(3)
+    ]
+    index = Box.of(full.start, counts)
+    return _BlockShape(index, geometry.read_of(index), geometry.support_of(index))
+
+
+@dataclass(frozen=True, slots=True)
+class _BlockShape:
+    patches: Box
+    read: Box
+    support: Box
+
+
+def read_range(box: Box, domain: Box) -> Box:
+    """The voxels of the volume that a read box needs once its outside is reflected."""
+    if box in domain:
+        return box
+    mirrored = [
+        reflect(a, b, low, high)
+        for a, b, low, high in zip(box.start, box.stop, domain.start, domain.stop, strict=True)
+    ]
+    return Box(tuple(min(m) for m in mirrored), tuple(max(m) + 1 for m in mirrored))
+
+
+def _reads(geometry: Geometry, facts: Facts, level: CacheLevel) -> tuple[int, int]:
+    """Bytes of read cache that a level needs, and voxels decoded under it (one channel).
+
+    Blocks are visited x fastest, z slowest. Chunks that several blocks share are decoded once
+    along an axis if the cache still holds them when the next block along it comes: a row of
+    blocks must fit for y, a whole layer for z. Shared chunks along x are always held as the
+    next block follows at once, if there is a cache at all.
+    """
+    domain = geometry.domain
+    chunks = Grid(domain, facts.source_chunk)
+
+    def span(box: Box) -> tuple[int, ...]:
+        touched = chunks.touching(read_range(box, domain))
+        first, last = chunks.cell(touched.start), chunks.cell([i - 1 for i in touched.stop])
+        return tuple(b - a for a, b in zip(first.start, last.stop, strict=True))
+
+    def whole(region: Box) -> Sequence[int]:
+        return span(geometry.read_of(geometry.patches_for(region)))
+
+    def by_block(region: Box) -> Sequence[int]:
+        blocks = geometry.blocks_of(region)
+        first = blocks.cells.start
+        return tuple(
+            sum(
+                span(geometry.read_of(blocks.cell([*first[:a], i, *first[a + 1 :]])))[a]
+                for i in range(first[a], blocks.cells.stop[a])
+            )
+            for a in range(3)
+        )
+
+    once, again = geometry.per_axis(whole), geometry.per_axis(by_block)
+    kept = {"layer": 3, "row": 2, "none": 0}[level]
+    voxels = math.prod(sum((again if a < 3 - kept else once)[a]) for a in range(3))
+    extents = [max(axis) for axis in once]
+    deepest = _largest_block(geometry).read.shape
+    deep = [min(n, d + 2 * (c - 1)) for n, d, c in zip(extents, deepest, facts.source_chunk, strict=True)]
+    held = {"layer": deep[0] * extents[1] * extents[2], "row": deep[0] * deep[1] * extents[2]}
+    return held.get(level, 0) * facts.in_channels * facts.source_itemsize, voxels
+
+
+def open_peak(geometry: Geometry) -> int:
+    """Most voxels in units under way at once, in the largest region.
+
+    A unit is open from its first block to its last. Both are known for each axis apart, and blocks
+    come in order, so along z a unit layer is, at one block layer, either open throughout, opening,
+    closing or both; how far it has got is a running sum over the plane.
+    """
+    region = geometry.regions[0] if len(geometry.regions) == 1 else _interior(geometry)
+    blocks, units = geometry.blocks_of(region), Grid(region, geometry.unit, geometry.anchor)
+    first, last, thick = [], [], []
+    for axis in range(3):
+        spans = _spans(geometry, blocks, axis)
+        index = list(units.cells.start)
+        rows = []
+        for i in range(units.cells.start[axis], units.cells.stop[axis]):
+            index[axis] = i
+            box = units.cell(index)
+            low, high = box.start[axis], box.stop[axis]
+            hits = np.flatnonzero((spans[:, 0] < high) & (spans[:, 1] > low))
+            rows.append((hits[0], hits[-1], high - low))
+        table = np.array(rows, dtype=np.int64)
+        first.append(table[:, 0])
+        last.append(table[:, 1])
+        thick.append(table[:, 2])
+    columns = blocks.cells.shape[2]
+    area = np.multiply.outer(thick[1], thick[2]).ravel()
+    opens = np.add.outer(first[1] * columns, first[2]).ravel()
+    # The last block of a unit along a row or column is reached when both have been reached.
+    closes = np.add.outer(last[1] * columns, last[2]).ravel()
+    steps = blocks.cells.shape[1] * columns
+    opened = np.cumsum(np.bincount(opens, area, steps))
+    closed = np.concatenate(([0.0], np.cumsum(np.bincount(closes, area, steps))[:-1]))
+    peak = 0.0
+    for layer in range(blocks.cells.shape[0]):
+        through = thick[0][(first[0] < layer) & (layer < last[0])].sum()
+        opening = thick[0][(first[0] == layer) & (layer < last[0])].sum()
+        closing = thick[0][(first[0] < layer) & (layer == last[0])].sum()
+        both = thick[0][(first[0] == layer) & (layer == last[0])].sum()
+        held = through * area.sum() + opening * opened + closing * (area.sum() - closed)
+        peak = max(peak, float((held + both * (opened - closed)).max()))
+    return int(peak)
+
+
+def _spans(geometry: Geometry, blocks: Grid, axis: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    """Start and stop of each block's support along an axis, shape (blocks, 2)."""
+    rows = []
+    index = list(blocks.cells.start)
+    for i in range(blocks.cells.start[axis], blocks.cells.stop[axis]):
+        index[axis] = i
+        support = geometry.support_of(blocks.cell(index))
+        rows.append((support.start[axis], support.stop[axis]))
+    return np.array(rows, dtype=np.int64)
+
+
+def _interior(geometry: Geometry) -> Box:
+    """A region that touches no edge where there is one: these are the largest."""
+    cells = geometry.regions.cells
+    return geometry.regions.cell([a + (b - a) // 2 for a, b in zip(cells.start, cells.stop, strict=True)])
+
+
+def _x(shape: Sequence[int]) -> str:
+    return " x ".join(str(n) for n in shape)

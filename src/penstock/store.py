@@ -1,0 +1,287 @@
+"""Where arrays come from and go to: the Source and Sink protocols, and how one is opened.
+
+Every store is seen as five axes, ``t c z y x``; an axis that the data lacks has length 1. A store
+knows nothing of patches, models or devices, and does no blending: it reads a box and writes a box.
+Both calls block and may be made from any number of threads at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .box import Box
+from .errors import UsageError
+
+AXES = "tczyx"
+Spec = str | Path | Mapping[str, Any]
+
+_AXES_OF_RANK = {2: "yx", 3: "zyx", 4: "czyx", 5: "tczyx"}
+_ALIASES = {"time": "t", "channel": "c"}
+_UNITS = {
+    "nm": "nanometer",
+    "um": "micrometer",
+    "µm": "micrometer",  # the micro sign, U+00B5
+    "μm": "micrometer",  # the Greek letter, U+03BC
+    "mm": "millimeter",
+    "cm": "centimeter",
+    "m": "meter",
+    "ms": "millisecond",
+    "s": "second",
+    "min": "minute",
+    "h": "hour",
+}
+_DTYPES = (
+    *("bool", "uint8", "uint16", "uint32", "int8", "int16", "int32"),
+    *("float16", "float32", "float64"),
+)
+
+
+@runtime_checkable
+class Source(Protocol):
+    """An array to read from."""
+
+    name: str
+    """What the user called it, for messages."""
+    domain: Box
+    """Five axes, literal coordinates; the origin may be non-zero."""
+    dtype: np.dtype[Any]
+    chunks: tuple[int, ...]
+    """The least that can be read without decoding the same bytes twice; the chunk grid starts
+    at coordinate zero."""
+    axes: str
+    """The axes that the data really has, in order, e.g. ``"zyx"``."""
+    scale: tuple[float, ...] | None
+    """Physical size of a voxel along t c z y x, None where the store does not say."""
+    units: tuple[str | None, ...]
+    """The unit of each size in ``scale`` in full, e.g. ``"micrometer"``; None where unknown."""
+    address: str
+    """Where the bytes are, the same for every way of naming that place; see `same_array`."""
+    cache_bytes: int
+    """The most decoded bytes that the store keeps; 0 keeps none."""
+
+    def read(self, box: Box) -> NDArray[Any]:
+        """The voxels of ``box`` as a 5-D array in native byte order, the caller's to change."""
+        ...
+
+    def with_cache(self, num_bytes: int) -> Source:
+        """This source keeping up to ``num_bytes`` of decoded chunks.
+
+        A cache that the user's own spec sets stands, and memory needs none: look at the result's
+        ``cache_bytes``.
+        """
+        ...
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """An array to write to. Opening one creates nothing: `create` does, once the plan stands."""
+
+    name: str
+    domain: Box
+    dtype: np.dtype[Any]
+    write_grid: tuple[int, ...]
+    """The least that can be written without reading back: a shard, or a chunk where there are no
+    shards. The grid starts at coordinate zero."""
+    local_path: Path | None
+    """The folder of the store where it is a local one."""
+    address: str
+    """Everything at or below it is what `create` may delete; see `same_array`."""
+
+    def create(self) -> None:
+        """Bring the array into being, or open the one that exists for writing."""
+        ...
+
+    def write(self, box: Box, array: NDArray[Any]) -> None:
+        """Write a 5-D array into ``box``; on return it is durable as far as the store can say."""
+        ...
+
+    def close(self) -> None:
+        """Finish metadata. Called once, after the last write of a job that succeeded."""
+        ...
+
+
+def open_source(
+    spec: Spec | NDArray[Any], *, level: int = 0, cache_bytes: int = 0, name: str = "--in-spec"
+) -> Source:
+    """Open an array for reading.
+
+    ``spec`` is a TensorStore spec (mapping, inline JSON or a ``.json`` file), a path or URL of an
+    OME-Zarr group, a Zarr, N5 or precomputed array, a ``.tif`` or ``.npy`` file, or a numpy array.
+    ``level`` picks a resolution level of OME-Zarr or TIFF. Raises `UsageError`, naming the flag
+    ``name``, for whatever cannot be opened or has axes or a dtype outside Penstock's.
+    """
+    if isinstance(spec, np.ndarray):
+        from .stores import memory
+
+        return memory.open_source(spec, name=name)
+    parsed = parse_spec(spec, name)
+    if isinstance(parsed, dict):
+        from .stores import tensorstore
+
+        return tensorstore.open_source(parsed, cache_bytes=cache_bytes, name=name)
+    match _suffix(parsed):
+        case ".npy":
+            from .stores import memory
+
+            return memory.open_npy(parsed, name=name)
+        case ".tif" | ".tiff":
+            from .stores import ometiff
+
+            return ometiff.open_source(parsed, level=level, cache_bytes=cache_bytes, name=name)
+        case _:
+            from .stores import omezarr
+
+            return omezarr.open_source(parsed, level=level, cache_bytes=cache_bytes, name=name)
+
+
+def open_sink(
+    spec: Spec | NDArray[Any],
+    *,
+    domain: Box,
+    dtype: np.dtype[Any],
+    like: Source | None = None,
+    chunks: Sequence[int] | None = None,
+    shards: Sequence[int] | None = None,
+    overwrite: bool = False,
+    resume: bool = False,
+    ome_version: str | None = None,
+    name: str = "--out-spec",
+) -> Sink:
+    """Open an array for writing, without creating or deleting anything before `Sink.create`.
+
+    A TensorStore spec says all by itself; ``domain`` (t c z y x) and ``dtype`` fill in what it
+    leaves open. A plain path or URL becomes an N5 array if it ends in ``.n5``, else an OME-Zarr
+    group with the array at ``0``, of ``domain``'s shape, with the axes and scale of ``like``;
+    ``chunks`` and ``shards`` (z y x, or t c z y x) and ``ome_version`` (``"0.4"``, ``"0.5"``) shape
+    it. ``overwrite`` deletes what is there; ``resume`` writes into it. A numpy array is written in
+    place. Raises `UsageError`, naming the flag ``name``.
+    """
+    dtype = check_dtype(dtype, name)
+    if isinstance(spec, np.ndarray):
+        from .stores import memory
+
+        return memory.open_sink(spec, name=name)
+    parsed = parse_spec(spec, name)
+    if isinstance(parsed, dict):
+        from .stores import tensorstore
+
+        return tensorstore.open_sink(
+            parsed, domain=domain, dtype=dtype, overwrite=overwrite, resume=resume, name=name
+        )
+    if (suffix := _suffix(parsed)) in (".tif", ".tiff", ".npy", ".json"):
+        raise UsageError(
+            f"{name} {parsed}: cannot write {suffix}; what can be written is OME-Zarr (*.zarr), "
+            "N5 (*.n5) and any TensorStore spec"
+        )
+    from .stores import omezarr
+
+    return omezarr.open_sink(
+        parsed,
+        domain=domain,
+        dtype=dtype,
+        like=like,
+        chunks=chunks,
+        shards=shards,
+        overwrite=overwrite,
+        resume=resume,
+        ome_version=ome_version,
+        name=name,
+    )
+
+
+def same_array(source: Source, sink: Sink) -> bool:
+    """Whether creating or writing ``sink`` would touch what ``source`` reads.
+
+    True also where the source lies inside the sink's folder. Not foolproof: hard links, mounts and
+    two names of one server are not seen through.
+    """
+    return f"{source.address}/".startswith(f"{sink.address}/")
+
+
+def parse_spec(text_or_mapping: Spec, name: str = "--in-spec") -> dict[str, Any] | str:
+    """A TensorStore spec as a dict, or the plain path or URL that it is instead.
+
+    >>> parse_spec('{"driver": "zarr"}')
+    {'driver': 'zarr'}
+    >>> parse_spec("s3://bucket/volume.zarr")
+    's3://bucket/volume.zarr'
+    """
+    if isinstance(text_or_mapping, Mapping):
+        return dict(text_or_mapping)
+    text = str(text_or_mapping).strip()
+    if text.startswith("{"):
+        return _parse_json(text, name)
+    path = Path(text).expanduser()
+    if path.suffix == ".json" and path.is_file():
+        return _parse_json(path.read_text(encoding="utf-8"), f"{name} {path}")
+    return text
+
+
+def _parse_json(text: str, where: str) -> dict[str, Any]:
+    try:
+        parsed = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(
+            f"{where}: not valid JSON at line {error.lineno} column {error.colno}: {error.msg}"
+        ) from error
+    if not isinstance(parsed, dict):
+        raise UsageError(f"{where}: expected a JSON object, got {type(parsed).__name__}")
+    return parsed
+
+
+def _suffix(path: str) -> str:
+    return Path(path.rstrip("/")).suffix.lower()
+
+
+def name_axes(labels: Sequence[str] | None, rank: int, where: str) -> str:
+    """The axes of an array, one letter each in stored order; by rank where it has no labels.
+
+    >>> name_axes(None, 3, "here"), name_axes(["X", "Y", "channel"], 3, "here")
+    ('zyx', 'xyc')
+    """
+    if labels is None:
+        if rank not in _AXES_OF_RANK:
+            raise UsageError(f"{where}: {rank} dimensions; 2 to 5 can be read")
+        return _AXES_OF_RANK[rank]
+    letters = [_ALIASES.get(label.lower(), label.lower()) for label in labels]
+    if any(letter not in list(AXES) for letter in letters) or len(set(letters)) < len(letters):
+        raise UsageError(
+            f"{where}: axes {list(labels)}; each must be one of {', '.join(AXES)} and appear once"
+        )
+    if not {"y", "x"} <= set(letters):
+        raise UsageError(f"{where}: axes {list(labels)} lack y or x")
+    return "".join(letters)
+
+
+def canonical(axes: str) -> str:
+    """The same axes in the order t c z y x."""
+    return "".join(axis for axis in AXES if axis in axes)
+
+
+def to_five(array: Any, axes: str) -> Any:
+    """A view of ``array`` (numpy or TensorStore) along t c z y x; new axes have length 1."""
+    ordered = array.transpose([axes.index(axis) for axis in canonical(axes)])
+    return ordered[tuple(slice(None) if axis in axes else None for axis in AXES)]
+
+
+def check_dtype(dtype: Any, where: str) -> np.dtype[Any]:
+    """``dtype`` (or its name) in native byte order; `UsageError` where Penstock cannot take it."""
+    dtype_name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+    if dtype_name not in _DTYPES:
+        raise UsageError(f"{where}: dtype {dtype_name} is not one of {', '.join(_DTYPES)}")
+    return np.dtype(dtype_name)
+
+
+def unit_name(symbol: str) -> str | None:
+    """A unit in full, as OME-Zarr writes it; None for the empty symbol.
+
+    >>> unit_name("um"), unit_name("micrometer")
+    ('micrometer', 'micrometer')
+    """
+    return _UNITS.get(symbol, symbol) or None

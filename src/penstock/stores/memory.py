@@ -1,0 +1,99 @@
+"""Arrays in memory, and ``.npy`` files mapped into it. Nothing is cached: nothing is decoded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..box import Box
+from ..errors import UsageError, describe
+from ..store import canonical, check_dtype, name_axes, to_five
+
+
+@dataclass(eq=False)
+class MemorySource:
+    """Reads a numpy array; made by `open_source`."""
+
+    name: str
+    array: NDArray[Any]
+    """Along t c z y x, a view of the caller's array."""
+    dtype: np.dtype[Any]
+    axes: str
+    address: str
+    scale: tuple[float, ...] | None = None
+    units: tuple[str | None, ...] = (None,) * 5
+    cache_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.domain = Box((0,) * 5, self.array.shape)
+        self.chunks: tuple[int, ...] = (1,) * 5
+
+    def read(self, box: Box) -> NDArray[Any]:
+        assert box in self.domain, f"{box} is not in {self.domain}"
+        return np.array(self.array[box.slices], self.dtype, order="C")
+
+    def with_cache(self, num_bytes: int) -> MemorySource:
+        return self
+
+
+@dataclass(eq=False)
+class MemorySink:
+    """Writes a numpy array in place; made by `open_sink`."""
+
+    name: str
+    array: NDArray[Any]
+    """Along t c z y x, a view of the caller's array."""
+    dtype: np.dtype[Any]
+    address: str
+    local_path: Path | None = None
+
+    def __post_init__(self) -> None:
+        self.domain = Box((0,) * 5, self.array.shape)
+        self.write_grid: tuple[int, ...] = (1,) * 5
+
+    def create(self) -> None:
+        """Nothing to do: the array is the caller's."""
+
+    def write(self, box: Box, array: NDArray[Any]) -> None:
+        assert box in self.domain, f"{box} is not in {self.domain}"
+        self.array[box.slices] = array
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+def open_source(array: NDArray[Any], *, name: str) -> MemorySource:
+    """A source over ``array``; its axes follow from its rank: yx, zyx, czyx or tczyx."""
+    return _source(array, name, name, _address(array))
+
+
+def open_npy(path: str, *, name: str) -> MemorySource:
+    """A source over a ``.npy`` file, mapped and so read on demand. Pickled objects are refused."""
+    where, file = f"{name} {path}", Path(path).expanduser()
+    if not file.is_file():
+        raise UsageError(f"{where}: no such file")
+    try:
+        array = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise UsageError(f"{where}: not a .npy array: {describe(error)}") from error
+    return _source(array, path, where, str(file.resolve()))
+
+
+def open_sink(array: NDArray[Any], *, name: str) -> MemorySink:
+    """A sink over ``array``; its axes follow from its rank: yx, zyx, czyx or tczyx."""
+    view = to_five(array, name_axes(None, array.ndim, name))
+    return MemorySink(name, view, check_dtype(array.dtype, name), _address(array))
+
+
+def _source(array: NDArray[Any], name: str, where: str, address: str) -> MemorySource:
+    axes = name_axes(None, array.ndim, where)
+    dtype = check_dtype(array.dtype, where)
+    return MemorySource(name, to_five(array, axes), dtype, canonical(axes), address)
+
+
+def _address(array: NDArray[Any]) -> str:
+    return f"memory:{array.__array_interface__['data'][0]:#x}"

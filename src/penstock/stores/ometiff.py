@@ -1,0 +1,210 @@
+"""TIFF files, OME-TIFF among them: read by tile or strip, decoded by the thread that asks.
+
+Axis letters are those of tifffile: ``S`` (samples, as in RGB) counts as c, and ``Q`` or ``I`` (a
+stack of unknown meaning) as z where there is no other. Physical sizes come from OME metadata.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..box import Box
+from ..errors import UsageError, describe, require
+from ..grid import Grid, flatten, indices
+from ..store import AXES, canonical, check_dtype, name_axes, to_five, unit_name
+from .memory import MemorySource
+
+tifffile = require("tifffile", "infer")
+
+
+class TiffSource:
+    """Reads one series of a TIFF file; made by `open_source`.
+
+    A page is five-dimensional to tifffile: planar samples, z, y, x, interleaved samples. A
+    segment, that is a tile or a strip, is one cell of a grid over a page. What `with_cache` keeps
+    are decoded segments, so that neighbouring blocks decode the strip they share only once.
+    """
+
+    def __init__(
+        self, path: str, where: str, file: Any, series: Any, axes: str, cache_bytes: int
+    ) -> None:
+        self._arguments = (path, where, file, series, axes)
+        self._series, self._stored_axes = series, axes
+        page = series.keyframe
+        self._grid = Grid(Box((0,) * 5, page.shaped), _segment_shape(page))
+        sample_axis = 0 if page.shaped[0] > 1 else 4
+        self._page_axes = [{"Z": 1, "Y": 2, "X": 3}.get(a, sample_axis) for a in page.axes]
+        self._lead = Box((0,) * (len(axes) - len(page.axes)), series.shape[: -len(page.axes)])
+        self._file_lock = threading.Lock()
+        self._recent = _Recent(cache_bytes)
+
+        self.name, self.cache_bytes = path, cache_bytes
+        self.axes, self.dtype = canonical(axes), check_dtype(series.dtype, where)
+        self.domain = Box((0,) * 5, _five(series.shape, axes))
+        steps = (*(1 for _ in self._lead.start), *(self._grid.step[a] for a in self._page_axes))
+        self.chunks = _five(steps, axes)
+        self.scale, self.units = _physical_size(file, self.domain.shape)
+        self.address = str(Path(path).resolve())
+
+    def read(self, box: Box) -> NDArray[Any]:
+        assert box in self.domain, f"{box} is not in {self.domain}"
+        places = [AXES.index(axis) for axis in self._stored_axes]
+        stored = Box(tuple(box.start[i] for i in places), tuple(box.stop[i] for i in places))
+        array = np.empty(stored.shape, self.dtype)
+        num_lead = len(self._lead.start)
+        region = self._page_region(stored[num_lead:])
+        pages = stored[:num_lead]
+        for index in indices(pages):
+            page = array[Box.of(index, (1,) * num_lead).within(pages)].reshape(region.shape)
+            self._read_page(flatten(index, self._lead), region, page)
+        return np.ascontiguousarray(to_five(array, self._stored_axes))
+
+    def with_cache(self, num_bytes: int) -> TiffSource:
+        return TiffSource(*self._arguments, num_bytes)
+
+    def _page_region(self, box: Box) -> Box:
+        start, stop = [0] * 5, [1] * 5
+        for place, axis in enumerate(self._page_axes):
+            start[axis], stop[axis] = box.start[place], box.stop[place]
+        return Box(tuple(start), tuple(stop))
+
+    def _read_page(self, number: int, region: Box, out: NDArray[Any]) -> None:
+        for index in indices(self._grid.touching(region)):
+            cell = self._grid.cell(index)
+            part = cell & region
+            segment = self._segment(number, flatten(index, self._grid.cells))
+            # A segment that the file leaves out is zero.
+            out[part.within(region)] = 0 if segment is None else segment[part.within(cell)[1:]]
+
+    def _segment(self, page_number: int, number: int) -> NDArray[Any] | None:
+        key = (page_number, number)
+        segment = self._recent.get(key)
+        if segment is None:
+            segment = self._decode(page_number, number)
+            if segment is not None:
+                self._recent.put(key, segment)
+        return segment
+
+    def _decode(self, page_number: int, number: int) -> NDArray[Any] | None:
+        with self._file_lock:  # one file position, and pages are parsed on first use
+            page = self._series[page_number]
+            if page is None or not page.databytecounts[number]:
+                return None
+            file = page.parent.filehandle
+            file.seek(page.dataoffsets[number])
+            encoded = file.read(page.databytecounts[number])
+        options = {}
+        if page.jpegtables is not None:
+            options = {"jpegtables": page.jpegtables, "jpegheader": page.keyframe.jpegheader}
+        segment: NDArray[Any] | None = page.keyframe.decode(encoded, number, **options)[0]
+        return segment
+
+
+class _Recent:
+    """Decoded segments by key, the least recently used dropped past a number of bytes."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self._bytes = limit, 0
+        self._segments: OrderedDict[tuple[int, int], NDArray[Any]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: tuple[int, int]) -> NDArray[Any] | None:
+        with self._lock:
+            if key not in self._segments:
+                return None
+            self._segments.move_to_end(key)
+            return self._segments[key]
+
+    def put(self, key: tuple[int, int], segment: NDArray[Any]) -> None:
+        with self._lock:
+            if key in self._segments:
+                return
+            self._segments[key] = segment
+            self._bytes += segment.nbytes
+            while self._bytes > self._limit:
+                self._bytes -= self._segments.popitem(last=False)[1].nbytes
+
+
+def open_source(path: str, *, level: int, cache_bytes: int, name: str) -> TiffSource | MemorySource:
+    """Open the first series of a TIFF file, or a ``level`` of its pyramid.
+
+    Samples stored in one piece are mapped into memory; else segments are read and decoded.
+    """
+    where, file_path = f"{name} {path}", Path(path).expanduser()
+    if "://" in path:
+        raise UsageError(f"{where}: TIFF is read from local files only")
+    if not file_path.is_file():
+        raise UsageError(f"{where}: no such file")
+    try:
+        file = tifffile.TiffFile(file_path)
+        levels = file.series[0].levels
+    except (tifffile.TiffFileError, IndexError) as error:
+        raise UsageError(f"{where}: not a readable TIFF file: {describe(error)}") from error
+    if not 0 <= level < len(levels):
+        raise UsageError(f"{where}: level {level} does not exist; {len(levels)} levels do")
+    series = levels[level]
+    axes = _axes(series, where)
+    if series.dataoffset is None:
+        return TiffSource(path, where, file, series, axes, cache_bytes)
+    dtype = series.dtype.newbyteorder(file.byteorder)
+    mapped = np.memmap(file_path, dtype, "r", series.dataoffset, series.shape)
+    array = to_five(mapped, axes)
+    scale, units = _physical_size(file, array.shape)
+    return MemorySource(
+        name=path,
+        array=array,
+        dtype=check_dtype(dtype, where),
+        axes=canonical(axes),
+        address=str(file_path.resolve()),
+        scale=scale,
+        units=units,
+    )
+
+
+def _axes(series: Any, where: str) -> str:
+    letters = series.axes.replace("S", "C")
+    if "Z" not in letters:
+        letters = letters.replace("Q", "Z").replace("I", "Z")
+    axes = name_axes(list(letters), len(letters), where)
+    if not series.axes.endswith(series.keyframe.axes):
+        raise UsageError(
+            f"{where}: pages of axes {series.keyframe.axes} in a series of axes {series.axes}"
+        )
+    return axes
+
+
+def _segment_shape(page: Any) -> tuple[int, ...]:
+    samples = page.shaped[4]
+    if page.is_tiled:
+        return (1, page.tiledepth, page.tilelength, page.tilewidth, samples)
+    return (1, 1, page.rowsperstrip, page.imagewidth, samples)
+
+
+def _five(shape: tuple[int, ...], axes: str) -> tuple[int, ...]:
+    return tuple(shape[axes.index(axis)] if axis in axes else 1 for axis in AXES)
+
+
+def _physical_size(
+    file: Any, shape: tuple[int, ...]
+) -> tuple[tuple[float, ...] | None, tuple[str | None, ...]]:
+    """Voxel size and units along t c z y x of the first image, of ``shape`` at this level."""
+    unknown = None, (None,) * len(AXES)
+    pixels = ElementTree.fromstring(file.ome_metadata).find(".//{*}Pixels") if file.is_ome else None
+    if pixels is None:
+        return unknown
+    scale, units = [1.0] * len(AXES), [None] * len(AXES)
+    for place, axis in enumerate(AXES):
+        key = {"t": "TimeIncrement", "c": "none"}.get(axis, f"PhysicalSize{axis.upper()}")
+        if (size := pixels.get(key)) is not None:
+            # A coarser level of a pyramid spans the same space in fewer voxels.
+            coarser = int(pixels.get(f"Size{axis.upper()}", shape[place])) / shape[place]
+            scale[place] = float(size) * coarser
+            units[place] = unit_name(pixels.get(f"{key}Unit", "s" if axis == "t" else "µm"))
+    return (tuple(scale), tuple(units)) if any(units) else unknown

@@ -1,0 +1,359 @@
+"""Paths and URLs: an OME-Zarr group (0.1 to 0.5), or the Zarr, N5 or precomputed array found there.
+
+Only metadata is handled here; every voxel goes through TensorStore.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from ..box import Box
+from ..errors import UsageError
+from ..store import AXES, Source
+from . import tensorstore
+from .tensorstore import TensorStoreSink, TensorStoreSource, explaining, kvstore, ts
+
+_SIDE = 128  # of a chunk in a volume: 4 MiB of uint16, the size that object stores serve well
+
+_DRIVER_OF_MARKER = {
+    "zarr.json": "zarr3",
+    ".zarray": "zarr",
+    "attributes.json": "n5",
+    "info": "neuroglancer_precomputed",
+}
+_AXIS_TYPES = {"t": "time", "c": "channel", "z": "space", "y": "space", "x": "space"}
+
+
+@dataclass(eq=False)
+class OmeZarrSink(TensorStoreSink):
+    """Writes level 0 of an OME-Zarr group; made by `open_sink`."""
+
+    root: Any
+    """The ``ts.KvStore`` of the group."""
+    documents: Mapping[str, Any]
+    """The group's metadata by key."""
+    replaces: bool
+    """Whether `create` deletes the group that is there."""
+
+    def create(self) -> None:
+        with explaining(self.where):
+            if self.replaces:
+                self.root.delete_range(ts.KvStore.KeyRange()).result()
+        super().create()
+        with explaining(self.where):
+            for key, document in self.documents.items():
+                # When a job resumes, what the first run or the user wrote stands.
+                if self.root.read(key).result().state != "value":
+                    self.root.write(key, json.dumps(document, indent=2).encode()).result()
+
+
+def open_source(path: str, *, level: int, cache_bytes: int, name: str) -> TensorStoreSource:
+    """Open one level of the OME-Zarr group at ``path``, or the array there.
+
+    Axes and scale are the group's; a dataset's own scale is combined with that of its multiscale.
+    """
+    where = f"{name} {path}"
+    root = tensorstore.open_kvstore(kvstore(path), where)
+    metadata = {key: _read_json(root, key, where) for key in ("zarr.json", ".zattrs")}
+    attributes = (metadata["zarr.json"] or {}).get("attributes", {}).get("ome")
+    attributes = attributes or metadata[".zattrs"] or {}
+    if "multiscales" not in attributes:
+        return _open_array(path, root, level=level, cache_bytes=cache_bytes, name=name)
+    try:
+        multiscale = attributes["multiscales"][0]
+        datasets = multiscale["datasets"]
+        if not 0 <= level < len(datasets):
+            raise UsageError(
+                f"{where}: level {level} does not exist; levels 0 to {len(datasets) - 1} do"
+            )
+        axes = [{"name": a} if isinstance(a, str) else a for a in multiscale.get("axes", AXES)]
+        labels = [axis["name"] for axis in axes]
+        scale = _scale(datasets[level], labels, multiscale)
+        subpath = datasets[level]["path"]
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise UsageError(f"{where}: its multiscales metadata is malformed: {error!r}") from error
+    return tensorstore.open_source(
+        {
+            "driver": "zarr3" if metadata["zarr.json"] else "zarr",
+            "kvstore": kvstore(path),
+            "path": subpath,
+        },
+        cache_bytes=cache_bytes,
+        name=name,
+        title=path,
+        labels=labels,
+        scale=scale,
+        units={label.lower(): axis.get("unit") for label, axis in zip(labels, axes, strict=True)},
+        ome_version=attributes.get("version") or multiscale.get("version", "0.4"),
+    )
+
+
+def _open_array(
+    path: str, root: Any, *, level: int, cache_bytes: int, name: str
+) -> TensorStoreSource:
+    where = f"{name} {path}"
+    with explaining(where):
+        drivers = [
+            driver
+            for marker, driver in _DRIVER_OF_MARKER.items()
+            if root.read(marker).result().state == "value"
+        ]
+    if not drivers:
+        folder = tensorstore.local_path(root.spec())
+        missing = folder is not None and not folder.exists()
+        raise UsageError(
+            f"{where}: no such file or folder"
+            if missing
+            else f"{where}: neither an OME-Zarr image nor a Zarr, N5 or precomputed array"
+        )
+    if level != 0:
+        raise UsageError(f"{where}: level {level} does not exist; a plain array has level 0 only")
+    spec = {"driver": drivers[0], "kvstore": kvstore(path)}
+    return tensorstore.open_source(spec, cache_bytes=cache_bytes, name=name, title=path)
+
+
+def _read_json(root: Any, key: str, where: str) -> dict[str, Any] | None:
+    with explaining(where):
+        found = root.read(key).result()
+    if found.state != "value":
+        return None
+    try:
+        parsed: dict[str, Any] = json.loads(found.value)
+    except ValueError as error:
+        raise UsageError(f"{where}: {key} is not valid JSON: {error}") from error
+    return parsed
+
+
+def _scale(
+    dataset: Mapping[str, Any], labels: Sequence[str], multiscale: Mapping[str, Any]
+) -> dict[str, float] | None:
+    """The size of a voxel by axis: the dataset's scale times that of all the datasets."""
+    scales = [
+        transformation["scale"]
+        for holder in (dataset, multiscale)
+        for transformation in holder.get("coordinateTransformations", ())
+        if transformation["type"] == "scale"
+    ]
+    if not scales:
+        return None
+    return {
+        label.lower(): math.prod(float(scale[axis]) for scale in scales)
+        for axis, label in enumerate(labels)
+    }
+
+
+def open_sink(
+    path: str,
+    *,
+    domain: Box,
+    dtype: np.dtype[Any],
+    like: Source | None,
+    chunks: Sequence[int] | None,
+    shards: Sequence[int] | None,
+    overwrite: bool,
+    resume: bool,
+    ome_version: str | None,
+    name: str,
+) -> TensorStoreSink:
+    """Prepare to write an OME-Zarr group, or an N5 array where ``path`` ends in ``.n5``.
+
+    The array has the shape of ``domain``, the axes of ``like`` and whatever others are longer
+    than 1. Where ``domain`` does not start at zero, OME-Zarr says so as a translation.
+    """
+    where = f"{name} {path}"
+    root = tensorstore.open_kvstore(kvstore(path), where)
+    exists = tensorstore.is_store(root, where)
+    if exists and not (overwrite or resume):
+        raise UsageError(f"{where}: exists; use --overwrite to replace it")
+    version = _version(path, root, ome_version, like, shards, where)
+    layout = _lay_out(domain, dtype, like, chunks, shards, where)
+    spec = tensorstore.label_spec(
+        {"kvstore": kvstore(path), **_ARRAY_SPECS[version](layout)},
+        axes=layout.axes[::-1] if version == "n5" else layout.axes,
+        origin=domain.start,
+        where=where,
+    )
+    replaces = exists and not resume
+    spec.update(
+        open_mode=ts.OpenMode(
+            create=True, open=resume, delete_existing=replaces and version == "n5"
+        )
+    )
+    sink = tensorstore.prepare_sink(spec, domain, dtype, where, path)
+    if version == "n5":
+        return sink
+    group = {
+        "local_path": tensorstore.local_path(root.spec()),
+        "address": tensorstore.address(root.spec()),
+        "root": root,
+        "documents": _documents(version, layout, domain, like, path),
+        "replaces": replaces,
+    }
+    return OmeZarrSink(**vars(sink) | group)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    axes: str
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...]
+    shards: tuple[int, ...] | None
+    dtype: np.dtype[Any]
+
+
+def _version(
+    path: str,
+    root: Any,
+    asked: str | None,
+    like: Source | None,
+    shards: Sequence[int] | None,
+    where: str,
+) -> str:
+    """``n5`` or a version of OME-Zarr: what is there, what is asked, what ``like`` has, or 0.5."""
+    if path.rstrip("/").endswith(".n5"):
+        version = "n5"
+    elif root.read(".zgroup").result().state == "value":
+        version = "0.4"
+    else:
+        like_version = None if shards else getattr(like, "ome_version", None)
+        version = asked or ("0.4" if like_version == "0.4" else "0.5")
+    if version not in _ARRAY_SPECS:
+        raise UsageError(f"{where}: OME-Zarr {version} cannot be written; 0.4 and 0.5 can")
+    if shards and version != "0.5":
+        raise UsageError(f"{where}: shards {tuple(shards)} need OME-Zarr 0.5, this is {version}")
+    return version
+
+
+def _lay_out(
+    domain: Box,
+    dtype: np.dtype[Any],
+    like: Source | None,
+    chunks: Sequence[int] | None,
+    shards: Sequence[int] | None,
+    where: str,
+) -> _Layout:
+    five = _five(chunks, where) if chunks else _default_chunks(domain.shape, like)
+    outer = _five(shards, where) if shards else None
+    if outer and not chunks:
+        five = tuple(min(_SIDE, n) if a > 1 else 1 for a, n in enumerate(outer))
+    if outer and any(s % c for s, c in zip(outer, five, strict=True)):
+        raise UsageError(f"{where}: shards {outer} are not multiples of chunks {five}")
+    real = (like.axes if like else "") + "yx"
+    kept = [i for i, axis in enumerate(AXES) if axis in real or domain.shape[i] > 1]
+    return _Layout(
+        axes="".join(AXES[i] for i in kept),
+        shape=tuple(domain.shape[i] for i in kept),
+        chunks=tuple(five[i] for i in kept),
+        shards=tuple(outer[i] for i in kept) if outer else None,
+        dtype=dtype,
+    )
+
+
+def _five(shape: Sequence[int], where: str) -> tuple[int, ...]:
+    if len(shape) not in (3, len(AXES)) or min(shape) < 1:
+        raise UsageError(f"{where}: chunk shape {tuple(shape)}; give z y x or t c z y x, each >= 1")
+    return (*(1,) * (len(AXES) - len(shape)), *shape)
+
+
+def _default_chunks(shape: tuple[int, ...], like: Source | None) -> tuple[int, ...]:
+    """One t and c, and in space the chunks of ``like`` where these are of a sensible size."""
+    space = shape[2:]
+    if like and 2**18 <= math.prod(like.chunks[2:]) <= 2**24:
+        sides = like.chunks[2:]
+    else:
+        sides = (_SIDE,) * 3 if space[0] > 1 else (1, 4 * _SIDE, 4 * _SIDE)
+    return (1, 1, *(min(side, n) for side, n in zip(sides, space, strict=True)))
+
+
+def _zarr2(layout: _Layout) -> dict[str, Any]:
+    return {
+        "driver": "zarr",
+        "path": "0",
+        "metadata": {
+            "shape": layout.shape,
+            "chunks": layout.chunks,
+            "dtype": layout.dtype.str,
+            "fill_value": layout.dtype.type(0).item(),
+            "dimension_separator": "/",
+            "compressor": {"id": "blosc", "cname": "zstd", "clevel": 5, "shuffle": 1},
+        },
+    }
+
+
+def _zarr3(layout: _Layout) -> dict[str, Any]:
+    bytes_codec = {"name": "bytes", "configuration": {"endian": "little"}}
+    blosc = {"cname": "zstd", "clevel": 5, "shuffle": "shuffle"}
+    codecs: list[dict[str, Any]] = [bytes_codec, {"name": "blosc", "configuration": blosc}]
+    if layout.shards:
+        sharding = {
+            "chunk_shape": layout.chunks,
+            "codecs": codecs,
+            "index_codecs": [bytes_codec, {"name": "crc32c"}],
+        }
+        codecs = [{"name": "sharding_indexed", "configuration": sharding}]
+    grid = {"chunk_shape": layout.shards or layout.chunks}
+    return {
+        "driver": "zarr3",
+        "path": "0",
+        "metadata": {
+            "shape": layout.shape,
+            "data_type": layout.dtype.name,
+            "chunk_grid": {"name": "regular", "configuration": grid},
+            "fill_value": layout.dtype.type(0).item(),
+            "codecs": codecs,
+            "dimension_names": list(layout.axes),
+        },
+    }
+
+
+def _n5(layout: _Layout) -> dict[str, Any]:
+    return {
+        "driver": "n5",
+        "metadata": {  # the fastest axis first
+            "dimensions": layout.shape[::-1],
+            "blockSize": layout.chunks[::-1],
+            "axes": list(layout.axes[::-1]),
+            "dataType": layout.dtype.name,
+            "compression": {"type": "blosc", "cname": "zstd", "clevel": 5, "shuffle": 1},
+        },
+    }
+
+
+_ARRAY_SPECS = {"0.4": _zarr2, "0.5": _zarr3, "n5": _n5}
+
+
+def _documents(
+    version: str, layout: _Layout, domain: Box, like: Source | None, path: str
+) -> dict[str, Any]:
+    """The metadata files of the group, by key."""
+    multiscale = _multiscale(layout, domain, like, path)
+    if version == "0.4":
+        attributes = {"multiscales": [{"version": "0.4", **multiscale}]}
+        return {".zattrs": attributes, ".zgroup": {"zarr_format": 2}}
+    attributes = {"ome": {"version": "0.5", "multiscales": [multiscale]}}
+    return {"zarr.json": {"zarr_format": 3, "node_type": "group", "attributes": attributes}}
+
+
+def _multiscale(layout: _Layout, domain: Box, like: Source | None, path: str) -> dict[str, Any]:
+    places = [AXES.index(axis) for axis in layout.axes]
+    axes = [{"name": axis, "type": _AXIS_TYPES[axis]} for axis in layout.axes]
+    for axis, place in zip(axes, places, strict=True):
+        if like and (unit := like.units[place]):
+            axis["unit"] = unit
+    scale = [like.scale[i] if like and like.scale else 1.0 for i in places]
+    transformations: list[dict[str, Any]] = [{"type": "scale", "scale": scale}]
+    if any(domain.start):
+        translation = [domain.start[i] * s for i, s in zip(places, scale, strict=True)]
+        transformations.append({"type": "translation", "translation": translation})
+    return {
+        "name": PurePosixPath(path).stem,
+        "axes": axes,
+        "datasets": [{"path": "0", "coordinateTransformations": transformations}],
+    }

@@ -1,0 +1,364 @@
+"""Any array that TensorStore opens: Zarr, N5, precomputed, casts and views, local or remote.
+
+A user's spec reaches TensorStore as it was written; ``overwrite`` and ``resume`` change its open
+mode and no more. What comes back is put right twice: axes are permuted to t c z y x, and messages
+lose the dump of the spec that TensorStore appends.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..box import Box
+from ..errors import UsageError, describe, require
+from ..store import AXES, canonical, check_dtype, name_axes, to_five, unit_name
+
+ts = require("tensorstore", "infer")
+
+MARKERS = ("zarr.json", ".zarray", ".zgroup", ".zattrs", "attributes.json")
+
+# TensorStore retries an unreachable host for a quarter of an hour. A long job wants that, a typing
+# error in a host name does not: the first opening is given a few seconds.
+_IMPATIENT = {
+    f"{kind}_request_retries": {"max_retries": 4, "initial_delay": "200ms"}
+    for kind in ("s3", "gcs", "http")
+}
+# These stand above a spec's own mode, so that reading from a sink's spec deletes nothing.
+_EXISTING = {"open": True, "create": False, "delete_existing": False, "read": True}
+
+
+@dataclass(eq=False)
+class TensorStoreSource:
+    """Reads a TensorStore; made by `open_source`."""
+
+    name: str
+    spec: Mapping[str, Any]
+    array: Any
+    """The open TensorStore as stored."""
+    stored_axes: str
+    dtype: np.dtype[Any]
+    scale: tuple[float, ...] | None
+    units: tuple[str | None, ...]
+    cache_bytes: int
+    ome_version: str | None
+    """Set where the array is a level of an OME-Zarr group."""
+
+    def __post_init__(self) -> None:
+        self._view = to_five(self.array, self.stored_axes)
+        self.axes = canonical(self.stored_axes)
+        self.domain = _box(self._view.domain)
+        self.chunks = tuple(n or 1 for n in self._view.chunk_layout.read_chunk.shape or (1,) * 5)
+        self.address = address(self.array.spec().kvstore)
+
+    def read(self, box: Box) -> NDArray[Any]:
+        assert box in self.domain, f"{box} is not in {self.domain}"
+        array: NDArray[Any] = self._view[box.slices].read().result()
+        return array
+
+    def with_cache(self, num_bytes: int) -> TensorStoreSource:
+        if _pools(self.spec):
+            return self
+        array = ts.open(self.spec, context=_cache(num_bytes), **_EXISTING).result()
+        return replace(self, array=array, cache_bytes=num_bytes)
+
+
+@dataclass(eq=False)
+class TensorStoreSink:
+    """Writes a TensorStore; made by `open_sink`."""
+
+    name: str
+    where: str
+    spec: Any
+    """The ``ts.Spec`` that `create` opens."""
+    stored_axes: str
+    domain: Box
+    dtype: np.dtype[Any]
+    write_grid: tuple[int, ...]
+    local_path: Path | None
+    address: str
+
+    def create(self) -> None:
+        with explaining(self.where):
+            array = ts.open(self.spec, read=True, write=True).result()
+        self._view = to_five(array, self.stored_axes)
+
+    def write(self, box: Box, array: NDArray[Any]) -> None:
+        assert box in self.domain, f"{box} is not in {self.domain}"
+        assert array.dtype == self.dtype, f"{array.dtype} is not {self.dtype}"
+        # The array is the caller's again only after this returns, so no copy of it is needed.
+        write = self._view[box.slices].write(array, can_reference_source_data_indefinitely=True)
+        write.result()
+
+    def close(self) -> None:
+        """Nothing to do: all metadata is written by `create`."""
+
+
+def open_source(
+    spec: Mapping[str, Any],
+    *,
+    cache_bytes: int,
+    name: str,
+    title: str | None = None,
+    labels: Sequence[str] | None = None,
+    scale: Mapping[str, float] | None = None,
+    units: Mapping[str, str | None] | None = None,
+    ome_version: str | None = None,
+) -> TensorStoreSource:
+    """Open a spec for reading, whatever its open mode says.
+
+    ``labels`` name its axes, else the labels of its domain do, else its rank. ``scale`` and
+    ``units`` go by axis letter, else the spec's dimension units stand. ``title`` is what messages
+    call it.
+    """
+    spec = _with_endpoint(spec)
+    with explaining(name):
+        title = title or address(ts.Spec(spec).kvstore)
+    where = f"{name} {title}"
+    with explaining(where):
+        ts.open(spec, context=ts.Context(_IMPATIENT), **_EXISTING).result()
+        array = ts.open(spec, context=_cache(cache_bytes), **_EXISTING).result()
+    axes = _axes(array, where, labels)
+    if scale is None:
+        scale, units = _dimension_units(array, axes)
+    pools = _pools(spec)
+    return TensorStoreSource(
+        name=title,
+        spec=spec,
+        array=array,
+        stored_axes=axes,
+        dtype=check_dtype(array.dtype.name, where),
+        scale=tuple(scale.get(axis, 1.0) for axis in AXES) if scale else None,
+        units=tuple((units or {}).get(axis) for axis in AXES),
+        cache_bytes=sum(pools) if pools else cache_bytes,
+        ome_version=ome_version,
+    )
+
+
+def open_sink(
+    spec: Mapping[str, Any],
+    *,
+    domain: Box,
+    dtype: np.dtype[Any],
+    overwrite: bool,
+    resume: bool,
+    name: str,
+) -> TensorStoreSink:
+    """Prepare to write what a spec describes; an array that exists stands as it is.
+
+    The spec's ``open``, ``create`` and ``delete_existing`` are honoured when the sink is created.
+    ``overwrite`` and ``resume`` stand above them. A spec that creates without saying dtype or shape
+    takes them from ``dtype`` and ``domain``.
+    """
+    with explaining(name):
+        asked = ts.Spec(_with_endpoint(spec))
+    where = f"{name} {address(asked.kvstore)}"
+    if resume:
+        asked.update(open_mode=ts.OpenMode(open=True, create=True))
+    elif overwrite:
+        # Deleting takes all below the path, so only what is seen to be a store is deleted.
+        deletes = is_store(open_kvstore(asked.kvstore, where), where)
+        asked.update(open_mode=ts.OpenMode(create=True, delete_existing=deletes))
+    return prepare_sink(asked, domain, dtype, where)
+
+
+def prepare_sink(
+    asked: Any, domain: Box, dtype: np.dtype[Any], where: str, title: str | None = None
+) -> TensorStoreSink:
+    """The sink of a ``ts.Spec``, taken from what exists there or from what the spec will create."""
+    found = None if asked.open_mode.delete_existing else _existing(asked, where)
+    if found is None:
+        found = asked = _complete(asked, domain, dtype, where)
+    axes = _axes(found, where)
+    with explaining(where):
+        five = to_five(found, axes)
+    return TensorStoreSink(
+        name=title or address(asked.kvstore),
+        where=where,
+        spec=asked,
+        stored_axes=axes,
+        domain=_box(five.domain),
+        dtype=check_dtype(found.dtype.name, where),
+        write_grid=_write_grid(five, axes, where),
+        local_path=local_path(asked.kvstore),
+        address=address(asked.kvstore),
+    )
+
+
+def label_spec(spec: Mapping[str, Any], *, axes: str, origin: Sequence[int], where: str) -> Any:
+    """A ``ts.Spec`` whose dimensions are named ``axes`` and start at ``origin`` (t c z y x)."""
+    with explaining(where):
+        start = [origin[AXES.index(axis)] for axis in axes]
+        return ts.Spec(spec)[ts.d[:].label[tuple(axes)]][ts.d[:].translate_to[start]]
+
+
+def kvstore(path: str) -> Any:
+    """The TensorStore key-value store whose keys lie below a path or URL.
+
+    AWS_ENDPOINT_URL, the standard variable, redirects ``s3://`` to another server.
+    """
+    if "|" in path:  # TensorStore's own chain of stores, such as a zip file in a bucket
+        return path
+    if "://" not in path:
+        return {"driver": "file", "path": f"{Path(path).expanduser().absolute()}/"}
+    path = f"{path.rstrip('/')}/"
+    endpoint = os.environ.get("AWS_ENDPOINT_URL")
+    if path.startswith("s3://") and endpoint:
+        url = urlsplit(path)
+        key = unquote(url.path).lstrip("/")
+        return {"driver": "s3", "bucket": url.netloc, "path": key, "endpoint": endpoint}
+    return path
+
+
+def open_kvstore(spec: Any, where: str) -> Any:
+    """The open ``ts.KvStore`` of a spec or URL."""
+    with explaining(where):
+        return ts.KvStore.open(spec, context=ts.Context(_IMPATIENT)).result()
+
+
+def is_store(root: Any, where: str) -> bool:
+    """Whether Zarr or N5 metadata lies there; a folder of other things is a `UsageError`."""
+    with explaining(where):
+        if any(root.read(marker).result().state == "value" for marker in MARKERS):
+            return True
+    folder = local_path(root.spec())
+    if folder and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{where}: holds something that is no Zarr or N5 store; it is left alone")
+    return False
+
+
+def local_path(spec: Any) -> Path | None:
+    """The folder of a ``ts.KvStore.Spec``, None where it is not in a file system."""
+    parts = spec.to_json() if spec else {}
+    return Path(parts["path"]) if parts.get("driver") == "file" else None
+
+
+def address(spec: Any) -> str:
+    """One text for one place, however a ``ts.KvStore.Spec`` names it."""
+    return _address(spec.to_json()) if spec else "no key-value store"
+
+
+def _address(parts: Mapping[str, Any]) -> str:
+    path = parts.get("path", "").rstrip("/")
+    if parts["driver"] == "file":
+        return str(Path(path).resolve())
+    base = _address(parts["base"]) if isinstance(parts.get("base"), Mapping) else ""
+    host = parts.get("endpoint") or parts.get("base_url", "")
+    return f"{parts['driver']}:{base}{host.rstrip('/')}/{parts.get('bucket', '')}/{path}"
+
+
+@contextmanager
+def explaining(where: str) -> Iterator[None]:
+    """Turn TensorStore's errors into a `UsageError` of one sentence."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except (ValueError, TypeError, NotImplementedError, OSError) as error:
+        raise UsageError(f"{where}: {_sentence(error)}") from error
+
+
+def _sentence(error: BaseException) -> str:
+    text = re.sub(r"\s*\[(tensorstore_spec|source locations)=.*", "", str(error), flags=re.DOTALL)
+    text = re.sub(r'^([A-Z_]+: )?(Error opening "\w+" driver: )?', "", text)
+    return describe(type(error)(text))
+
+
+def _with_endpoint(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    if isinstance(spec.get("kvstore"), str):
+        return {**spec, "kvstore": kvstore(spec["kvstore"])}
+    return spec
+
+
+def _cache(num_bytes: int) -> Any:
+    return ts.Context({"cache_pool": {"total_bytes_limit": num_bytes}})
+
+
+def _pools(spec: Any) -> list[int]:
+    """The limits of the cache pools that a user's spec sets, however deep."""
+    if isinstance(spec, Mapping):
+        here = [v for k, v in spec.items() if k.startswith("cache_pool") and isinstance(v, Mapping)]
+        below = [limit for value in spec.values() for limit in _pools(value)]
+        return [pool.get("total_bytes_limit", 0) for pool in here] + below
+    if isinstance(spec, list):
+        return [limit for value in spec for limit in _pools(value)]
+    return []
+
+
+def _existing(asked: Any, where: str) -> Any:
+    """The array that ``asked`` would open, None where there is none."""
+    mode = asked.open_mode
+    must_be_new = mode.create and not mode.open
+    try:
+        found = ts.open(asked, context=ts.Context(_IMPATIENT), write=True, **_EXISTING).result()
+    except ValueError as error:
+        code = str(error).partition(":")[0]
+        if code == "NOT_FOUND" and mode.create:
+            return None
+        if not (code == "FAILED_PRECONDITION" and must_be_new):
+            raise UsageError(f"{where}: {_sentence(error)}") from error
+        found = None
+    if must_be_new:
+        raise UsageError(f"{where}: exists; use --overwrite to replace it")
+    return found
+
+
+def _complete(asked: Any, domain: Box, dtype: np.dtype[Any], where: str) -> Any:
+    """``asked`` with a dtype and a domain, the job's where it has none."""
+    asked = asked.copy()
+    with explaining(where):
+        if asked.dtype is None:
+            asked.update(dtype=dtype.name)
+        if asked.domain is None:
+            rank = asked.rank or len(AXES)
+            asked.update(domain=ts.IndexDomain(shape=domain.stop[-rank:]))
+    return asked
+
+
+def _axes(array: Any, where: str, labels: Sequence[str] | None = None) -> str:
+    """The axes of an open TensorStore or of a ``ts.Spec``, in stored order."""
+    if labels is None and any(array.domain.labels):
+        labels = array.domain.labels
+    if labels is not None and len(labels) != array.rank:
+        raise UsageError(f"{where}: {array.rank} dimensions but axes {list(labels)}")
+    axes = name_axes(labels, array.rank, where)
+    if labels is None and _driver(array) == "n5":
+        # N5 lists the fastest axis first: x y z. Its layout says so, also through a transpose.
+        order = array.chunk_layout.inner_order
+        axes = "".join(axes[order.index(a)] for a in range(array.rank))
+    return axes
+
+
+def _driver(array: Any) -> str:
+    spec = (array if isinstance(array, ts.Spec) else array.spec()).to_json()
+    while isinstance(spec.get("base"), Mapping):
+        spec = spec["base"]
+    return str(spec["driver"])
+
+
+def _dimension_units(
+    array: Any, axes: str
+) -> tuple[dict[str, float] | None, dict[str, str | None]]:
+    known = {a: unit for a, unit in zip(axes, array.dimension_units, strict=True) if unit}
+    scale = {axis: float(unit.multiplier) for axis, unit in known.items()}
+    return scale or None, {axis: unit_name(unit.base_unit) for axis, unit in known.items()}
+
+
+def _write_grid(five: Any, axes: str, where: str) -> tuple[int, ...]:
+    shape = five.chunk_layout.write_chunk.shape or (None,) * len(AXES)
+    if any(not n for n, axis in zip(shape, AXES, strict=True) if axis in axes):
+        raise UsageError(f'{where}: the spec does not say its chunk shape; give it as "metadata"')
+    return tuple(n or 1 for n in shape)
+
+
+def _box(domain: Any) -> Box:
+    return Box(tuple(domain.inclusive_min), tuple(domain.exclusive_max))

@@ -1,0 +1,80 @@
+"""Bytes, rates and times: parsed from what people type, printed to what the data supports.
+
+MB is 10^6 bytes and MiB is 2^20, everywhere.
+"""
+
+from __future__ import annotations
+
+import re
+
+_FACTORS = {"": 1}
+_FACTORS |= {f"{p}b": 1000**i for i, p in enumerate(("", "k", "m", "g", "t", "p"))}
+_FACTORS |= {f"{p}ib": 1024**i for i, p in enumerate(("", "k", "m", "g", "t", "p")) if p}
+_FACTORS |= {p: 1024**i for i, p in enumerate(("", "k", "m", "g", "t", "p")) if p}
+
+
+def parse_bytes(text: str | int) -> int:
+    """A number of bytes from ``16GiB``, ``1.5 GB``, ``512M`` (binary, as SLURM means it) or 4096.
+
+    >>> parse_bytes("1.5 GB"), parse_bytes("2GiB")
+    (1500000000, 2147483648)
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", str(text).lower())
+    if match is None or match[2] not in _FACTORS:
+        raise ValueError(f"{text!r} is not a size such as 16GiB, 1.5GB or 4096")
+    return int(float(match[1]) * _FACTORS[match[2]])
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """``value`` with so many significant digits and no exponent for everyday sizes.
+
+    >>> significant(1234.5), significant(0.012345), significant(0)
+    ('1,234', '0.0123', '0')
+    """
+    if value == 0:
+        return "0"
+    text = f"{value:#.{digits}g}"
+    if "e" in text:
+        return f"{value:,.0f}" if 1 <= abs(value) < 1e15 else f"{value:.{digits - 1}e}"
+    number = float(text)
+    if abs(number) >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    return text.rstrip(".")
+
+
+def format_bytes(count: float) -> str:
+    """
+    >>> format_bytes(3 * 2**30), format_bytes(512)
+    ('3.00 GiB', '512 B')
+    """
+    for power, unit in ((5, "PiB"), (4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if abs(count) >= 1024**power:
+            return f"{significant(count / 1024**power)} {unit}"
+    return f"{count:.0f} B"
+
+
+def format_count(count: float) -> str:
+    """
+    >>> format_count(134217728), format_count(27)
+    ('134 M', '27')
+    """
+    for power, unit in ((5, "P"), (4, "T"), (3, "G"), (2, "M"), (1, "k")):
+        if abs(count) >= 1000**power and abs(count) >= 10_000:
+            return f"{significant(count / 1000**power)} {unit}"
+    return f"{count:,.0f}"
+
+
+def format_seconds(seconds: float) -> str:
+    """
+    >>> format_seconds(0.0123), format_seconds(75), format_seconds(28864)
+    ('12.3 ms', '1 min 15 s', '8 h 1 min')
+    """
+    if seconds < 1:
+        return f"{significant(seconds * 1e3)} ms"
+    if seconds < 60:
+        return f"{significant(seconds)} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min"
