@@ -345,7 +345,7 @@ class _Run:
         self.scalings: dict[int, Scaling] = {}
         self.lanes = len(job.devices)
         self.readers = max(1, job.config.prep_workers // self.lanes)
-        self.room = [Budget(self.flow, self.plan.blocks_in_flight) for _ in job.devices]
+        self.room = [Budget(self.flow, self.plan.block_budget) for _ in job.devices]
         self.loaded: list[Channel[Loaded]] = [
             Channel(self.flow, self.readers, in_order=True) for _ in job.devices
         ]
@@ -354,9 +354,10 @@ class _Run:
         )
         self.write_room = Budget(self.flow, self.plan.write_budget)
         self.whole: Channel[Unit] = Channel(self.flow)
-        self.tickets = threading.Lock()
         self.blocks = self._wanted_blocks()
-        self.lane_places = [itertools.count() for _ in job.devices]
+        self.ticket = threading.Lock()
+        self.tickets = [threading.Lock() for _ in job.devices]
+        self.places = [itertools.count() for _ in job.devices]
         self.sampler: Sampler | None = None
         self.cpu_seconds = 0.0
 
@@ -382,12 +383,8 @@ class _Run:
         self.cpu_seconds = now.user + now.system - cpu.user - cpu.system
 
     def _queues(self) -> dict[str, int]:
-        unit_bytes = max(1, self.plan.write_budget // (self.job.config.writer_workers + 1))
-        return {
-            "prep": self.plan.blocks_in_flight * self.lanes,
-            "stitch": self.plan.blocks_in_flight * self.lanes,
-            "write-0": self.plan.write_budget // unit_bytes,
-        }
+        blocks = self.lanes * self.plan.block_budget // self.plan.largest_block_bytes
+        return {"prep": blocks, "stitch": blocks, "write-0": self.job.config.writer_workers + 1}
 
     def _gauges(self) -> dict[str, float]:
         return {
@@ -490,13 +487,16 @@ class _Run:
         """Read blocks until there are none; find the percentiles of each where they are its own."""
         try:
             while True:
-                with self.probe.waiting("read"):
-                    self.room[lane].acquire(1)
-                with self.tickets:
-                    block = next(self.blocks, None)
-                    place = next(self.lane_places[lane])
-                if block is None:
-                    return
+                # Room is taken with the ticket in hand: were two readers to swap, the later block
+                # could hold the room that the earlier one waits for.
+                with self.tickets[lane]:
+                    with self.ticket:
+                        block = next(self.blocks, None)
+                    if block is None:
+                        return
+                    place = next(self.places[lane])
+                    with self.probe.waiting("read"):
+                        self.room[lane].acquire(self.plan.block_bytes(block))
                 with self._stage("read", f"{block} of {self.job.source.name}"):
                     array = self._fetch(block)
                 with self._stage("normalise", block):
@@ -602,7 +602,7 @@ class _Run:
                 break
             lane, finished = item
             with self._stage("stitch", finished.block, timed=False):
-                heads = finished.heads()
+                heads = finished.heads([sink.dtype for sink in self.job.sinks])
                 units = assembly.add(finished.block, heads)
                 while True:
                     with self.probe.span("stitch", finished.block):
@@ -612,7 +612,7 @@ class _Run:
                     with self.probe.waiting("stitch"):
                         self.write_room.acquire(self._unit_bytes(unit))
                     self.whole.put(unit)
-            self.room[lane].release(1)
+            self.room[lane].release(self.plan.block_bytes(finished.block))
         self.whole.close()
 
     def _empty_unit(self, head: int, shape: tuple[int, ...]) -> NDArray[Any]:

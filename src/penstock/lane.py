@@ -56,8 +56,8 @@ class Loaded:
     """A block as read: reflected at the volume's edges, in the dtype of the store."""
 
     block: Block
-    array: NDArray[Any]
-    """Shape (channels, z, y, x) of ``block.read``."""
+    array: NDArray[Any] | None
+    """Shape (channels, z, y, x) of ``block.read``; None once the lane has taken it in."""
     scaling: Scaling
     invalid: NDArray[np.bool_] | None = None
     """Voxels of ``block.support`` that were not finite, None where all were."""
@@ -67,16 +67,22 @@ class Loaded:
 class Finished:
     """A block as computed."""
 
-    block: Block
+    loaded: Loaded
     outputs: list[Tensor]
     """On the host, one for each head, shape (channels, z, y, x) of ``block.support``."""
     finite: Tensor
     ready: torch.cuda.Event | None = None
 
-    def heads(self) -> list[NDArray[Any]]:
+    @property
+    def block(self) -> Block:
+        return self.loaded.block
+
+    def heads(self, out_dtypes: Sequence[np.dtype[Any]]) -> list[NDArray[Any]]:
         """The outputs, once their download has ended.
 
-        Raises `PenstockError` if any was not finite: in an integer it would hide as a zero.
+        A voxel whose input was not finite becomes NaN, or 0 where the sink holds integers.
+
+        Raises `PenstockError` if the model made such a value itself: in an integer it would hide.
         """
         if self.ready is not None:
             self.ready.synchronize()
@@ -84,7 +90,11 @@ class Finished:
             raise PenstockError(
                 "the model made values that are not finite out of finite ones; try --no-amp"
             )
-        return [output.numpy() for output in self.outputs]
+        heads = [output.numpy() for output in self.outputs]
+        if self.loaded.invalid is not None:
+            for head, dtype in zip(heads, out_dtypes, strict=True):
+                head[:, self.loaded.invalid] = np.nan if dtype.kind == "f" else 0
+        return heads
 
 
 @dataclass(slots=True)
@@ -133,8 +143,10 @@ class Lane:
 
     def push(self, loaded: Loaded) -> Iterator[Finished]:
         """Take a block; yield those that it completes, oldest first."""
+        assert loaded.array is not None
         with self.probe.span("normalise", loaded.block):
             floats = self._normalise(self._upload(loaded.array), loaded.scaling)
+        loaded.array = None
         patches = loaded.block.patches
         opened = _Open(loaded, self._outputs(loaded.block), patches.size)
         self._open.append(opened)
@@ -278,12 +290,8 @@ class Lane:
             yield self._download(self._open.popleft())
 
     def _download(self, done: _Open) -> Finished:
-        if done.loaded.invalid is not None:
-            mask = torch.from_numpy(done.loaded.invalid).to(self.device)
-            for output, dtype in zip(done.outputs, self.settings.out_dtypes, strict=True):
-                output[:, mask] = float("nan") if dtype.kind == "f" else 0
         if self._copies is None:
-            return Finished(done.loaded.block, [t.cpu() for t in done.outputs], self._finite.cpu())
+            return Finished(done.loaded, [t.cpu() for t in done.outputs], self._finite.cpu())
         self._copies.wait_stream(torch.cuda.current_stream(self.device))
         event = torch.cuda.Event()
         with torch.cuda.stream(self._copies):
@@ -292,7 +300,7 @@ class Lane:
             event.record(self._copies)
         for tensor in (*done.outputs, self._finite):
             tensor.record_stream(self._copies)
-        return Finished(done.loaded.block, host, finite, event)
+        return Finished(done.loaded, host, finite, event)
 
 
 def to_range(values: Tensor, dtype: np.dtype[Any]) -> Tensor:

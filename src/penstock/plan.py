@@ -8,8 +8,8 @@ that would mend it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from .box import Box
 from .config import InferConfig
 from .errors import Refused, UsageError
-from .grid import Geometry, Grid, reflect
+from .grid import Block, Geometry, Grid, reflect
 from .units import format_bytes, format_count, significant
 
 BLOCK_VOXELS = 12_000_000
@@ -172,8 +172,9 @@ class Plan:
     num_units: int
     num_blocks: int
     num_patches: int
-    blocks_in_flight: int
-    """For each device, from the start of its reading to the end of its stitching."""
+    block_budget: int
+    """Bytes of blocks under way for each device, from the start of reading to the end of
+    stitching; see `block_bytes`."""
     write_budget: int
     """Bytes of finished units that may wait to be written."""
     cache_bytes: int
@@ -203,6 +204,14 @@ class Plan:
     def write_amplification(self) -> float:
         """1: a unit is whole chunks and is written once. Anything else was refused."""
         return 1.0
+
+    def block_bytes(self, block: Block | BlockShape) -> int:
+        """What a block holds on the host: what was read of it, and later what came of it."""
+        return _block_bytes(self.facts, self.geometry, block.read.size, block.support.size)
+
+    @property
+    def largest_block_bytes(self) -> int:
+        return self.block_bytes(largest_block(self.geometry))
 
     def refuse(self) -> None:
         """Raise `Refused` where host or device cannot hold the job."""
@@ -376,23 +385,22 @@ def _count(
     limit: int,
 ) -> Plan:
     out_bytes = sum(c * i for c, i in zip(facts.out_channels, facts.out_itemsizes, strict=True))
-    held_bytes = 4 * sum(facts.out_channels) if config.seam_mode == "blend" else out_bytes
-    largest = _largest_block(geometry)
-    voxels_read, voxels_out = largest.read.size, largest.support.size
-    per_block = largest.patches.size
-    native = voxels_read * facts.in_channels * facts.source_itemsize
-    floats = voxels_read * facts.in_channels * 4
-
-    needed = -(-config.batch // per_block) + 1
+    held_bytes = _held(facts, geometry)
+    largest = largest_block(geometry)
+    block_bytes = _block_bytes(facts, geometry, largest.read.size, largest.support.size)
+    floats = largest.read.size * facts.in_channels * 4
+    native = largest.read.size * facts.in_channels * facts.source_itemsize
     lanes = len(facts.devices)
-    readers = max(1, config.prep_workers // lanes)
-    in_flight = needed + readers
+    # A batch under way can hold patches of as many blocks as it has rows, and none of these is let
+    # go before the batch is full: there must be room for all of them and for one block more.
+    one_patch = _block_bytes(facts, geometry, math.prod(shape.patch), math.prod(shape.patch))
+    least = config.batch * one_patch + 2 * block_bytes
+    block_budget = least + max(1, config.prep_workers // lanes) * block_bytes
     if config.max_inflight_batches is not None:
-        in_flight = max(needed, config.max_inflight_batches * config.batch // per_block)
-        in_flight = min(in_flight, needed + readers)
-    each = max(native, voxels_out * held_bytes)
+        allowed = config.max_inflight_batches * config.batch * one_patch
+        block_budget = min(block_budget, max(least, allowed))
     on_host = all(device == "cpu" for device in facts.devices)
-    blocks = lanes * (in_flight * each + (floats if on_host else 2 * native))
+    blocks = lanes * (block_budget + (floats if on_host else 2 * native))
 
     patch_values = config.batch * math.prod(shape.patch)
     buffers = patch_values * 4 * (facts.in_channels + sum(facts.out_channels))
@@ -411,7 +419,8 @@ def _count(
             facts.weight_bytes
             + max(facts.forward_bytes or 0, buffers)
             + buffers
-            + (needed + 1) * (native + floats + voxels_out * held_bytes)
+            + 2 * (native + floats)
+            + block_budget
         )
     input_bytes = geometry.domain.size * facts.in_channels * facts.source_itemsize
     return Plan(
@@ -422,7 +431,7 @@ def _count(
         num_units=len(geometry.units) * facts.num_volumes,
         num_blocks=geometry.count_blocks() * facts.num_volumes,
         num_patches=geometry.count_patches() * facts.num_volumes,
-        blocks_in_flight=in_flight,
+        block_budget=block_budget,
         write_budget=write_budget,
         cache_bytes=cache,
         memory=Memory(
@@ -447,25 +456,36 @@ def _count(
     )
 
 
-def _largest_block(geometry: Geometry) -> _BlockShape:
-    patches = geometry.blocks_of(geometry.regions[0])
-    full = Box.of(patches.cells.start, (0, 0, 0))
-    counts = [
-        max(
-            patches.cell([*patches.cells.start[:a], i, *patches.cells.start[a + 1 :]]).shape[a]
-            for i in range(patches.cells.start[a], min(patches.cells.stop[a], patches.cells.start[a] + 2))
-        )
-        for a in range(3)
-    ]
-    index = Box.of(full.start, counts)
-    return _BlockShape(index, geometry.read_of(index), geometry.support_of(index))
-
-
 @dataclass(frozen=True, slots=True)
-class _BlockShape:
-    patches: Box
+class BlockShape:
+    """The boxes of a block that need not exist."""
+
     read: Box
     support: Box
+
+
+def largest_block(geometry: Geometry) -> BlockShape:
+    """A block as large as any: along each axis the longer of the first two is a full one."""
+    blocks = geometry.blocks_of(_interior(geometry))
+    first = blocks.cells.start
+    counts = []
+    for axis in range(3):
+        near = (first[axis], min(first[axis] + 1, blocks.cells.stop[axis] - 1))
+        at = ([*first[:axis], i, *first[axis + 1 :]] for i in near)
+        counts.append(max(blocks.cell(index).shape[axis] for index in at))
+    patches = Box.of(blocks.cell(first).start, counts)
+    return BlockShape(geometry.read_of(patches), geometry.support_of(patches))
+
+
+def _block_bytes(facts: Facts, geometry: Geometry, read: int, support: int) -> int:
+    return max(read * facts.in_channels * facts.source_itemsize, support * _held(facts, geometry))
+
+
+def _held(facts: Facts, geometry: Geometry) -> int:
+    """Bytes for each voxel of a block's or open unit's outputs: blended sums are float32."""
+    if geometry.seam == "blend":
+        return 4 * sum(facts.out_channels)
+    return sum(c * i for c, i in zip(facts.out_channels, facts.out_itemsizes, strict=True))
 
 
 def read_range(box: Box, domain: Box) -> Box:
@@ -513,7 +533,7 @@ def _reads(geometry: Geometry, facts: Facts, level: CacheLevel) -> tuple[int, in
     kept = {"layer": 3, "row": 2, "none": 0}[level]
     voxels = math.prod(sum((again if a < 3 - kept else once)[a]) for a in range(3))
     extents = [max(axis) for axis in once]
-    deepest = _largest_block(geometry).read.shape
+    deepest = largest_block(geometry).read.shape
     deep = [min(n, d + 2 * (c - 1)) for n, d, c in zip(extents, deepest, facts.source_chunk, strict=True)]
     held = {"layer": deep[0] * extents[1] * extents[2], "row": deep[0] * deep[1] * extents[2]}
     return held.get(level, 0) * facts.in_channels * facts.source_itemsize, voxels
@@ -526,7 +546,7 @@ def open_peak(geometry: Geometry) -> int:
     come in order, so along z a unit layer is, at one block layer, either open throughout, opening,
     closing or both; how far it has got is a running sum over the plane.
     """
-    region = geometry.regions[0] if len(geometry.regions) == 1 else _interior(geometry)
+    region = _interior(geometry)
     blocks, units = geometry.blocks_of(region), Grid(region, geometry.unit, geometry.anchor)
     first, last, thick = [], [], []
     for axis in range(3):

@@ -190,7 +190,11 @@ def _reference_panels(metrics: Any, path: Path) -> dict[str, Panel]:
 
     def line(label: str, values: Iterable[float | None], unit: int, colour: int = 0) -> Line:
         y = _numbers(values) * unit
-        return Line(label, t, y if len(y) == len(t) else np.full(len(t), np.nan), colour)
+        if len(y) == 0:  # never read
+            return Line(label, y, y, colour)
+        if len(y) != len(t):
+            raise UsageError(f"{path} holds {len(y)} values of {label} for {len(t)} times")
+        return Line(label, t, y, colour)
 
     network = system.get("net_io_mbytes_sec", {})
     disk = system.get("disk_io_mbytes_sec", {})
@@ -206,10 +210,10 @@ def _reference_panels(metrics: Any, path: Path) -> dict[str, Panel]:
         ),
     }
     for name, queue in (metrics.get("queue_monitor") or {}).get("queues", {}).items():
-        samples = queue["samples"]
+        samples = queue.get("samples", [])
         panels[_file_part(name)] = _gauge(
             name,
-            queue["max_size"],
+            queue.get("max_size", 0),
             Line(
                 name, _numbers(s["t_rel_s"] for s in samples), _numbers(s["size"] for s in samples)
             ),
@@ -279,7 +283,7 @@ def _gpu_csv_panels(path: Path) -> dict[str, Panel]:
                 None if memory is None else memory * MIB,
             )
         )
-    return _gpu_panels(readings, f"{unread} lines unreadable" if unread else "")
+    return _gpu_panels(readings, f"{unread} line{'s' * (unread != 1)} unreadable" if unread else "")
 
 
 def _timestamp(text: str) -> datetime | None:

@@ -116,11 +116,13 @@ def open_source(
     ``level`` picks a resolution level of OME-Zarr or TIFF. Raises `UsageError`, naming the flag
     ``name``, for whatever cannot be opened or has axes or a dtype outside Penstock's.
     """
-    if isinstance(spec, np.ndarray):
+    parsed = spec if isinstance(spec, np.ndarray) else parse_spec(spec, name)
+    if level and (not isinstance(parsed, str) or _suffix(parsed) == ".npy"):
+        raise UsageError(f"{name}: level {level} is asked but only OME-Zarr and TIFF have levels")
+    if isinstance(parsed, np.ndarray):
         from .stores import memory
 
-        return memory.open_source(spec, name=name)
-    parsed = parse_spec(spec, name)
+        return memory.open_source(parsed, name=name)
     if isinstance(parsed, dict):
         from .stores import tensorstore
 
@@ -219,7 +221,7 @@ def parse_spec(text_or_mapping: Spec, name: str = "--in-spec") -> dict[str, Any]
         return _parse_json(text, name)
     path = Path(text).expanduser()
     if path.suffix == ".json" and path.is_file():
-        return _parse_json(path.read_text(encoding="utf-8"), f"{name} {path}")
+        return _parse_json(path.read_text(encoding="utf-8", errors="replace"), f"{name} {path}")
     return text
 
 
@@ -249,7 +251,7 @@ def name_axes(labels: Sequence[str] | None, rank: int, where: str) -> str:
         if rank not in _AXES_OF_RANK:
             raise UsageError(f"{where}: {rank} dimensions; 2 to 5 can be read")
         return _AXES_OF_RANK[rank]
-    letters = [_ALIASES.get(label.lower(), label.lower()) for label in labels]
+    letters = [axis_letter(label) for label in labels]
     if any(letter not in list(AXES) for letter in letters) or len(set(letters)) < len(letters):
         raise UsageError(
             f"{where}: axes {list(labels)}; each must be one of {', '.join(AXES)} and appear once"
@@ -257,6 +259,11 @@ def name_axes(labels: Sequence[str] | None, rank: int, where: str) -> str:
     if not {"y", "x"} <= set(letters):
         raise UsageError(f"{where}: axes {list(labels)} lack y or x")
     return "".join(letters)
+
+
+def axis_letter(label: str) -> str:
+    """``t``, ``c``, ``z``, ``y`` or ``x`` for the label of such an axis, else the label."""
+    return _ALIASES.get(label.lower(), label.lower())
 
 
 def canonical(axes: str) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,8 +22,8 @@ CAMERA_OFFSET = 100.0
 """ADU that the camera gives where no light falls."""
 PSF_SIGMA = (1.6, 1.0, 1.0)
 """Blur of the microscope along z, y, x, as the standard deviation of a Gaussian in voxels."""
-VOXELS_PER_CELL = 400_000
-"""A cell body for each so many voxels, and as many axons that only pass through."""
+VOXELS_PER_CELL = 600_000
+"""One cell body for each so many voxels, and two axons that only pass through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +41,9 @@ class Path:
 def clean_volume(shape: Sequence[int], seed: int) -> FloatArray:
     """A noiseless volume: branching neurites and cell bodies over a dim, uneven background.
 
-    Shape (z, y, x), ADU: the offset of 100, a background of 20 to 60 above it, and structures 40
-    to 3000 above that, all blurred by `PSF_SIGMA`. Structures are cut by the volume's faces,
-    as in a crop of something larger.
+    Shape (z, y, x), ADU: the offset of 100, a background of 20 to 60 above it, and structures from
+    tens to 3000 above that (more where some cross), all blurred by `PSF_SIGMA`. Structures are cut
+    by the volume's faces, as in a crop of something larger.
     """
     size = (int(shape[0]), int(shape[1]), int(shape[2]))
     rng = np.random.default_rng(seed)
@@ -50,16 +51,16 @@ def clean_volume(shape: Sequence[int], seed: int) -> FloatArray:
     num_cells = max(1, round(float(np.prod(size)) / VOXELS_PER_CELL))
     paths: list[Path] = []
     for _ in range(num_cells):
-        peak = _log_uniform(rng, 300, 2500)
+        peak = _log_uniform(rng, 300, 2000)
         center = rng.uniform(0, size)
         _add_soma(volume, center, peak, rng)
         for _ in range(rng.integers(3, 6)):
             direction = rng.normal(size=3)
-            radius = rng.uniform(0.8, 1.5)
+            radius = rng.uniform(0.7, 1.3)
             paths += _branches(center, direction, radius, peak * rng.uniform(0.5, 1.0), 220, rng)
-    for _ in range(num_cells):
+    for _ in range(2 * num_cells):
         start, direction = rng.uniform(0, size), rng.normal(size=3)
-        peak = _log_uniform(rng, 60, 900)
+        peak = _log_uniform(rng, 60, 600)
         for sense in (direction, -direction):
             paths += _branches(start, sense, rng.uniform(0.3, 0.7), peak, 300, rng)
     _add_beads(volume, paths)
@@ -70,8 +71,8 @@ def noisy(
     clean: ArrayLike,
     seed: int,
     *,
-    gain: float = 6.0,
-    read_noise: float = 8.0,
+    gain: float = 10.0,
+    read_noise: float = 10.0,
     offset: float = CAMERA_OFFSET,
 ) -> NDArray[np.uint16]:
     """What a camera makes of a clean volume in ADU: photons counted, then read, then rounded.
@@ -192,7 +193,7 @@ def _add_beads(volume: FloatArray, paths: Sequence[Path]) -> None:
             np.add.at(flat, index.reshape(-1), light.reshape(-1))
 
 
-def _crossed(values: NDArray[np.generic]) -> tuple[NDArray[np.generic], ...]:
+def _crossed(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Shape (n, 3, k) as three arrays that broadcast to (n, k, k, k)."""
     return (
         values[:, 0, :, None, None],

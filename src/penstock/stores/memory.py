@@ -14,7 +14,7 @@ from ..errors import UsageError, describe
 from ..store import canonical, check_dtype, name_axes, to_five
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class MemorySource:
     """Reads a numpy array; made by `open_source`."""
 
@@ -40,7 +40,7 @@ class MemorySource:
         return self
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class MemorySink:
     """Writes a numpy array in place; made by `open_sink`."""
 
@@ -60,6 +60,7 @@ class MemorySink:
 
     def write(self, box: Box, array: NDArray[Any]) -> None:
         assert box in self.domain, f"{box} is not in {self.domain}"
+        assert array.dtype == self.dtype, f"{array.dtype} is not {self.dtype}"
         self.array[box.slices] = array
 
     def close(self) -> None:
@@ -78,7 +79,7 @@ def open_npy(path: str, *, name: str) -> MemorySource:
         raise UsageError(f"{where}: no such file")
     try:
         array = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, OSError) as error:
         raise UsageError(f"{where}: not a .npy array: {describe(error)}") from error
     return _source(array, path, where, str(file.resolve()))
 

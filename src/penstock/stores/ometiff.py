@@ -7,6 +7,7 @@ stack of unknown meaning) as z where there is no other. Physical sizes come from
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -36,13 +37,12 @@ class TiffSource:
         self, path: str, where: str, file: Any, series: Any, axes: str, cache_bytes: int
     ) -> None:
         self._arguments = (path, where, file, series, axes)
-        self._series, self._stored_axes = series, axes
+        self._file, self._series, self._stored_axes = file, series, axes
         page = series.keyframe
         self._grid = Grid(Box((0,) * 5, page.shaped), _segment_shape(page))
         sample_axis = 0 if page.shaped[0] > 1 else 4
         self._page_axes = [{"Z": 1, "Y": 2, "X": 3}.get(a, sample_axis) for a in page.axes]
         self._lead = Box((0,) * (len(axes) - len(page.axes)), series.shape[: -len(page.axes)])
-        self._file_lock = threading.Lock()
         self._recent = _Recent(cache_bytes)
 
         self.name, self.cache_bytes = path, cache_bytes
@@ -51,7 +51,7 @@ class TiffSource:
         steps = (*(1 for _ in self._lead.start), *(self._grid.step[a] for a in self._page_axes))
         self.chunks = _five(steps, axes)
         self.scale, self.units = _physical_size(file, self.domain.shape)
-        self.address = str(Path(path).resolve())
+        self.address = str(Path(path).expanduser().resolve())
 
     def read(self, box: Box) -> NDArray[Any]:
         assert box in self.domain, f"{box} is not in {self.domain}"
@@ -93,13 +93,16 @@ class TiffSource:
         return segment
 
     def _decode(self, page_number: int, number: int) -> NDArray[Any] | None:
-        with self._file_lock:  # one file position, and pages are parsed on first use
+        with self._file.filehandle.lock:  # one file position; pages are parsed on first use
             page = self._series[page_number]
             if page is None or not page.databytecounts[number]:
                 return None
-            file = page.parent.filehandle
-            file.seek(page.dataoffsets[number])
-            encoded = file.read(page.databytecounts[number])
+            handle = page.parent.filehandle
+            if handle.closed:  # a further file of a set
+                handle.open()
+                weakref.finalize(self._file, handle.close)
+            handle.seek(page.dataoffsets[number])
+            encoded = handle.read(page.databytecounts[number])
         options = {}
         if page.jpegtables is not None:
             options = {"jpegtables": page.jpegtables, "jpegheader": page.keyframe.jpegheader}
@@ -144,8 +147,11 @@ def open_source(path: str, *, level: int, cache_bytes: int, name: str) -> TiffSo
         raise UsageError(f"{where}: no such file")
     try:
         file = tifffile.TiffFile(file_path)
+        file.filehandle.set_lock(True)
+        # The last of the sources that share the file closes it.
+        weakref.finalize(file, file.filehandle.close)
         levels = file.series[0].levels
-    except (tifffile.TiffFileError, IndexError) as error:
+    except (tifffile.TiffFileError, IndexError, OSError) as error:
         raise UsageError(f"{where}: not a readable TIFF file: {describe(error)}") from error
     if not 0 <= level < len(levels):
         raise UsageError(f"{where}: level {level} does not exist; {len(levels)} levels do")
@@ -184,7 +190,7 @@ def _segment_shape(page: Any) -> tuple[int, ...]:
     samples = page.shaped[4]
     if page.is_tiled:
         return (1, page.tiledepth, page.tilelength, page.tilewidth, samples)
-    return (1, 1, page.rowsperstrip, page.imagewidth, samples)
+    return (1, 1, min(page.rowsperstrip, page.imagelength), page.imagewidth, samples)
 
 
 def _five(shape: tuple[int, ...], axes: str) -> tuple[int, ...]:
@@ -194,12 +200,18 @@ def _five(shape: tuple[int, ...], axes: str) -> tuple[int, ...]:
 def _physical_size(
     file: Any, shape: tuple[int, ...]
 ) -> tuple[tuple[float, ...] | None, tuple[str | None, ...]]:
-    """Voxel size and units along t c z y x of the first image, of ``shape`` at this level."""
-    unknown = None, (None,) * len(AXES)
-    pixels = ElementTree.fromstring(file.ome_metadata).find(".//{*}Pixels") if file.is_ome else None
+    """Voxel size and units along t c z y x of the first image, of ``shape`` at this level.
+
+    Metadata that is no XML says nothing; the voxels can be read all the same.
+    """
+    scale: list[float] = [1.0] * len(AXES)
+    units: list[str | None] = [None] * len(AXES)
+    try:
+        pixels = ElementTree.fromstring(file.ome_metadata or "").find(".//{*}Pixels")
+    except ElementTree.ParseError:
+        pixels = None
     if pixels is None:
-        return unknown
-    scale, units = [1.0] * len(AXES), [None] * len(AXES)
+        return None, tuple(units)
     for place, axis in enumerate(AXES):
         key = {"t": "TimeIncrement", "c": "none"}.get(axis, f"PhysicalSize{axis.upper()}")
         if (size := pixels.get(key)) is not None:
@@ -207,4 +219,4 @@ def _physical_size(
             coarser = int(pixels.get(f"Size{axis.upper()}", shape[place])) / shape[place]
             scale[place] = float(size) * coarser
             units[place] = unit_name(pixels.get(f"{key}Unit", "s" if axis == "t" else "µm"))
-    return (tuple(scale), tuple(units)) if any(units) else unknown
+    return tuple(scale) if any(units) else None, tuple(units)

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..box import Box
 from ..errors import UsageError
-from ..store import AXES, Source
+from ..store import AXES, Source, axis_letter
 from . import tensorstore
 from .tensorstore import TensorStoreSink, TensorStoreSource, explaining, kvstore, ts
 
@@ -31,7 +31,7 @@ _DRIVER_OF_MARKER = {
 _AXIS_TYPES = {"t": "time", "c": "channel", "z": "space", "y": "space", "x": "space"}
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class OmeZarrSink(TensorStoreSink):
     """Writes level 0 of an OME-Zarr group; made by `open_sink`."""
 
@@ -61,92 +61,15 @@ def open_source(path: str, *, level: int, cache_bytes: int, name: str) -> Tensor
     """
     where = f"{name} {path}"
     root = tensorstore.open_kvstore(kvstore(path), where)
-    metadata = {key: _read_json(root, key, where) for key in ("zarr.json", ".zattrs")}
-    attributes = (metadata["zarr.json"] or {}).get("attributes", {}).get("ome")
-    attributes = attributes or metadata[".zattrs"] or {}
-    if "multiscales" not in attributes:
-        return _open_array(path, root, level=level, cache_bytes=cache_bytes, name=name)
     try:
-        multiscale = attributes["multiscales"][0]
-        datasets = multiscale["datasets"]
-        if not 0 <= level < len(datasets):
-            raise UsageError(
-                f"{where}: level {level} does not exist; levels 0 to {len(datasets) - 1} do"
-            )
-        axes = [{"name": a} if isinstance(a, str) else a for a in multiscale.get("axes", AXES)]
-        labels = [axis["name"] for axis in axes]
-        scale = _scale(datasets[level], labels, multiscale)
-        subpath = datasets[level]["path"]
+        driver, attributes = _read_attributes(root, where)
+        image = _describe(attributes, level, where) if "multiscales" in attributes else None
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise UsageError(f"{where}: its multiscales metadata is malformed: {error!r}") from error
-    return tensorstore.open_source(
-        {
-            "driver": "zarr3" if metadata["zarr.json"] else "zarr",
-            "kvstore": kvstore(path),
-            "path": subpath,
-        },
-        cache_bytes=cache_bytes,
-        name=name,
-        title=path,
-        labels=labels,
-        scale=scale,
-        units={label.lower(): axis.get("unit") for label, axis in zip(labels, axes, strict=True)},
-        ome_version=attributes.get("version") or multiscale.get("version", "0.4"),
-    )
-
-
-def _open_array(
-    path: str, root: Any, *, level: int, cache_bytes: int, name: str
-) -> TensorStoreSource:
-    where = f"{name} {path}"
-    with explaining(where):
-        drivers = [
-            driver
-            for marker, driver in _DRIVER_OF_MARKER.items()
-            if root.read(marker).result().state == "value"
-        ]
-    if not drivers:
-        folder = tensorstore.local_path(root.spec())
-        missing = folder is not None and not folder.exists()
-        raise UsageError(
-            f"{where}: no such file or folder"
-            if missing
-            else f"{where}: neither an OME-Zarr image nor a Zarr, N5 or precomputed array"
-        )
-    if level != 0:
-        raise UsageError(f"{where}: level {level} does not exist; a plain array has level 0 only")
-    spec = {"driver": drivers[0], "kvstore": kvstore(path)}
-    return tensorstore.open_source(spec, cache_bytes=cache_bytes, name=name, title=path)
-
-
-def _read_json(root: Any, key: str, where: str) -> dict[str, Any] | None:
-    with explaining(where):
-        found = root.read(key).result()
-    if found.state != "value":
-        return None
-    try:
-        parsed: dict[str, Any] = json.loads(found.value)
-    except ValueError as error:
-        raise UsageError(f"{where}: {key} is not valid JSON: {error}") from error
-    return parsed
-
-
-def _scale(
-    dataset: Mapping[str, Any], labels: Sequence[str], multiscale: Mapping[str, Any]
-) -> dict[str, float] | None:
-    """The size of a voxel by axis: the dataset's scale times that of all the datasets."""
-    scales = [
-        transformation["scale"]
-        for holder in (dataset, multiscale)
-        for transformation in holder.get("coordinateTransformations", ())
-        if transformation["type"] == "scale"
-    ]
-    if not scales:
-        return None
-    return {
-        label.lower(): math.prod(float(scale[axis]) for scale in scales)
-        for axis, label in enumerate(labels)
-    }
+    if image is None:
+        return _open_array(path, root, level=level, cache_bytes=cache_bytes, name=name)
+    spec = {"driver": driver, "kvstore": kvstore(path), "path": image.pop("path")}
+    return tensorstore.open_source(spec, cache_bytes=cache_bytes, name=name, title=path, **image)
 
 
 def open_sink(
@@ -164,8 +87,8 @@ def open_sink(
 ) -> TensorStoreSink:
     """Prepare to write an OME-Zarr group, or an N5 array where ``path`` ends in ``.n5``.
 
-    The array has the shape of ``domain``, the axes of ``like`` and whatever others are longer
-    than 1. Where ``domain`` does not start at zero, OME-Zarr says so as a translation.
+    The array has the shape of ``domain``, the axes of ``like`` and whatever others are longer than
+    1 or start off zero. Where ``domain`` starts off zero, OME-Zarr says so as a translation.
     """
     where = f"{name} {path}"
     root = tensorstore.open_kvstore(kvstore(path), where)
@@ -181,11 +104,7 @@ def open_sink(
         where=where,
     )
     replaces = exists and not resume
-    spec.update(
-        open_mode=ts.OpenMode(
-            create=True, open=resume, delete_existing=replaces and version == "n5"
-        )
-    )
+    spec.update(open_mode=ts.OpenMode(create=True, open=resume, delete_existing=replaces))
     sink = tensorstore.prepare_sink(spec, domain, dtype, where, path)
     if version == "n5":
         return sink
@@ -193,7 +112,7 @@ def open_sink(
         "local_path": tensorstore.local_path(root.spec()),
         "address": tensorstore.address(root.spec()),
         "root": root,
-        "documents": _documents(version, layout, domain, like, path),
+        "documents": _documents(version, layout, path),
         "replaces": replaces,
     }
     return OmeZarrSink(**vars(sink) | group)
@@ -206,6 +125,10 @@ class _Layout:
     chunks: tuple[int, ...]
     shards: tuple[int, ...] | None
     dtype: np.dtype[Any]
+    start: tuple[int, ...]
+    scale: tuple[float, ...]
+    """1 where it is not known."""
+    units: tuple[str | None, ...]
 
 
 def _version(
@@ -246,13 +169,16 @@ def _lay_out(
     if outer and any(s % c for s, c in zip(outer, five, strict=True)):
         raise UsageError(f"{where}: shards {outer} are not multiples of chunks {five}")
     real = (like.axes if like else "") + "yx"
-    kept = [i for i, axis in enumerate(AXES) if axis in real or domain.shape[i] > 1]
+    kept = [i for i, axis in enumerate(AXES) if axis in real or domain.stop[i] > 1]
     return _Layout(
         axes="".join(AXES[i] for i in kept),
         shape=tuple(domain.shape[i] for i in kept),
         chunks=tuple(five[i] for i in kept),
         shards=tuple(outer[i] for i in kept) if outer else None,
         dtype=dtype,
+        start=tuple(domain.start[i] for i in kept),
+        scale=tuple(like.scale[i] if like and like.scale else 1.0 for i in kept),
+        units=tuple(like.units[i] if like else None for i in kept),
     )
 
 
@@ -290,7 +216,7 @@ def _zarr2(layout: _Layout) -> dict[str, Any]:
 def _zarr3(layout: _Layout) -> dict[str, Any]:
     bytes_codec = {"name": "bytes", "configuration": {"endian": "little"}}
     blosc = {"cname": "zstd", "clevel": 5, "shuffle": "shuffle"}
-    codecs: list[dict[str, Any]] = [bytes_codec, {"name": "blosc", "configuration": blosc}]
+    codecs: list[Any] = [bytes_codec, {"name": "blosc", "configuration": blosc}]
     if layout.shards:
         sharding = {
             "chunk_shape": layout.chunks,
@@ -320,6 +246,8 @@ def _n5(layout: _Layout) -> dict[str, Any]:
             "dimensions": layout.shape[::-1],
             "blockSize": layout.chunks[::-1],
             "axes": list(layout.axes[::-1]),
+            "resolution": layout.scale[::-1],
+            "units": [unit or "" for unit in layout.units[::-1]],
             "dataType": layout.dtype.name,
             "compression": {"type": "blosc", "cname": "zstd", "clevel": 5, "shuffle": 1},
         },
@@ -329,31 +257,103 @@ def _n5(layout: _Layout) -> dict[str, Any]:
 _ARRAY_SPECS = {"0.4": _zarr2, "0.5": _zarr3, "n5": _n5}
 
 
-def _documents(
-    version: str, layout: _Layout, domain: Box, like: Source | None, path: str
-) -> dict[str, Any]:
+def _documents(version: str, layout: _Layout, path: str) -> dict[str, Any]:
     """The metadata files of the group, by key."""
-    multiscale = _multiscale(layout, domain, like, path)
+    multiscale = _multiscale(layout, path)
     if version == "0.4":
         attributes = {"multiscales": [{"version": "0.4", **multiscale}]}
         return {".zattrs": attributes, ".zgroup": {"zarr_format": 2}}
-    attributes = {"ome": {"version": "0.5", "multiscales": [multiscale]}}
-    return {"zarr.json": {"zarr_format": 3, "node_type": "group", "attributes": attributes}}
+    ome = {"version": "0.5", "multiscales": [multiscale]}
+    return {"zarr.json": {"zarr_format": 3, "node_type": "group", "attributes": {"ome": ome}}}
 
 
-def _multiscale(layout: _Layout, domain: Box, like: Source | None, path: str) -> dict[str, Any]:
-    places = [AXES.index(axis) for axis in layout.axes]
-    axes = [{"name": axis, "type": _AXIS_TYPES[axis]} for axis in layout.axes]
-    for axis, place in zip(axes, places, strict=True):
-        if like and (unit := like.units[place]):
-            axis["unit"] = unit
-    scale = [like.scale[i] if like and like.scale else 1.0 for i in places]
-    transformations: list[dict[str, Any]] = [{"type": "scale", "scale": scale}]
-    if any(domain.start):
-        translation = [domain.start[i] * s for i, s in zip(places, scale, strict=True)]
+def _multiscale(layout: _Layout, path: str) -> dict[str, Any]:
+    axes = [
+        {"name": axis, "type": _AXIS_TYPES[axis], **({"unit": unit} if unit else {})}
+        for axis, unit in zip(layout.axes, layout.units, strict=True)
+    ]
+    transformations: list[dict[str, Any]] = [{"type": "scale", "scale": layout.scale}]
+    if any(layout.start):
+        translation = [n * size for n, size in zip(layout.start, layout.scale, strict=True)]
         transformations.append({"type": "translation", "translation": translation})
     return {
         "name": PurePosixPath(path).stem,
         "axes": axes,
         "datasets": [{"path": "0", "coordinateTransformations": transformations}],
+    }
+
+
+def _open_array(
+    path: str, root: Any, *, level: int, cache_bytes: int, name: str
+) -> TensorStoreSource:
+    where = f"{name} {path}"
+    with explaining(where):
+        drivers = [
+            driver
+            for marker, driver in _DRIVER_OF_MARKER.items()
+            if root.read(marker).result().state == "value"
+        ]
+    if not drivers:
+        folder = tensorstore.local_path(root.spec())
+        missing = folder is not None and not folder.exists()
+        raise UsageError(
+            f"{where}: no such file or folder"
+            if missing
+            else f"{where}: neither an OME-Zarr image nor a Zarr, N5 or precomputed array"
+        )
+    if level != 0:
+        raise UsageError(f"{where}: level {level} does not exist; a plain array has level 0 only")
+    spec = {"driver": drivers[0], "kvstore": kvstore(path)}
+    return tensorstore.open_source(spec, cache_bytes=cache_bytes, name=name, title=path)
+
+
+def _read_attributes(root: Any, where: str) -> tuple[str, dict[str, Any]]:
+    """The driver of a group's arrays and its OME attributes, empty where there are none."""
+    ome = _read_json(root, "zarr.json", where).get("attributes", {}).get("ome")
+    return ("zarr3", ome) if ome else ("zarr", _read_json(root, ".zattrs", where))
+
+
+def _read_json(root: Any, key: str, where: str) -> dict[str, Any]:
+    with explaining(where):
+        found = root.read(key).result()
+    try:
+        parsed: dict[str, Any] = json.loads(found.value) if found.state == "value" else {}
+    except ValueError as error:
+        raise UsageError(f"{where}: {key} is not valid JSON: {error}") from error
+    return parsed
+
+
+def _describe(attributes: Mapping[str, Any], level: int, where: str) -> dict[str, Any]:
+    """Path, axis labels, scale, units and version of one level."""
+    multiscale = attributes["multiscales"][0]
+    datasets = multiscale["datasets"]
+    if not 0 <= level < len(datasets):
+        raise UsageError(f"{where}: level {level} does not exist; 0 to {len(datasets) - 1} do")
+    # Axes were texts in 0.3 and not written down before that.
+    axes = [{"name": a} if isinstance(a, str) else a for a in multiscale.get("axes", AXES)]
+    labels = [axis["name"] for axis in axes]
+    return {
+        "path": datasets[level]["path"],
+        "labels": labels,
+        "scale": _scale(datasets[level], labels, multiscale),
+        "units": {axis_letter(axis["name"]): axis.get("unit") for axis in axes},
+        "ome_version": attributes.get("version") or multiscale.get("version", "0.4"),
+    }
+
+
+def _scale(
+    dataset: Mapping[str, Any], labels: Sequence[str], multiscale: Mapping[str, Any]
+) -> dict[str, float] | None:
+    """The size of a voxel by axis: the dataset's scale times that of all the datasets."""
+    scales = [
+        transformation["scale"]
+        for holder in (dataset, multiscale)
+        for transformation in holder.get("coordinateTransformations", ())
+        if transformation["type"] == "scale"
+    ]
+    if not scales:
+        return None
+    return {
+        axis_letter(label): math.prod(float(scale[axis]) for scale in scales)
+        for axis, label in enumerate(labels)
     }

@@ -37,7 +37,7 @@ _IMPATIENT = {
 _EXISTING = {"open": True, "create": False, "delete_existing": False, "read": True}
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class TensorStoreSource:
     """Reads a TensorStore; made by `open_source`."""
 
@@ -72,7 +72,7 @@ class TensorStoreSource:
         return replace(self, array=array, cache_bytes=num_bytes)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class TensorStoreSink:
     """Writes a TensorStore; made by `open_sink`."""
 
@@ -86,6 +86,9 @@ class TensorStoreSink:
     write_grid: tuple[int, ...]
     local_path: Path | None
     address: str
+    references: bool
+    """Whether whole chunks are encoded from the caller's array without a copy. A cache would keep
+    that array after it is the caller's again, and merge what it then holds into a later write."""
 
     def create(self) -> None:
         with explaining(self.where):
@@ -95,9 +98,8 @@ class TensorStoreSink:
     def write(self, box: Box, array: NDArray[Any]) -> None:
         assert box in self.domain, f"{box} is not in {self.domain}"
         assert array.dtype == self.dtype, f"{array.dtype} is not {self.dtype}"
-        # The array is the caller's again only after this returns, so no copy of it is needed.
-        write = self._view[box.slices].write(array, can_reference_source_data_indefinitely=True)
-        write.result()
+        view = self._view[box.slices]
+        view.write(array, can_reference_source_data_indefinitely=self.references).result()
 
     def close(self) -> None:
         """Nothing to do: all metadata is written by `create`."""
@@ -177,6 +179,7 @@ def prepare_sink(
     """The sink of a ``ts.Spec``, taken from what exists there or from what the spec will create."""
     found = None if asked.open_mode.delete_existing else _existing(asked, where)
     if found is None:
+        _check_bucket(asked.kvstore, where)
         found = asked = _complete(asked, domain, dtype, where)
     axes = _axes(found, where)
     with explaining(where):
@@ -191,6 +194,7 @@ def prepare_sink(
         write_grid=_write_grid(five, axes, where),
         local_path=local_path(asked.kvstore),
         address=address(asked.kvstore),
+        references=not any(_pools(asked.to_json())),
     )
 
 
@@ -253,7 +257,8 @@ def _address(parts: Mapping[str, Any]) -> str:
         return str(Path(path).resolve())
     base = _address(parts["base"]) if isinstance(parts.get("base"), Mapping) else ""
     host = parts.get("endpoint") or parts.get("base_url", "")
-    return f"{parts['driver']}:{base}{host.rstrip('/')}/{parts.get('bucket', '')}/{path}"
+    places = base, host.rstrip("/"), parts.get("bucket"), path.lstrip("/")
+    return f"{parts['driver']}://{'/'.join(filter(None, places))}"
 
 
 @contextmanager
@@ -268,9 +273,9 @@ def explaining(where: str) -> Iterator[None]:
 
 
 def _sentence(error: BaseException) -> str:
-    text = re.sub(r"\s*\[(tensorstore_spec|source locations)=.*", "", str(error), flags=re.DOTALL)
+    text = re.sub(r"\s*\[(source locations|[\w-]+)=.*", "", str(error), flags=re.DOTALL)
     text = re.sub(r'^([A-Z_]+: )?(Error opening "\w+" driver: )?', "", text)
-    return describe(type(error)(text))
+    return describe(ValueError(text))
 
 
 def _with_endpoint(spec: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -310,6 +315,18 @@ def _existing(asked: Any, where: str) -> Any:
     if must_be_new:
         raise UsageError(f"{where}: exists; use --overwrite to replace it")
     return found
+
+
+def _check_bucket(spec: Any, where: str) -> None:
+    """Refuse a bucket that does not exist: TensorStore would try to create in it for ever."""
+    if spec is None or local_path(spec):
+        return
+    keys = ts.KvStore.KeyRange(".zarray", ".zarray0")  # one key at most; listing names the bucket
+    try:
+        open_kvstore(spec, where).list(keys).result()
+    except ValueError as error:
+        if str(error).startswith("NOT_FOUND"):  # the right to list is not needed for writing
+            raise UsageError(f"{where}: {_sentence(error)}") from error
 
 
 def _complete(asked: Any, domain: Box, dtype: np.dtype[Any], where: str) -> Any:

@@ -1,0 +1,36 @@
+"""Fixtures that several test files share."""
+
+from __future__ import annotations
+
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def _moto() -> Iterator[str]:
+    server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def s3_endpoint(_moto: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """The URL of a real S3 server on loopback that holds one empty bucket, ``test-bucket``."""
+    empty = tmp_path / "aws"
+    empty.touch()
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_CONFIG_FILE": str(empty),
+        "AWS_SHARED_CREDENTIALS_FILE": str(empty),
+    }.items():
+        monkeypatch.setenv(name, value)
+    for method, path in (("POST", "moto-api/reset"), ("PUT", "test-bucket")):
+        request = urllib.request.Request(f"{_moto}/{path}", method=method)
+        urllib.request.urlopen(request).close()
+    return _moto

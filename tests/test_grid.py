@@ -1,0 +1,125 @@
+"""Box, grids, reflection and the geometry of blocks: tables, then laws."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.box import Box
+from penstock.grid import Block, Geometry, Grid, flatten, indices, reflect, unflatten
+
+sizes = st.integers(1, 40)
+
+
+@st.composite
+def geometries(draw: st.DrawFn) -> Geometry:
+    """Any small geometry: thin axes, odd overlaps, misaligned anchors, one or many regions."""
+    origin = tuple(draw(st.integers(-20, 20)) for _ in range(3))
+    shape = tuple(draw(st.integers(1, 12)) for _ in range(3))
+    patch = tuple(draw(st.integers(1, 6)) for _ in range(3))
+    unit = tuple(draw(st.integers(2, 8)) for _ in range(3))
+    return Geometry(
+        domain=Box.of(origin, shape),
+        patch=patch,
+        overlap=tuple(draw(st.integers(0, p - 1)) for p in patch),
+        seam=draw(st.sampled_from(["trim", "blend"])),
+        unit=unit,
+        anchor=tuple(draw(st.integers(-5, 5)) for _ in range(3)),
+        region=tuple(u * draw(st.integers(1, 4)) for u in unit),
+        patches_per_block=tuple(draw(st.integers(1, 3)) for _ in range(3)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "common"),
+    [
+        (Box((0,), (4,)), Box((2,), (9,)), Box((2,), (4,))),  # overlap
+        (Box((0,), (4,)), Box((4,), (9,)), Box((4,), (4,))),  # they touch
+        (Box((0,), (4,)), Box((7,), (9,)), Box((4,), (4,))),  # apart
+        (Box((-3,), (4,)), Box((-5,), (-1,)), Box((-3,), (-1,))),  # negative coordinates
+    ],
+)
+def test_common_part(a: Box, b: Box, common: Box) -> None:
+    assert a & b == common
+
+
+def test_a_box_that_ends_before_it_starts_is_refused() -> None:
+    with pytest.raises(ValueError, match="past stop"):
+        Box((3,), (2,))
+
+
+@given(sizes, sizes, st.integers(-50, 50), st.integers(-50, 50))
+def test_a_grid_tiles_its_domain_exactly(length: int, step: int, origin: int, anchor: int) -> None:
+    domain = Box.of((origin,), (length,))
+    grid = Grid(domain, (step,), (anchor,))
+    covered = [x for box in grid for x in range(box.start[0], box.stop[0])]
+    assert covered == list(range(origin, origin + length))
+    assert len(grid) == len(list(grid))
+    assert all((box.start[0] - anchor) % step == 0 for box in list(grid)[1:])
+
+
+def test_a_petabyte_grid_takes_no_memory() -> None:
+    grid = Grid(Box((0, 0, 0), (10**6, 10**5, 10**5)), (64, 64, 64))
+    assert len(grid) == 15625 * 1563 * 1563
+    assert grid[len(grid) - 1].stop == (10**6, 10**5, 10**5)
+
+
+@given(st.tuples(sizes, sizes, sizes), st.data())
+def test_flat_and_nested_indices_agree(shape: tuple[int, ...], data: st.DataObject) -> None:
+    cells = Box.of((3, -2, 0), shape)
+    flat = data.draw(st.integers(0, cells.size - 1))
+    assert flatten(unflatten(flat, cells), cells) == flat
+    if cells.size < 1000:
+        ranges = (range(a, b) for a, b in zip(cells.start, cells.stop, strict=True))
+        assert list(indices(cells)) == list(itertools.product(*ranges))
+
+
+@given(st.integers(1, 12), st.integers(0, 40), st.integers(0, 40))
+def test_reflection_is_that_of_numpy(length: int, before: int, after: int) -> None:
+    data = np.arange(length)
+    ours = reflect(-before, length + after, 0, length)
+    assert ours == list(np.pad(data, (before, after), mode="reflect"))
+
+
+@settings(max_examples=40, deadline=None)
+@given(geometries())
+def test_cores_own_every_voxel_once(geometry: Geometry) -> None:
+    counts = np.zeros(geometry.domain.shape, int)
+    for index in indices(geometry.cores.cells):
+        core, read = geometry.cores.cell(index), geometry.patch_read(index)
+        assert read.shape == geometry.patch
+        assert core in read
+        counts[core.within(geometry.domain)] += 1
+    assert (counts == 1).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(geometries())
+def test_blocks_bring_every_region_all_that_it_needs(geometry: Geometry) -> None:
+    """Each voxel of each region is in the support of as many blocks of it as have its patches."""
+    of_region: dict[int, list[Block]] = defaultdict(list)
+    for block in geometry.blocks():
+        of_region[block.region].append(block)
+    for number, region in enumerate(geometry.regions):
+        patches, blocks = geometry.patches_for(region), of_region[number]
+        assert sum(block.patches.size for block in blocks) == patches.size
+        counts = np.zeros(region.shape, int)
+        for block in blocks:
+            counts[(block.core & region).within(region)] += 1
+            assert geometry.core_of(block.patches) == block.core
+            assert block.core in block.support
+        assert (counts == 1).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(geometries())
+def test_counts_are_those_of_the_real_sequence(geometry: Geometry) -> None:
+    blocks = list(geometry.blocks())
+    assert geometry.count_blocks() == len(blocks)
+    assert geometry.count_patches() == sum(block.patches.size for block in blocks)
+    assert [block.number for block in blocks] == list(range(len(blocks)))

@@ -1,0 +1,74 @@
+"""Percentiles against numpy, for every dtype; scalings that never divide by nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from penstock.normalize import Histogram, Scaling, block_scaling
+
+DTYPES = "bool uint8 int8 uint16 int16 uint32 int32 float16 float32 float64".split()
+
+
+def percentile(array: np.ndarray, q: float, pieces: int = 1) -> float:
+    histogram = Histogram(array.dtype)
+    while not histogram.done:
+        for piece in np.array_split(array, pieces):
+            histogram.add(piece)
+        histogram.advance((q,))
+    return histogram.percentile(q)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_percentiles_are_exactly_those_of_numpy(dtype: str, data: st.DataObject) -> None:
+    kind = np.dtype(dtype)
+    elements = (
+        st.floats(-1e4, 1e4, width=16 if dtype == "float16" else 32)
+        if kind.kind == "f"
+        else None
+    )
+    array = data.draw(hnp.arrays(kind, st.integers(1, 60), elements=elements))
+    q = data.draw(st.floats(0, 100))
+    expected = np.percentile(array.astype(np.float64), q)
+    ours = percentile(array, q, pieces=data.draw(st.integers(1, 4)))
+    assert ours == pytest.approx(expected, rel=1e-12, abs=1e-12)
+
+
+def test_extreme_integers_keep_their_order() -> None:
+    array = np.array([np.iinfo(np.int32).min, -1, 0, np.iinfo(np.int32).max], np.int32)
+    assert percentile(array, 0) == np.iinfo(np.int32).min
+    assert percentile(array, 100) == np.iinfo(np.int32).max
+
+
+def test_what_is_not_finite_does_not_count() -> None:
+    array = np.array([np.nan, 1, 2, 3, np.inf, -np.inf], np.float32)
+    assert percentile(array, 50) == 2
+    assert np.isnan(percentile(array[:1], 50))
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper", "low", "high", "scaling"),
+    [
+        (10, 30, 0, 100, Scaling(10, 20)),  # the usual
+        (10, 10, 0, 1000, Scaling(10, 1000)),  # nearly all background: the extremes
+        (10, 10, 10, 10, Scaling(10, 1)),  # all equal
+        (np.nan, np.nan, np.nan, np.nan, Scaling(0, 1)),  # nothing finite
+    ],
+)
+def test_the_scale_is_never_zero(
+    lower: float, upper: float, low: float, high: float, scaling: Scaling
+) -> None:
+    assert Scaling.of_range(lower, upper, low, high) == scaling
+
+
+def test_a_sparse_block_stays_finite() -> None:
+    """99.95 % background: both percentiles agree and one bright voxel must not become 1e9."""
+    block = np.full(10_000, 100, np.uint16)
+    block[:5] = 1100
+    scaling = block_scaling(block, 0.5, 99.9)
+    assert scaling == Scaling(100, 1000)

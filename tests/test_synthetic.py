@@ -1,0 +1,99 @@
+"""Synthetic volumes: the same from the same seed, and a camera whose noise has known moments."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from penstock.synthetic import CAMERA_OFFSET, clean_volume, noisy, psnr
+
+SHAPE = (24, 40, 56)
+
+
+def test_a_seed_is_a_volume() -> None:
+    volume = clean_volume(SHAPE, seed=5)
+    assert volume.shape == SHAPE
+    assert volume.dtype == np.float32
+    np.testing.assert_array_equal(volume, clean_volume(SHAPE, seed=5))
+    assert not np.array_equal(volume, clean_volume(SHAPE, seed=6))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 200, 1), (1, 64, 64)])
+def test_any_shape(shape: tuple[int, ...]) -> None:
+    volume = clean_volume(shape, seed=0)
+    assert volume.shape == shape
+    assert np.isfinite(volume).all()
+
+
+def test_intensities_are_those_of_a_light_sheet_camera() -> None:
+    volume = clean_volume((64, 96, 96), seed=3)
+    assert volume.min() >= CAMERA_OFFSET + 20
+    assert CAMERA_OFFSET + 20 < np.median(volume) < CAMERA_OFFSET + 60
+    assert 400 < volume.max() < 10_000
+    # Structures are sparse: most of the volume is background.
+    assert 0.01 < np.mean(volume > CAMERA_OFFSET + 100) < 0.3
+
+
+def test_the_blur_leaves_nothing_finer_than_itself() -> None:
+    volume = clean_volume((48, 64, 64), seed=7).astype(np.float64)
+    volume -= volume.mean()
+    window = [np.hanning(length) for length in volume.shape]
+    volume *= np.einsum("i,j,k->ijk", *window)
+    power = np.square(np.abs(np.fft.fftn(volume)))
+    for axis, length in enumerate(volume.shape):
+        fine = np.abs(np.fft.fftfreq(length)) > 0.4
+        assert power.compress(fine, axis=axis).sum() < 1e-3 * power.sum()
+
+
+def test_noise_is_a_function_of_its_seed() -> None:
+    clean = clean_volume(SHAPE, seed=1)
+    image = noisy(clean, seed=2)
+    assert image.dtype == np.uint16
+    np.testing.assert_array_equal(image, noisy(clean, seed=2))
+    assert not np.array_equal(image, noisy(clean, seed=3))
+
+
+def test_variance_rises_with_the_mean_by_the_gain() -> None:
+    gain, read_noise = 7.0, 12.0
+    levels = CAMERA_OFFSET + np.array([0.0, 50.0, 200.0, 1000.0, 3000.0])
+    clean = np.repeat(levels[:, None], 100_000, axis=1)
+    image = noisy(clean, seed=0, gain=gain, read_noise=read_noise).astype(np.float64)
+    mean, variance = image.mean(axis=1), image.var(axis=1)
+    np.testing.assert_allclose(mean, levels, atol=5 * np.sqrt(variance / 100_000).max())
+    slope, rest = np.polyfit(mean - CAMERA_OFFSET, variance, 1)
+    assert slope == pytest.approx(gain, rel=0.03)
+    # Rounding to whole counts adds a twelfth.
+    assert variance[0] == pytest.approx(read_noise**2 + 1 / 12, rel=0.03)
+    assert rest == pytest.approx(read_noise**2, abs=60)
+
+
+def test_sixteen_bits_clip() -> None:
+    assert noisy(np.full(4, 80_000.0), seed=0).tolist() == [65535] * 4
+    assert noisy(np.full(4, 0.0), seed=0, offset=0.0, read_noise=0.0).tolist() == [0] * 4
+
+
+def test_psnr_by_hand() -> None:
+    # Errors 3 and 4 of a range of 10: RMS 5 / sqrt(2).
+    expected = 20 * math.log10(10 / (5 / math.sqrt(2)))
+    assert psnr([0.0, 10.0], [3.0, 6.0]) == pytest.approx(expected)
+    assert psnr([0.0, 10.0], [3.0, 6.0], data_range=100) == pytest.approx(expected + 20)
+
+
+def test_psnr_of_unsigned_images_does_not_wrap() -> None:
+    assert psnr(np.array([0, 10], np.uint16), np.array([1, 9], np.uint16)) == pytest.approx(20)
+
+
+def test_psnr_of_equal_images_is_infinite() -> None:
+    assert psnr([1.0, 2.0], [1.0, 2.0]) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("reference", "image", "message"),
+    [([1.0, 1.0], [1.0, 2.0], "flat"), ([1.0, 2.0], [1.0], r"\(2,\).*\(1,\)")],
+    ids=["flat", "shapes"],
+)
+def test_psnr_refuses(reference: list[float], image: list[float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        psnr(reference, image)
