@@ -1,6 +1,8 @@
-"""What is measured. One contender, one fresh process: ``python contenders.py JOB.json ANSWER.json``.
+"""What is measured: one contender, one fresh process.
 
-A contender is a function in `CONTENDERS`. It gets ready (imports, network), then does its job inside
+    python contenders.py JOB.json ANSWER.json
+
+A contender is a function in `CONTENDERS`. It gets ready (imports, network), then does its job in
 ``with job.clock:``, which runs from the first read to the last write; what it returns is kept with
 the record. Nothing here knows of rounds, ratios or targets: that is ``infer.py``.
 
@@ -11,6 +13,7 @@ the record. Nothing here knows of rounds, ratios or targets: that is ``infer.py`
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import resource
@@ -19,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from importlib import metadata
+from importlib import import_module, metadata
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -31,8 +34,6 @@ CODEC = {"id": "blosc", "cname": "zstd", "clevel": 5, "shuffle": 1}
 PERCENTILES = (0.5, 99.9)
 THREADS = 4
 """Blocks under way at once in the limits; the decoding below them is TensorStore's own pool."""
-FORWARD_SECONDS = 2.0
-"""How long each batch size of the compute limit runs, at least."""
 LIBRARIES = ("numpy", "tensorstore", "zarr", "torch", "penstock", "monai", "torch_em", "dask")
 
 
@@ -66,6 +67,8 @@ class Job:
     """Patches in one forward; None is Penstock's default."""
     batches: tuple[int, ...] = ()
     """For the compute limit: the batch sizes to try."""
+    seconds: float = 0.0
+    """For the compute limit: how long each of them runs, at least."""
     normalize: str = "none"
     num_patches: int = 0
     block: tuple[int, ...] = ()
@@ -102,9 +105,7 @@ def spec(path: str, size: int, *, create: bool = False) -> dict[str, Any]:
 def boxes(shape: tuple[int, ...], step: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
     starts = [range(0, n, s) for n, s in zip(shape, step, strict=True)]
     for corner in product(*starts):
-        yield tuple(
-            slice(a, min(a + s, n)) for a, s, n in zip(corner, step, shape, strict=True)
-        )
+        yield tuple(slice(a, min(a + s, n)) for a, s, n in zip(corner, step, shape, strict=True))
 
 
 def open_both(job: Job) -> tuple[Any, Any]:
@@ -137,9 +138,9 @@ def write(job: Job) -> dict[str, Any]:
     volume = source.read().result()
     with job.clock:
         in_threads(
-            lambda box: sink[box]
-            .write(volume[box], can_reference_source_data_indefinitely=True)
-            .result(),
+            lambda box: (
+                sink[box].write(volume[box], can_reference_source_data_indefinitely=True).result()
+            ),
             job,
         )
     return {}
@@ -164,10 +165,11 @@ def copy(job: Job) -> dict[str, Any]:
 def forward(job: Job) -> dict[str, Any]:
     """C: the network alone on patches in memory, at the best of some batch sizes.
 
-    A count of patches that takes `FORWARD_SECONDS` is timed, and scaled to the patches of the plan.
+    As many patches as take ``job.seconds`` are timed, and scaled to the patches of the plan.
     """
-    import models
     import torch
+
+    import models
 
     net, samples = models.make(job.model), {}
     used = os.times()
@@ -176,7 +178,7 @@ def forward(job: Job) -> dict[str, Any]:
             patches = torch.rand((batch, 1, *(job.patch,) * 3))
             net(patches)  # the first forward picks kernels and takes memory
             times: list[float] = []
-            while sum(times) < FORWARD_SECONDS and len(times) < 1000:
+            while sum(times) < job.seconds and len(times) < 1000:
                 start = time.perf_counter()
                 net(patches)
                 times.append(time.perf_counter() - start)
@@ -200,11 +202,12 @@ def forward(job: Job) -> dict[str, Any]:
 
 
 def penstock(job: Job) -> dict[str, Any]:
-    """The command line in this process; its own clock runs from the first read to the last write."""
+    """The command line in this process, timed by its own clock: first read to last write."""
     import tensorstore as ts
-    from penstock import cli
-    from penstock import infer as _  # torch is imported before the clock starts, as for peers
 
+    from penstock import cli
+
+    import_module("penstock.infer")  # torch is imported before the clock starts, as for peers
     run_dir = Path(job.output + ".run")
     with job.clock:
         code = cli.main(["infer", *_flags(job), "--run-dir", str(run_dir)])
@@ -226,17 +229,12 @@ def penstock(job: Job) -> dict[str, Any]:
 
 def plan(job: Job) -> dict[str, Any]:
     """What Penstock plans for the job; not timed."""
-    import penstock
     from penstock.config import InferConfig, add_flags, from_flags
-
-    import argparse
+    from penstock.infer import Job as Inference
 
     parser = argparse.ArgumentParser()
     add_flags(parser, InferConfig)
-    config = from_flags(InferConfig, parser.parse_args(_flags(job)))
-    from penstock.infer import Job as Inference
-
-    planned = Inference(config).plan
+    planned = Inference(from_flags(InferConfig, parser.parse_args(_flags(job)))).plan
     return {
         "num_patches": planned.num_patches,
         "batch": planned.batch,
@@ -244,7 +242,6 @@ def plan(job: Job) -> dict[str, Any]:
         "read_planned": (planned.read_bytes + planned.statistics_bytes) / planned.input_bytes,
         "statistics_passes": planned.statistics_bytes / planned.input_bytes,
         "planned_peak": planned.memory.total,
-        "penstock": penstock.__version__,
     }
 
 
@@ -288,9 +285,10 @@ def to_counts(values: np.ndarray, lower: float, scale: float) -> np.ndarray:
 
 def monai(job: Job) -> dict[str, Any]:
     """`sliding_window_inference` over the volume in memory, read and written by TensorStore."""
-    import models
     import torch
     from monai.inferers import sliding_window_inference
+
+    import models
 
     net, (source, sink) = models.make(job.model), open_both(job)
     with job.clock, torch.inference_mode():
@@ -313,7 +311,6 @@ def monai(job: Job) -> dict[str, Any]:
 def torch_em(job: Job) -> dict[str, Any]:
     """`predict_with_halo_pipelined` over the volume in memory, read and written by TensorStore."""
     import models
-    import torch
 
     _let_torch_em_import()
     from torch_em.util.prediction import predict_with_halo_pipelined
@@ -336,7 +333,7 @@ def torch_em(job: Job) -> dict[str, Any]:
             disable_tqdm=True,
         )
         sink.write(output).result()
-    return {"torch_threads": torch.get_num_threads()}
+    return {}
 
 
 def _let_torch_em_import() -> None:
@@ -360,18 +357,16 @@ def naive(job: Job) -> dict[str, Any]:
     Percentiles take one more read of everything. Cores are no whole chunks, so nearly each write
     reads chunks back; a loop over whole chunks is what `dask` stands for.
     """
-    import models
     import torch
-    import zarr
 
-    net, source, sink = models.make(job.model), *_zarr_arrays(job)
+    import models
+
+    net, (source, sink) = models.make(job.model), _zarr_arrays(job)
     with job.clock, torch.inference_mode():
         lower, scale = scaling(job, source[:] if job.normalize != "none" else source)
         for core in boxes(job.shape, (job.stride,) * 3):
             starts = [c.start - job.halo for c in core]
-            inside = tuple(
-                slice(max(0, s), min(job.size, s + job.patch)) for s in starts
-            )
+            inside = tuple(slice(max(0, s), min(job.size, s + job.patch)) for s in starts)
             missing = [
                 (i.start - s, s + job.patch - i.stop) for s, i in zip(starts, inside, strict=True)
             ]
@@ -380,7 +375,7 @@ def naive(job: Job) -> dict[str, Any]:
             output = net(torch.from_numpy(patch)[None, None])[0, 0].numpy().copy()
             keep = tuple(slice(job.halo, job.halo + c.stop - c.start) for c in core)
             sink[core] = to_counts(output[keep], lower, scale)
-    return {"zarr": zarr.__version__}
+    return {}
 
 
 def dask(job: Job) -> dict[str, Any]:
@@ -390,8 +385,9 @@ def dask(job: Job) -> dict[str, Any]:
     it is compared with Penstock at the same patch.
     """
     import dask.array as da
-    import models
     import torch
+
+    import models
 
     net, (source, sink) = models.make(job.model), _zarr_arrays(job)
     torch.set_num_threads(1)  # Dask's threads are the parallelism
@@ -403,10 +399,14 @@ def dask(job: Job) -> dict[str, Any]:
 
     with job.clock:
         lower, scale = scaling(job, source[:] if job.normalize != "none" else source)
-        volume = da.from_array(source, chunks=source.chunks)
+        volume = da.from_zarr(source)
         output = volume.map_overlap(
-            run, depth=job.halo, boundary="reflect", dtype=np.uint16, meta=np.empty((0,) * 3, np.uint16),
-            lower=lower, scale=scale,
+            run,
+            depth=job.halo,
+            boundary="reflect",
+            meta=np.empty((0,) * 3, np.uint16),
+            lower=lower,
+            scale=scale,
         )
         da.store(output, sink, lock=False, scheduler="threads")
     return {}
@@ -454,16 +454,16 @@ def versions() -> dict[str, str]:
 def main(job_file: str, answer_file: str) -> None:
     job = Job(**json.loads(Path(job_file).read_text()))
     job.block, job.batches = tuple(job.block), tuple(job.batches)
+    answer: dict[str, Any] = {"status": "ok"}
     try:
-        extra = CONTENDERS[job.contender](job)
-        answer = {"status": "ok", "extra": extra}
+        answer["extra"] = CONTENDERS[job.contender](job)
     except ImportError as error:
-        answer = {"status": "unsupported", "error": str(error)}
+        answer |= {"status": "unsupported", "error": str(error)}
     total = os.times()
     answer |= {
         "seconds": job.clock.seconds,
         "cpu_seconds": job.clock.cpu_seconds,
-        "process_cpu_seconds": total.user + total.system + total.children_user + total.children_system,
+        "process_cpu_seconds": sum(total[:4]),
         "peak_rss": peak_rss(),
         "versions": versions(),
     }

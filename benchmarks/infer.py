@@ -22,15 +22,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
-from contenders import CHUNK, CONTENDERS, spec
+
+from contenders import CHUNK, spec
 
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE.parent / "src"
@@ -44,6 +45,8 @@ PIECE = 128
 SEED = 0
 BATCHES = (1, 4, 16)
 """Tried by the compute limit in every round, and once by whoever has a batch to set."""
+FORWARD_SECONDS, QUICK_FORWARD_SECONDS = 2.0, 0.2
+"""How long the compute limit tries each."""
 TIMEOUT = 1800.0
 """Seconds until a launch counts as hung."""
 SAMPLE_EVERY = 0.1
@@ -82,7 +85,6 @@ CASES = {
     "unet": Case(overlap=16, normalize="global"),
     "denoise_net": Case(overlap=16, normalize="global", size=128, default=False),
 }
-QUICK_CASES = ("identity", "three_conv")
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,11 @@ ENTRIES = {
         "dask", large=True, against="penstock, patch of a chunk", install="dask"
     ),
 }
-QUICK_ENTRIES = ("penstock", "monai", "torch-em", "naive loop", "dask map_overlap")
+QUICK = {
+    "identity": ("penstock", "naive loop"),
+    "three_conv": ("penstock", "monai", "torch-em", "naive loop", "dask map_overlap"),
+}
+"""What the smoke test runs: every contender once."""
 
 COPY_BLOCKS = {
     "128 cubed": (128, 128, 128),
@@ -288,11 +294,11 @@ def machine() -> Record:
 # --- the run ---------------------------------------------------------------------------------
 
 
-def measure(bench: Bench, rounds: int, cases: Sequence[str], entries: Sequence[str], quick: bool) -> None:
-    """Plan, tune, then the rounds."""
+def measure(bench: Bench, rounds: int, chosen: Mapping[str, Sequence[str]], quick: bool) -> None:
+    """Plan and tune, then the rounds; ``chosen`` are the entries to run for each case."""
     skipped: set[str] = set()
     plans, batches = {}, {}
-    for name in cases:
+    for name, entries in chosen.items():
         plans[name] = bench.launch("plan", "plan", 0, contender="plan", **settings(name))
         for entry in entries:
             batches[name, entry] = _batch(bench, name, entry, quick, skipped)
@@ -301,17 +307,25 @@ def measure(bench: Bench, rounds: int, cases: Sequence[str], entries: Sequence[s
         for limit in limits:
             contender, block = LIMITS[limit]
             bench.launch("limit", limit, number, contender=contender, block=block)
-        for name in cases:
+        for name, entries in chosen.items():
             patches = plans[name].get("extra", {}).get("num_patches", 0)
             bench.launch(
-                "limit", "forward", number, contender="forward", num_patches=patches,
-                batches=BATCHES, **settings(name),
+                "limit",
+                "forward",
+                number,
+                contender="forward",
+                num_patches=patches,
+                batches=BATCHES,
+                seconds=QUICK_FORWARD_SECONDS if quick else FORWARD_SECONDS,
+                **settings(name),
             )
             for entry in entries:
                 if entry in skipped:
                     continue
                 record = bench.launch(
-                    "peer" if entry in peers() else "penstock", entry, number,
+                    "peer" if entry in peers() else "penstock",
+                    entry,
+                    number,
                     contender=ENTRIES[entry].contender,
                     **settings(name, entry, batches[name, entry]),
                 )
@@ -376,8 +390,16 @@ def _compare(bench: Bench, name: str, entry: str) -> None:
         above += int((difference > 1).sum())
         most, count = max(most, int(difference.max())), count + difference.size
     record = {
-        "schema": 1, "run": bench.run, "time": now(), "kind": "equality", "entry": entry,
-        "model": name, "round": 1, "status": "ok", "most": most, "differing": above / count,
+        "schema": 1,
+        "run": bench.run,
+        "time": now(),
+        "kind": "equality",
+        "entry": entry,
+        "model": name,
+        "round": 1,
+        "status": "ok",
+        "most": most,
+        "differing": above / count,
     }
     with bench.results.open("a") as file:
         file.write(json.dumps(record) + "\n")
@@ -390,14 +412,14 @@ class Results:
     """The records of one run, by what was measured and in which round."""
 
     def __init__(self, records: Sequence[Record]) -> None:
-        self.records = records
         self.run = next(r for r in records if r["kind"] == "run")
+        self.records = records = [r for r in records if r["kind"] != "run"]
         self.cores: int = self.run["machine"]["cores"]
-        self.rounds = sorted({r["round"] for r in records if r.get("round")})
+        self.rounds = sorted({r["round"] for r in records if r["round"]})
 
     @property
     def cases(self) -> list[str]:
-        return [name for name in CASES if any(r.get("model") == name for r in self.records)]
+        return [name for name in CASES if any(r["model"] == name for r in self.records)]
 
     def of(self, kind: str, entry: str, model: str | None = None) -> dict[int, Record]:
         """Launches that went well, by round."""
@@ -446,9 +468,7 @@ def spread(values: Sequence[float]) -> Spread | None:
     return (statistics.median(values), min(values), max(values)) if values else None
 
 
-def ratios(
-    above: dict[int, Record], below: dict[int, Record], key: str = "seconds"
-) -> list[float]:
+def ratios(above: dict[int, Record], below: dict[int, Record], key: str = "seconds") -> list[float]:
     """Round by round."""
     return [above[n][key] / below[n][key] for n in sorted(above.keys() & below.keys())]
 
@@ -524,7 +544,7 @@ def limits_table(results: Results) -> Iterator[str]:
 
 def case_table(results: Results, model: str) -> Iterator[str]:
     case = CASES[model]
-    size = next((r["job"].get("size") for r in results.records if r.get("model") == model and "job" in r), None)
+    size = next(r["job"]["size"] for r in results.records if r["model"] == model and "job" in r)
     yield (
         f"### {model}: {size} cubed, patch {case.patch}, overlap {case.overlap}, "
         f"normalisation {case.normalize}"
@@ -564,11 +584,11 @@ def case_table(results: Results, model: str) -> Iterator[str]:
         yield (
             f"Penstock: computes {planned['patch_amplification']:.2f} voxels for each voxel; reads "
             f"{planned['read_planned']:.2f} times the input by plan and "
-            f"{shown([g['read_measured'] for g in got], 3)} measured (stored bytes fetched / stored "
-            f"bytes, {planned['statistics_passes']:.0f} of it for percentiles); writes "
+            f"{shown([g['read_measured'] for g in got], 3)} measured (stored bytes fetched, "
+            f"{planned['statistics_passes']:.0f} of it for percentiles); writes "
             f"{shown([g['write_measured'] for g in got], 3)}; peak memory "
             f"{shown([g['planned_peak'] / 1e9 for g in got])} GB by plan. "
-            f"Its own words: \"{got[-1]['bound_by']}\""
+            f'Its own words: "{got[-1]["bound_by"]}"'
         )
 
 
@@ -578,9 +598,7 @@ def row(*cells: object) -> str:
 
 def equality(results: Results, model: str, entry: str) -> str:
     for record in results.records:
-        if (record["kind"], record["model"] if "model" in record else None, record.get("entry")) == (
-            "equality", model, entry,
-        ):
+        if (record["kind"], record["model"], record["entry"]) == ("equality", model, entry):
             if record["differing"] == 0:
                 return "all"
             return f"**{1 - record['differing']:.2%}**, most {record['most']}"
@@ -609,13 +627,16 @@ def verdicts(results: Results) -> Iterator[str]:
         extra = [r["extra"] for r in rows.values()]
         yield at_most(
             f"{model}: read amplification",
-            [e["read_measured"] - passes for e in extra], READ_AMPLIFICATION,
+            [e["read_measured"] - passes for e in extra],
+            READ_AMPLIFICATION,
         )
         yield at_most(
             f"{model}: write amplification",
-            [round(e["write_measured"], 2) for e in extra], WRITE_AMPLIFICATION,
+            [round(e["write_measured"], 2) for e in extra],
+            WRITE_AMPLIFICATION,
         )
-        yield memory_verdict(model, [r["peak_rss"] / r["extra"]["planned_peak"] for r in rows.values()])
+        peaks = [r["peak_rss"] / r["extra"]["planned_peak"] for r in rows.values()]
+        yield within(f"{model}: peak RSS / plan", peaks, MEMORY_WITHIN)
         for name in peers():
             ours = results.of("penstock", ENTRIES[name].against, model) or rows
             faster = ratios(results.of("peer", name, model), ours)
@@ -634,11 +655,9 @@ def at_most(what: str, values: Sequence[float], target: float) -> str:
     return _verdict(what, values, middle <= target, f"at most {target:g}", middle - target)
 
 
-def memory_verdict(model: str, values: Sequence[float]) -> str:
-    middle = statistics.median(values)
-    off = abs(middle - 1)
-    what = f"{model}: peak RSS / plan"
-    return _verdict(what, values, off <= MEMORY_WITHIN, f"1 +- {MEMORY_WITHIN:g}", off - MEMORY_WITHIN)
+def within(what: str, values: Sequence[float], target: float) -> str:
+    off = abs(statistics.median(values) - 1) if values else float("nan")
+    return _verdict(what, values, off <= target, f"1 +- {target:g}", off - target)
 
 
 def _verdict(what: str, values: Sequence[float], met: bool, target: str, short: float) -> str:
@@ -651,7 +670,7 @@ def _verdict(what: str, values: Sequence[float], met: bool, target: str, short: 
 def trouble(results: Results) -> Iterator[str]:
     """Launches that did not go well, and contenders that are not installed."""
     for record in results.records:
-        if record["kind"] not in ("run", "equality") and record["status"] != "ok":
+        if record["status"] != "ok":
             last = (record.get("error") or "").strip().splitlines()[-1:]
             yield (
                 f"- {record['status']}: {record['model'] or ''} {record['entry']}, round "
@@ -692,7 +711,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--results", type=Path, default=HERE / "results", help="where records go")
     parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds for one launch")
     parser.add_argument("--no-readme", action="store_true", help="leave README.md as it is")
-    parser.add_argument("--report", type=Path, metavar="JSONL", help="only report what was measured")
+    parser.add_argument("--report", type=Path, metavar="JSONL", help="run nothing, report this")
     return parser.parse_args()
 
 
@@ -707,10 +726,7 @@ def command() -> str:
 
 def main() -> int:
     args = arguments()
-    if args.report:
-        results = load(args.report)
-    else:
-        results = load(run(args))
+    results = load(args.report or run(args))
     text = "\n".join(report(results)).rstrip()
     print(f"\n{text}")
     if not (args.quick or args.no_readme):
@@ -737,15 +753,12 @@ def run(args: argparse.Namespace) -> Path:
     with bench.results.open("a") as file:
         head = {"kind": "run", "schema": 1, "run": started, "time": started, "status": "ok"}
         file.write(json.dumps(head | {"command": command(), "machine": machine()}) + "\n")
-    usual = [name for name, case in CASES.items() if case.default]
+    usual = {name: tuple(ENTRIES) for name, case in CASES.items() if case.default}
+    chosen = QUICK if args.quick else usual
+    models = args.models or chosen
+    chosen = {name: args.entries or chosen.get(name, tuple(ENTRIES)) for name in models}
     try:
-        measure(
-            bench,
-            args.rounds or (QUICK_ROUNDS if args.quick else ROUNDS),
-            args.models or (QUICK_CASES if args.quick else usual),
-            args.entries or (QUICK_ENTRIES if args.quick else list(ENTRIES)),
-            args.quick,
-        )
+        measure(bench, args.rounds or (QUICK_ROUNDS if args.quick else ROUNDS), chosen, args.quick)
     finally:
         if args.folder is None:
             shutil.rmtree(folder, ignore_errors=True)

@@ -173,9 +173,11 @@ BUILDERS = [value for name, value in list(globals().items()) if name.startswith(
 BUILDERS.remove(build_tiff)
 
 
-@pytest.fixture(params=BUILDERS, ids=lambda build: build.__name__.removeprefix("build_"))
-def spec(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    return request.param(tmp_path)
+@pytest.fixture(
+    scope="module", params=BUILDERS, ids=lambda build: build.__name__.removeprefix("build_")
+)
+def spec(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return request.param(tmp_path_factory.mktemp("source"))
 
 
 class TestEverySource:

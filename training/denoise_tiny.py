@@ -82,7 +82,7 @@ def train(net: nn.Module, steps: int, seed: int, device: str) -> None:
         left = (net(x) - truth).square().mean(dim=(1, 2, 3, 4))
         loss = 10 * torch.log10(left / (x - truth).square().mean(dim=(1, 2, 3, 4))).mean()
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         optimizer.step()
         schedule.step()

@@ -1,5 +1,5 @@
 """``python -m penstock``."""
 
-from .cli import main
+from .cli import entry
 
-raise SystemExit(main())
+entry()

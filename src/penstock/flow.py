@@ -38,11 +38,15 @@ class Flow:
                 self.error = error
             self.changed.notify_all()
 
+    def check(self) -> None:
+        """Raise `Stopped` once the flow has failed; for threads deep in a long piece of work."""
+        if self.failed:
+            raise Stopped
+
     def wait_for(self, ready: Callable[[], bool]) -> None:
         """Wait, with ``changed`` held, until ``ready()``; `Stopped` once the flow has failed."""
         self.changed.wait_for(lambda: self.failed or ready())
-        if self.failed:
-            raise Stopped
+        self.check()
 
     def spawn(self, name: str, work: Callable[[], None]) -> None:
         """Run ``work`` in a thread of its own. What it raises fails the flow."""
@@ -103,8 +107,7 @@ class Channel(Generic[Item]):
     def put(self, item: Item, place: int | None = None) -> None:
         """Hand an item on; ``place`` counts 0, 1, 2, ... where the channel is in order."""
         with self._flow.changed:
-            if self._flow.failed:
-                raise Stopped
+            self._flow.check()
             self._items[self._put if place is None else place] = item
             self._put += 1
             self._flow.changed.notify_all()

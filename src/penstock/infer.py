@@ -37,7 +37,7 @@ from .grid import Block, Grid, reflect
 from .lane import Finished, Lane, LaneSettings, Loaded, as_dtype
 from .journal import Journal
 from .normalize import Histogram, Scaling, block_scaling
-from .plan import Facts, Plan, make_plan, patch_shape, read_range, select
+from .plan import Facts, Plan, make_plan, patch_shape, per_axis, read_range, select
 from .probe import Probe, StageTotals, bottleneck
 from .stitch import Assembly, Unit
 from .store import Sink, Source, open_sink, open_source, same_array
@@ -209,8 +209,8 @@ class Job:
                 domain=Box.of((0,) * 5, shape),
                 dtype=_dtype(config.out_dtype, source.dtype),
                 like=source,
-                chunks=config.chunks,
-                shards=config.shards,
+                chunks=config.chunks and per_axis(config.chunks, plane=False, thin=1),
+                shards=config.shards and per_axis(config.shards, plane=False, thin=1),
                 overwrite=config.overwrite,
                 resume=config.resume,
             )
@@ -556,10 +556,8 @@ class _Run:
         try:
             if device.type == "cuda":
                 torch.cuda.set_device(device)
-            lane = Lane(
-                device, self.job.model, self.geometry, self._lane_settings(), self.probe,
-                self.job.config.compile_mode if self.job.config.compile else None,
-            )
+            settings, check = self._lane_settings(), self.flow.check
+            lane = Lane(device, self.job.model, self.geometry, settings, self.probe, check)
             block: Block | None = None
             while True:
                 with self.probe.waiting("forward"):
@@ -580,6 +578,7 @@ class _Run:
             batch=job.config.batch,
             model_axes=job.shape.model_axes,
             amp=job.amp,
+            compile_mode=job.config.compile_mode if job.config.compile else None,
             clip=job.clip or None,
             denormalize=job.config.denormalize,
             min_blend_weight=job.config.min_blend_weight,

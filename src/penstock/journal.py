@@ -45,6 +45,10 @@ class Journal:
         Raises `UsageError` where that run was another one, naming the first difference.
         """
         journal = cls(folder, fingerprint)
+        if folder is not None:
+            there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+            if not there.is_dir() or not os.access(there, os.W_OK):
+                raise UsageError(f"--run-dir {folder}: {there} is no folder that can be written to")
         if not resume or folder is None or not (folder / "run.json").exists():
             return journal
         before = json.loads((folder / "run.json").read_text())["fingerprint"]

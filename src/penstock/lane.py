@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,8 @@ class LaneSettings:
     batch: int
     model_axes: int
     amp: torch.dtype | None
+    compile_mode: str | None
+    """None: eager."""
     clip: tuple[float, float] | None
     denormalize: bool
     min_blend_weight: float
@@ -124,12 +126,13 @@ class Lane:
         geometry: Geometry,
         settings: LaneSettings,
         probe: Probe,
-        compile_mode: str | None = None,
+        check: Callable[[], None],
     ) -> None:
+        """``check`` is called before each forward and may raise, to stop the lane in mid-block."""
         self.device, self.model, self.geometry = device, model, geometry
-        self.settings, self.probe = settings, probe
+        self.settings, self.probe, self.check = settings, probe, check
         self.on_cuda = device.type == "cuda"
-        self._module = self._place(model.module, compile_mode)
+        self._module = self._place(model.module)
         patch = geometry.patch if settings.model_axes == 3 else geometry.patch[1:]
         self._batch = torch.empty(
             (settings.batch, model.in_channels, *patch),
@@ -170,15 +173,15 @@ class Lane:
 
     # --- the steps -----------------------------------------------------------------------------
 
-    def _place(self, module: nn.Module, compile_mode: str | None) -> nn.Module:
+    def _place(self, module: nn.Module) -> nn.Module:
         if self.device.type != "cpu":
             module = copy.deepcopy(module).to(self.device)
         if self.on_cuda:
             for part in module.modules():
                 if isinstance(part, nn.Conv2d | nn.Conv3d):
                     part.to(memory_format=self._memory_format())
-        if compile_mode is not None:
-            return torch.compile(module, mode=compile_mode, dynamic=False)  # type: ignore[return-value]
+        if self.settings.compile_mode is not None:
+            return torch.compile(module, mode=self.settings.compile_mode, dynamic=False)  # type: ignore[return-value]
         return module
 
     def _memory_format(self) -> torch.memory_format:
@@ -223,6 +226,7 @@ class Lane:
 
     def _forward(self) -> None:
         """One batch through the net and into its blocks."""
+        self.check()
         first = self._slots[0].owner.loaded.block
         with self.probe.span("forward", first), torch.inference_mode():
             with torch.autocast(self.device.type, self.settings.amp, self.settings.amp is not None):

@@ -40,7 +40,7 @@ class PatchShape:
     model_axes: Literal[2, 3]
 
 
-def per_axis(values: Sequence[int], flag: str, plane: bool, thin: int) -> tuple[int, ...]:
+def per_axis(values: Sequence[int], *, plane: bool, thin: int) -> tuple[int, ...]:
     """One number or one for each axis, as z y x; ``thin`` is the z of a plane."""
     if len(values) == 3:
         return tuple(values)
@@ -61,8 +61,8 @@ def patch_shape(config: InferConfig, has_z: bool, model_axes: int | None) -> Pat
             f"{model_axes}-D convolutions"
         )
     plane = axes == 2
-    patch = per_axis(config.patch, "--patch", plane, 1)
-    overlap = per_axis(config.overlap, "--overlap", plane, 0)
+    patch = per_axis(config.patch, plane=plane, thin=1)
+    overlap = per_axis(config.overlap, plane=plane, thin=0)
     if len(config.overlap) == 1:
         # One number is meant for the axes that can share it; an axis of one voxel cannot.
         overlap = tuple(0 if p == 1 else o for p, o in zip(patch, overlap, strict=True))
@@ -305,17 +305,17 @@ def fit_unit(config: InferConfig, facts: Facts) -> tuple[int, ...]:
             if axis is None or math.prod(unit) * 2 > UNIT_VOXELS:
                 return tuple(unit)
             unit[axis] *= 2
-    block = per_axis(config.block, "--block", False, grid[0])
+    block = per_axis(config.block, plane=False, thin=grid[0])
+    patch = per_axis(config.patch, plane=len(config.patch) == 2, thin=1)
+    for name, b, p, n in zip("zyx", block, patch, extent, strict=True):
+        if b < p and b < n:
+            raise UsageError(f"--block {b} is smaller than --patch {p} (axis {name})")
     for name, b, g, n in zip("zyx", block, grid, extent, strict=True):
         if b % g and b < n:
             raise UsageError(
                 f"--block {b} is not a multiple of the output's {g} (its chunks or shards along "
                 f"{name}): each would be written more than once; give --block {-(-b // g) * g}"
             )
-    patch = per_axis(config.patch, "--patch", len(config.patch) == 2, 1)
-    for name, b, p, n in zip("zyx", block, patch, extent, strict=True):
-        if b < p and b < n:
-            raise UsageError(f"--block {b} is smaller than --patch {p} (axis {name})")
     return tuple(-(-min(b, n) // g) * g for b, g, n in zip(block, grid, extent, strict=True))
 
 

@@ -7,8 +7,10 @@ imported only when its verb is asked for.
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from importlib import import_module
 from types import FrameType
@@ -54,6 +56,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output (head, less) has left
         sys.stderr.close()
         return 0
+
+
+def entry() -> None:
+    """The ``penstock`` command.
+
+    A failed job may leave a thread behind in a call that never returns. The interpreter's own
+    way out would wait for it or abort, so then the process ends at once with its exit code.
+    """
+    code = main()
+    if threading.active_count() > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    raise SystemExit(code)
 
 
 def _dashed(word: str) -> str:

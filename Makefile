@@ -1,0 +1,39 @@
+# The words used by hand and in CI. Needs python3 (3.10 or newer), make and pip.
+PYTHON ?= python3
+VENV ?= .venv
+RUN = $(VENV)/bin/python
+
+.PHONY: demo test check lint types bench gpu clean
+
+demo: $(VENV)/ready                 ## make a volume, denoise it, show before and after
+	$(RUN) -m penstock demo
+
+test: $(VENV)/ready                 ## the default tests: under two minutes on two cores
+	$(RUN) -m pytest
+
+check: lint types test              ## what CI runs
+	$(RUN) -m pytest -m slow
+
+lint: $(VENV)/ready
+	$(RUN) -m ruff check
+	$(RUN) -m ruff format --check
+
+types: $(VENV)/ready
+	$(RUN) -m mypy
+
+bench: $(VENV)/ready                ## benchmarks of this machine, recorded in benchmarks/
+	$(RUN) benchmarks/infer.py
+
+gpu: $(VENV)/ready                  ## tests that need a CUDA device
+	$(RUN) -m pytest -m gpu
+
+# torch goes in first and by exact version: asked for in a range, or by another package, pip would
+# fetch the newest build with gigabytes of CUDA libraries.
+$(VENV)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

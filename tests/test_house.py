@@ -1,0 +1,100 @@
+"""The package is held to its own rules: order of imports, purity, public names, start-up."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import penstock
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "penstock"
+HEAVY = ("torch", "tensorstore", "zarr", "dask", "pandas", "matplotlib", "tifffile")
+
+
+def rooms() -> dict[str, bool]:
+    """Modules in the order of ARCHITECTURE.md, and whether each is pure."""
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    house = text.split("<!-- house -->")[1]
+    lines = re.findall(r"^(\w+)(?:\.py|/)\s+(pure)?", house, re.MULTILINE)
+    return {name: bool(pure) for name, pure in lines}
+
+
+def imports_of(path: Path) -> set[str]:
+    """First-level modules of this package that a file imports, at any depth of its code."""
+    found = set()
+    depth = len(path.relative_to(PACKAGE).parts)
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level == depth:
+            names = [node.module] if node.module else [alias.name for alias in node.names]
+            found |= {name.partition(".")[0] for name in names}
+    return found
+
+
+def test_the_plan_of_the_house_lists_every_room() -> None:
+    standing = {path.stem for path in PACKAGE.glob("*.py") if not path.stem.startswith("__")}
+    standing |= {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    assert set(rooms()) == standing
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.glob("**/*.py")), ids=lambda p: p.name)
+def test_a_module_imports_only_modules_above_it(path: Path) -> None:
+    order = list(rooms())
+    room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    if room.startswith("__"):
+        return
+    above = set(order[: order.index(room)])
+    if room == "store":  # opening by name is the one place that knows the family below it
+        above.add("stores")
+    assert imports_of(path) - {room, "__version__"} <= above
+
+
+@pytest.mark.parametrize("module", [name for name, pure in rooms().items() if pure])
+def test_pure_modules_import_with_heavy_libraries_blocked(module: str) -> None:
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({HEAVY})); import penstock.{module}"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_help_starts_without_anything_heavy() -> None:
+    code = (
+        "import sys; from penstock.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        f"print(sorted({{*{HEAVY}, 'numpy', 'pydantic', 'rich'}} & set(sys.modules)))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert out.stdout.splitlines()[-1] == "[]"
+
+
+def test_public_names_are_pinned() -> None:
+    assert penstock.__all__ == [
+        "Box", "Incomplete", "PenstockError", "Plan", "Progress", "Refused", "StageError",
+        "Summary", "UsageError", "open_sink", "open_source", "plan_inference", "run_inference",
+    ]  # fmt: skip
+    for name in penstock.__all__:
+        assert getattr(penstock, name).__doc__, f"{name} has no docstring"
+
+
+def test_no_library_code_prints() -> None:
+    for path in PACKAGE.glob("**/*.py"):
+        if path.parent.name != "cli":
+            assert not re.search(r"^\s*print\(", path.read_text(), re.MULTILINE), path
+
+
+def test_one_default_per_knob() -> None:
+    """Functions below the config take what it holds; they do not repeat its defaults."""
+    from penstock.config import InferConfig
+
+    knobs = set(InferConfig.model_fields)
+    for module in ("grid", "stitch", "normalize", "plan", "lane", "flow"):
+        for node in ast.walk(ast.parse((PACKAGE / f"{module}.py").read_text())):
+            if isinstance(node, ast.FunctionDef):
+                named = node.args.args[len(node.args.args) - len(node.args.defaults) :]
+                assert not knobs & {arg.arg for arg in named}, f"{module}.{node.name}"
