@@ -44,9 +44,9 @@ def three_conv() -> nn.Module:
     # what the seed says, keeps the output in the range of the input, where counts can be compared.
     with torch.no_grad():
         for layer in net:
-            if isinstance(layer, nn.Conv3d):
+            if isinstance(layer, nn.Conv3d) and layer.bias is not None:
                 layer.weight.mul_(0.2).add_(1 / (27 * layer.in_channels))
-                layer.bias *= 0
+                nn.init.zeros_(layer.bias)
     return net
 
 

@@ -93,7 +93,9 @@ def test_the_seeds_own_command_runs_over_a_real_s3_server(
     kvstore = {"driver": "s3", "bucket": "test-bucket", "endpoint": s3_endpoint,
                "aws_region": "us-west-2"}  # fmt: skip
     source = {"driver": "zarr", "kvstore": kvstore | {"path": "tile.zarr/0/"}}
-    ts.open(source, create=True, dtype=ts.uint16, shape=volume.shape).result().write(volume).result()
+    ts.open(source, create=True, dtype=ts.uint16, shape=volume.shape).result().write(
+        volume
+    ).result()
     in_spec = source | {"context": {"cache_pool": {"total_bytes_limit": 4000000000},
                                     "data_copy_concurrency": {"limit": 16},
                                     "s3_request_concurrency": {"limit": 32}}}  # fmt: skip
@@ -266,6 +268,7 @@ def test_a_killed_run_resumes_to_the_same_bytes(tmp_path: Path) -> None:
         "        if x.device.type != 'meta': time.sleep(0.02)\n"
         "        return x * 0.5 + x.mean(dim=(2, 3, 4), keepdim=True)\n"
     )
+
     def words(out: str, *more: str) -> list[str]:
         return [sys.executable, "-m", "penstock", "infer", "--in-spec", str(source), "--out-spec",
                 str(tmp_path / out), "--model-type", f"{slow}:Slow", "--patch", "16", "--overlap",
@@ -285,7 +288,9 @@ def test_a_killed_run_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     with log.open("a") as torn:
         torn.write("0 2 2")  # a line that the kill tore: its block is not believed
 
-    again = subprocess.run(words("cut.zarr", "--resume"), check=True, capture_output=True, text=True)
+    again = subprocess.run(
+        words("cut.zarr", "--resume"), check=True, capture_output=True, text=True
+    )
     assert f"Blocks written: {27 - done} of 27 planned, {done} by an earlier run" in again.stdout
     assert (read(tmp_path / "cut.zarr/0") == read(tmp_path / "whole.zarr/0")).all()
 

@@ -56,9 +56,7 @@ def test_a_module_imports_only_modules_above_it(path: Path) -> None:
 
 @pytest.mark.parametrize("module", [name for name, pure in rooms().items() if pure])
 def test_pure_modules_import_with_heavy_libraries_blocked(module: str) -> None:
-    code = (
-        f"import sys; sys.modules.update(dict.fromkeys({HEAVY})); import penstock.{module}"
-    )
+    code = f"import sys; sys.modules.update(dict.fromkeys({HEAVY})); import penstock.{module}"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -41,7 +41,9 @@ def arange(shape: tuple[int, ...], dtype: str = "uint16") -> Array:
 def conv(channels: int = 1, seed: int = 0) -> nn.Module:
     """Two seeded 3-D convolutions of width 4; each output sees two voxels around it."""
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Conv3d(channels, 4, 3, padding=1), nn.GELU(), nn.Conv3d(4, 1, 3, padding=1))
+    return nn.Sequential(
+        nn.Conv3d(channels, 4, 3, padding=1), nn.GELU(), nn.Conv3d(4, 1, 3, padding=1)
+    )
 
 
 @st.composite
@@ -124,8 +126,9 @@ def test_tiled_equals_untiled_where_the_context_covers_the_net(
     rims of patches, which see zeros of the net's own padding, are given no weight to speak of."""
     volume = np.random.default_rng(4).normal(size=shape).astype("float32")
     net = nn.Sequential(nn.Conv3d(1, 1, 3, padding=1, bias=False)) if seam == "blend" else conv()
-    tiled = run(volume, net, normalize="none", patch=16, overlap=8, seam_mode=seam,
-                min_blend_weight=1e-6)
+    tiled = run(
+        volume, net, normalize="none", patch=16, overlap=8, seam_mode=seam, min_blend_weight=1e-6
+    )
     padded = np.pad(volume, 8, mode="reflect")
     with torch.inference_mode():
         whole = net(torch.from_numpy(padded)[None, None])[0, 0, 8:-8, 8:-8, 8:-8].numpy()
@@ -215,8 +218,9 @@ def test_several_heads_go_to_several_sinks_of_their_own_dtype(form: str, seam: s
 def test_percentiles_of_a_block_are_its_own() -> None:
     """Two blocks of other brightness are both brought to the same range."""
     data = np.concatenate([np.arange(512), 7 * np.arange(512)]).reshape(16, 8, 8).astype("float32")
-    out = run(data, patch=4, overlap=0, block=8, denormalize=False, norm_lower=0, norm_upper=100,
-              halo=0)
+    out = run(
+        data, patch=4, overlap=0, block=8, denormalize=False, norm_lower=0, norm_upper=100, halo=0
+    )
     for half in (out[:8], out[8:]):
         assert half.min() == 0
         assert half.max() == 1
@@ -224,8 +228,16 @@ def test_percentiles_of_a_block_are_its_own() -> None:
 
 def test_clip_and_fixed_range() -> None:
     data = arange((1, 4, 100), "float32")
-    out = run(data, patch=(4, 10), overlap=0, normalize="fixed", norm_lower=100, norm_upper=200,
-              clip_norm=(), denormalize=False)
+    out = run(
+        data,
+        patch=(4, 10),
+        overlap=0,
+        normalize="fixed",
+        norm_lower=100,
+        norm_upper=200,
+        clip_norm=(),
+        denormalize=False,
+    )
     np.testing.assert_allclose(out, ((data - 100) / 100).clip(0, 1), atol=1e-6)
 
 
@@ -327,7 +339,11 @@ def test_a_block_that_was_never_written_is_never_success(
 ) -> None:
     started = job(tmp_path)
     note = infer.Journal.note
-    lost = lambda self, key, voxels: None if key == (0, 1, 1, 1) else note(self, key, voxels)
+
+    def lost(self: infer.Journal, key: tuple[int, ...], voxels: int) -> None:
+        if key != (0, 1, 1, 1):
+            note(self, key, voxels)
+
     monkeypatch.setattr(infer.Journal, "note", lost)
     with pytest.raises(penstock.Incomplete, match="26 of 27 blocks"):
         started.run()
@@ -351,8 +367,10 @@ def test_several_devices_share_the_work_and_agree(monkeypatch: pytest.MonkeyPatc
     alone = run(volume, conv(), seam_mode="blend", **knobs)
     monkeypatch.setattr(infer.models, "devices", lambda names: [torch.device("cpu")] * 3)
     assert (run(volume, conv(), seam_mode="blend", **knobs) == alone).all()
-    assert (run(volume, conv(), seam_mode="blend", prep_workers=1, max_inflight_batches=1, **knobs)
-            == alone).all()
+    assert (
+        run(volume, conv(), seam_mode="blend", prep_workers=1, max_inflight_batches=1, **knobs)
+        == alone
+    ).all()
 
 
 @pytest.mark.parametrize(
@@ -391,7 +409,7 @@ def test_what_cannot_be_is_refused_in_one_sentence(
 
 def test_too_little_memory_is_refused_with_both_numbers_and_a_cure(tmp_path: Path) -> None:
     started = job(tmp_path, max_memory="1MiB")
-    with pytest.raises(penstock.Refused, match=r"needs .* MiB of host memory but may take 1.00 MiB; give .*--"):
+    with pytest.raises(penstock.Refused, match=r"needs .* MiB of host .* 1.00 MiB; give .*--"):
         started.run()
     assert not (tmp_path / "run").exists()
 

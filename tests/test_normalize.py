@@ -28,9 +28,7 @@ def percentile(array: np.ndarray, q: float, pieces: int = 1) -> float:
 def test_percentiles_are_exactly_those_of_numpy(dtype: str, data: st.DataObject) -> None:
     kind = np.dtype(dtype)
     elements = (
-        st.floats(-1e4, 1e4, width=16 if dtype == "float16" else 32)
-        if kind.kind == "f"
-        else None
+        st.floats(-1e4, 1e4, width=16 if dtype == "float16" else 32) if kind.kind == "f" else None
     )
     array = data.draw(hnp.arrays(kind, st.integers(1, 60), elements=elements))
     q = data.draw(st.floats(0, 100))

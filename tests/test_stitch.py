@@ -58,7 +58,7 @@ def _weight(geometry: Geometry, patches: Box, support: Box) -> np.ndarray:
             index[axis] = i
             read = geometry.patch_read(index)
             weights = axis_weights(geometry.patch[axis], geometry.overlap[axis], 0.05, i, count)
-            part = (read & geometry.domain)
+            part = read & geometry.domain
             low, high = part.start[axis], part.stop[axis]
             total[low - support.start[axis] : high - support.start[axis]] += weights[
                 low - read.start[axis] : high - read.start[axis]
@@ -69,7 +69,13 @@ def _weight(geometry: Geometry, patches: Box, support: Box) -> np.ndarray:
 
 def test_units_of_an_earlier_run_are_left_alone() -> None:
     geometry = Geometry(
-        Box((0, 0, 0), (4, 4, 4)), (2, 2, 2), (0, 0, 0), "trim", (2, 4, 4), (0, 0, 0), (4, 4, 4),
+        Box((0, 0, 0), (4, 4, 4)),
+        (2, 2, 2),
+        (0, 0, 0),
+        "trim",
+        (2, 4, 4),
+        (0, 0, 0),
+        (4, 4, 4),
         (1, 1, 1),
     )
     assembly = Assembly(

@@ -66,8 +66,7 @@ class Box:
     def __and__(self, other: Box) -> Box:
         """The common part; of zero size, somewhere in ``self``, where there is none."""
         start = tuple(
-            min(max(a, c), b)
-            for a, b, c in zip(self.start, self.stop, other.start, strict=True)
+            min(max(a, c), b) for a, b, c in zip(self.start, self.stop, other.start, strict=True)
         )
         stop = tuple(min(b, d) for b, d in zip(self.stop, other.stop, strict=True))
         return Box(start, tuple(max(a, b) for a, b in zip(start, stop, strict=True)))

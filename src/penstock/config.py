@@ -112,7 +112,9 @@ class InferConfig(Knobs):
         ("auto",), help="auto, cpu, mps, cuda:0 cuda:1 ..."
     )
     amp: Literal["auto", "fp16", "bf16", "off"] = flag(
-        "auto", help="autocast: fp16 on CUDA and off elsewhere by default", alias="--no-amp",
+        "auto",
+        help="autocast: fp16 on CUDA and off elsewhere by default",
+        alias="--no-amp",
         const="off",
     )
     tf32: bool = flag(False, help="let CUDA use TF32 in float32 arithmetic")
@@ -191,8 +193,10 @@ def add_flags(parser: argparse.ArgumentParser, model: type[Knobs]) -> None:
         dashed = "--" + name.replace("_", "-")
         text = info.description or ""
         if info.default not in (None, ..., ("all",)) and not info.is_required():
-            shown = info.default if not isinstance(info.default, tuple) else " ".join(
-                str(item) for item in info.default
+            shown = (
+                info.default
+                if not isinstance(info.default, tuple)
+                else " ".join(str(item) for item in info.default)
             )
             text += f" (default: {shown})" if "default" not in text else ""
         text = text.replace("%", "%%")
@@ -211,14 +215,13 @@ def add_flags(parser: argparse.ArgumentParser, model: type[Knobs]) -> None:
                 action="store_const",
                 const=extra["const"],
                 default=argparse.SUPPRESS,
-                help=argparse.SUPPRESS if info.annotation is bool else f"same as {dashed} "
-                f"{extra['const']}",
+                help=argparse.SUPPRESS
+                if info.annotation is bool
+                else f"same as {dashed} {extra['const']}",
             )
 
 
-def from_flags(
-    model: type[Config], args: argparse.Namespace, config: Path | None = None
-) -> Config:
+def from_flags(model: type[Config], args: argparse.Namespace, config: Path | None = None) -> Config:
     """A config from a YAML file, if any, under the flags that were given."""
     names = model.model_fields.keys()
     given = {key: value for key, value in vars(args).items() if key in names}

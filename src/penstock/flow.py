@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item")
 
 
-class Stopped(Exception):  # noqa: N818  it ends a thread, it is not a fault
+class Stopped(Exception):
     """Raised in a thread that waits when the flow has failed elsewhere."""
 
 

@@ -37,9 +37,7 @@ class Journal:
         self._lock = threading.Lock()
 
     @classmethod
-    def open(
-        cls, folder: Path | None, fingerprint: Mapping[str, Any], *, resume: bool
-    ) -> Journal:
+    def open(cls, folder: Path | None, fingerprint: Mapping[str, Any], *, resume: bool) -> Journal:
         """Read what an earlier run left, where ``resume``; creates nothing.
 
         Raises `UsageError` where that run was another one, naming the first difference.

@@ -32,7 +32,15 @@ from .stitch import axis_weights
 _TORCH_DTYPES = {
     np.dtype(name): getattr(torch, name)
     for name in (
-        "uint8", "uint16", "uint32", "int8", "int16", "int32", "float16", "float32", "float64"
+        "uint8",
+        "uint16",
+        "uint32",
+        "int8",
+        "int16",
+        "int32",
+        "float16",
+        "float32",
+        "float64",
     )
 } | {np.dtype(bool): torch.bool}
 
@@ -126,11 +134,11 @@ class Lane:
         geometry: Geometry,
         settings: LaneSettings,
         probe: Probe,
-        check: Callable[[], None],
+        before_batch: Callable[[int], None],
     ) -> None:
-        """``check`` is called before each forward and may raise, to stop the lane in mid-block."""
+        """``before_batch`` is told how many patches a forward will run; it may raise to stop it."""
         self.device, self.model, self.geometry = device, model, geometry
-        self.settings, self.probe, self.check = settings, probe, check
+        self.settings, self.probe, self.before_batch = settings, probe, before_batch
         self.on_cuda = device.type == "cuda"
         self._module = self._place(model.module)
         patch = geometry.patch if settings.model_axes == 3 else geometry.patch[1:]
@@ -179,7 +187,7 @@ class Lane:
         if self.on_cuda:
             for part in module.modules():
                 if isinstance(part, nn.Conv2d | nn.Conv3d):
-                    part.to(memory_format=self._memory_format())
+                    part.to(memory_format=self._memory_format())  # type: ignore[call-overload]
         if self.settings.compile_mode is not None:
             return torch.compile(module, mode=self.settings.compile_mode, dynamic=False)  # type: ignore[return-value]
         return module
@@ -226,7 +234,7 @@ class Lane:
 
     def _forward(self) -> None:
         """One batch through the net and into its blocks."""
-        self.check()
+        self.before_batch(len(self._slots))
         first = self._slots[0].owner.loaded.block
         with self.probe.span("forward", first), torch.inference_mode():
             with torch.autocast(self.device.type, self.settings.amp, self.settings.amp is not None):
@@ -249,14 +257,16 @@ class Lane:
     def _scatter_cores(self, head: int, output_BCZYX: Tensor) -> None:
         """Each patch writes what it owns, in the dtype of the sink."""
         geometry = self.geometry
-        keep = (slice(b, b + s) for b, s in zip(geometry.before, geometry.stride, strict=True))
-        cores = self._denormalise(output_BCZYX[(..., *keep)].float())
+        keep = tuple(slice(b, b + s) for b, s in zip(geometry.before, geometry.stride, strict=True))
+        cores = self._denormalise(output_BCZYX[(slice(None), slice(None), *keep)].float())
         cores = to_range(cores, self.settings.out_dtypes[head])
         for core, slot in zip(cores, self._slots, strict=True):
             owned = geometry.cores.cell(slot.index)  # shorter than a stride at the far edge
             part = tuple(slice(n) for n in owned.shape)
             block = slot.owner.loaded.block
-            slot.owner.outputs[head][(slice(None), *owned.within(block.support))] = core[(..., *part)]
+            slot.owner.outputs[head][(slice(None), *owned.within(block.support))] = core[
+                (slice(None), *part)
+            ]
 
     def _scatter_weighted(self, head: int, output_BCZYX: Tensor) -> None:
         """Each patch adds its share of all that it sees, in float32."""
@@ -265,7 +275,7 @@ class Lane:
         for patch, slot in zip(patches, self._slots, strict=True):
             seen = geometry.patch_read(slot.index)
             part = seen & geometry.domain
-            share = patch[(..., *part.within(seen))]
+            share = patch[(slice(None), *part.within(seen))]
             for axis, weights in enumerate(self._weights(slot.index)):
                 along = [1, 1, 1]
                 along[axis] = -1
@@ -275,8 +285,13 @@ class Lane:
 
     def _weights(self, index: Sequence[int]) -> list[Tensor]:
         geometry, floor = self.geometry, self.settings.min_blend_weight
-        shape = zip(geometry.patch, geometry.overlap, index, geometry.cores.cells.shape, strict=True)
-        return [torch.from_numpy(axis_weights(p, o, floor, i, n)).to(self.device) for p, o, i, n in shape]
+        shape = zip(
+            geometry.patch, geometry.overlap, index, geometry.cores.cells.shape, strict=True
+        )
+        return [
+            torch.from_numpy(axis_weights(p, o, floor, i, n)).to(self.device)
+            for p, o, i, n in shape
+        ]
 
     def _denormalise(self, output: Tensor) -> Tensor:
         """Back to intensities; also checks that finite input gave finite output."""

@@ -181,7 +181,7 @@ def _load_program(path: Path) -> nn.Module:
     try:
         if path.suffix == ".pt2":
             return _Wrapped(torch.export.load(path).module())
-        module: nn.Module = torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
+        module: nn.Module = torch.jit.load(str(path), map_location="cpu")
         return module
     except Exception as error:
         raise UsageError(
@@ -217,7 +217,8 @@ def read_state(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
-            return load_file(path)
+            tensors: dict[str, Tensor] = load_file(path)
+            return tensors
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise UsageError(
@@ -286,13 +287,11 @@ class _Peak(TorchDispatchMode):
     """Adds up the storages that are alive while operators run."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.alive = self.peak = 0
         self._known: set[int] = set()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for tensor in out if isinstance(out, tuple | list) else (out,):
             if isinstance(tensor, Tensor):

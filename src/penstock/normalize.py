@@ -133,7 +133,8 @@ class Histogram:
         flat = flat[np.isfinite(flat)] + 0.0  # -0.0 and 0.0 are one value
         bits = flat.view(np.uint32 if self.wide else np.uint16)
         sign = bits.dtype.type(1 << (8 * bits.itemsize - 1))
-        return np.where(bits & sign, ~bits, bits | sign)
+        keys: NDArray[Any] = np.where(bits & sign, ~bits, bits | sign)
+        return keys
 
     def _from_key(self, key: int) -> float:
         if self.dtype.kind == "b":

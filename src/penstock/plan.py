@@ -12,12 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from .box import Box
 from .config import InferConfig
 from .errors import Refused, UsageError
-from .grid import Block, Geometry, Grid, reflect
+from .grid import Block, Geometry
+from .traffic import BlockShape, CacheLevel, largest_block, open_peak, reads
 from .units import format_bytes, format_count, significant
 
 BLOCK_VOXELS = 12_000_000
@@ -27,8 +26,6 @@ UNIT_VOXELS = 2**24
 """A fitted write unit grows until it would hold more: 256 cubed."""
 RUNTIME_BYTES = 48 * 2**20
 """Thread stacks, arenas and what codecs hold: measured, see benchmarks/README.md."""
-
-CacheLevel = Literal["layer", "row", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +66,26 @@ def patch_shape(config: InferConfig, has_z: bool, model_axes: int | None) -> Pat
     for name, p, o in zip("zyx", patch, overlap, strict=True):
         if o >= p:
             raise UsageError(f"--overlap {o} must be less than --patch {p} (axis {name})")
-        if config.seam_mode == "trim" and config.trim_voxels is not None and p > 1:
-            if 2 * config.trim_voxels > o:
-                raise UsageError(
-                    f"--trim-voxels {config.trim_voxels} needs an --overlap of at least "
-                    f"{2 * config.trim_voxels}, not {o} (axis {name})"
-                )
+        trim = config.trim_voxels if config.seam_mode == "trim" and p > 1 else None
+        if trim is not None and 2 * trim > o:
+            raise UsageError(
+                f"--trim-voxels {trim} needs an --overlap of at least "
+                f"{2 * trim}, not {o} (axis {name})"
+            )
     return PatchShape(patch, overlap, 2 if plane else 3)
+
+
+def block_halo(config: InferConfig, geometry: Geometry) -> tuple[int, ...]:
+    """Voxels around a write unit, z y x, that count in its own percentiles.
+
+    Nothing else depends on a halo here: a patch always sees its true neighbours, whatever unit
+    they belong to.
+    """
+    if config.halo is not None:
+        return per_axis(config.halo, plane=False, thin=0)
+    if config.seam_mode == "blend":
+        return tuple(max(1, min(8, p // 8)) for p in geometry.patch)
+    return geometry.before if config.trim_voxels is None else (config.trim_voxels,) * 3
 
 
 def select(selection: Sequence[str | int], start: int, stop: int, flag: str) -> tuple[int, ...]:
@@ -235,39 +245,43 @@ class Plan:
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """The plan for a reader: (what, how much)."""
-        geometry, memory = self.geometry, self.memory
-        yield "volume", f"{_x(geometry.domain.shape)} voxels, {self.facts.num_volumes} volume(s)"
-        yield "patch", (
-            f"{_x(self.shape.patch)}, overlap {_x(self.shape.overlap)}, {geometry.seam}; "
-            f"{format_count(self.num_patches)} patches in batches of {self.batch}"
+        geometry, memory, facts, size = self.geometry, self.memory, self.facts, format_bytes
+        yield "volume", f"{_x(geometry.domain.shape)} voxels, {facts.num_volumes} volume(s)"
+        patches = f"{format_count(self.num_patches)} patches in batches of {self.batch}"
+        shape = f"{_x(self.shape.patch)}, overlap {_x(self.shape.overlap)}, {geometry.seam}"
+        yield "patch", f"{shape}; {patches}"
+        per_block, unit = _x(geometry.patches_per_block), _x(geometry.unit)
+        yield "to compute", f"{format_count(self.num_blocks)} blocks of {per_block} patches"
+        yield "to write", f"{format_count(self.num_units)} blocks of {unit} voxels"
+        if len(geometry.regions) > 1:
+            yield (
+                "regions",
+                f"{format_count(len(geometry.regions))} of {_x(geometry.region)} voxels",
+            )
+        yield (
+            "amplification",
+            (
+                f"patches {significant(self.patch_amplification)}, "
+                f"reading {significant(self.read_amplification)}, "
+                f"writing {significant(self.write_amplification)}"
+            ),
         )
-        yield "blocks", (
-            f"{format_count(self.num_blocks)} to compute ({_x(geometry.patches_per_block)} patches)"
-            f", {format_count(self.num_units)} to write ({_x(geometry.unit)} voxels)"
-        )
-        if math.prod(geometry.regions.cells.shape) > 1:
-            yield "regions", f"{format_count(len(geometry.regions))} of {_x(geometry.region)}"
-        yield "amplification", (
-            f"patches {significant(self.patch_amplification)}, "
-            f"reading {significant(self.read_amplification)}, "
-            f"writing {significant(self.write_amplification)}"
-        )
-        yield "reads", (
-            f"{format_bytes(self.read_bytes)} decoded of {format_bytes(self.input_bytes)} input"
-            + (f", and {format_bytes(self.statistics_bytes)} for percentiles"
-               if self.statistics_bytes else "")
+        extra = f", {size(self.statistics_bytes)} more for percentiles"
+        yield (
+            "reads",
+            (
+                f"{size(self.read_bytes)} decoded for {size(self.input_bytes)} of input"
+                f"{extra if self.statistics_bytes else ''}"
+            ),
         )
         yield "computes", f"{format_count(self.num_patches * math.prod(self.shape.patch))} voxels"
-        yield "writes", f"{format_bytes(self.output_bytes)} before compression"
-        yield "host memory", (
-            f"{format_bytes(memory.total)} of {format_bytes(self.memory_limit)}: process "
-            f"{format_bytes(memory.base + memory.runtime)}, forward {format_bytes(memory.forward)}, "
-            f"blocks {format_bytes(memory.blocks)}, assembly {format_bytes(memory.assembly)}, "
-            f"writing {format_bytes(memory.writing)}, read cache {format_bytes(memory.cache)}"
-        )
+        yield "writes", f"{size(self.output_bytes)} before compression"
+        yield "host memory", f"{size(memory.total)} of {size(self.memory_limit)} at most"
+        for part in memory.__slots__:
+            yield f"  {part}", size(getattr(memory, part))
         if self.device_peak is not None:
-            yield "device memory", f"{format_bytes(self.device_peak)} on each device"
-        if self.facts.forward_bytes is None:
+            yield "device memory", f"{size(self.device_peak)} on each device"
+        if facts.forward_bytes is None:
             yield "note", "the model could not be sized in advance: its own memory is not counted"
 
 
@@ -290,7 +304,7 @@ def make_plan(config: InferConfig, facts: Facts, shape: PatchShape) -> Plan:
     fitting = [plan for plan in plans if plan.memory.total <= limit]
     if not fitting:
         return min(plans, key=lambda plan: plan.memory.total)
-    return min(fitting, key=lambda p: (p.patch_amplification + p.read_amplification / 4))
+    return min(fitting, key=lambda p: p.patch_amplification + p.read_amplification / 4)
 
 
 def fit_unit(config: InferConfig, facts: Facts) -> tuple[int, ...]:
@@ -319,9 +333,7 @@ def fit_unit(config: InferConfig, facts: Facts) -> tuple[int, ...]:
     return tuple(-(-min(b, n) // g) * g for b, g, n in zip(block, grid, extent, strict=True))
 
 
-def _regions(
-    config: InferConfig, facts: Facts, unit: tuple[int, ...]
-) -> Iterator[tuple[int, ...]]:
+def _regions(config: InferConfig, facts: Facts, unit: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """Region shapes to weigh, largest first; z is swept, so it is never cut."""
     if config.normalize == "percentile":
         yield unit
@@ -410,7 +422,9 @@ def _count(
     write_budget = (config.writer_workers + 1) * unit_voxels * out_bytes
     waiting = min(write_budget, geometry.domain.size * out_bytes * facts.num_volumes)
     extra = unit_voxels * (held_bytes if config.seam_mode == "blend" else 0)
-    cache, chunks_read = _reads(geometry, facts, level)
+    cached, decoded = reads(geometry, facts.source_chunk, level)
+    channel_bytes = facts.in_channels * facts.source_itemsize
+    cache = cached * channel_bytes
     if facts.source_cache is not None:
         cache = facts.source_cache
     device_peak = None
@@ -445,7 +459,7 @@ def _count(
         memory_limit=limit,
         device_peak=device_peak,
         voxels=geometry.domain.size * facts.num_volumes,
-        read_bytes=chunks_read * facts.in_channels * facts.source_itemsize * facts.num_volumes,
+        read_bytes=decoded * channel_bytes * facts.num_volumes,
         statistics_bytes=(
             input_bytes * facts.num_volumes * (2 if facts.source_itemsize > 2 else 1)
             if config.normalize == "global"
@@ -454,27 +468,6 @@ def _count(
         input_bytes=input_bytes * facts.num_volumes,
         output_bytes=geometry.domain.size * out_bytes * facts.num_volumes,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class BlockShape:
-    """The boxes of a block that need not exist."""
-
-    read: Box
-    support: Box
-
-
-def largest_block(geometry: Geometry) -> BlockShape:
-    """A block as large as any: along each axis the longer of the first two is a full one."""
-    blocks = geometry.blocks_of(_interior(geometry))
-    first = blocks.cells.start
-    counts = []
-    for axis in range(3):
-        near = (first[axis], min(first[axis] + 1, blocks.cells.stop[axis] - 1))
-        at = ([*first[:axis], i, *first[axis + 1 :]] for i in near)
-        counts.append(max(blocks.cell(index).shape[axis] for index in at))
-    patches = Box.of(blocks.cell(first).start, counts)
-    return BlockShape(geometry.read_of(patches), geometry.support_of(patches))
 
 
 def _block_bytes(facts: Facts, geometry: Geometry, read: int, support: int) -> int:
@@ -486,117 +479,6 @@ def _held(facts: Facts, geometry: Geometry) -> int:
     if geometry.seam == "blend":
         return 4 * sum(facts.out_channels)
     return sum(c * i for c, i in zip(facts.out_channels, facts.out_itemsizes, strict=True))
-
-
-def read_range(box: Box, domain: Box) -> Box:
-    """The voxels of the volume that a read box needs once its outside is reflected."""
-    if box in domain:
-        return box
-    mirrored = [
-        reflect(a, b, low, high)
-        for a, b, low, high in zip(box.start, box.stop, domain.start, domain.stop, strict=True)
-    ]
-    return Box(tuple(min(m) for m in mirrored), tuple(max(m) + 1 for m in mirrored))
-
-
-def _reads(geometry: Geometry, facts: Facts, level: CacheLevel) -> tuple[int, int]:
-    """Bytes of read cache that a level needs, and voxels decoded under it (one channel).
-
-    Blocks are visited x fastest, z slowest. Chunks that several blocks share are decoded once
-    along an axis if the cache still holds them when the next block along it comes: a row of
-    blocks must fit for y, a whole layer for z. Shared chunks along x are always held as the
-    next block follows at once, if there is a cache at all.
-    """
-    domain = geometry.domain
-    chunks = Grid(domain, facts.source_chunk)
-
-    def span(box: Box) -> tuple[int, ...]:
-        touched = chunks.touching(read_range(box, domain))
-        first, last = chunks.cell(touched.start), chunks.cell([i - 1 for i in touched.stop])
-        return tuple(b - a for a, b in zip(first.start, last.stop, strict=True))
-
-    def whole(region: Box) -> Sequence[int]:
-        return span(geometry.read_of(geometry.patches_for(region)))
-
-    def by_block(region: Box) -> Sequence[int]:
-        blocks = geometry.blocks_of(region)
-        first = blocks.cells.start
-        return tuple(
-            sum(
-                span(geometry.read_of(blocks.cell([*first[:a], i, *first[a + 1 :]])))[a]
-                for i in range(first[a], blocks.cells.stop[a])
-            )
-            for a in range(3)
-        )
-
-    once, again = geometry.per_axis(whole), geometry.per_axis(by_block)
-    kept = {"layer": 3, "row": 2, "none": 0}[level]
-    voxels = math.prod(sum((again if a < 3 - kept else once)[a]) for a in range(3))
-    extents = [max(axis) for axis in once]
-    deepest = largest_block(geometry).read.shape
-    deep = [min(n, d + 2 * (c - 1)) for n, d, c in zip(extents, deepest, facts.source_chunk, strict=True)]
-    held = {"layer": deep[0] * extents[1] * extents[2], "row": deep[0] * deep[1] * extents[2]}
-    return held.get(level, 0) * facts.in_channels * facts.source_itemsize, voxels
-
-
-def open_peak(geometry: Geometry) -> int:
-    """Most voxels in units under way at once, in the largest region.
-
-    A unit is open from its first block to its last. Both are known for each axis apart, and blocks
-    come in order, so along z a unit layer is, at one block layer, either open throughout, opening,
-    closing or both; how far it has got is a running sum over the plane.
-    """
-    region = _interior(geometry)
-    blocks, units = geometry.blocks_of(region), Grid(region, geometry.unit, geometry.anchor)
-    first, last, thick = [], [], []
-    for axis in range(3):
-        spans = _spans(geometry, blocks, axis)
-        index = list(units.cells.start)
-        rows = []
-        for i in range(units.cells.start[axis], units.cells.stop[axis]):
-            index[axis] = i
-            box = units.cell(index)
-            low, high = box.start[axis], box.stop[axis]
-            hits = np.flatnonzero((spans[:, 0] < high) & (spans[:, 1] > low))
-            rows.append((hits[0], hits[-1], high - low))
-        table = np.array(rows, dtype=np.int64)
-        first.append(table[:, 0])
-        last.append(table[:, 1])
-        thick.append(table[:, 2])
-    columns = blocks.cells.shape[2]
-    area = np.multiply.outer(thick[1], thick[2]).ravel()
-    opens = np.add.outer(first[1] * columns, first[2]).ravel()
-    # The last block of a unit along a row or column is reached when both have been reached.
-    closes = np.add.outer(last[1] * columns, last[2]).ravel()
-    steps = blocks.cells.shape[1] * columns
-    opened = np.cumsum(np.bincount(opens, area, steps))
-    closed = np.concatenate(([0.0], np.cumsum(np.bincount(closes, area, steps))[:-1]))
-    peak = 0.0
-    for layer in range(blocks.cells.shape[0]):
-        through = thick[0][(first[0] < layer) & (layer < last[0])].sum()
-        opening = thick[0][(first[0] == layer) & (layer < last[0])].sum()
-        closing = thick[0][(first[0] < layer) & (layer == last[0])].sum()
-        both = thick[0][(first[0] == layer) & (layer == last[0])].sum()
-        held = through * area.sum() + opening * opened + closing * (area.sum() - closed)
-        peak = max(peak, float((held + both * (opened - closed)).max()))
-    return int(peak)
-
-
-def _spans(geometry: Geometry, blocks: Grid, axis: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    """Start and stop of each block's support along an axis, shape (blocks, 2)."""
-    rows = []
-    index = list(blocks.cells.start)
-    for i in range(blocks.cells.start[axis], blocks.cells.stop[axis]):
-        index[axis] = i
-        support = geometry.support_of(blocks.cell(index))
-        rows.append((support.start[axis], support.stop[axis]))
-    return np.array(rows, dtype=np.int64)
-
-
-def _interior(geometry: Geometry) -> Box:
-    """A region that touches no edge where there is one: these are the largest."""
-    cells = geometry.regions.cells
-    return geometry.regions.cell([a + (b - a) // 2 for a, b in zip(cells.start, cells.stop, strict=True)])
 
 
 def _x(shape: Sequence[int]) -> str:

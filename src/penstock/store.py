@@ -92,6 +92,8 @@ class Sink(Protocol):
     """The folder of the store where it is a local one."""
     address: str
     """Everything at or below it is what `create` may delete; see `same_array`."""
+    exists: bool
+    """Whether there is an array already that `create` will write into."""
 
     def create(self) -> None:
         """Bring the array into being, or open the one that exists for writing."""

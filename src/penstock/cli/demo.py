@@ -14,13 +14,19 @@ from .infer import print_plan, shown_progress
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("demo"), help="folder (default: demo)")
     parser.add_argument(
-        "--shape", type=int, nargs=3, default=(96, 256, 256), metavar="N", help="z y x of the volume"
+        "--shape",
+        type=int,
+        nargs=3,
+        default=(96, 240, 240),
+        metavar="N",
+        help="z y x of the volume",
     )
     parser.add_argument("--seed", type=int, default=7, help="of the volume and its noise")
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..infer import Job
+    from ..infer import run_job
+    from ..job import Job
     from ..plots import before_after
     from ..store import open_source
     from ..synthetic import clean_volume, noisy, psnr
@@ -49,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     job = Job(config)
     print_plan(job.plan)
     with shown_progress() as progress:
-        summary = job.run(progress)
+        summary = run_job(job, progress)
     print("\n".join(summary.lines()))
 
     whole = Box.of((0, 0), (1, 1)) + Box.of((0, 0, 0), shape)
@@ -58,11 +64,7 @@ def run(args: argparse.Namespace) -> int:
     gain = f"PSNR {gains[0]:.1f} dB before, {gains[1]:.1f} dB after: {gains[1] - gains[0]:+.1f} dB"
     plane = shape[0] // 2
     picture = before_after(
-        {
-            "before": before[plane],
-            "after": after[plane],
-            "difference": after[plane].astype(float) - before[plane],
-        },
+        {"before": before[plane], "after": after[plane]},
         args.out / "before_after.png",
         f"Plane {plane} of the demo volume. {gain}",
     )

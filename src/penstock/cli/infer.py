@@ -28,7 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = from_flags(InferConfig, args, args.config)
-    from ..infer import Job
+    from ..infer import run_job
+    from ..job import Job
 
     job = Job(config)
     print_plan(job.plan)
@@ -36,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         job.plan.refuse()
         return 0
     with shown_progress() as progress:
-        summary = job.run(progress)
+        summary = run_job(job, progress)
     print("\n".join(summary.lines()))
     return 0
 
@@ -59,17 +60,19 @@ def shown_progress() -> Iterator[Callable[[Progress], None]]:
         bars.TextColumn("{task.description}"),
         bars.BarColumn(),
         bars.MofNCompleteColumn(),
-        bars.TextColumn("blocks"),
-        bars.TextColumn("{task.fields[rate]}"),
+        bars.TextColumn("patches, {task.fields[units]} blocks written, {task.fields[rate]}"),
         bars.TimeRemainingColumn(),
     )
     with bars.Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("inferring", total=None, rate="")
+        task = bar.add_task("inferring", total=None, units=0, rate="")
 
         def update(progress: Progress) -> None:
-            rate = f"{progress.bytes_done / max(progress.seconds, 1e-9) / 1e6:.1f} MB/s"
             bar.update(
-                task, total=progress.units_planned, completed=progress.units_done, rate=rate
+                task,
+                total=progress.patches_planned,
+                completed=progress.patches_done,
+                units=progress.units_done,
+                rate=f"{progress.mb_per_second:.1f} MB/s",
             )
 
         yield update
@@ -83,11 +86,10 @@ class _PlainLines:
         if progress.seconds < self.due:
             return
         self.due = progress.seconds + PLAIN_EVERY_SECONDS
-        done, planned = progress.units_done, progress.units_planned
-        left = "unknown"
-        if done:
-            left = format_seconds(progress.seconds / done * (planned - done))
-        rate = progress.bytes_done / progress.seconds / 1e6
-        print(
-            f"{done} of {planned} blocks, {rate:.1f} MB/s, {left} left", file=sys.stderr, flush=True
+        done, planned = progress.patches_done, progress.patches_planned
+        left = format_seconds(progress.seconds / done * (planned - done)) if done else "unknown"
+        line = (
+            f"{done} of {planned} patches, {progress.units_done} of {progress.units_planned} "
+            f"blocks written, {progress.mb_per_second:.1f} MB/s, {left} left"
         )
+        print(line, file=sys.stderr, flush=True)

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = from_flags(InferConfig, args, args.config)
-    from ..infer import Job
+    from ..job import Job
 
     plan = Job(config).plan
     print_plan(plan)

@@ -50,6 +50,7 @@ class MemorySink:
     dtype: np.dtype[Any]
     address: str
     local_path: Path | None = None
+    exists: bool = True
 
     def __post_init__(self) -> None:
         self.domain = Box((0,) * 5, self.array.shape)

@@ -86,6 +86,7 @@ class TensorStoreSink:
     write_grid: tuple[int, ...]
     local_path: Path | None
     address: str
+    exists: bool
     references: bool
     """Whether whole chunks are encoded from the caller's array without a copy. A cache would keep
     that array after it is the caller's again, and merge what it then holds into a later write."""
@@ -178,6 +179,7 @@ def prepare_sink(
 ) -> TensorStoreSink:
     """The sink of a ``ts.Spec``, taken from what exists there or from what the spec will create."""
     found = None if asked.open_mode.delete_existing else _existing(asked, where)
+    exists = found is not None
     if found is None:
         _check_bucket(asked.kvstore, where)
         found = asked = _complete(asked, domain, dtype, where)
@@ -194,6 +196,7 @@ def prepare_sink(
         write_grid=_write_grid(five, axes, where),
         local_path=local_path(asked.kvstore),
         address=address(asked.kvstore),
+        exists=exists,
         references=not any(_pools(asked.to_json())),
     )
 

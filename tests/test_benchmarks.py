@@ -1,0 +1,66 @@
+"""The benchmark's smoke test runs, and says of every contender that it ran or why it did not."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.mark.slow
+def test_quick_benchmark_measures_or_skips_every_contender(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for library in ("torch", "tensorstore", "zarr"):
+        pytest.importorskip(library)
+    readme = (BENCHMARKS / "README.md").read_text()
+    command = [sys.executable, str(BENCHMARKS / "infer.py"), "--quick", "--results", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (BENCHMARKS / "README.md").read_text() == readme
+
+    (file,) = tmp_path.glob("*-infer.jsonl")
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    bench = runpy.run_path(str(BENCHMARKS / "infer.py"))
+    for model, entries in bench["QUICK"].items():
+        for entry in entries:
+            launches = [r for r in records if (r.get("entry"), r.get("model")) == (entry, model)]
+            measured = [r for r in launches if r["kind"] in ("penstock", "peer")]
+            missing = [r for r in records if r.get("entry") == entry and r["status"] != "ok"]
+            if missing:
+                assert entry in bench["peers"](), missing
+                assert "pip install" in done.stdout
+            else:
+                (record,) = measured
+                assert record["seconds"] > 0 and record["peak_rss"] > 0
+
+    # A peer that owns its voxels the same way computes the same volume.
+    equal = {(r["model"], r["entry"]): r["differing"] for r in records if r["kind"] == "equality"}
+    for (model, entry), differing in equal.items():
+        assert differing == 0 or (model, entry) == ("three_conv", "monai")
+    assert ("identity", "naive loop") in equal
+
+    assert "### Targets" in done.stdout
+    penstock = [r for r in records if r["kind"] == "penstock"]
+    assert all(r["extra"]["write_measured"] == pytest.approx(1, abs=0.01) for r in penstock)
+
+
+def test_report_is_computed_from_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Change the data and the sentence changes: a target is met, then missed by what it lacks."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    bench = runpy.run_path(str(BENCHMARKS / "infer.py"))
+    at_least = bench["at_least"]
+    assert at_least("speed", [0.8, 0.9, 1.0], 0.85).startswith("- met: speed is 0.900 [0.800 - ")
+    assert at_least("speed", [0.8], 0.85).startswith("- **NOT MET by 0.050**")
+    assert "NOT MET: speed: not measured" in at_least("speed", [], 0.85)
+    # Pairs are made within a round, and a round that lacks one of the two gives none.
+    above = {1: {"seconds": 2.0}, 2: {"seconds": 9.0}}
+    below = {1: {"seconds": 1.0}, 3: {"seconds": 1.0}}
+    assert bench["ratios"](above, below) == [2.0]
