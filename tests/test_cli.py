@@ -272,8 +272,8 @@ def test_a_killed_run_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     def words(out: str, *more: str) -> list[str]:
         return [sys.executable, "-m", "penstock", "infer", "--in-spec", str(source), "--out-spec",
                 str(tmp_path / out), "--model-type", f"{slow}:Slow", "--patch", "16", "--overlap",
-                "4", "--block", "32", "--chunks", "16", "--batch", "4", "--devices", "cpu",
-                "--normalize", "global", *more]  # fmt: skip
+                "4", "--block", "32", "--chunks", "16", "--batch", "32", "--devices", "cpu",
+                *more]  # fmt: skip
 
     subprocess.run(words("whole.zarr"), check=True, capture_output=True)
     log = tmp_path / "cut.zarr.penstock/done.log"

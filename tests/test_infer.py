@@ -17,19 +17,20 @@ from numpy.typing import NDArray
 from torch import nn
 
 import penstock
-from penstock import infer
+from penstock import infer, model
 from penstock.box import Box
 from penstock.config import InferConfig, build
 from penstock.errors import StageError, UsageError
+from penstock.job import Job
 from penstock.stores.memory import MemorySink, MemorySource
 
 Array = NDArray[Any]
 
 
-def run(source: Array, model: Any = "identity", out: Array | None = None, **knobs: Any) -> Array:
+def run(source: Array, net: Any = "identity", out: Array | None = None, **knobs: Any) -> Array:
     """Infer into a new array and return it."""
     result = np.full_like(source, 77) if out is None else out
-    penstock.run_inference(source, result, model=model, devices="cpu", **knobs)
+    penstock.run_inference(source, result, model=net, devices="cpu", **knobs)
     return result
 
 
@@ -279,11 +280,11 @@ def test_one_voxel() -> None:
 # --- faults ------------------------------------------------------------------------------------
 
 
-def job(tmp_path: Path, **knobs: Any) -> infer.Job:
+def job(tmp_path: Path, **knobs: Any) -> Job:
     config = {"in_spec": arange((40, 40, 40)), "out_spec": np.zeros((40, 40, 40), "uint16"),
               "model_type": "identity", "patch": 8, "overlap": 2, "devices": "cpu", "batch": 4,
               "block": 16}  # fmt: skip
-    return infer.Job(build(InferConfig, config | {"run_dir": tmp_path / "run"} | knobs))
+    return Job(build(InferConfig, config | {"run_dir": tmp_path / "run"} | knobs))
 
 
 class Broken(RuntimeError):
@@ -306,7 +307,7 @@ def failing_after(calls: int, real: Callable[..., Any]) -> Callable[..., Any]:
     [
         ("read", MemorySource, "read"),
         ("normalise", infer, "block_scaling"),
-        ("forward", infer.models.Identity, "forward"),
+        ("forward", model.Identity, "forward"),
         ("stitch", infer.Assembly, "_unit"),
         ("write", MemorySink, "write"),
     ],
@@ -320,7 +321,7 @@ def test_a_fault_in_any_stage_surfaces_with_stage_and_block(
     monkeypatch.setattr(owner, attribute, failing_after(calls, getattr(owner, attribute)))
     before = threading.active_count()
     with pytest.raises(StageError, match=f"^{stage} failed at .*Box.*cosmic ray") as caught:
-        started.run()
+        infer.run_job(started)
     assert isinstance(caught.value.__cause__, Broken)
     assert threading.active_count() <= before
 
@@ -331,7 +332,7 @@ def test_values_that_are_not_finite_are_an_error_and_not_a_zero(tmp_path: Path) 
             return x / (x - x)
 
     with pytest.raises(StageError, match="not finite"):
-        job(tmp_path, model_type=Overflows()).run()
+        infer.run_job(job(tmp_path, model_type=Overflows()))
 
 
 def test_a_block_that_was_never_written_is_never_success(
@@ -346,13 +347,14 @@ def test_a_block_that_was_never_written_is_never_success(
 
     monkeypatch.setattr(infer.Journal, "note", lost)
     with pytest.raises(penstock.Incomplete, match="26 of 27 blocks"):
-        started.run()
+        infer.run_job(started)
 
 
 def test_a_run_can_be_driven_once_and_says_how_far_it_is(tmp_path: Path) -> None:
     seen: list[penstock.Progress] = []
-    summary = job(tmp_path).run(seen.append)
+    summary = infer.run_job(job(tmp_path), seen.append)
     assert seen[-1].units_done == seen[-1].units_planned == 27
+    assert seen[-1].patches_done == seen[-1].patches_planned
     assert summary.units_written == 27
     assert summary.voxels == 40**3
     assert summary.input_bytes == 2 * 40**3
@@ -365,7 +367,7 @@ def test_several_devices_share_the_work_and_agree(monkeypatch: pytest.MonkeyPatc
     volume = np.random.default_rng(6).integers(0, 5000, (30, 40, 50)).astype("uint16")
     knobs = {"patch": 12, "overlap": 4, "block": 16, "batch": 5, "normalize": "global"}
     alone = run(volume, conv(), seam_mode="blend", **knobs)
-    monkeypatch.setattr(infer.models, "devices", lambda names: [torch.device("cpu")] * 3)
+    monkeypatch.setattr(model, "devices", lambda names: [torch.device("cpu")] * 3)
     assert (run(volume, conv(), seam_mode="blend", **knobs) == alone).all()
     assert (
         run(volume, conv(), seam_mode="blend", prep_workers=1, max_inflight_batches=1, **knobs)
@@ -410,7 +412,7 @@ def test_what_cannot_be_is_refused_in_one_sentence(
 def test_too_little_memory_is_refused_with_both_numbers_and_a_cure(tmp_path: Path) -> None:
     started = job(tmp_path, max_memory="1MiB")
     with pytest.raises(penstock.Refused, match=r"needs .* MiB of host .* 1.00 MiB; give .*--"):
-        started.run()
+        infer.run_job(started)
     assert not (tmp_path / "run").exists()
 
 
