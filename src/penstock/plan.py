@@ -22,8 +22,11 @@ from .units import format_bytes, format_count, significant
 BLOCK_VOXELS = 12_000_000
 """A compute block grows until its read region would hold more: 24 MB of uint16, 48 MB of float32,
 large enough to make per-block costs vanish, small enough that several fit anywhere."""
-UNIT_VOXELS = 2**24
-"""A fitted write unit grows until it would hold more: 256 cubed."""
+UNIT_VOXELS = 2**22
+"""A fitted write unit grows until it would hold more: small units are let go, and are safe, sooner."""
+OWN_UNIT_VOXELS = 2**24
+"""The same where each unit has percentiles, and so patches, of its own: 256 cubed, as small ones
+would share few patches."""
 RUNTIME_BYTES = 48 * 2**20
 """Thread stacks, arenas and what codecs hold: measured, see benchmarks/README.md."""
 
@@ -313,10 +316,11 @@ def fit_unit(config: InferConfig, facts: Facts) -> tuple[int, ...]:
     extent = facts.domain.shape
     if config.block is None:
         unit = list(grid)
+        most = OWN_UNIT_VOXELS if config.normalize == "percentile" else UNIT_VOXELS
         while True:
             growing = [a for a in range(3) if unit[a] < extent[a]]
             axis = min(growing, key=lambda a: (unit[a], -a), default=None)
-            if axis is None or math.prod(unit) * 2 > UNIT_VOXELS:
+            if axis is None or math.prod(unit) * 2 > most:
                 return tuple(unit)
             unit[axis] *= 2
     block = per_axis(config.block, plane=False, thin=grid[0])
