@@ -23,7 +23,7 @@ BLOCK_VOXELS = 12_000_000
 """A compute block grows until its read region would hold more: 24 MB of uint16, 48 MB of float32,
 large enough to make per-block costs vanish, small enough that several fit anywhere."""
 UNIT_VOXELS = 2**22
-"""A fitted write unit grows until it would hold more: small units are let go, and are safe, sooner."""
+"""A fitted write unit grows until it would hold more; small ones are let go, and safe, sooner."""
 OWN_UNIT_VOXELS = 2**24
 """The same where each unit has percentiles, and so patches, of its own: 256 cubed, as small ones
 would share few patches."""
