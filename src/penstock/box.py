@@ -49,7 +49,10 @@ class Box:
 
     def within(self, outer: Box) -> tuple[slice, ...]:
         """Indices of this box in an array that holds ``outer``."""
-        return self.shift(tuple(-a for a in outer.start)).slices
+        return tuple(
+            slice(a - origin, b - origin)
+            for a, b, origin in zip(self.start, self.stop, outer.start, strict=True)
+        )
 
     def shift(self, by: Sequence[int]) -> Box:
         return Box(
@@ -70,6 +73,10 @@ class Box:
         )
         stop = tuple(min(b, d) for b, d in zip(self.stop, other.stop, strict=True))
         return Box(start, tuple(max(a, b) for a, b in zip(start, stop, strict=True)))
+
+    def hull(self, other: Box) -> Box:
+        """The smallest box that holds both."""
+        return Box(tuple(map(min, self.start, other.start)), tuple(map(max, self.stop, other.stop)))
 
     def __contains__(self, other: Box) -> bool:
         return (self & other) == other

@@ -1,16 +1,21 @@
 """Bounded stages: threads joined by channels, held in check by budgets of bytes.
 
-Three pieces and one rule. A `Channel` hands items on; a `Budget` bounds the bytes between two
-points of the pipeline; a `Flow` owns the threads. The rule: the first error wins. It wakes
-everyone who waits, no later error hides it, and `Flow.join` raises it. Nothing here polls, so
-nothing here can miss a wake-up, and nothing knows what the items are.
+Four pieces and one rule. A `Channel` hands items on; a `Budget` bounds the bytes between two
+points of the pipeline; a `Pool` keeps arrays for their next use; a `Flow` owns the threads. The
+rule: the first error wins. It wakes everyone who waits, no later error hides it, and `Flow.join`
+raises it. Nothing here polls, so nothing here can miss a wake-up, and nothing knows what the items
+are.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 Item = TypeVar("Item")
 
@@ -146,3 +151,31 @@ class Budget:
         with self._flow.changed:
             self.used -= count
             self._flow.changed.notify_all()
+
+
+class Pool:
+    """Arrays that are used again, all cut from buffers of one size.
+
+    New memory costs a page fault for every 4 KiB of it, which for short-lived arrays of many MiB is
+    more than what is done with them. One size for all makes any buffer fit any need, so there are
+    never more of them than were in use at once.
+    """
+
+    def __init__(self, buffer_bytes: int) -> None:
+        self._bytes = buffer_bytes
+        self._free: list[NDArray[np.uint8]] = []
+
+    def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """An array of whatever was in it before."""
+        count = math.prod(shape) * dtype.itemsize
+        assert count <= self._bytes, f"{shape} of {dtype} is more than {self._bytes} bytes"
+        try:
+            buffer = self._free.pop()  # of a list this is atomic
+        except IndexError:
+            buffer = np.empty(self._bytes, np.uint8)
+        return buffer[:count].view(dtype).reshape(shape)
+
+    def give(self, array: NDArray[Any]) -> None:
+        """Hand back what `take` returned; nobody may hold it any longer."""
+        assert array.base is not None
+        self._free.append(array.base)

@@ -21,6 +21,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from .box import Box
 
 Seam = Literal["trim", "blend"]
@@ -95,20 +98,17 @@ def flatten(index: Sequence[int], cells: Box) -> int:
     return flat
 
 
-def reflect(start: int, stop: int, low: int, high: int) -> list[int]:
-    """The coordinates of ``[start, stop)`` mirrored at the edges of ``[low, high)``.
+def reflect(coordinates: NDArray[np.int_], low: int, high: int) -> NDArray[np.int_]:
+    """Coordinates mirrored at the edges of ``[low, high)`` as often as it takes.
 
     The edge voxel is the mirror and is not repeated; a length of 1 repeats its only voxel.
 
-    >>> reflect(-2, 6, 0, 4)
+    >>> reflect(np.arange(-2, 6), 0, 4).tolist()
     [2, 1, 0, 1, 2, 3, 2, 1]
     """
-    length = high - low
-    if length == 1:
-        return [low] * (stop - start)
-    period = 2 * (length - 1)
-    phases = ((i - low) % period for i in range(start, stop))
-    return [low + min(phase, period - phase) for phase in phases]
+    period = max(1, 2 * (high - low - 1))
+    phase = (coordinates - low) % period
+    return low + np.minimum(phase, period - phase)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from .box import Box
 from .config import InferConfig, as_settings, build
 from .errors import Incomplete, StageError
-from .flow import Budget, Channel, Flow, Stopped
+from .flow import Budget, Channel, Flow, Pool, Stopped
 from .grid import Block, Grid, reflect
 from .job import Job, Volume
 from .journal import Journal
@@ -175,6 +175,8 @@ class _Run:
         self.plan, self.geometry = job.plan, job.plan.geometry
         self.probe = Probe(job.config.trace)
         self.flow = Flow()
+        self.block_pool = Pool(self.plan.block_buffer_bytes)
+        self.unit_pool = Pool(self.plan.unit_buffer_bytes)
         self.scalings: dict[int, Scaling] = {}
         self.lanes = len(job.devices)
         self.readers = max(1, job.config.prep_workers // self.lanes)
@@ -338,21 +340,29 @@ class _Run:
             self.loaded[lane].close()
 
     def _fetch(self, block: Block) -> NDArray[Any]:
-        domain = self.geometry.domain
+        """The voxels that a block sees, reflected where it reaches past the volume's edge."""
+        domain, source = self.geometry.domain, self.job.source
         inside = read_range(block.read, domain)
-        array = _read_channels(self.job.source, self.job.volumes[block.volume], inside)
+        array = _read_channels(source, self.job.volumes[block.volume], inside)
         if block.read in domain:
             return array
+        # Every voxel past the edge has its mirror image in ``inside``; both lie in ``hull``.
+        hull = block.read.hull(inside)
+        whole = np.empty((len(array), *hull.shape), array.dtype)
+        whole[(slice(None), *inside.within(hull))] = array
         for axis in range(3):
-            start, stop = block.read.start[axis], block.read.stop[axis]
-            low, high = domain.start[axis], domain.stop[axis]
-            if start < low or stop > high:
-                mirror = np.array(reflect(start, stop, low, high)) - inside.start[axis]
-                array = array.take(mirror, axis + 1)
-            else:
-                keep = slice(start - inside.start[axis], stop - inside.start[axis])
-                array = array[(slice(None),) * (axis + 1) + (keep,)]
-        return np.ascontiguousarray(array)
+            planes = np.moveaxis(whole, axis + 1, 0)
+            outside = np.array(
+                [
+                    i
+                    for i in range(block.read.start[axis], block.read.stop[axis])
+                    if not domain.start[axis] <= i < domain.stop[axis]
+                ],
+                dtype=int,
+            )
+            mirrored = reflect(outside, domain.start[axis], domain.stop[axis])
+            planes[outside - hull.start[axis]] = planes[mirrored - hull.start[axis]]
+        return whole[(slice(None), *block.read.within(hull))]
 
     def _prepare(self, block: Block, array: NDArray[Any]) -> Loaded:
         """Find the block's scaling and set aside what is not finite."""
@@ -383,7 +393,15 @@ class _Run:
             if device.type == "cuda":
                 torch.cuda.set_device(device)
             settings, before_batch = self._lane_settings(), partial(self._before_batch, number)
-            lane = Lane(device, self.job.model, self.geometry, settings, self.probe, before_batch)
+            lane = Lane(
+                device,
+                self.job.model,
+                self.geometry,
+                settings,
+                self.probe,
+                self.block_pool,
+                before_batch,
+            )
             block: Block | None = None
             while True:
                 with self.probe.waiting("forward"):
@@ -442,14 +460,19 @@ class _Run:
                     with self.probe.waiting("stitch"):
                         self.write_room.acquire(self._unit_bytes(unit))
                     self.whole.put(unit)
+                for buffer in finished.buffers:
+                    self.block_pool.give(buffer)
             self.room[lane].release(self.plan.block_bytes(finished.block))
         self.whole.close()
 
     def _empty_unit(self, head: int, shape: tuple[int, ...]) -> NDArray[Any]:
         channels = self.job.out_channels[head]
-        if self.geometry.seam == "blend":
-            return np.zeros((channels, *shape), np.float32)
-        return np.empty((channels, *shape), self.job.sinks[head].dtype)
+        blend = self.geometry.seam == "blend"
+        kept = np.dtype(np.float32) if blend else self.job.sinks[head].dtype
+        array = self.unit_pool.take((channels, *shape), kept)
+        if blend:
+            array.fill(0)
+        return array
 
     def _unit_bytes(self, unit: Unit) -> int:
         pairs = zip(unit.arrays, self.job.sinks, strict=True)
@@ -464,10 +487,11 @@ class _Run:
                 return
             for head, sink in enumerate(self.job.sinks):
                 with self._stage("write", f"block {unit.index} {unit.box} of {sink.name}"):
-                    array = unit.arrays[head]
+                    held = array = unit.arrays[head]
                     if self.geometry.seam == "blend":
-                        array = as_dtype(array, sink.dtype)
+                        array = as_dtype(held, sink.dtype)
                     sink.write(self._target(unit, head), array[None])
+                    self.unit_pool.give(held)
             self.journal.note((unit.volume, *unit.index), unit.box.size)
             self.write_room.release(self._unit_bytes(unit))
 

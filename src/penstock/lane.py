@@ -1,6 +1,6 @@
 """One device's share of a job: patches of blocks into batches, and batches back into blocks.
 
-    upload | normalise | gather | forward | scatter | download
+    upload | gather | normalise | forward | scatter | download
 
 A lane is fed blocks in order and gives them back in order. Batches cross block borders, and the
 last one is padded to the full size, so the net sees one input shape from first to last and a
@@ -15,6 +15,7 @@ import copy
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from .box import Box
 from .errors import PenstockError
+from .flow import Pool
 from .grid import Block, Geometry, indices
 from .model import Model
 from .normalize import Scaling
@@ -43,6 +46,9 @@ _TORCH_DTYPES = {
         "float64",
     )
 } | {np.dtype(bool): torch.bool}
+
+_SUMS = np.dtype(np.float32)
+"""Blended patches are added up in this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +86,10 @@ class Finished:
     loaded: Loaded
     outputs: list[Tensor]
     """On the host, one for each head, shape (channels, z, y, x) of ``block.support``."""
+    buffers: list[NDArray[Any]]
+    """What the outputs lie in, for the pool; empty where they do not come from it."""
     finite: Tensor
+    """Whether the model has made only finite values so far."""
     ready: torch.cuda.Event | None = None
 
     @property
@@ -113,15 +122,17 @@ class _Open:
 
     loaded: Loaded
     outputs: list[Tensor]
+    buffers: list[NDArray[Any]]
     remaining: int
 
 
 @dataclass(slots=True)
 class _Slot:
-    """Where a patch of the batch under way came from."""
+    """A patch of the batch under way."""
 
     owner: _Open
     index: tuple[int, ...]
+    read: Box
 
 
 class Lane:
@@ -134,11 +145,13 @@ class Lane:
         geometry: Geometry,
         settings: LaneSettings,
         probe: Probe,
+        pool: Pool,
         before_batch: Callable[[int], None],
     ) -> None:
         """``before_batch`` is told how many patches a forward will run; it may raise to stop it."""
         self.device, self.model, self.geometry = device, model, geometry
-        self.settings, self.probe, self.before_batch = settings, probe, before_batch
+        self.settings, self.probe, self.pool = settings, probe, pool
+        self.before_batch = before_batch
         self.on_cuda = device.type == "cuda"
         self._module = self._place(model.module)
         patch = geometry.patch if settings.model_axes == 3 else geometry.patch[1:]
@@ -147,29 +160,36 @@ class Lane:
             device=device,
             memory_format=self._memory_format(),
         )
+        # What of a patch's output counts, and room to work on it: small enough to stay in cache.
+        edges = zip(geometry.before, geometry.stride, geometry.patch, strict=True)
+        self._keep = tuple(slice(b, b + s) if self._trim else slice(p) for b, s, p in edges)
+        shape = tuple(part.stop - (part.start or 0) for part in self._keep)
+        self._values = [torch.empty((n, *shape), device=device) for n in settings.out_channels]
         self._finite = torch.ones((), dtype=torch.bool, device=device)
         self._slots: list[_Slot] = []
         self._open: deque[_Open] = deque()
         self._copies = torch.cuda.Stream(device) if self.on_cuda else None
 
+    @property
+    def _trim(self) -> bool:
+        return self.geometry.seam == "trim"
+
     def push(self, loaded: Loaded) -> Iterator[Finished]:
         """Take a block; yield those that it completes, oldest first."""
         assert loaded.array is not None
-        with self.probe.span("normalise", loaded.block):
-            floats = self._normalise(self._upload(loaded.array), loaded.scaling)
-        loaded.array = None
-        patches = loaded.block.patches
-        opened = _Open(loaded, self._outputs(loaded.block), patches.size)
+        native, loaded.array = self._upload(loaded.array), None
+        outputs, buffers = self._outputs(loaded.block)
+        opened = _Open(loaded, outputs, buffers, loaded.block.patches.size)
         self._open.append(opened)
-        for index in indices(patches):
-            where = self.geometry.patch_read(index).within(loaded.block.read)
-            source = floats[(slice(None), *where)]
-            target = self._batch[len(self._slots)]
-            target.copy_(source if self.settings.model_axes == 3 else source[:, 0])
-            self._slots.append(_Slot(opened, index))
-            if len(self._slots) == self.settings.batch:
-                self._forward()
-                yield from self._finished()
+        waiting = indices(loaded.block.patches)
+        while True:
+            with self.probe.span("normalise", loaded.block):
+                for index in islice(waiting, self.settings.batch - len(self._slots)):
+                    self._gather(opened, native, index)
+            if len(self._slots) < self.settings.batch:
+                return
+            self._forward()
+            yield from self._finished()
 
     def flush(self) -> Iterator[Finished]:
         """Run what is left in a padded batch."""
@@ -198,20 +218,22 @@ class Lane:
             return torch.contiguous_format
         return torch.channels_last_3d if self.settings.model_axes == 3 else torch.channels_last
 
-    def _outputs(self, block: Block) -> list[Tensor]:
-        """Arrays for a block's heads: sums in float32 where patches are blended."""
-        blend = self.geometry.seam == "blend"
-        make = torch.zeros if blend else torch.empty
-        return [
-            make(
-                (channels, *block.support.shape),
-                dtype=torch.float32 if blend else _TORCH_DTYPES[dtype],
-                device=self.device,
-            )
-            for channels, dtype in zip(
-                self.settings.out_channels, self.settings.out_dtypes, strict=True
-            )
-        ]
+    def _outputs(self, block: Block) -> tuple[list[Tensor], list[NDArray[Any]]]:
+        """Arrays for a block's heads, and on the CPU the buffers that they lie in."""
+        outputs: list[Tensor] = []
+        buffers: list[NDArray[Any]] = []
+        for channels, dtype in zip(
+            self.settings.out_channels, self.settings.out_dtypes, strict=True
+        ):
+            shape, kept = (channels, *block.support.shape), dtype if self._trim else _SUMS
+            if self.device.type == "cpu":
+                buffers.append(self.pool.take(shape, kept))
+                outputs.append(torch.from_numpy(buffers[-1]))
+            else:
+                outputs.append(torch.empty(shape, dtype=_TORCH_DTYPES[kept], device=self.device))
+            if not self._trim:
+                outputs[-1].zero_()
+        return outputs, buffers
 
     def _upload(self, array: NDArray[Any]) -> Tensor:
         native = torch.from_numpy(array)
@@ -226,11 +248,18 @@ class Lane:
         uploaded.record_stream(main)
         return uploaded
 
-    def _normalise(self, native: Tensor, scaling: Scaling) -> Tensor:
-        floats = native.to(torch.float32)
+    def _gather(self, opened: _Open, native: Tensor, index: tuple[int, ...]) -> None:
+        """Copy a patch of a block into the batch and normalise it there."""
+        block, scaling = opened.loaded.block, opened.loaded.scaling
+        read = self.geometry.patch_read(index)
+        source = native[(slice(None), *read.within(block.read))]
+        target = self._batch[len(self._slots)]
+        target.copy_(source if self.settings.model_axes == 3 else source[:, 0])
         if scaling != Scaling():
-            floats = floats.sub_(scaling.lower).div_(scaling.scale)
-        return floats if self.settings.clip is None else floats.clamp_(*self.settings.clip)
+            target.sub_(scaling.lower).div_(scaling.scale)
+        if self.settings.clip is not None:
+            target.clamp_(*self.settings.clip)
+        self._slots.append(_Slot(opened, index, read))
 
     def _forward(self) -> None:
         """One batch through the net and into its blocks."""
@@ -243,45 +272,32 @@ class Lane:
                 outputs = list(outputs[0].split(1, dim=1))
         with self.probe.span("stitch", first), torch.inference_mode():
             for head, output in enumerate(outputs):
-                if self.settings.model_axes == 2:
-                    output = output.unsqueeze(2)
-                output = output[: len(self._slots)]
-                if self.geometry.seam == "trim":
-                    self._scatter_cores(head, output)
-                else:
-                    self._scatter_weighted(head, output)
+                output_BCZYX = output if self.settings.model_axes == 3 else output.unsqueeze(2)
+                for row, slot in enumerate(self._slots):
+                    self._scatter(head, output_BCZYX[row], slot)
         for slot in self._slots:
             slot.owner.remaining -= 1
         self._slots.clear()
 
-    def _scatter_cores(self, head: int, output_BCZYX: Tensor) -> None:
-        """Each patch writes what it owns, in the dtype of the sink."""
-        geometry = self.geometry
-        keep = tuple(slice(b, b + s) for b, s in zip(geometry.before, geometry.stride, strict=True))
-        cores = self._denormalise(output_BCZYX[(slice(None), slice(None), *keep)].float())
-        cores = to_range(cores, self.settings.out_dtypes[head])
-        for core, slot in zip(cores, self._slots, strict=True):
-            owned = geometry.cores.cell(slot.index)  # shorter than a stride at the far edge
-            part = tuple(slice(n) for n in owned.shape)
-            block = slot.owner.loaded.block
-            slot.owner.outputs[head][(slice(None), *owned.within(block.support))] = core[
-                (slice(None), *part)
-            ]
-
-    def _scatter_weighted(self, head: int, output_BCZYX: Tensor) -> None:
-        """Each patch adds its share of all that it sees, in float32."""
-        geometry = self.geometry
-        patches = self._denormalise(output_BCZYX.float())
-        for patch, slot in zip(patches, self._slots, strict=True):
-            seen = geometry.patch_read(slot.index)
-            part = seen & geometry.domain
-            share = patch[(slice(None), *part.within(seen))]
+    def _scatter(self, head: int, output_CZYX: Tensor, slot: _Slot) -> None:
+        """Put a patch into its block: what it owns (trim), or its share of all it sees (blend)."""
+        loaded, geometry = slot.owner.loaded, self.geometry
+        values = self._values[head].copy_(output_CZYX[(slice(None), *self._keep)])
+        if self.settings.denormalize and loaded.scaling != Scaling():
+            values.mul_(loaded.scaling.scale).add_(loaded.scaling.lower)
+        low, high = torch.aminmax(values)  # a NaN anywhere makes both NaN
+        self._finite &= torch.isfinite(low) & torch.isfinite(high)
+        if self._trim:
+            to_range_(values, self.settings.out_dtypes[head])
+            seen = Box.of(slot.read.shift(geometry.before).start, geometry.stride)
+        else:
             for axis, weights in enumerate(self._weights(slot.index)):
-                along = [1, 1, 1]
-                along[axis] = -1
-                share = share * weights[part.within(seen)[axis]].view(along)
-            block = slot.owner.loaded.block
-            slot.owner.outputs[head][(slice(None), *part.within(block.support))] += share
+                values.mul_(weights.view([-1 if a == axis else 1 for a in range(3)]))
+            seen = slot.read
+        part = seen & geometry.domain
+        source = values[(slice(None), *part.within(seen))]
+        target = slot.owner.outputs[head][(slice(None), *part.within(loaded.block.support))]
+        target.copy_(source) if self._trim else target.add_(source)
 
     def _weights(self, index: Sequence[int]) -> list[Tensor]:
         geometry, floor = self.geometry, self.settings.min_blend_weight
@@ -293,24 +309,14 @@ class Lane:
             for p, o, i, n in shape
         ]
 
-    def _denormalise(self, output: Tensor) -> Tensor:
-        """Back to intensities; also checks that finite input gave finite output."""
-        self._finite &= torch.isfinite(output).all()
-        scalings = [slot.owner.loaded.scaling for slot in self._slots]
-        if not self.settings.denormalize or all(s == Scaling() for s in scalings):
-            return output
-        column = (-1, *[1] * (output.ndim - 1))
-        scale = torch.tensor([s.scale for s in scalings], device=self.device).view(column)
-        lower = torch.tensor([s.lower for s in scalings], device=self.device).view(column)
-        return output.mul(scale).add_(lower)
-
     def _finished(self) -> Iterator[Finished]:
         while self._open and self._open[0].remaining == 0:
             yield self._download(self._open.popleft())
 
     def _download(self, done: _Open) -> Finished:
         if self._copies is None:
-            return Finished(done.loaded, [t.cpu() for t in done.outputs], self._finite.cpu())
+            outputs = [output.cpu() for output in done.outputs]
+            return Finished(done.loaded, outputs, done.buffers, self._finite.cpu())
         self._copies.wait_stream(torch.cuda.current_stream(self.device))
         event = torch.cuda.Event()
         with torch.cuda.stream(self._copies):
@@ -319,29 +325,28 @@ class Lane:
             event.record(self._copies)
         for tensor in (*done.outputs, self._finite):
             tensor.record_stream(self._copies)
-        return Finished(done.loaded, host, finite, event)
+        return Finished(done.loaded, host, [], finite, event)
 
 
-def to_range(values: Tensor, dtype: np.dtype[Any]) -> Tensor:
-    """Rounded (half to even) where ``dtype`` is of integers, and within its range; still floats.
+def to_range_(values: Tensor, dtype: np.dtype[Any]) -> Tensor:
+    """Round (half to even) where ``dtype`` is of integers, and clip to its range, in place.
 
     The largest 32-bit integers are no float32: the nearest one below stands for them.
     """
     if dtype.kind == "f":
         info = np.finfo(dtype)
-        return values if dtype.itemsize > 2 else values.clamp(float(info.min), float(info.max))
+        return values if dtype.itemsize > 2 else values.clamp_(float(info.min), float(info.max))
     if dtype.kind == "b":
-        low, high = 0.0, 1.0
-    else:
-        low, high = float(np.iinfo(dtype).min), float(np.iinfo(dtype).max)
-        if np.float32(high) > high:
-            high = float(np.nextafter(np.float32(high), np.float32(0)))
-    return values.round().clamp_(low, high)
+        return values.round_().clamp_(0, 1)
+    low, high = float(np.iinfo(dtype).min), float(np.iinfo(dtype).max)
+    if np.float32(high) > high:
+        high = float(np.nextafter(np.float32(high), np.float32(0)))
+    return values.round_().clamp_(low, high)
 
 
 def as_dtype(values: NDArray[np.float32], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """A blended sum in the dtype of its sink."""
-    return to_range(torch.from_numpy(values), dtype).to(_TORCH_DTYPES[dtype]).numpy()
+    """A blended sum in the dtype of its sink; ``values`` is used up."""
+    return to_range_(torch.from_numpy(values), dtype).to(_TORCH_DTYPES[dtype]).numpy()
 
 
 def _to_pinned(tensor: Tensor) -> Tensor:

@@ -14,6 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+_PIECE = 2**18
+"""Values counted at a time: `numpy.bincount` makes an eight-byte copy of what it is given."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
@@ -72,7 +75,11 @@ class Histogram:
         return int(self._coarse.sum())
 
     def add(self, array: NDArray[Any]) -> None:
-        keys = self._keys(array)
+        flat = array.reshape(-1)
+        for start in range(0, flat.size, _PIECE):
+            self._count(self._keys(flat[start : start + _PIECE]))
+
+    def _count(self, keys: NDArray[Any]) -> None:
         if not self.wide:
             self._coarse += np.bincount(keys, minlength=1 << 16)
         elif self._fine is None:
@@ -122,8 +129,7 @@ class Histogram:
             key = key << 16 | fine
         return self._from_key(key)
 
-    def _keys(self, array: NDArray[Any]) -> NDArray[Any]:
-        flat = array.reshape(-1)
+    def _keys(self, flat: NDArray[Any]) -> NDArray[Any]:
         if self.dtype.kind == "b":
             return flat.view(np.uint8)
         if self.dtype.kind in "iu":

@@ -27,7 +27,7 @@ UNIT_VOXELS = 2**22
 OWN_UNIT_VOXELS = 2**24
 """The same where each unit has percentiles, and so patches, of its own: 256 cubed, as small ones
 would share few patches."""
-RUNTIME_BYTES = 48 * 2**20
+RUNTIME_BYTES = 80 * 2**20
 """Thread stacks, arenas and what codecs hold: measured, see benchmarks/README.md."""
 
 
@@ -226,6 +226,21 @@ class Plan:
     def largest_block_bytes(self) -> int:
         return self.block_bytes(largest_block(self.geometry))
 
+    @property
+    def block_buffer_bytes(self) -> int:
+        """Room for one head of any block."""
+        return largest_block(self.geometry).support.size * self._most_bytes
+
+    @property
+    def unit_buffer_bytes(self) -> int:
+        """Room for one head of any unit."""
+        return math.prod(self.geometry.unit) * self._most_bytes
+
+    @property
+    def _most_bytes(self) -> int:
+        pairs = zip(self.facts.out_channels, self.facts.out_itemsizes, strict=True)
+        return max(c * (4 if self.geometry.seam == "blend" else i) for c, i in pairs)
+
     def refuse(self) -> None:
         """Raise `Refused` where host or device cannot hold the job."""
         if self.memory.total > self.memory_limit:
@@ -404,8 +419,6 @@ def _count(
     held_bytes = _held(facts, geometry)
     largest = largest_block(geometry)
     block_bytes = _block_bytes(facts, geometry, largest.read.size, largest.support.size)
-    floats = largest.read.size * facts.in_channels * 4
-    native = largest.read.size * facts.in_channels * facts.source_itemsize
     lanes = len(facts.devices)
     # A batch under way can hold patches of as many blocks as it has rows, and none of these is let
     # go before the batch is full: there must be room for all of them and for one block more.
@@ -416,7 +429,9 @@ def _count(
         allowed = config.max_inflight_batches * config.batch * one_patch
         block_budget = min(block_budget, max(least, allowed))
     on_host = all(device == "cpu" for device in facts.devices)
-    blocks = lanes * (block_budget + (floats if on_host else 2 * native))
+    # A reader at the volume's edge holds its block twice while it reflects.
+    native = largest.read.size * facts.in_channels * facts.source_itemsize
+    blocks = lanes * (block_budget + max(1, config.prep_workers // lanes) * native)
 
     patch_values = config.batch * math.prod(shape.patch)
     buffers = patch_values * 4 * (facts.in_channels + sum(facts.out_channels))
@@ -424,8 +439,10 @@ def _count(
 
     unit_voxels = min(math.prod(geometry.unit), geometry.domain.size)
     write_budget = (config.writer_workers + 1) * unit_voxels * out_bytes
-    waiting = min(write_budget, geometry.domain.size * out_bytes * facts.num_volumes)
-    extra = unit_voxels * (held_bytes if config.seam_mode == "blend" else 0)
+    waiting = min(write_budget // out_bytes, geometry.domain.size * facts.num_volumes)
+    writing = waiting * held_bytes
+    if config.seam_mode == "blend":  # each writer makes the dtype of the sink out of the sums
+        writing += config.writer_workers * unit_voxels * out_bytes
     cached, decoded = reads(geometry, facts.source_chunk, level)
     channel_bytes = facts.in_channels * facts.source_itemsize
     cache = cached * channel_bytes
@@ -434,11 +451,7 @@ def _count(
     device_peak = None
     if not on_host:
         device_peak = (
-            facts.weight_bytes
-            + max(facts.forward_bytes or 0, buffers)
-            + buffers
-            + 2 * (native + floats)
-            + block_budget
+            facts.weight_bytes + max(facts.forward_bytes or 0, buffers) + buffers + block_budget
         )
     input_bytes = geometry.domain.size * facts.in_channels * facts.source_itemsize
     return Plan(
@@ -456,8 +469,8 @@ def _count(
             base=facts.base_bytes,
             forward=forward,
             blocks=blocks,
-            assembly=open_peak(geometry) * held_bytes + extra,
-            writing=waiting,
+            assembly=open_peak(geometry) * held_bytes,
+            writing=writing,
             cache=cache,
         ),
         memory_limit=limit,
@@ -475,7 +488,8 @@ def _count(
 
 
 def _block_bytes(facts: Facts, geometry: Geometry, read: int, support: int) -> int:
-    return max(read * facts.in_channels * facts.source_itemsize, support * _held(facts, geometry))
+    """What was read and what came of it: memory of both is kept for the next block."""
+    return read * facts.in_channels * facts.source_itemsize + support * _held(facts, geometry)
 
 
 def _held(facts: Facts, geometry: Geometry) -> int:

@@ -99,7 +99,7 @@ class Assembly:
             which = (slice(None), *part.within(block.support))
             for array, head in zip(unit.arrays, heads, strict=True):
                 if geometry.seam == "blend":
-                    array[where] += head[which]
+                    np.add(array[where], head[which], out=array[where])
                 else:
                     array[where] = head[which]
             unit.missing -= part.size

@@ -7,7 +7,7 @@ counts into bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,16 +30,27 @@ class BlockShape:
 
 
 def largest_block(geometry: Geometry) -> BlockShape:
-    """A block as large as any: along each axis the longer of the first two is a full one."""
-    blocks = geometry.blocks_of(_interior(geometry))
-    first = blocks.cells.start
-    counts = []
-    for axis in range(3):
-        near = (first[axis], min(first[axis] + 1, blocks.cells.stop[axis] - 1))
-        at = ([*first[:axis], i, *first[axis + 1 :]] for i in near)
-        counts.append(max(blocks.cell(index).shape[axis] for index in at))
-    patches = Box.of(blocks.cell(first).start, counts)
-    return BlockShape(geometry.read_of(patches), geometry.support_of(patches))
+    """A block at least as large as any, axis by axis.
+
+    Of a region's blocks along an axis only the first, the last and those next to the volume's edge
+    can differ from the others.
+    """
+
+    def longest(of: Callable[[Box], Box]) -> Box:
+        def within(region: Box) -> tuple[int, ...]:
+            blocks = geometry.blocks_of(region)
+            first, stop = blocks.cells.start, blocks.cells.stop
+            return tuple(
+                max(
+                    of(blocks.cell([*first[:axis], i, *first[axis + 1 :]])).shape[axis]
+                    for i in {*range(first[axis], min(first[axis] + 3, stop[axis])), stop[axis] - 1}
+                )
+                for axis in range(3)
+            )
+
+        return Box.of((0, 0, 0), [max(lengths) for lengths in geometry.per_axis(within)])
+
+    return BlockShape(longest(geometry.read_of), longest(geometry.support_of))
 
 
 def read_range(box: Box, domain: Box) -> Box:
@@ -47,10 +58,10 @@ def read_range(box: Box, domain: Box) -> Box:
     if box in domain:
         return box
     mirrored = [
-        reflect(a, b, low, high)
+        reflect(np.arange(a, b), low, high)
         for a, b, low, high in zip(box.start, box.stop, domain.start, domain.stop, strict=True)
     ]
-    return Box(tuple(min(m) for m in mirrored), tuple(max(m) + 1 for m in mirrored))
+    return Box(tuple(int(m.min()) for m in mirrored), tuple(int(m.max()) + 1 for m in mirrored))
 
 
 def reads(geometry: Geometry, chunk: tuple[int, ...], level: CacheLevel) -> tuple[int, int]:

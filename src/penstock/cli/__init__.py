@@ -61,9 +61,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def entry() -> None:
     """The ``penstock`` command.
 
+    OpenMP's threads are told to sleep while they wait: those of torch would spin on the very cores
+    that decode and encode. It must be said before torch is loaded.
+
     A failed job may leave a thread behind in a call that never returns. The interpreter's own
     way out would wait for it or abort, so then the process ends at once with its exit code.
     """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     code = main()
     if threading.active_count() > 1:
         sys.stdout.flush()
