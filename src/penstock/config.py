@@ -71,7 +71,9 @@ class InferConfig(Knobs):
     block: Shape | None = flag(
         None, help="shape of a write unit, whole chunks of the output (default: fitted)"
     )
-    batch: Positive = flag(16, help="patches in one forward")
+    batch: Positive | None = flag(
+        None, help="patches gathered for one forward (default: 16 on a GPU, 1 on a CPU)"
+    )
     seam_mode: Literal["trim", "blend"] = flag(
         "trim", help="trim: each voxel from one patch; blend: a weighted mean of all that see it"
     )

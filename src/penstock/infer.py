@@ -424,7 +424,7 @@ class _Run:
     def _lane_settings(self) -> LaneSettings:
         job = self.job
         return LaneSettings(
-            batch=job.config.batch,
+            batch=job.batch,
             model_axes=job.shape.model_axes,
             amp=job.amp,
             compile_mode=job.config.compile_mode if job.config.compile else None,

@@ -24,6 +24,9 @@ from .errors import UsageError
 from .plan import Facts, make_plan, patch_shape, per_axis, select
 from .store import Sink, Source, open_sink, open_source, same_array
 
+GPU_BATCH = 16
+"""Patches in one forward on a GPU where the user does not say."""
+
 
 @dataclass(frozen=True, slots=True)
 class Volume:
@@ -47,7 +50,9 @@ class Job:
         source = open_source(config.in_spec, level=config.level)
         self.shape = patch_shape(config, "z" in source.axes, self.model.spatial_axes)
         self.amp = _amp(config, self.devices)
-        batch_shape = (config.batch, self.model.in_channels, *self._model_patch())
+        on_cpu = all(device.type == "cpu" for device in self.devices)
+        self.batch = config.batch or (1 if on_cpu else GPU_BATCH)
+        batch_shape = (1 if on_cpu else self.batch, self.model.in_channels, *self._model_patch())
         self.footprint = models.footprint(self.model, batch_shape)
         ts = select(config.t, source.domain.start[0], source.domain.stop[0], "--t")
         cs = select(config.c, source.domain.start[1], source.domain.stop[1], "--c")
@@ -159,6 +164,7 @@ class Job:
             source_cache=source.cache_bytes or None,
             source_caches=cached.cache_bytes != 0,
             num_volumes=len(self.volumes),
+            batch=self.batch,
             in_channels=self.model.in_channels,
             out_channels=self.out_channels,
             out_itemsizes=tuple(sink.dtype.itemsize for sink in self.sinks),

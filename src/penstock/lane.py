@@ -262,22 +262,33 @@ class Lane:
         self._slots.append(_Slot(opened, index, read))
 
     def _forward(self) -> None:
-        """One batch through the net and into its blocks."""
+        """Run the batch and put its patches into their blocks.
+
+        A CPU takes one patch at a time: as fast, and the kernels that torch picks there, and with
+        them the last bits of a result, would depend on the size of the batch.
+        """
         self.before_batch(len(self._slots))
-        first = self._slots[0].owner.loaded.block
-        with self.probe.span("forward", first), torch.inference_mode():
-            with torch.autocast(self.device.type, self.settings.amp, self.settings.amp is not None):
-                outputs = list(self.model.heads(self._module(self._batch)).values())
-            if len(outputs) == 1 and len(self.settings.out_dtypes) > 1:
-                outputs = list(outputs[0].split(1, dim=1))
-        with self.probe.span("stitch", first), torch.inference_mode():
-            for head, output in enumerate(outputs):
-                output_BCZYX = output if self.settings.model_axes == 3 else output.unsqueeze(2)
-                for row, slot in enumerate(self._slots):
-                    self._scatter(head, output_BCZYX[row], slot)
+        step = 1 if self.device.type == "cpu" else self.settings.batch
+        for start in range(0, len(self._slots), step):
+            slots = self._slots[start : start + step]
+            block = slots[0].owner.loaded.block
+            with self.probe.span("forward", block), torch.inference_mode():
+                outputs = self._run(self._batch[start : start + step])
+            with self.probe.span("stitch", block), torch.inference_mode():
+                for head, output_BCZYX in enumerate(outputs):
+                    for row, slot in enumerate(slots):
+                        self._scatter(head, output_BCZYX[row], slot)
         for slot in self._slots:
             slot.owner.remaining -= 1
         self._slots.clear()
+
+    def _run(self, batch: Tensor) -> list[Tensor]:
+        """The model's heads, one for each sink, shape (batch, channels, z, y, x)."""
+        with torch.autocast(self.device.type, self.settings.amp, self.settings.amp is not None):
+            outputs = list(self.model.heads(self._module(batch)).values())
+        if len(outputs) == 1 and len(self.settings.out_dtypes) > 1:
+            outputs = list(outputs[0].split(1, dim=1))
+        return outputs if self.settings.model_axes == 3 else [o.unsqueeze(2) for o in outputs]
 
     def _scatter(self, head: int, output_CZYX: Tensor, slot: _Slot) -> None:
         """Put a patch into its block: what it owns (trim), or its share of all it sees (blend)."""

@@ -136,6 +136,8 @@ class Facts:
     """Whether the source can keep decoded chunks at all."""
     num_volumes: int
     """(t, channel group) pairs."""
+    batch: int
+    """Patches gathered before a forward."""
     in_channels: int
     out_channels: tuple[int, ...]
     """Of each head."""
@@ -246,7 +248,7 @@ class Plan:
         if self.memory.total > self.memory_limit:
             parts = {n: getattr(self.memory, n) for n in ("forward", "assembly", "blocks")}
             cure = {
-                "forward": f"a smaller --batch (now {self.batch})",
+                "forward": "a smaller --batch or --patch",
                 "assembly": f"a smaller --block (now {_x(self.geometry.unit)})",
                 "blocks": f"a smaller --patch (now {_x(self.shape.patch)})",
             }[max(parts, key=lambda n: parts[n])]
@@ -423,17 +425,17 @@ def _count(
     # A batch under way can hold patches of as many blocks as it has rows, and none of these is let
     # go before the batch is full: there must be room for all of them and for one block more.
     one_patch = _block_bytes(facts, geometry, math.prod(shape.patch), math.prod(shape.patch))
-    least = config.batch * one_patch + 2 * block_bytes
+    least = facts.batch * one_patch + 2 * block_bytes
     block_budget = least + max(1, config.prep_workers // lanes) * block_bytes
     if config.max_inflight_batches is not None:
-        allowed = config.max_inflight_batches * config.batch * one_patch
+        allowed = config.max_inflight_batches * facts.batch * one_patch
         block_budget = min(block_budget, max(least, allowed))
     on_host = all(device == "cpu" for device in facts.devices)
     # A reader at the volume's edge holds its block twice while it reflects.
     native = largest.read.size * facts.in_channels * facts.source_itemsize
     blocks = lanes * (block_budget + max(1, config.prep_workers // lanes) * native)
 
-    patch_values = config.batch * math.prod(shape.patch)
+    patch_values = facts.batch * math.prod(shape.patch)
     buffers = patch_values * 4 * (facts.in_channels + sum(facts.out_channels))
     forward = (max(facts.forward_bytes or 0, buffers) + patch_values * 4) if on_host else 0
 
@@ -458,7 +460,7 @@ def _count(
         facts=facts,
         geometry=geometry,
         shape=shape,
-        batch=config.batch,
+        batch=facts.batch,
         num_units=len(geometry.units) * facts.num_volumes,
         num_blocks=geometry.count_blocks() * facts.num_volumes,
         num_patches=geometry.count_patches() * facts.num_volumes,

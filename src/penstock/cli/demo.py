@@ -44,7 +44,6 @@ def run(args: argparse.Namespace) -> int:
             "model_type": "denoise-tiny",
             "patch": (64,),
             "overlap": (16,),
-            "batch": 4,
             "normalize": "global",
             "overwrite": True,
             "metrics_json": args.out / "metrics.json",
