@@ -175,6 +175,7 @@ class _Run:
         self.plan, self.geometry = job.plan, job.plan.geometry
         self.probe = Probe(job.config.trace)
         self.flow = Flow()
+        self.read_pool = Pool(self.plan.read_buffer_bytes)
         self.block_pool = Pool(self.plan.block_buffer_bytes)
         self.unit_pool = Pool(self.plan.unit_buffer_bytes)
         self.scalings: dict[int, Scaling] = {}
@@ -279,7 +280,8 @@ class _Run:
                 if piece is None:
                     return
                 with self._stage("read", f"statistics at {piece} of {source.name}"):
-                    array = _read_channels(source, volume, piece)
+                    array = np.empty((len(volume.channels), *piece.shape), source.dtype)
+                    _read_channels(source, volume, piece, array)
                 with lock, self.probe.span("statistics", piece):
                     histogram.add(array)
 
@@ -340,28 +342,25 @@ class _Run:
             self.loaded[lane].close()
 
     def _fetch(self, block: Block) -> NDArray[Any]:
-        """The voxels that a block sees, reflected where it reaches past the volume's edge."""
-        domain, source = self.geometry.domain, self.job.source
-        inside = read_range(block.read, domain)
-        array = _read_channels(source, self.job.volumes[block.volume], inside)
-        if block.read in domain:
-            return array
+        """The voxels that a block sees, reflected where it reaches past the volume's edge; a view
+        of an array of the pool."""
+        job, domain = self.job, self.geometry.domain
         # Every voxel past the edge has its mirror image in ``inside``; both lie in ``hull``.
+        inside = read_range(block.read, domain)
         hull = block.read.hull(inside)
-        whole = np.empty((len(array), *hull.shape), array.dtype)
-        whole[(slice(None), *inside.within(hull))] = array
+        shape = (job.model.in_channels, *hull.shape)
+        whole = self.read_pool.take(shape, job.source.dtype)
+        part = whole[(slice(None), *inside.within(hull))]
+        _read_channels(job.source, job.volumes[block.volume], inside, part)
         for axis in range(3):
+            low, high = domain.start[axis], domain.stop[axis]
+            if low <= hull.start[axis] and hull.stop[axis] <= high:
+                continue
+            seen = np.arange(block.read.start[axis], block.read.stop[axis])
+            outside = seen[(seen < low) | (seen >= high)]
             planes = np.moveaxis(whole, axis + 1, 0)
-            outside = np.array(
-                [
-                    i
-                    for i in range(block.read.start[axis], block.read.stop[axis])
-                    if not domain.start[axis] <= i < domain.stop[axis]
-                ],
-                dtype=int,
-            )
-            mirrored = reflect(outside, domain.start[axis], domain.stop[axis])
-            planes[outside - hull.start[axis]] = planes[mirrored - hull.start[axis]]
+            origin = hull.start[axis]
+            planes[outside - origin] = planes[reflect(outside, low, high) - origin]
         return whole[(slice(None), *block.read.within(hull))]
 
     def _prepare(self, block: Block, array: NDArray[Any]) -> Loaded:
@@ -392,6 +391,7 @@ class _Run:
         try:
             if device.type == "cuda":
                 torch.cuda.set_device(device)
+            pools = (self.read_pool, self.block_pool)
             settings, before_batch = self._lane_settings(), partial(self._before_batch, number)
             lane = Lane(
                 device,
@@ -399,7 +399,7 @@ class _Run:
                 self.geometry,
                 settings,
                 self.probe,
-                self.block_pool,
+                pools,
                 before_batch,
             )
             block: Block | None = None
@@ -549,14 +549,11 @@ class _Run:
         )
 
 
-def _read_channels(source: Source, volume: Volume, box: Box) -> NDArray[Any]:
-    """The channels of a volume over a spatial box, shape (channels, z, y, x)."""
-    parts = []
-    for _, run in itertools.groupby(enumerate(volume.channels), lambda pair: pair[1] - pair[0]):
-        channels = [channel for _, channel in run]
-        lead = Box((volume.t, channels[0]), (volume.t + 1, channels[-1] + 1))
-        parts.append(source.read(lead + box)[0])
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+def _read_channels(source: Source, volume: Volume, box: Box, out: NDArray[Any]) -> None:
+    """The channels of a volume over a spatial box into ``out``, shape (channels, z, y, x)."""
+    for i, channel in enumerate(volume.channels):
+        lead = Box.of((volume.t, channel), (1, 1))
+        source.read(lead + box, out[None, i : i + 1])
 
 
 def _pieces(source: Source) -> Grid:

@@ -146,12 +146,14 @@ class Lane:
         geometry: Geometry,
         settings: LaneSettings,
         probe: Probe,
-        pool: Pool,
+        pools: tuple[Pool, Pool],
         before_batch: Callable[[int], None],
     ) -> None:
-        """``before_batch`` is told how many patches a forward will run; it may raise to stop it."""
+        """``pools`` are those of the arrays that come in and of those that go out;
+        ``before_batch`` is told how many patches a forward will run and may raise to stop it."""
         self.device, self.model, self.geometry = device, model, geometry
-        self.settings, self.probe, self.pool = settings, probe, pool
+        self.settings, self.probe = settings, probe
+        self.read_pool, self.block_pool = pools
         self.before_batch = before_batch
         self.on_cuda = device.type == "cuda"
         self._module = self._place(model.module)
@@ -177,8 +179,9 @@ class Lane:
 
     def push(self, loaded: Loaded) -> Iterator[Finished]:
         """Take a block; yield those that it completes, oldest first."""
-        assert loaded.array is not None
-        native, loaded.array = self._upload(loaded.array), None
+        array, loaded.array = loaded.array, None
+        assert array is not None
+        native = self._upload(array)
         outputs, buffers = self._outputs(loaded.block)
         opened = _Open(loaded, outputs, buffers, loaded.block.patches.size)
         self._open.append(opened)
@@ -188,6 +191,7 @@ class Lane:
                 for index in islice(waiting, self.settings.batch - len(self._slots)):
                     self._gather(opened, native, index)
             if len(self._slots) < self.settings.batch:
+                self.read_pool.give(array)
                 return
             self._forward()
             yield from self._finished()
@@ -225,7 +229,7 @@ class Lane:
         ):
             shape, kept = (channels, *block.support.shape), dtype if self._trim else _SUMS
             if self.device.type == "cpu":
-                buffers.append(self.pool.take(shape, kept))
+                buffers.append(self.block_pool.take(shape, kept))
                 outputs.append(torch.from_numpy(buffers[-1]))
             else:
                 outputs.append(torch.empty(shape, dtype=_TORCH_DTYPES[kept], device=self.device))

@@ -229,6 +229,12 @@ class Plan:
         return self.block_bytes(largest_block(self.geometry))
 
     @property
+    def read_buffer_bytes(self) -> int:
+        """Room for what is read of any block."""
+        values = largest_block(self.geometry).hull.size * self.facts.in_channels
+        return values * self.facts.source_itemsize
+
+    @property
     def block_buffer_bytes(self) -> int:
         """Room for one head of any block."""
         return largest_block(self.geometry).support.size * self._most_bytes
@@ -431,9 +437,7 @@ def _count(
         allowed = config.max_inflight_batches * facts.batch * one_patch
         block_budget = min(block_budget, max(least, allowed))
     on_host = all(device == "cpu" for device in facts.devices)
-    # A reader at the volume's edge holds its block twice while it reflects.
-    native = largest.read.size * facts.in_channels * facts.source_itemsize
-    blocks = lanes * (block_budget + max(1, config.prep_workers // lanes) * native)
+    blocks = lanes * block_budget
 
     patch_values = facts.batch * math.prod(shape.patch)
     buffers = patch_values * 4 * (facts.in_channels + sum(facts.out_channels))

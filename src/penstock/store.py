@@ -65,8 +65,11 @@ class Source(Protocol):
     cache_bytes: int
     """The most decoded bytes that the store keeps; 0 keeps none."""
 
-    def read(self, box: Box) -> NDArray[Any]:
-        """The voxels of ``box`` as a 5-D array in native byte order, the caller's to change."""
+    def read(self, box: Box, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """The voxels of ``box`` as a 5-D array in native byte order, the caller's to change.
+
+        They go to ``out`` where it is given, an array of that shape and dtype.
+        """
         ...
 
     def with_cache(self, num_bytes: int) -> Source:

@@ -27,6 +27,8 @@ class BlockShape:
 
     read: Box
     support: Box
+    hull: Box
+    """What is seen, and all that it is mirrored from at the volume's edges."""
 
 
 def largest_block(geometry: Geometry) -> BlockShape:
@@ -50,7 +52,11 @@ def largest_block(geometry: Geometry) -> BlockShape:
 
         return Box.of((0, 0, 0), [max(lengths) for lengths in geometry.per_axis(within)])
 
-    return BlockShape(longest(geometry.read_of), longest(geometry.support_of))
+    def hull(patches: Box) -> Box:
+        read = geometry.read_of(patches)
+        return read.hull(read_range(read, geometry.domain))
+
+    return BlockShape(longest(geometry.read_of), longest(geometry.support_of), longest(hull))
 
 
 def read_range(box: Box, domain: Box) -> Box:

@@ -53,7 +53,7 @@ class TiffSource:
         self.scale, self.units = _physical_size(file, self.domain.shape)
         self.address = str(Path(path).expanduser().resolve())
 
-    def read(self, box: Box) -> NDArray[Any]:
+    def read(self, box: Box, out: NDArray[Any] | None = None) -> NDArray[Any]:
         assert box in self.domain, f"{box} is not in {self.domain}"
         places = [AXES.index(axis) for axis in self._stored_axes]
         stored = Box(tuple(box.start[i] for i in places), tuple(box.stop[i] for i in places))
@@ -64,7 +64,10 @@ class TiffSource:
         for index in indices(pages):
             page = array[Box.of(index, (1,) * num_lead).within(pages)].reshape(region.shape)
             self._read_page(flatten(index, self._lead), region, page)
-        return np.ascontiguousarray(to_five(array, self._stored_axes))
+        if out is None:
+            return np.ascontiguousarray(to_five(array, self._stored_axes))
+        out[...] = to_five(array, self._stored_axes)
+        return out
 
     def with_cache(self, num_bytes: int) -> TiffSource:
         return TiffSource(*self._arguments, num_bytes)

@@ -60,10 +60,14 @@ class TensorStoreSource:
         self.chunks = tuple(n or 1 for n in self._view.chunk_layout.read_chunk.shape or (1,) * 5)
         self.address = address(self.array.spec().kvstore)
 
-    def read(self, box: Box) -> NDArray[Any]:
+    def read(self, box: Box, out: NDArray[Any] | None = None) -> NDArray[Any]:
         assert box in self.domain, f"{box} is not in {self.domain}"
-        array: NDArray[Any] = self._view[box.slices].read().result()
-        return array
+        view = self._view[box.slices]
+        if out is None:
+            array: NDArray[Any] = view.read().result()
+            return array
+        ts.array(out).write(view[ts.d[:].translate_to[0]]).result()
+        return out
 
     def with_cache(self, num_bytes: int) -> TensorStoreSource:
         if _pools(self.spec):
