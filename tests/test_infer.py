@@ -397,6 +397,15 @@ def test_several_devices_share_the_work_and_agree(monkeypatch: pytest.MonkeyPatc
         ({"batch": 0}, "--batch 0: input should be greater than or equal to 1"),
         ({"normalize": "maybe"}, "--normalize 'maybe'"),
         ({"nonesuch": 1}, "there is no setting 'nonesuch'"),
+        ({"norm_lower": 99, "norm_upper": 1}, "--norm-lower 99.0 must be less than"),
+        ({"norm_lower": float("nan")}, "--norm-lower nan must be less than"),
+        ({"norm_upper": 200}, "must be percentiles from 0 to 100"),
+        ({"clip_norm": (1, 0)}, "--clip-norm 1.0 must be less than 0.0"),
+        ({"clip_norm": (1,)}, "--clip-norm"),
+        ({"out_spec": ()}, "--out-spec"),
+        ({"model_type": "denoise-net"}, "denoise-net has no weights of its own"),
+        ({"trace": Path(__file__).parent}, "--trace"),
+        ({"metrics_json": Path(__file__) / "x.json"}, "--metrics-json"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_sentence(
@@ -430,3 +439,141 @@ def test_a_box_of_the_sink_is_where_the_source_says() -> None:
     penstock.run_inference(spec, out, model="identity", patch=4, overlap=2, devices="cpu")
     assert (out == data).all()
     assert Box((5, -3, 100), (15, 8, 112)).shape == out.shape
+
+
+@pytest.mark.parametrize("seam", ["trim", "blend"])
+@pytest.mark.parametrize(
+    ("source", "sink"),
+    [("zarr2", "sharded"), ("sharded", "n5"), ("n5", "zarr2"), ("ome", "ome"), ("tiff", "ome")],
+)
+def test_from_every_kind_of_store_to_every_kind(
+    source: str, sink: str, seam: str, tmp_path: Path
+) -> None:
+    import tensorstore as ts
+    import tifffile
+
+    data = arange((20, 33, 41))
+
+    def spec(kind: str, name: str) -> dict[str, Any]:
+        place = {"kvstore": {"driver": "file", "path": str(tmp_path / name)}, "create": True}
+        common = {"shape": list(data.shape)}
+        if kind == "zarr2":
+            meta = common | {"chunks": [8, 8, 8], "dtype": "<u2"}
+            return place | {"driver": "zarr", "metadata": meta}
+        if kind == "n5":
+            meta = {"dimensions": list(data.T.shape), "blockSize": [8, 16, 8], "dataType": "uint16",
+                    "compression": {"type": "gzip"}}  # fmt: skip
+            return place | {"driver": "n5", "metadata": meta}
+        grid = {"name": "regular", "configuration": {"chunk_shape": [8, 16, 16]}}
+        codec = {"name": "sharding_indexed", "configuration": {"chunk_shape": [4, 8, 8]}}
+        meta = common | {"data_type": "uint16", "chunk_grid": grid, "codecs": [codec]}
+        return place | {"driver": "zarr3", "metadata": meta}
+
+    def opened(kind: str, name: str) -> Any:
+        if kind in ("ome", "tiff"):
+            return str(tmp_path / name) + (".tif" if kind == "tiff" else ".ome.zarr")
+        return spec(kind, name)
+
+    where = opened(source, "in")
+    if source == "tiff":
+        tifffile.imwrite(where, data, photometric="minisblack", metadata={"axes": "ZYX"})
+    elif source == "ome":
+        penstock.run_inference(data, where, model="identity", devices="cpu", normalize="none")
+    else:
+        stored = data.T if source == "n5" else data
+        ts.open(where).result().write(stored).result()
+        where.pop("create")
+    out = opened(sink, "out")
+    penstock.run_inference(
+        where, out, model=conv(), patch=12, overlap=4, normalize="global", devices="cpu",
+        seam_mode=seam,
+    )  # fmt: skip
+    expected = run(data, conv(), patch=12, overlap=4, normalize="global", seam_mode=seam)
+    if isinstance(out, dict):
+        out.pop("create")
+    written = penstock.open_source(out)
+    result = written.read(written.domain)[0, 0]
+    assert (result == expected).all()
+
+
+def test_each_sink_has_places_of_its_own() -> None:
+    """Two heads, one into a sink of what is selected, one into a sink of all there is."""
+
+    class Heads(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return x, x + 1
+
+    data = arange((3, 4, 2, 5, 6))
+    selected, whole = np.zeros((1, 1, 2, 5, 6), "uint16"), np.zeros_like(data)
+    penstock.run_inference(
+        data, (selected, whole), model=Heads(), t=1, c=2, patch=4, overlap=0, normalize="none",
+        devices="cpu",
+    )  # fmt: skip
+    assert (selected[0, 0] == data[1, 2]).all()
+    assert (whole[1, 2] == data[1, 2] + 1).all()
+    whole[1, 2] = 0
+    assert (whole == 0).all()
+
+
+def test_a_finished_run_resumes_to_nothing(tmp_path: Path) -> None:
+    source, out = arange((20, 20, 20)), tmp_path / "out.zarr"
+    knobs: dict[str, Any] = {"model": "identity", "patch": 8, "overlap": 2, "devices": "cpu"}
+    penstock.run_inference(source, out, **knobs)
+    summary = penstock.run_inference(source, out, resume=True, **knobs)
+    assert summary.units_written == 0
+    assert summary.units_skipped == summary.units_planned
+    assert "nothing left" in summary.bound_by
+
+
+def test_a_killed_run_leaves_no_list_of_units_for_a_new_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--overwrite, killed while the output is made anew: what was done before counts no more."""
+    from penstock.stores.omezarr import OmeZarrSink
+
+    source, out = arange((20, 20, 20)), tmp_path / "out.zarr"
+    knobs: dict[str, Any] = {"model": "identity", "patch": 8, "overlap": 2, "devices": "cpu"}
+    penstock.run_inference(source, out, **knobs)
+    create = OmeZarrSink.create
+
+    def killed(self: OmeZarrSink) -> None:
+        create(self)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(OmeZarrSink, "create", killed)
+    with pytest.raises(KeyboardInterrupt):
+        penstock.run_inference(source, out, overwrite=True, **knobs)
+    monkeypatch.setattr(OmeZarrSink, "create", create)
+    summary = penstock.run_inference(source, out, resume=True, **knobs)
+    assert summary.units_skipped == 0
+    written = penstock.open_source(out)
+    assert (written.read(written.domain)[0, 0] == source).all()
+
+
+def test_resume_refuses_another_model_of_the_same_name(tmp_path: Path) -> None:
+    source, out, code = arange((20, 20, 20)), tmp_path / "out.zarr", tmp_path / "mine.py"
+    knobs: dict[str, Any] = {"model": f"{code}:net", "patch": 8, "overlap": 2, "devices": "cpu"}
+    code.write_text("def net(x=None):\n    return lambda x: x * 1\n")
+    penstock.run_inference(source, out, **knobs)
+    code.write_text("def net(x=None):\n    return lambda x: x * 2\n")
+    with pytest.raises(UsageError, match=r"--resume: the run in .* had model"):
+        penstock.run_inference(source, out, resume=True, **knobs)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_an_exported_program_is_a_model(batch: int, tmp_path: Path) -> None:
+    path = tmp_path / "net.pt2"
+    torch.export.save(torch.export.export(conv().eval(), (torch.zeros(1, 1, 12, 12, 12),)), path)
+    data = np.random.default_rng(0).normal(size=(20, 30, 25)).astype("float32")
+    knobs: dict[str, Any] = {"patch": 12, "overlap": 4, "normalize": "none", "batch": batch}
+    np.testing.assert_allclose(run(data, str(path), **knobs), run(data, conv(), **knobs), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [("None", "NoneType"), ("[x, 2]", "int as out1"), ("x[:, :, 1:]", "turns a patch of")],
+)
+def test_a_model_that_returns_no_image_is_refused(returned: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text(f"def net():\n    return lambda x: {returned}\n")
+    with pytest.raises(UsageError, match=said):
+        job(tmp_path, model_type=f"{tmp_path / 'odd.py'}:net")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,7 +21,17 @@ from hypothesis import strategies as st
 
 from penstock.box import Box
 from penstock.errors import UsageError
-from penstock.store import AXES, Sink, Source, open_sink, open_source, parse_spec, same_array
+from penstock.store import (
+    AXES,
+    Sink,
+    Source,
+    open_sink,
+    open_source,
+    overlap,
+    parse_spec,
+    same_array,
+)
+from penstock.stores.tensorstore import kvstore, open_kvstore
 
 SHAPE = (2, 3, 10, 13, 17)
 DATA = np.arange(np.prod(SHAPE), dtype="u2").reshape(SHAPE)
@@ -342,6 +353,102 @@ class TestSourceMetadata:
         np.testing.assert_array_equal(source.read(box), whole[box.slices])
 
 
+def pages(folder: Path, **options: Any) -> Path:
+    tifffile.imwrite(folder / "a.tif", DATA[0, 0], **options)
+    return folder / "a.tif"
+
+
+class TestDamagedTiff:
+    @pytest.mark.parametrize("left", [0.3, 0.6, 0.9])
+    @pytest.mark.parametrize(
+        "make",
+        [
+            build_tiff_tiled,
+            build_tiff_strips,
+            build_tiff_plain,
+            build_tiff_volume,
+            lambda d: pages(d, compression="zlib"),
+            lambda d: pages(d, imagej=True),
+            lambda d: pages(d, metadata=None),
+            lambda d: pages(d, metadata=None, compression="zlib"),
+            pages,
+        ],
+        ids="tiled strips plain volume shaped imagej pages zlib-pages contiguous".split(),
+    )
+    def test_cut_short_it_is_no_smaller_volume(
+        self, make: Callable[[Path], Path], left: float, tmp_path: Path
+    ) -> None:
+        path = make(tmp_path)
+        os.truncate(path, int(path.stat().st_size * left))
+        with pytest.raises((UsageError, OSError), match=r"a(\.ome)?\.tif: ") as caught:
+            source = open_source(path)
+            source.read(source.domain)
+        if not isinstance(caught.value, UsageError):  # all metadata lies before the cut
+            assert "page " in str(caught.value)
+
+    def test_mapped_pixels_are_counted_at_open(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.tif"
+        tifffile.imwrite(path, DATA[0, 0, 0], metadata=None)
+        size = path.stat().st_size
+        os.truncate(path, size - 100)
+        message = rf"a\.tif: is shorter than its header says: {size - 100} bytes of {size}$"
+        with pytest.raises(UsageError, match=message):
+            open_source(path)
+
+    def test_a_segment_cut_short_is_an_error_not_zeros(self, tmp_path: Path) -> None:
+        path = build_tiff_volume(tmp_path)  # segments come last in the file
+        os.truncate(path, path.stat().st_size - 100)
+        with pytest.raises(OSError, match=r"a\.tif: page 5, segment 5: the file ends after \d+"):
+            open_source(path).read(DOMAIN)
+
+    def test_a_corrupt_segment_is_named(self, tmp_path: Path) -> None:
+        path = build_tiff_strips(tmp_path)
+        with tifffile.TiffFile(path) as file:
+            offset = file.pages[1].dataoffsets[2]
+        with path.open("r+b") as raw:
+            raw.seek(offset)
+            raw.write(b"\xff" * 20)
+        with pytest.raises(OSError, match=r"a\.ome\.tif: page 1, segment 2: "):
+            open_source(path).read(DOMAIN)
+
+    def test_ome_metadata_of_another_size(self, tmp_path: Path) -> None:
+        path = build_tiff_strips(tmp_path)
+        path.write_bytes(path.read_bytes().replace(b'SizeZ="10"', b'SizeZ="90"'))
+        with pytest.raises(UsageError, match=r"a\.ome\.tif: is truncated or corrupt"):
+            open_source(path)
+
+    def test_a_missing_file_of_a_set(self, tmp_path: Path) -> None:
+        ome = (
+            '<?xml version="1.0"?><OME UUID="urn:uuid:0"><Image ID="Image:0"><Pixels ID="Pixels:0" '
+            'DimensionOrder="XYZCT" Type="uint16" SizeX="17" SizeY="13" SizeZ="2" SizeC="1" '
+            'SizeT="1"><TiffData FirstZ="0" IFD="0"><UUID FileName="0.ome.tif">urn:uuid:0</UUID>'
+            '</TiffData><TiffData FirstZ="1" IFD="0"><UUID FileName="1.ome.tif">urn:uuid:1</UUID>'
+            "</TiffData></Pixels></Image></OME>"
+        )
+        path = tmp_path / "0.ome.tif"
+        tifffile.imwrite(path, DATA[0, 0, 0], description=ome, metadata=None, compression="zlib")
+        with pytest.raises(UsageError, match=r"0\.ome\.tif: is truncated or corrupt.*1\.ome\.tif"):
+            open_source(path)
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's own count")
+@pytest.mark.parametrize("name", ["a.npy", "a.tif"])
+def test_a_mapped_file_does_not_stay_in_memory(name: str, tmp_path: Path) -> None:
+    num_bytes = 64 << 20
+    data = np.ones((64, 1024, 1024), "u1")
+    np.save(tmp_path / name, data) if name == "a.npy" else tifffile.imwrite(tmp_path / name, data)
+    source = open_source(tmp_path / name)
+    boxes = [Box((0, 0, z, 0, 0), (1, 1, z + 4, 1024, 1024)) for z in range(0, 64, 4)]
+
+    def shared() -> int:  # resident pages of mapped files
+        return int(Path("/proc/self/statm").read_text().split()[2]) * os.sysconf("SC_PAGESIZE")
+
+    before = shared()
+    with ThreadPoolExecutor(4) as pool:
+        assert all(part.all() for part in pool.map(source.read, boxes))
+    assert shared() - before < num_bytes / 4
+
+
 @pytest.fixture(scope="module", params=[build_tiff_volume, build_tiff_strips, build_tiff_tiled])
 def tiff(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Source:
     return open_source(request.param(tmp_path_factory.mktemp("tiff")))
@@ -438,6 +545,102 @@ class TestAxesAndDtypes:
             open_source(tmp_path / "a")
 
 
+class TestGridOrigin:
+    """A box whose edges lie on the chunk grid is read without decoding a byte twice."""
+
+    @pytest.mark.parametrize(
+        ("window", "origin"),
+        [
+            (lambda a: a, (0, 0, 0)),
+            (lambda a: a.translate_by[0, 0, 5, 7, -9], (5, 7, -9)),
+            (lambda a: a[:, :, 3:, 4:9], (0, 0, 0)),
+            (lambda a: a[:, :, 3:, 4:9][ts.d[:].translate_to[0]], (-3, -4, 0)),
+        ],
+        ids=["plain", "translated", "sliced", "window at zero"],
+    )
+    @pytest.mark.parametrize(
+        ("driver", "metadata"),
+        [("zarr", ZARR2), ("zarr3", zarr3([1, 1, 8, 10, 12], [1, 1, 4, 5, 6]))],
+        ids=["zarr2", "sharded"],
+    )
+    def test_follows_the_transform(
+        self, driver: str, metadata: Any, window: Any, origin: Any, tmp_path: Path
+    ) -> None:
+        write(driver, tmp_path / "a", DATA, metadata)
+        path = {"driver": driver, "kvstore": f"file://{tmp_path}/a/"}
+        spec = window(ts.open(path).result()).spec().to_json()
+        source, sink = open_source(spec), open_out(spec)
+        assert source.grid_origin == sink.grid_origin == (0, 0, *origin)
+        # A box of one chunk's size on that grid is one chunk, off the grid it is two.
+        reads = []
+        for shift in (0, 1):
+            lines = zip(source.domain.start, source.grid_origin, source.chunks, strict=True)
+            start = [first + (line - first) % chunk for first, line, chunk in lines]
+            start[4] += shift
+            before = count_reads("bytes_read")
+            source.read(Box.of(start, (1, 1, 1, 1, source.chunks[4])))
+            reads.append(count_reads("bytes_read") - before)
+        assert reads[0] < reads[1]
+
+    def test_where_a_dimension_has_no_chunks(self, tmp_path: Path) -> None:
+        array = ts.open({"driver": "zarr", "kvstore": f"file://{build_zarr2(tmp_path)}/"}).result()
+        source = open_source(array[:, :, [1, 2, 5]].spec().to_json())
+        assert source.grid_origin == (0,) * 5 and source.chunks == (1, 1, 1, 5, 6)
+        np.testing.assert_array_equal(source.read(source.domain), DATA[:, :, [1, 2, 5]])
+
+    def test_of_a_sink_off_zero_and_of_other_stores(self, tmp_path: Path) -> None:
+        box = Box((0, 1, 4, 5, 6), (1, 2, 9, 11, 13))
+        for name in ("a.zarr", "a.n5"):
+            assert open_out(tmp_path / name, box).grid_origin == (0, 1, 4, 5, 6)
+        assert open_source(build_tiff_strips(tmp_path)).grid_origin == (0,) * 5
+        assert open_source(DATA).grid_origin == open_out(DATA.copy()).grid_origin == (0,) * 5
+
+
+class TestFingerprint:
+    def test_of_a_chunked_array(self, tmp_path: Path) -> None:
+        path = build_zarr2(tmp_path)
+        spec = {"driver": "zarr", "kvstore": f"file://{path}/"}
+        array = ts.open(spec).result()
+        source = open_source(spec)
+        pool = {"cache_pool": {"total_bytes_limit": 9}}
+        for same in (
+            open_source(path),
+            source.with_cache(1000),
+            open_source({**spec, "open": True, "recheck_cached_data": False, "context": pool}),
+            open_source({**spec, **pool}),
+        ):
+            assert same.fingerprint == source.fingerprint
+        windows = (array, array[:, :, 2:], array[:, :, 3:], array.translate_by[0, 0, 1, 0, 0])
+        assert len({open_source(w.spec().to_json()).fingerprint for w in windows}) == 4
+        cast = {"driver": "cast", "dtype": "float32", "base": spec}
+        assert open_source(cast).fingerprint != source.fingerprint
+        os.utime(f"{path}/.zarray", ns=(1, 1))
+        assert open_source(path).fingerprint != source.fingerprint
+
+    def test_of_levels_and_files(self, tmp_path: Path) -> None:
+        path = build_ome_zarr_05(tmp_path)
+        assert open_source(path).fingerprint != open_source(path, level=1).fingerprint
+        for build in (build_npy, build_tiff_strips, build_tiff_plain):
+            path = build(tmp_path)
+            before = open_source(path).fingerprint
+            assert open_source(path).with_cache(99).fingerprint == before
+            os.utime(path, ns=(1, 1))
+            assert open_source(path).fingerprint != before
+        assert open_source(DATA).fingerprint == open_source(DATA).fingerprint
+        assert open_source(DATA).fingerprint != open_source(DATA[0]).fingerprint
+
+    def test_of_a_sink_stays_when_it_is_written(self, tmp_path: Path) -> None:
+        box = Box((0, 1, 4, 5, 6), (1, 2, 9, 11, 13))
+        for name in ("a.zarr", "a.n5"):
+            sink = open_out(tmp_path / name, box, resume=True)
+            sink.create()
+            sink.write(box, DATA[box.slices])
+            again = open_out(tmp_path / name, box, resume=True)
+            assert again.exists and again.fingerprint == sink.fingerprint
+            other = open_out(tmp_path / name, DOMAIN, overwrite=True)
+            assert other.fingerprint != sink.fingerprint
+
+
 class TestCache:
     def test_the_plan_sets_it(self, tmp_path: Path) -> None:
         path = build_zarr2(tmp_path)
@@ -489,8 +692,8 @@ class TestCache:
         assert source.with_cache(9) is source
 
 
-def count_reads() -> int:
-    metrics = ts.experimental_collect_matching_metrics("/tensorstore/kvstore/file/batch_read")
+def count_reads(metric: str = "batch_read") -> int:
+    metrics = ts.experimental_collect_matching_metrics(f"/tensorstore/kvstore/file/{metric}")
     return sum(value["value"] for metric in metrics for value in metric["values"])
 
 
@@ -749,6 +952,41 @@ class TestExisting:
                 open_out(target, overwrite=overwrite)
         assert (tmp_path / "thesis.tex").exists()
 
+    @pytest.mark.parametrize("kind", ["04", "05", "n5", "spec"])
+    @pytest.mark.parametrize(
+        "key", ["labels/cells/.zgroup", "notes.txt", "0/mask/.zarray", "scan-2/0.0", "0/0.tif"]
+    )
+    def test_overwrite_deletes_no_more_than_the_array(
+        self, kind: str, key: str, tmp_path: Path
+    ) -> None:
+        target: Any = tmp_path / ("a.n5" if kind == "n5" else "a.zarr")
+        options = {"ome_version": "0.4"} if kind == "04" else {}
+        if kind == "spec":
+            target = out_spec({"driver": "file", "path": str(target)})
+            target = {**target, "path": "", "delete_existing": False}
+        sink = open_out(target, **options)
+        sink.create()
+        sink.write(DOMAIN, DATA)
+        open_out(target, overwrite=True)
+        mine = sink.local_path / key
+        mine.parent.mkdir(parents=True, exist_ok=True)
+        mine.write_text("mine")
+        with pytest.raises(UsageError, match=f"also holds {key}, which is no part of the array"):
+            open_out(target, overwrite=True)
+        assert mine.read_text() == "mine"
+        np.testing.assert_array_equal(open_source(sink.local_path).read(DOMAIN), DATA)
+        mine.unlink()
+        open_out(target, overwrite=True).create()
+
+    @pytest.mark.parametrize("name", [".zattrs", "attributes.json", "zarr.json", ".zgroup"])
+    def test_a_metadata_file_alone_makes_no_store(self, name: str, tmp_path: Path) -> None:
+        (tmp_path / name).write_text('{"mine": 1}')
+        spec = {"driver": "zarr", "kvstore": f"file://{tmp_path}/", "metadata": ZARR2}
+        for target in (tmp_path, spec):
+            with pytest.raises(UsageError, match="no Zarr or N5 store; it is left alone"):
+                open_out(target, overwrite=True)
+        assert (tmp_path / name).read_text() == '{"mine": 1}'
+
     def test_overwrite_of_a_spec(self, tmp_path: Path) -> None:
         path = build_zarr2(tmp_path)
         metadata = {**ZARR2, "shape": SHAPE, "dtype": "<f4"}
@@ -828,6 +1066,9 @@ class TestS3:
                 open_out(url)
             open_out(url, overwrite=True).create()
             assert open_source(url).read(DOMAIN).sum() == 0
+            open_kvstore(kvstore(url), url).write("notes.txt", b"mine").result()
+            with pytest.raises(UsageError, match=f"{url}: also holds notes.txt"):
+                open_out(url, overwrite=True)
         spec = {"driver": "n5", "kvstore": "s3://test-bucket/some/a.n5"}
         assert open_source(spec).domain == DOMAIN
 
@@ -864,6 +1105,12 @@ class TestSameArray:
             assert not same_array(source, open_out(name)), name
         assert same_array(source, open_out({"driver": "zarr3", "kvstore": f"file://{path}/s1/"}))
 
+    def test_two_sinks(self, tmp_path: Path) -> None:
+        inside = {"driver": "zarr", "kvstore": f"file://{tmp_path}/a.zarr/1/", "create": True}
+        a, b = open_out(tmp_path / "a.zarr"), open_out({**inside, "metadata": ZARR2})
+        assert overlap(a, b) and overlap(b, a) and overlap(a, a)
+        assert not overlap(a, open_out(tmp_path / "a.zarr2"))
+
     def test_in_memory(self) -> None:
         array = np.zeros((4, 4), "u1")
         assert same_array(open_source(array), open_out(array))
@@ -883,6 +1130,15 @@ def saved(folder: Path, name: str, text: str) -> Path:
 def pickled(folder: Path) -> Path:
     np.save(folder / "a.npy", np.array([{}]), allow_pickle=True)
     return folder / "a.npy"
+
+
+def empty(folder: Path, suffix: str) -> Path:
+    path, array = folder / f"a.{suffix}", np.zeros((0, 5, 6), "u1")
+    if suffix == "npy":
+        np.save(path, array)
+    else:
+        write("zarr", path, array, {"chunks": [4, 5, 6], "dtype": "|u1"})
+    return path
 
 
 def bad_multiscales(folder: Path) -> Path:
@@ -932,6 +1188,13 @@ class TestBadInput:
             (lambda d: bad_axes(d, "yx"), r"3 dimensions but axes \['y', 'x'\]"),
             (bad_tiff_axes, r"axes \['Z', 'R', 'Y', 'X'\]; each must be one of"),
             (lambda d: np.zeros(3), "--in-spec: 1 dimensions; 2 to 5 can be read"),
+            (lambda d: np.zeros((0, 5, 6)), "^--in-spec: has 0 along z"),
+            (lambda d: empty(d, "npy"), r"a\.npy: has 0 along z"),
+            (lambda d: empty(d, "zarr"), r"a\.zarr: has 0 along z"),
+            (
+                lambda d: {"driver": "zarr", "kvstore": f"file://{d}/", "dtype": "x\ny" * 999},
+                r"^--in-spec: .{1,310}$",
+            ),
         ],
     )
     def test_source(self, make: Callable[[Path], Any], message: str, tmp_path: Path) -> None:
@@ -999,8 +1262,9 @@ class TestBadInput:
     def test_a_corrupt_chunk_is_told_as_it_is(self, tmp_path: Path) -> None:
         path = Path(build_zarr2(tmp_path))
         (path / "0.0.0.0.0").write_bytes(b"nonsense")
-        with pytest.raises(ValueError, match=r"0\.0\.0\.0\.0"):
+        with pytest.raises(ValueError, match=r"0\.0\.0\.0\.0") as caught:
             open_source(path).read(DOMAIN)
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
 
 
 def test_parse_spec(tmp_path: Path) -> None:

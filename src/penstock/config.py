@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from .errors import UsageError
 from .units import parse_bytes
@@ -51,7 +58,7 @@ class InferConfig(Knobs):
 
     # what
     in_spec: Any = flag(help="input: TensorStore JSON (inline or a file), a path or a URL")
-    out_spec: Annotated[tuple[Any, ...], BeforeValidator(_many)] = flag(
+    out_spec: Annotated[tuple[Any, ...], BeforeValidator(_many), Field(min_length=1)] = flag(
         help="output, the same forms; one for each head of the model"
     )
     model_type: Any = flag(
@@ -151,6 +158,21 @@ class InferConfig(Knobs):
     )
     trace: Path | None = flag(None, help="write a trace that Perfetto and chrome://tracing open")
 
+    @model_validator(mode="after")
+    def _ranges(self) -> InferConfig:
+        lower, upper = self.norm_lower, self.norm_upper
+        if not lower < upper:
+            raise ValueError(f"--norm-lower {lower} must be less than --norm-upper {upper}")
+        if self.normalize in ("percentile", "global") and not 0 <= lower < upper <= 100:
+            raise ValueError(
+                f"--norm-lower {lower} and --norm-upper {upper} must be percentiles from 0 to 100"
+            )
+        if self.clip_norm and not self.clip_norm[0] < self.clip_norm[1]:
+            raise ValueError(
+                f"--clip-norm {self.clip_norm[0]} must be less than {self.clip_norm[1]}"
+            )
+        return self
+
 
 Config = TypeVar("Config", bound=Knobs)
 
@@ -162,13 +184,15 @@ def build(model: type[Config], *layers: Mapping[str, Any]) -> Config:
     """
     merged: dict[str, Any] = {}
     for layer in layers:
-        merged |= {key.replace("-", "_"): value for key, value in layer.items()}
+        merged |= {str(key).replace("-", "_"): value for key, value in layer.items()}
     try:
         return model.model_validate(merged)
     except ValidationError as error:
         first = error.errors()[0]
+        if not first["loc"]:  # of several settings together
+            raise UsageError(first["msg"].removeprefix("Value error, ")) from None
         name = "--" + str(first["loc"][0]).replace("_", "-")
-        if first["type"] == "missing":
+        if first["type"] == "missing" and len(first["loc"]) == 1:
             raise UsageError(f"{name} is required") from None
         if first["type"] == "extra_forbidden":
             raise UsageError(f"there is no setting {first['loc'][0]!r}") from None
@@ -182,7 +206,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         settings = yaml.safe_load(path.read_text())
     except OSError as error:
         raise UsageError(f"--config {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"--config {path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(settings, dict):
         raise UsageError(f"--config {path} holds no settings")

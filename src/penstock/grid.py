@@ -17,7 +17,7 @@ a cube of ten voxels, and this module touches no array.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -222,26 +222,33 @@ class Geometry:
                 number += 1
 
     def count_blocks(self) -> int:
-        return self.total(lambda region: self.blocks_of(region).cells.shape)
+        return math.prod(
+            int((-(-stop // n) - first // n).sum())
+            for (first, stop), n in zip(
+                self._patches_by_axis(), self.patches_per_block, strict=True
+            )
+        )
 
     def count_patches(self) -> int:
         """Patches computed, those on region borders counted for each side."""
-        return self.total(lambda region: self.patches_for(region).shape)
+        return math.prod(int((stop - first).sum()) for first, stop in self._patches_by_axis())
 
-    def total(self, measure: Callable[[Box], Sequence[int]]) -> int:
-        """The sum over regions of the product over axes of ``measure``.
+    def _patches_by_axis(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        # Regions form a product grid, so what they sum to is a product of one short sum an axis.
+        return (self.patches_along(axis) for axis in range(len(self.patch)))
 
-        Regions form a product grid, so the sum factors into one short sum for each axis.
-        """
-        return math.prod(sum(values) for values in self.per_axis(measure))
+    def regions_along(self, axis: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Start and stop of each region along an axis: two arrays of shape (regions,)."""
+        cells, step, anchor = self.regions.cells, self.region[axis], self.anchor[axis]
+        lines = anchor + step * np.arange(cells.start[axis], cells.stop[axis] + 1, dtype=np.int64)
+        lines = lines.clip(self.domain.start[axis], self.domain.stop[axis])
+        return lines[:-1], lines[1:]
 
-    def per_axis(self, measure: Callable[[Box], Sequence[int]]) -> list[list[int]]:
-        """``measure`` of each region along each axis, the other axes held at their first."""
-        cells = self.regions.cells
-        return [
-            [
-                measure(self.regions.cell([*cells.start[:a], i, *cells.start[a + 1 :]]))[a]
-                for i in range(cells.start[a], cells.stop[a])
-            ]
-            for a in range(len(self.patch))
-        ]
+    def patches_along(self, axis: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """`patches_for` each region along an axis: first and stop, two arrays (regions,)."""
+        low, high, stride = self.domain.start[axis], self.domain.stop[axis], self.stride[axis]
+        start, stop = self.regions_along(axis)
+        if self.seam == "blend":
+            start = np.maximum(start - self.after[axis], low)
+            stop = np.minimum(stop + self.before[axis], high)
+        return (start - low) // stride, -((low - stop) // stride)

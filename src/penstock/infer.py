@@ -16,9 +16,11 @@ import itertools
 import math
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,12 +39,12 @@ from .normalize import Histogram, Scaling, block_scaling
 from .plan import Plan, block_halo
 from .probe import Probe, StageTotals, bottleneck
 from .stitch import Assembly, Unit
-from .store import Source, open_source
+from .store import Source
 from .telemetry import Sampler, export_reference
 from .traffic import read_range
 from .units import format_bytes, format_seconds
 
-STATISTICS_VOXELS = 2**24
+STATISTICS_VOXELS = 2**22
 """Voxels of the pieces in which a volume streams through the histogram."""
 
 
@@ -75,6 +77,8 @@ class Summary:
     units_planned: int
     stages: dict[str, StageTotals]
     bound_by: str
+    cpu_seconds: float
+    """Of this process, by all its threads."""
     peak_rss: int | None
     """Bytes, most seen in the process tree; None where it was not sampled."""
     planned_peak: int
@@ -148,13 +152,16 @@ def run_job(job: Job, progress: Callable[[Progress], None] | None = None) -> Sum
     torch.backends.cuda.matmul.allow_tf32 = job.config.tf32
     torch.backends.cudnn.allow_tf32 = job.config.tf32
     torch.backends.cudnn.benchmark = job.config.cudnn_benchmark
-    for sink in job.sinks:
-        sink.create()
-    journal.begin(as_settings(job.config))
     run = _Run(job, journal)
-    with contextlib.closing(journal), run.watched():
-        run.statistics()
-        run.pipeline(progress)
+    with contextlib.closing(journal):
+        # Before the output is made anew, or a kill in between would leave a list of units that
+        # were written to the old one.
+        journal.begin(as_settings(job.config))
+        for sink in job.sinks:
+            sink.create()
+        with run.watched():
+            run.statistics()
+            run.pipeline(progress)
     summary = run.summary()
     if summary.units_written + summary.units_skipped != summary.units_planned:
         raise Incomplete(
@@ -211,7 +218,7 @@ class _Run:
             if rows is not None:
                 self.sampler = Sampler(rows, config.metrics_interval, self._gauges, self._queues())
                 if config.metrics_json is not None:
-                    stack.callback(export_reference, rows, config.metrics_json)
+                    stack.callback(_export, rows, config.metrics_json)
                 stack.enter_context(self.sampler)
             yield
         now = os.times()
@@ -248,9 +255,7 @@ class _Run:
         saved = self.journal.statistics.get(str(number))
         if saved is not None:
             return Scaling(saved["lower"], saved["scale"])
-        source = self.job.source
-        if config.norm_level is not None:
-            source = open_source(config.in_spec, level=config.norm_level)
+        source = self.job.norm_source
         histogram = Histogram(source.dtype)
         while not histogram.done:
             self._stream(source, volume, histogram)
@@ -485,21 +490,16 @@ class _Run:
                 unit = self.whole.get()
             if unit is None:
                 return
-            for head, sink in enumerate(self.job.sinks):
+            for head, output in enumerate(self.job.outputs):
+                sink = output.sink
                 with self._stage("write", f"block {unit.index} {unit.box} of {sink.name}"):
                     held = array = unit.arrays[head]
                     if self.geometry.seam == "blend":
                         array = as_dtype(held, sink.dtype)
-                    sink.write(self._target(unit, head), array[None])
+                    sink.write(output.box(unit.volume, unit.box), array[None])
                     self.unit_pool.give(held)
             self.journal.note((unit.volume, *unit.index), unit.box.size)
             self.write_room.release(self._unit_bytes(unit))
-
-    def _target(self, unit: Unit, head: int) -> Box:
-        volume, channels = self.job.volumes[unit.volume], self.job.out_channels[head]
-        first = self.job.sinks[head].domain.start[1] + volume.group * channels
-        lead = Box.of((volume.sink_t, first), (1, channels))
-        return lead + unit.box.shift(self.job.offset)
 
     # --- watching ------------------------------------------------------------------------------
 
@@ -544,6 +544,7 @@ class _Run:
             units_planned=plan.num_units,
             stages=stages,
             bound_by=bottleneck(stages, seconds, self.cpu_seconds, _cores()),
+            cpu_seconds=self.cpu_seconds,
             peak_rss=self.sampler.peak_rss if self.sampler else None,
             planned_peak=plan.memory.total,
         )
@@ -556,13 +557,21 @@ def _read_channels(source: Source, volume: Volume, box: Box, out: NDArray[Any]) 
         source.read(lead + box, out[None, i : i + 1])
 
 
+def _export(rows: Path, metrics: Path) -> None:
+    """Write the metrics file; that it cannot be written is no reason to lose a job."""
+    try:
+        export_reference(rows, metrics)
+    except OSError as error:
+        warnings.warn(f"--metrics-json {metrics}: {error.strerror}", RuntimeWarning, stacklevel=2)
+
+
 def _pieces(source: Source) -> Grid:
     """A volume in boxes of whole chunks, each small enough to hold."""
     domain, step = source.domain[2:], list(source.chunks[2:])
     for axis in (2, 1, 0):
         room = max(1, STATISTICS_VOXELS // math.prod(step))
         step[axis] *= min(room, -(-domain.shape[axis] // step[axis]))
-    return Grid(domain, tuple(step))
+    return Grid(domain, tuple(step), source.grid_origin[2:])
 
 
 def _cores() -> int:

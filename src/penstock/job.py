@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from .box import Box
 from .config import InferConfig
 from .errors import UsageError
 from .plan import Facts, make_plan, patch_shape, per_axis, select
-from .store import Sink, Source, open_sink, open_source, same_array
+from .store import Sink, Source, open_sink, open_source, overlap, same_array
 
 GPU_BATCH = 16
 """Patches in one forward on a GPU where the user does not say."""
@@ -34,8 +35,29 @@ class Volume:
 
     t: int
     channels: tuple[int, ...]
-    sink_t: int
-    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A sink, and where in it the units of each volume land."""
+
+    sink: Sink
+    channels: int
+    """Of the head that it takes."""
+    offset: tuple[int, ...]
+    """From the source's spatial coordinates to the sink's."""
+    places: tuple[tuple[int, int], ...]
+    """The time point and the first channel of each volume, in the sink's coordinates."""
+
+    @property
+    def anchor(self) -> tuple[int, ...]:
+        """A corner of the sink's spatial chunk grid, in source coordinates."""
+        lines = zip(self.sink.grid_origin[2:], self.offset, strict=True)
+        return tuple(line - offset for line, offset in lines)
+
+    def box(self, volume: int, unit: Box) -> Box:
+        """A unit of a volume in the sink, t c z y x."""
+        return Box.of(self.places[volume], (1, self.channels)) + unit.shift(self.offset)
 
 
 class Job:
@@ -57,17 +79,25 @@ class Job:
         ts = select(config.t, source.domain.start[0], source.domain.stop[0], "--t")
         cs = select(config.c, source.domain.start[1], source.domain.stop[1], "--c")
         self.out_channels = self._split_heads()
-        self.sinks = self._open_sinks(source, ts, cs)
-        self.volumes = self._volumes(source, ts, cs)
-        self.offset = tuple(
-            b - a
-            for a, b in zip(source.domain.start[2:], self.sinks[0].domain.start[2:], strict=True)
-        )
+        self.volumes = self._volumes(ts, cs)
+        self.outputs = self._open_outputs(source, ts, cs)
         self.plan = make_plan(config, self._facts(source), self.shape)
         self.geometry = self.plan.geometry
         self.source = source.with_cache(self.plan.cache_bytes)
+        self.norm_source = self.source
+        if config.norm_level is not None:
+            self.norm_source = open_source(config.in_spec, level=config.norm_level)
         self.run_dir = config.run_dir or _default_run_dir(self.sinks[0])
+        if self.run_dir and f"{self.run_dir.resolve()}/".startswith(f"{source.address}/"):
+            raise UsageError(f"--run-dir {self.run_dir} lies inside the input")
         self.clip = (0.0, 1.0) if config.clip_norm == () else config.clip_norm
+        for flag, path in (("--trace", config.trace), ("--metrics-json", config.metrics_json)):
+            if path is not None:
+                check_writable(path, flag)
+
+    @property
+    def sinks(self) -> list[Sink]:
+        return [output.sink for output in self.outputs]
 
     # --- opening -------------------------------------------------------------------------------
 
@@ -87,71 +117,101 @@ class Job:
             )
         return tuple(head.channels for head in heads)
 
-    def _open_sinks(self, source: Source, ts: Sequence[int], cs: Sequence[int]) -> list[Sink]:
-        config, step = self.config, self.model.in_channels
+    def _volumes(self, ts: Sequence[int], cs: Sequence[int]) -> list[Volume]:
+        step = self.model.in_channels
         if len(cs) % step:
             raise UsageError(
                 f"--c names {len(cs)} channel(s) but the model takes {step} at once; "
                 "name a multiple of it or set --in-channels"
             )
-        sinks = []
+        groups = [tuple(cs[i : i + step]) for i in range(0, len(cs), step)]
+        return [Volume(t, group) for t in ts for group in groups]
+
+    def _open_outputs(self, source: Source, ts: Sequence[int], cs: Sequence[int]) -> list[Output]:
+        config, groups = self.config, len(cs) // self.model.in_channels
+        outputs: list[Output] = []
         for spec, channels in zip(config.out_spec, self.out_channels, strict=True):
-            shape = (len(ts), len(cs) // step * channels, *source.domain.shape[2:])
+            shape = (len(ts), groups * channels, *source.domain.shape[2:])
             sink = open_sink(
                 spec,
                 domain=Box.of((0,) * 5, shape),
                 dtype=_dtype(config.out_dtype, source.dtype),
                 like=source,
-                chunks=config.chunks and per_axis(config.chunks, plane=False, thin=1),
+                chunks=self._chunks(),
                 shards=config.shards and per_axis(config.shards, plane=False, thin=1),
                 overwrite=config.overwrite,
                 resume=config.resume,
             )
-            self._check_sink(sink, source, shape, channels)
-            sinks.append(sink)
-        for sink, other in itertools.combinations(sinks, 2):
-            if sink.address == other.address:
-                raise UsageError(f"--out-spec names {sink.name} twice")
-            if sink.domain.start[2:] != other.domain.start[2:]:
-                raise UsageError(f"--out-spec {sink.name} and {other.name} differ in origin")
-        return sinks
+            if same_array(source, sink):
+                raise UsageError(f"--out-spec {sink.name} is the input itself")
+            outputs.append(self._output(sink, channels, source, ts, cs))
+        for one, other in itertools.combinations(outputs, 2):
+            if overlap(one.sink, other.sink):
+                raise UsageError(f"--out-spec {one.sink.name} and {other.sink.name} overlap")
+            for axis, grid in enumerate(other.sink.write_grid[2:]):
+                if (one.anchor[axis] - other.anchor[axis]) % grid:
+                    raise UsageError(
+                        f"--out-spec {one.sink.name} and {other.sink.name}: their chunks begin at "
+                        f"different places along {'zyx'[axis]}"
+                    )
+        return outputs
 
-    def _check_sink(
-        self, sink: Sink, source: Source, shape: tuple[int, ...], channels: int
-    ) -> None:
-        if same_array(source, sink):
-            raise UsageError(f"--out-spec {sink.name} is the input itself")
-        for axis, name in enumerate("tczyx"):
-            have, want, whole = sink.domain.shape[axis], shape[axis], source.domain.shape[axis]
-            if have not in ((want, whole) if axis < 2 else (want,)):
+    def _chunks(self) -> tuple[int, ...] | None:
+        """Chunks of a new output: what the user said, or what divides their block evenly."""
+        config = self.config
+        if config.chunks is not None:
+            return per_axis(config.chunks, plane=False, thin=1)
+        if config.block is None or config.shards is not None:
+            return None
+        block = per_axis(config.block, plane=False, thin=1)
+        return tuple(next(n // k for k in range(-(-n // 128), n + 1) if n % k == 0) for n in block)
+
+    def _output(
+        self, sink: Sink, channels: int, source: Source, ts: Sequence[int], cs: Sequence[int]
+    ) -> Output:
+        """Check that a sink can take a head, and find where each volume lands in it.
+
+        Along t and c a sink may hold just what is selected, in that order, or all that the source
+        has, at the same indices; the latter along c only where each channel gives channels of its
+        own.
+        """
+        step = self.model.in_channels
+        groups, have, source_domain = len(cs) // step, sink.domain, source.domain
+
+        def place(axis: int, selected: Sequence[int], size: int, whole: bool) -> list[int]:
+            start, extent = source_domain.start[axis], source_domain.shape[axis]
+            if have.shape[axis] == len(selected) * size:
+                return [have.start[axis] + i * size for i in range(len(selected))]
+            if whole and have.shape[axis] == extent * size:
+                return [have.start[axis] + (i - start) * size for i in selected]
+            raise UsageError(
+                f"--out-spec {sink.name} has {have.shape[axis]} along {'tc'[axis]} but this job "
+                f"writes {len(selected) * size}"
+            )
+
+        for axis, name in enumerate("zyx", start=2):
+            if have.shape[axis] != source_domain.shape[axis]:
                 raise UsageError(
-                    f"--out-spec {sink.name} has {have} along {name} but this job writes {want}"
+                    f"--out-spec {sink.name} has {have.shape[axis]} along {name} but this job "
+                    f"writes {source_domain.shape[axis]}"
                 )
         for axis, name, once in ((0, "t", 1), (1, "c", channels)):
-            grid, have = sink.write_grid[axis], sink.domain.shape[axis]
-            if once % grid and once < have:
+            grid = sink.write_grid[axis]
+            if once % grid and once < have.shape[axis]:
                 raise UsageError(
                     f"--out-spec {sink.name} keeps {grid} along {name} in one chunk but {once} "
                     "is written at a time; give it chunks of 1 there"
                 )
-
-    def _volumes(self, source: Source, ts: Sequence[int], cs: Sequence[int]) -> list[Volume]:
-        """Passes over space, and where each lands: the same index where the sink has all of the
-        source's, else its place among those selected."""
-        step, domain = self.model.in_channels, self.sinks[0].domain
-        groups = [tuple(cs[i : i + step]) for i in range(0, len(cs), step)]
-        same_t = domain.shape[0] == source.domain.shape[0]
-        same_c = step == 1 and domain.shape[1] == source.domain.shape[1] * self.out_channels[0]
-        return [
-            Volume(
-                t,
-                group,
-                domain.start[0] + (t - source.domain.start[0] if same_t else i),
-                group[0] - source.domain.start[1] if same_c else j,
-            )
-            for i, t in enumerate(ts)
-            for j, group in enumerate(groups)
-        ]
+        firsts = cs if step == 1 else range(groups)
+        time_points = place(0, ts, 1, whole=True)
+        first_channels = place(1, firsts, channels, whole=step == 1)
+        offset = zip(source_domain.start[2:], have.start[2:], strict=True)
+        return Output(
+            sink,
+            channels,
+            tuple(there - here for here, there in offset),
+            tuple(itertools.product(time_points, first_channels)),
+        )
 
     def _facts(self, source: Source) -> Facts:
         domain = source.domain[2:]
@@ -160,6 +220,7 @@ class Job:
             domain=domain,
             source_itemsize=source.dtype.itemsize,
             source_chunk=source.chunks[2:],
+            source_origin=source.grid_origin[2:],
             source_is_float=source.dtype.kind == "f",
             source_cache=source.cache_bytes or None,
             source_caches=cached.cache_bytes != 0,
@@ -169,7 +230,7 @@ class Job:
             out_channels=self.out_channels,
             out_itemsizes=tuple(sink.dtype.itemsize for sink in self.sinks),
             write_grids=tuple(sink.write_grid[2:] for sink in self.sinks),
-            anchor=tuple(-o for o in self.offset),
+            anchor=self.outputs[0].anchor,
             weight_bytes=self.model.weight_bytes,
             forward_bytes=self.footprint.peak_bytes,
             devices=tuple(device.type for device in self.devices),
@@ -182,11 +243,12 @@ class Job:
         """What must be equal for two runs to write the same voxels into the same units."""
         config, geometry = self.config, self.geometry
         return {
-            "input": self.source.address,
+            "input": self.source.fingerprint,
             "domain": [self.source.domain.start, self.source.domain.stop],
-            "outputs": [sink.address for sink in self.sinks],
+            "outputs": [sink.fingerprint for sink in self.sinks],
+            "places": [[output.channels, output.places] for output in self.outputs],
             "dtypes": [self.source.dtype.name, *[sink.dtype.name for sink in self.sinks]],
-            "model": self.model.name,
+            "model": [self.model.name, self.model.code, self.model.in_channels],
             "weights": _digest(self.model.module),
             "volumes": [[v.t, list(v.channels)] for v in self.volumes],
             "patch": geometry.patch,
@@ -202,8 +264,15 @@ class Job:
             "clip": self.clip,
             "denormalize": config.denormalize,
             "halo": config.halo,
-            "amp": str(self.amp),
+            "arithmetic": [str(self.amp), config.tf32, config.compile],
         }
+
+
+def check_writable(path: Path, flag: str) -> None:
+    """Raise `UsageError` where a file cannot come to stand at a path; creates nothing."""
+    there = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if path.is_dir() or not os.access(there, os.W_OK) or (there != path and not there.is_dir()):
+        raise UsageError(f"{flag} {path}: no file can be written there")
 
 
 def _default_run_dir(sink: Sink) -> Path | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -49,7 +50,7 @@ class Journal:
                 raise UsageError(f"--run-dir {folder}: {there} is no folder that can be written to")
         if not resume or folder is None or not (folder / "run.json").exists():
             return journal
-        before = json.loads((folder / "run.json").read_text())["fingerprint"]
+        before = _read(folder / "run.json").get("fingerprint", {})
         for name, value in journal.fingerprint.items():
             if before.get(name) != value:
                 raise UsageError(
@@ -57,12 +58,12 @@ class Journal:
                     f"{value!r}; give the same settings, or --overwrite instead"
                 )
         log = folder / "done.log"
-        lines = log.read_text().splitlines(keepends=True) if log.exists() else []
-        journal.done = {_parse(line) for line in lines if line.endswith("\n")}
+        lines = log.read_bytes().splitlines(keepends=True) if log.exists() else []
+        journal.done = {key for line in lines if (key := _parse(line)) is not None}
         journal.skipped = len(journal.done)
         statistics = folder / "statistics.json"
         if statistics.exists():
-            journal.statistics = json.loads(statistics.read_text())
+            journal.statistics = _read(statistics)
         return journal
 
     def begin(self, settings: Mapping[str, Any]) -> None:
@@ -73,6 +74,10 @@ class Journal:
         log = self.folder / "done.log"
         log.write_text("".join(_line(key) for key in sorted(self.done)))
         (self.folder / "summary.json").unlink(missing_ok=True)
+        metrics = self.folder / "metrics.jsonl"
+        if self.done and metrics.exists():  # of the run that this one goes on with
+            attempts = len(list(self.folder.glob("metrics*.jsonl")))
+            metrics.rename(self.folder / f"metrics-{attempts}.jsonl")
         self.save("statistics.json", self.statistics)
         self.save("run.json", {"settings": settings, "fingerprint": self.fingerprint})
         self._log = log.open("a")
@@ -113,5 +118,15 @@ def _line(key: Key) -> str:
     return " ".join(map(str, key)) + "\n"
 
 
-def _parse(line: str) -> Key:
-    return tuple(int(part) for part in line.split())
+def _parse(line: bytes) -> Key | None:
+    """The unit of a line; None for one that is torn or damaged, whose unit is written again."""
+    whole = re.fullmatch(rb"(\d+) (-?\d+) (-?\d+) (-?\d+)\n", line)
+    return tuple(int(part) for part in whole.groups()) if whole else None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = dict(json.loads(path.read_bytes()))
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"--resume: {path} is damaged; give --overwrite to begin anew") from error
+    return content

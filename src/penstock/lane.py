@@ -107,9 +107,7 @@ class Finished:
         if self.ready is not None:
             self.ready.synchronize()
         if not bool(self.finite):
-            raise PenstockError(
-                "the model made values that are not finite out of finite ones; try --no-amp"
-            )
+            raise PenstockError("the model made values that are not finite out of finite ones")
         heads = [output.numpy() for output in self.outputs]
         if self.loaded.invalid is not None:
             for head, dtype in zip(heads, out_dtypes, strict=True):

@@ -8,6 +8,7 @@ running the net: its operators are played on shapes alone. Files are read with s
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import weakref
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.fx
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -32,12 +34,14 @@ class Entry:
     factory: str
     summary: str
     weights: Path | None = None
+    needs_weights: bool = False
 
 
 REGISTRY = {
     "denoise-net": Entry(
         "penstock.models.unet3d:denoise_net",
         "3-D UNet of the exaSPIM denoiser, width 32 to 512; give its --weights",
+        needs_weights=True,
     ),
     "denoise-tiny": Entry(
         "penstock.models.unet3d:denoise_tiny",
@@ -85,14 +89,25 @@ class Model:
     """2 or 3 where the net is made of such convolutions, None where it takes any."""
     parameters: int
     weight_bytes: int
+    code: str
+    """A hash of the file that the user named; empty for a model of the registry or a module."""
 
     def heads(self, outputs: Any) -> dict[str, Tensor]:
         """A forward's result, whatever its form, as named tensors (batch, channels, z, y, x)."""
         if isinstance(outputs, Tensor):
             return {"out": outputs}
         if isinstance(outputs, Mapping):
-            return {str(name): head for name, head in outputs.items()}
-        return {f"out{i}": head for i, head in enumerate(outputs)}
+            heads = {str(name): head for name, head in outputs.items()}
+        elif isinstance(outputs, list | tuple):
+            heads = {f"out{i}": head for i, head in enumerate(outputs)}
+        else:
+            heads = {"out": outputs}
+        for name, head in heads.items():
+            if not isinstance(head, Tensor):
+                raise UsageError(
+                    f"model {self.name} returns a {type(head).__name__} as {name}, not a tensor"
+                )
+        return heads
 
 
 def load(
@@ -107,9 +122,13 @@ def load(
     """
     name = model if isinstance(model, str) else type(model).__name__
     module, weights = _find(model, weights)
+    entry = REGISTRY.get(model) if isinstance(model, str) else None
+    if entry is not None and entry.needs_weights and weights is None:
+        raise UsageError(f"--model-type {model} has no weights of its own; give --weights")
     if weights is not None:
         _load_weights(module, name, Path(weights))
-    module.eval()
+    if not isinstance(module, torch.fx.GraphModule):  # an exported program is what it is
+        module.eval()
     first = next((m for m in module.modules() if isinstance(m, nn.Conv2d | nn.Conv3d)), None)
     channels = in_channels or getattr(module, "in_channels", None)
     if channels is None:
@@ -123,7 +142,19 @@ def load(
         spatial_axes=axes,
         parameters=sum(p.numel() for p in module.parameters()),
         weight_bytes=sum(t.numel() * t.element_size() for t in tensors),
+        code=_code_hash(model) if isinstance(model, str) else "",
     )
+
+
+def _code_hash(reference: str) -> str:
+    """A hash of the file behind a model that is no part of Penstock."""
+    if reference in REGISTRY:
+        return ""
+    place = reference.rpartition(":")[0] or reference
+    path = Path(place)
+    if not path.is_file():
+        path = Path(getattr(importlib.import_module(place), "__file__", None) or "")
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
 
 
 def _find(
@@ -180,7 +211,7 @@ def _load_program(path: Path) -> nn.Module:
         raise UsageError(f"--model-type {path}: there is no such file")
     try:
         if path.suffix == ".pt2":
-            return _Wrapped(torch.export.load(path).module())
+            return torch.export.load(path).module()
         module: nn.Module = torch.jit.load(str(path), map_location="cpu")
         return module
     except Exception as error:
@@ -222,7 +253,8 @@ def read_state(path: Path) -> dict[str, Tensor]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise UsageError(
-            f"--weights {path} cannot be read as tensors only: {describe(error)}"
+            f"--weights {path} is no file of tensors only (nothing else is read: unpickling a file "
+            "runs its code)"
         ) from error
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
@@ -321,8 +353,8 @@ class _Peak(TorchDispatchMode):
 def footprint(model: Model, shape: Sequence[int]) -> Footprint:
     """Play a forward of the input ``shape`` (batch, channels, spatial...) on shapes alone.
 
-    A net that does not allow it (TorchScript, or a choice by value) is run once on one patch of
-    zeros on the CPU instead, and its peak is then unknown.
+    A net that does not allow it (TorchScript, or a choice by value) is run once on zeros on the
+    CPU instead, and its peak is then unknown.
 
     Raises `UsageError` where the net does not take the shape or returns another one.
     """
@@ -336,10 +368,16 @@ def footprint(model: Model, shape: Sequence[int]) -> Footprint:
             x = torch.empty(tuple(shape), device="meta")
             outputs = torch.func.functional_call(model.module, meta, (x,))
         peak: int | None = counter.peak
+    except UsageError:
+        raise
     except Exception:
         outputs, peak = _run_once(model, shape), None
     heads = model.heads(outputs)
     for name, tensor in heads.items():
+        if tensor.ndim == len(shape) and tensor.shape[0] != shape[0]:
+            raise UsageError(
+                f"model {model.name} turns a batch of {shape[0]} into one of {tensor.shape[0]}"
+            )
         if tensor.ndim != len(shape) or tuple(tensor.shape[2:]) != tuple(shape[2:]):
             raise UsageError(
                 f"model {model.name} turns a patch of {tuple(shape[2:])} into "
@@ -351,7 +389,7 @@ def footprint(model: Model, shape: Sequence[int]) -> Footprint:
 def _run_once(model: Model, shape: Sequence[int]) -> Any:
     try:
         with torch.inference_mode():
-            return model.module(torch.zeros((1, *shape[1:])))
+            return model.module(torch.zeros(tuple(shape)))
     except Exception as error:
         raise UsageError(
             f"model {model.name} does not take a batch of shape {tuple(shape)} "

@@ -19,9 +19,9 @@ from .grid import Block, Geometry
 from .traffic import BlockShape, CacheLevel, largest_block, open_peak, reads
 from .units import format_bytes, format_count, significant
 
-BLOCK_VOXELS = 12_000_000
-"""A compute block grows until its read region would hold more: 24 MB of uint16, 48 MB of float32,
-large enough to make per-block costs vanish, small enough that several fit anywhere."""
+BLOCK_VOXELS = 3_000_000
+"""A compute block grows until its read region would hold more. Small blocks are cheap to have in
+flight and touch little fresh memory; below this the cost of a block as such begins to show."""
 UNIT_VOXELS = 2**22
 """A fitted write unit grows until it would hold more; small ones are let go, and safe, sooner."""
 OWN_UNIT_VOXELS = 2**24
@@ -129,6 +129,8 @@ class Facts:
     source_itemsize: int
     source_chunk: tuple[int, ...]
     """Spatial, z y x."""
+    source_origin: tuple[int, ...]
+    """A corner of the source's chunk grid."""
     source_is_float: bool
     source_cache: int | None
     """Bytes of decoded chunks that the source keeps by the user's own word; None: ours to set."""
@@ -252,11 +254,14 @@ class Plan:
     def refuse(self) -> None:
         """Raise `Refused` where host or device cannot hold the job."""
         if self.memory.total > self.memory_limit:
-            parts = {n: getattr(self.memory, n) for n in ("forward", "assembly", "blocks")}
+            causes = ("base", "forward", "assembly", "blocks", "writing")
+            parts = {name: getattr(self.memory, name) for name in causes}
             cure = {
+                "base": "a smaller model",
                 "forward": "a smaller --batch or --patch",
                 "assembly": f"a smaller --block (now {_x(self.geometry.unit)})",
-                "blocks": f"a smaller --patch (now {_x(self.shape.patch)})",
+                "blocks": "fewer --prep-workers",
+                "writing": "fewer --writer-workers",
             }[max(parts, key=lambda n: parts[n])]
             raise Refused(
                 f"this job needs {format_bytes(self.memory.total)} of host memory but may take "
@@ -307,6 +312,8 @@ class Plan:
             yield f"  {part}", size(getattr(memory, part))
         if self.device_peak is not None:
             yield "device memory", f"{size(self.device_peak)} on each device"
+        if facts.source_itemsize == 4 and not facts.source_is_float:
+            yield "note", "32-bit integers pass through float32: beyond 2^24 they are rounded"
         if facts.forward_bytes is None:
             yield "note", "the model could not be sized in advance: its own memory is not counted"
 
@@ -449,7 +456,7 @@ def _count(
     writing = waiting * held_bytes
     if config.seam_mode == "blend":  # each writer makes the dtype of the sink out of the sums
         writing += config.writer_workers * unit_voxels * out_bytes
-    cached, decoded = reads(geometry, facts.source_chunk, level)
+    cached, decoded = reads(geometry, facts.source_chunk, level, origin=facts.source_origin)
     channel_bytes = facts.in_channels * facts.source_itemsize
     cache = cached * channel_bytes
     if facts.source_cache is not None:

@@ -76,8 +76,10 @@ class Probe:
         """End the trace; later spans are only counted."""
         with self._lock:
             if self._trace is not None:
-                self._trace.write('{"name":"end","ph":"i","ts":0,"pid":1,"tid":0,"s":"g"}\n]\n')
-                self._trace.close()
+                end = {"name": "end", "ph": "i", "ts": 0, "pid": 1, "tid": 0, "s": "g"}
+                with contextlib.suppress(OSError):  # a full disk costs the trace, not the job
+                    self._trace.write(json.dumps(end) + "\n]\n")
+                    self._trace.close()
                 self._trace = None
 
     def _record(self, stage: str, start: float, end: float, what: object, *, waiting: bool) -> None:
@@ -112,8 +114,8 @@ def bottleneck(
     Where the processor was nearly full, stages that compete for it cannot be told apart by how long
     they took, so the processor is named, and beside it the stage that worked most.
     """
-    if not stages or seconds <= 0:
-        return "Nothing was measured."
+    if not any(stage.busy for stage in stages.values()):
+        return "There was nothing left to do."
     most = max(stages, key=lambda name: stages[name].busy)
     share = stages[most].busy / sum(stage.busy for stage in stages.values())
     if cpu_seconds >= 0.85 * cores * seconds:

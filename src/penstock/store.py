@@ -7,6 +7,7 @@ Both calls block and may be made from any number of threads at once.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -52,8 +53,9 @@ class Source(Protocol):
     """Five axes, literal coordinates; the origin may be non-zero."""
     dtype: np.dtype[Any]
     chunks: tuple[int, ...]
-    """The least that can be read without decoding the same bytes twice; the chunk grid starts
-    at coordinate zero."""
+    """The least that can be read without decoding the same bytes twice."""
+    grid_origin: tuple[int, ...]
+    """On each axis a coordinate where a chunk starts; it may lie outside ``domain``."""
     axes: str
     """The axes that the data really has, in order, e.g. ``"zyx"``."""
     scale: tuple[float, ...] | None
@@ -62,6 +64,9 @@ class Source(Protocol):
     """The unit of each size in ``scale`` in full, e.g. ``"micrometer"``; None where unknown."""
     address: str
     """Where the bytes are, the same for every way of naming that place; see `same_array`."""
+    fingerprint: str
+    """``address`` and a hash that changes when another window, level or array is meant, or when
+    the file (of a chunked store: its metadata file) is another one or was written again."""
     cache_bytes: int
     """The most decoded bytes that the store keeps; 0 keeps none."""
 
@@ -90,11 +95,16 @@ class Sink(Protocol):
     dtype: np.dtype[Any]
     write_grid: tuple[int, ...]
     """The least that can be written without reading back: a shard, or a chunk where there are no
-    shards. The grid starts at coordinate zero."""
+    shards."""
+    grid_origin: tuple[int, ...]
+    """On each axis a coordinate where a cell of ``write_grid`` starts."""
     local_path: Path | None
     """The folder of the store where it is a local one."""
     address: str
     """Everything at or below it is what `create` may delete; see `same_array`."""
+    fingerprint: str
+    """An address and a hash of the domain and of how it maps to what is stored: the same before
+    and after `create`."""
     exists: bool
     """Whether there is an array already that `create` will write into."""
 
@@ -119,8 +129,17 @@ def open_source(
     ``spec`` is a TensorStore spec (mapping, inline JSON or a ``.json`` file), a path or URL of an
     OME-Zarr group, a Zarr, N5 or precomputed array, a ``.tif`` or ``.npy`` file, or a numpy array.
     ``level`` picks a resolution level of OME-Zarr or TIFF. Raises `UsageError`, naming the flag
-    ``name``, for whatever cannot be opened or has axes or a dtype outside Penstock's.
+    ``name``, for whatever cannot be opened, is empty or has axes or a dtype outside Penstock's.
     """
+    source = _open_source(spec, level, cache_bytes, name)
+    where = name if source.name == name else f"{name} {source.name}"
+    for axis, length in zip(AXES, source.domain.shape, strict=True):
+        if length == 0:
+            raise UsageError(f"{where}: has 0 along {axis}; there is nothing to read")
+    return source
+
+
+def _open_source(spec: Spec | NDArray[Any], level: int, cache_bytes: int, name: str) -> Source:
     parsed = spec if isinstance(spec, np.ndarray) else parse_spec(spec, name)
     if level and (not isinstance(parsed, str) or _suffix(parsed) == ".npy"):
         raise UsageError(f"{name}: level {level} is asked but only OME-Zarr and TIFF have levels")
@@ -208,7 +227,28 @@ def same_array(source: Source, sink: Sink) -> bool:
     True also where the source lies inside the sink's folder. Not foolproof: hard links, mounts and
     two names of one server are not seen through.
     """
-    return f"{source.address}/".startswith(f"{sink.address}/")
+    return _lies_in(source.address, sink.address)
+
+
+def overlap(a: Sink, b: Sink) -> bool:
+    """Whether one of two sinks lies at or inside the other's address; see `same_array`."""
+    return _lies_in(a.address, b.address) or _lies_in(b.address, a.address)
+
+
+def _lies_in(inner: str, outer: str) -> bool:
+    return f"{inner}/".startswith(f"{outer}/")
+
+
+def fingerprint(address: str, *facts: Any) -> str:
+    """``address`` and a hash of it and of facts that JSON can hold."""
+    text = json.dumps([address, *facts], sort_keys=True)
+    return f"{address}#{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def file_stamp(path: Path) -> list[Any]:
+    """What tells a version of a file from another: its path, size and time of writing."""
+    stat = path.stat()
+    return [str(path.resolve()), stat.st_size, stat.st_mtime_ns]
 
 
 def parse_spec(text_or_mapping: Spec, name: str = "--in-spec") -> dict[str, Any] | str:

@@ -16,7 +16,7 @@ from importlib import import_module
 from types import FrameType
 
 from .. import __version__
-from ..errors import PenstockError
+from ..errors import PenstockError, describe
 
 VERBS = {
     "infer": "run a model over a volume larger than memory",
@@ -51,11 +51,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"penstock {args.verb}: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print(f"penstock {args.verb}: interrupted; run again with --resume", file=sys.stderr)
+        hint = "; run again with --resume" if args.verb == "infer" else ""
+        print(f"penstock {args.verb}: interrupted{hint}", file=sys.stderr)
         return 3
     except BrokenPipeError:  # the reader of our output (head, less) has left
         sys.stderr.close()
         return 0
+    except Exception as error:
+        print(f"penstock {args.verb}: {_fault(error)}", file=sys.stderr)
+        return 1
+
+
+def _fault(error: Exception) -> str:
+    """One sentence for an error that nobody foresaw; the traceback on request."""
+    if os.environ.get("PENSTOCK_TRACEBACK"):
+        raise error
+    return (
+        f"{type(error).__name__}: {describe(error)} (a defect of Penstock's; "
+        "set PENSTOCK_TRACEBACK=1 to see where)"
+    )
 
 
 def entry() -> None:

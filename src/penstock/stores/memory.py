@@ -1,7 +1,13 @@
-"""Arrays in memory, and ``.npy`` files mapped into it. Nothing is cached: nothing is decoded."""
+"""Arrays in memory, and files mapped into it. Nothing is cached: nothing is decoded.
+
+A page of a mapped file counts as this process's memory once it is read, so each read gives the
+pages back; they stay in the system's page cache. Another thread that reads just then only maps
+them anew.
+"""
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..box import Box
 from ..errors import UsageError, describe
-from ..store import canonical, check_dtype, name_axes, to_five
+from ..store import canonical, check_dtype, file_stamp, fingerprint, name_axes, to_five
 
 
 @dataclass(eq=False, repr=False)
@@ -24,6 +30,9 @@ class MemorySource:
     dtype: np.dtype[Any]
     axes: str
     address: str
+    fingerprint: str
+    mapped: mmap.mmap | None = None
+    """The file that ``array`` views, where it is one."""
     scale: tuple[float, ...] | None = None
     units: tuple[str | None, ...] = (None,) * 5
     cache_bytes: int = 0
@@ -31,12 +40,15 @@ class MemorySource:
     def __post_init__(self) -> None:
         self.domain = Box((0,) * 5, self.array.shape)
         self.chunks: tuple[int, ...] = (1,) * 5
+        self.grid_origin: tuple[int, ...] = (0,) * 5
 
     def read(self, box: Box, out: NDArray[Any] | None = None) -> NDArray[Any]:
         assert box in self.domain, f"{box} is not in {self.domain}"
         if out is None:
             out = np.empty(box.shape, self.dtype)
         out[...] = self.array[box.slices]
+        if self.mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self.mapped.madvise(mmap.MADV_DONTNEED)
         return out
 
     def with_cache(self, num_bytes: int) -> MemorySource:
@@ -58,6 +70,8 @@ class MemorySink:
     def __post_init__(self) -> None:
         self.domain = Box((0,) * 5, self.array.shape)
         self.write_grid: tuple[int, ...] = (1,) * 5
+        self.grid_origin: tuple[int, ...] = (0,) * 5
+        self.fingerprint = fingerprint(self.address, self.domain.shape)
 
     def create(self) -> None:
         """Nothing to do: the array is the caller's."""
@@ -73,7 +87,8 @@ class MemorySink:
 
 def open_source(array: NDArray[Any], *, name: str) -> MemorySource:
     """A source over ``array``; its axes follow from its rank: yx, zyx, czyx or tczyx."""
-    return _source(array, name, name, _address(array))
+    address = _address(array)
+    return _source(array, name, name, address, fingerprint(address, array.shape))
 
 
 def open_npy(path: str, *, name: str) -> MemorySource:
@@ -85,7 +100,8 @@ def open_npy(path: str, *, name: str) -> MemorySource:
         array = np.load(file, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
         raise UsageError(f"{where}: not a .npy array: {describe(error)}") from error
-    return _source(array, path, where, str(file.resolve()))
+    address = str(file.resolve())
+    return _source(array, path, where, address, fingerprint(address, *file_stamp(file)), array.base)
 
 
 def open_sink(array: NDArray[Any], *, name: str) -> MemorySink:
@@ -94,10 +110,13 @@ def open_sink(array: NDArray[Any], *, name: str) -> MemorySink:
     return MemorySink(name, view, check_dtype(array.dtype, name), _address(array))
 
 
-def _source(array: NDArray[Any], name: str, where: str, address: str) -> MemorySource:
+def _source(
+    array: NDArray[Any], name: str, where: str, address: str, fingerprint: str, mapped: Any = None
+) -> MemorySource:
     axes = name_axes(None, array.ndim, where)
     dtype = check_dtype(array.dtype, where)
-    return MemorySource(name, to_five(array, axes), dtype, canonical(axes), address)
+    five = to_five(array, axes)
+    return MemorySource(name, five, dtype, canonical(axes), address, fingerprint, mapped)
 
 
 def _address(array: NDArray[Any]) -> str:

@@ -2,13 +2,21 @@
 
 Axis letters are those of tifffile: ``S`` (samples, as in RGB) counts as c, and ``Q`` or ``I`` (a
 stack of unknown meaning) as z where there is no other. Physical sizes come from OME metadata.
+
+tifffile makes the best of a damaged file and only logs what is wrong. Here that is an error: a
+volume cut short must not pass for a smaller one.
 """
 
 from __future__ import annotations
 
+import logging
+import math
+import re
 import threading
 import weakref
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -19,10 +27,24 @@ from numpy.typing import NDArray
 from ..box import Box
 from ..errors import UsageError, describe, require
 from ..grid import Grid, flatten, indices
-from ..store import AXES, canonical, check_dtype, name_axes, to_five, unit_name
+from ..store import (
+    AXES,
+    canonical,
+    check_dtype,
+    file_stamp,
+    fingerprint,
+    name_axes,
+    to_five,
+    unit_name,
+)
 from .memory import MemorySource
 
 tifffile = require("tifffile", "infer")
+
+# What tifffile warns of although every voxel can be read.
+_HARMLESS = re.compile(
+    r"ParseError|GDAL_NODATA|_metadata>|Datetime|coercing|read_uic1tag|not stitched"
+)
 
 
 class TiffSource:
@@ -34,9 +56,16 @@ class TiffSource:
     """
 
     def __init__(
-        self, path: str, where: str, file: Any, series: Any, axes: str, cache_bytes: int
+        self,
+        path: str,
+        where: str,
+        file: Any,
+        series: Any,
+        axes: str,
+        fingerprint: str,
+        cache_bytes: int,
     ) -> None:
-        self._arguments = (path, where, file, series, axes)
+        self._arguments = (path, where, file, series, axes, fingerprint)
         self._file, self._series, self._stored_axes = file, series, axes
         page = series.keyframe
         self._grid = Grid(Box((0,) * 5, page.shaped), _segment_shape(page))
@@ -50,8 +79,10 @@ class TiffSource:
         self.domain = Box((0,) * 5, _five(series.shape, axes))
         steps = (*(1 for _ in self._lead.start), *(self._grid.step[a] for a in self._page_axes))
         self.chunks = _five(steps, axes)
+        self.grid_origin: tuple[int, ...] = (0,) * 5
         self.scale, self.units = _physical_size(file, self.domain.shape)
         self.address = str(Path(path).expanduser().resolve())
+        self.fingerprint = fingerprint
 
     def read(self, box: Box, out: NDArray[Any] | None = None) -> NDArray[Any]:
         assert box in self.domain, f"{box} is not in {self.domain}"
@@ -90,7 +121,11 @@ class TiffSource:
         key = (page_number, number)
         segment = self._recent.get(key)
         if segment is None:
-            segment = self._decode(page_number, number)
+            try:
+                segment = self._decode(page_number, number)
+            except (ValueError, RuntimeError, OSError, IndexError) as error:
+                place = f"{self.name}: page {page_number}, segment {number}"
+                raise OSError(f"{place}: {describe(error)}") from error
             if segment is not None:
                 self._recent.put(key, segment)
         return segment
@@ -98,7 +133,9 @@ class TiffSource:
     def _decode(self, page_number: int, number: int) -> NDArray[Any] | None:
         with self._file.filehandle.lock:  # one file position; pages are parsed on first use
             page = self._series[page_number]
-            if page is None or not page.databytecounts[number]:
+            if page is None:
+                raise ValueError("the page is missing from the file")
+            if not page.databytecounts[number]:
                 return None
             handle = page.parent.filehandle
             if handle.closed:  # a further file of a set
@@ -106,10 +143,16 @@ class TiffSource:
                 weakref.finalize(self._file, handle.close)
             handle.seek(page.dataoffsets[number])
             encoded = handle.read(page.databytecounts[number])
+        if len(encoded) < page.databytecounts[number]:
+            raise ValueError(
+                f"the file ends after {len(encoded)} bytes of {page.databytecounts[number]}"
+            )
         options = {}
         if page.jpegtables is not None:
             options = {"jpegtables": page.jpegtables, "jpegheader": page.keyframe.jpegheader}
         segment: NDArray[Any] | None = page.keyframe.decode(encoded, number, **options)[0]
+        if segment is None:
+            raise ValueError("the segment cannot be decoded")
         return segment
 
 
@@ -149,21 +192,31 @@ def open_source(path: str, *, level: int, cache_bytes: int, name: str) -> TiffSo
     if not file_path.is_file():
         raise UsageError(f"{where}: no such file")
     try:
-        file = tifffile.TiffFile(file_path)
-        file.filehandle.set_lock(True)
-        # The last of the sources that share the file closes it.
-        weakref.finalize(file, file.filehandle.close)
-        levels = file.series[0].levels
-    except (tifffile.TiffFileError, IndexError, OSError) as error:
+        with _no_complaints(where):
+            file = tifffile.TiffFile(file_path)
+            file.filehandle.set_lock(True)
+            # The last of the sources that share the file closes it.
+            weakref.finalize(file, file.filehandle.close)
+            levels = file.series[0].levels
+            num_pages = len(file.pages)
+    except UsageError:
+        raise
+    except (ValueError, RuntimeError, IndexError, OSError) as error:
         raise UsageError(f"{where}: not a readable TIFF file: {describe(error)}") from error
     if not 0 <= level < len(levels):
         raise UsageError(f"{where}: level {level} does not exist; {len(levels)} levels do")
+    _check_size(file, levels[0], num_pages, where)
     series = levels[level]
     axes = _axes(series, where)
+    address = str(file_path.resolve())
+    stamp = fingerprint(address, *file_stamp(file_path), level)
     if series.dataoffset is None:
-        return TiffSource(path, where, file, series, axes, cache_bytes)
+        return TiffSource(path, where, file, series, axes, stamp, cache_bytes)
     dtype = series.dtype.newbyteorder(file.byteorder)
-    mapped = np.memmap(file_path, dtype, "r", series.dataoffset, series.shape)
+    needed = series.dataoffset + math.prod(series.shape) * dtype.itemsize
+    if (size := file_path.stat().st_size) < needed:
+        raise UsageError(f"{where}: is shorter than its header says: {size} bytes of {needed}")
+    mapped: Any = np.memmap(file_path, dtype, "r", series.dataoffset, series.shape)
     array = to_five(mapped, axes)
     scale, units = _physical_size(file, array.shape)
     return MemorySource(
@@ -171,10 +224,63 @@ def open_source(path: str, *, level: int, cache_bytes: int, name: str) -> TiffSo
         array=array,
         dtype=check_dtype(dtype, where),
         axes=canonical(axes),
-        address=str(file_path.resolve()),
+        address=address,
+        fingerprint=stamp,
+        mapped=mapped.base,
         scale=scale,
         units=units,
     )
+
+
+@contextmanager
+def _no_complaints(where: str) -> Iterator[None]:
+    """Raise a `UsageError` for what tifffile logs in this thread; it is not logged then."""
+    logger, thread = logging.getLogger("tifffile"), threading.get_ident()
+    complaints: list[str] = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        if record.thread != thread or record.levelno < logging.WARNING:
+            return True
+        if not _HARMLESS.search(message := record.getMessage()):
+            complaints.append(message)
+        return False
+
+    logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        logger.removeFilter(keep)
+        # What follows from the first complaint, an exception too, tells less than it does.
+        if complaints:
+            first = complaints[0].splitlines()[0]
+            raise UsageError(f"{where}: is truncated or corrupt; tifffile says: {first}")
+
+
+def _check_size(file: Any, series: Any, num_pages: int, where: str) -> None:
+    """Refuse a series of another size than the metadata or the number of pages tells."""
+    size, pixels = math.prod(series.shape), _pixels(file)
+    if pixels is not None:
+        told = [int(pixels.get(f"Size{axis.upper()}", 0)) for axis in AXES]
+        source = "its OME metadata"
+    else:
+        told = list(file.shaped_metadata[0].get("shape", ())) if file.shaped_metadata else []
+        source = "its metadata"
+    if told and math.prod(told) not in (0, size):
+        raise UsageError(
+            f"{where}: is truncated or corrupt: {source} tells of {tuple(told)}, "
+            f"{series.shape} is there"
+        )
+    stored_by_page = series.dataoffset is None and series.kind in ("shaped", "imagej")
+    if stored_by_page and len(series) > num_pages:
+        raise UsageError(f"{where}: is truncated: {num_pages} pages of {len(series)} are there")
+
+
+def _pixels(file: Any) -> ElementTree.Element | None:
+    """The OME metadata of the first image; metadata that is no XML says nothing."""
+    try:
+        return ElementTree.fromstring(file.ome_metadata or "").find(".//{*}Pixels")
+    except ElementTree.ParseError:
+        return None
 
 
 def _axes(series: Any, where: str) -> str:
@@ -203,16 +309,10 @@ def _five(shape: tuple[int, ...], axes: str) -> tuple[int, ...]:
 def _physical_size(
     file: Any, shape: tuple[int, ...]
 ) -> tuple[tuple[float, ...] | None, tuple[str | None, ...]]:
-    """Voxel size and units along t c z y x of the first image, of ``shape`` at this level.
-
-    Metadata that is no XML says nothing; the voxels can be read all the same.
-    """
+    """Voxel size and units along t c z y x of the first image, of ``shape`` at this level."""
     scale: list[float] = [1.0] * len(AXES)
     units: list[str | None] = [None] * len(AXES)
-    try:
-        pixels = ElementTree.fromstring(file.ome_metadata or "").find(".//{*}Pixels")
-    except ElementTree.ParseError:
-        pixels = None
+    pixels = _pixels(file)
     if pixels is None:
         return None, tuple(units)
     for place, axis in enumerate(AXES):

@@ -95,6 +95,8 @@ def open_sink(
     exists = tensorstore.is_store(root, where)
     if exists and not (overwrite or resume):
         raise UsageError(f"{where}: exists; use --overwrite to replace it")
+    if exists and not resume:
+        tensorstore.check_deletable(root, where, _array_paths(root, where))
     version = _version(path, root, ome_version, like, shards, where)
     layout = _lay_out(domain, dtype, like, chunks, shards, where)
     spec = tensorstore.label_spec(
@@ -116,6 +118,15 @@ def open_sink(
         "replaces": replaces,
     }
     return OmeZarrSink(**vars(sink) | group)
+
+
+def _array_paths(root: Any, where: str) -> list[str]:
+    """The paths of the arrays that the group at ``root`` describes."""
+    try:
+        multiscales = _read_attributes(root, where)[1].get("multiscales", ())
+        return [str(dataset["path"]) for image in multiscales for dataset in image["datasets"]]
+    except (KeyError, TypeError, AttributeError, UsageError):
+        return []
 
 
 @dataclass(frozen=True)

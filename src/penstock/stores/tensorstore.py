@@ -2,11 +2,12 @@
 
 A user's spec reaches TensorStore as it was written; ``overwrite`` and ``resume`` change its open
 mode and no more. What comes back is put right twice: axes are permuted to t c z y x, and messages
-lose the dump of the spec that TensorStore appends.
+lose the dump of the spec that TensorStore appends and are kept to one short line.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,11 +22,38 @@ from numpy.typing import NDArray
 
 from ..box import Box
 from ..errors import UsageError, describe, require
-from ..store import AXES, canonical, check_dtype, name_axes, to_five, unit_name
+from ..store import (
+    AXES,
+    canonical,
+    check_dtype,
+    file_stamp,
+    fingerprint,
+    name_axes,
+    to_five,
+    unit_name,
+)
 
 ts = require("tensorstore", "infer")
 
-MARKERS = ("zarr.json", ".zarray", ".zgroup", ".zattrs", "attributes.json")
+# Metadata files, and a key that each has in a store; the others prove nothing.
+_MARKERS = {
+    "zarr.json": "zarr_format",
+    ".zarray": "zarr_format",
+    ".zgroup": "zarr_format",
+    "attributes.json": "dimensions",
+    ".zattrs": None,
+    ".zmetadata": None,
+}
+# Keys of a store: metadata files and chunks, such as 0.0.1, 0/0/1, c/0/1 or c.0.1.
+_PART = r"(?:c|(?:c\.)?\d+(?:\.\d+)*)"
+_STORE_KEY = re.compile(rf"(?:{_PART}/)*(?:{_PART}|{'|'.join(map(re.escape, _MARKERS))})")
+
+# What a spec may say without another array being meant.
+_TRANSIENT = re.compile(
+    r"context|cache_pool|data_copy_|recheck_|assume_|open$|create$|delete_existing$|"
+    r"(file_io|s3|gcs|http)_|aws_credentials|experimental_"
+)
+_LONGEST = 300  # characters of a message
 
 # TensorStore retries an unreachable host for a quarter of an hour. A long job wants that, a typing
 # error in a host name does not: the first opening is given a few seconds.
@@ -57,16 +85,21 @@ class TensorStoreSource:
         self._view = to_five(self.array, self.stored_axes)
         self.axes = canonical(self.stored_axes)
         self.domain = _box(self._view.domain)
-        self.chunks = tuple(n or 1 for n in self._view.chunk_layout.read_chunk.shape or (1,) * 5)
-        self.address = address(self.array.spec().kvstore)
+        layout = self._view.chunk_layout
+        self.chunks = tuple(n or 1 for n in layout.read_chunk.shape or (1,) * 5)
+        self.grid_origin = _grid_origin(self._view)
+        spec = self.array.spec()
+        self.address = address(spec.kvstore)
+        self.fingerprint = fingerprint(self.address, self.stored_axes, _meaning(spec.to_json()))
 
     def read(self, box: Box, out: NDArray[Any] | None = None) -> NDArray[Any]:
         assert box in self.domain, f"{box} is not in {self.domain}"
         view = self._view[box.slices]
-        if out is None:
-            array: NDArray[Any] = view.read().result()
-            return array
-        ts.array(out).write(view[ts.d[:].translate_to[0]]).result()
+        with _plainly():
+            if out is None:
+                array: NDArray[Any] = view.read().result()
+                return array
+            ts.array(out).write(view[ts.d[:].translate_to[0]]).result()
         return out
 
     def with_cache(self, num_bytes: int) -> TensorStoreSource:
@@ -88,8 +121,10 @@ class TensorStoreSink:
     domain: Box
     dtype: np.dtype[Any]
     write_grid: tuple[int, ...]
+    grid_origin: tuple[int, ...]
     local_path: Path | None
     address: str
+    fingerprint: str
     exists: bool
     references: bool
     """Whether whole chunks are encoded from the caller's array without a copy. A cache would keep
@@ -104,7 +139,8 @@ class TensorStoreSink:
         assert box in self.domain, f"{box} is not in {self.domain}"
         assert array.dtype == self.dtype, f"{array.dtype} is not {self.dtype}"
         view = self._view[box.slices]
-        view.write(array, can_reference_source_data_indefinitely=self.references).result()
+        with _plainly():
+            view.write(array, can_reference_source_data_indefinitely=self.references).result()
 
     def close(self) -> None:
         """Nothing to do: all metadata is written by `create`."""
@@ -172,8 +208,9 @@ def open_sink(
     if resume:
         asked.update(open_mode=ts.OpenMode(open=True, create=True))
     elif overwrite:
-        # Deleting takes all below the path, so only what is seen to be a store is deleted.
-        deletes = is_store(open_kvstore(asked.kvstore, where), where)
+        root = open_kvstore(asked.kvstore, where)
+        if deletes := is_store(root, where):
+            check_deletable(root, where)
         asked.update(open_mode=ts.OpenMode(create=True, delete_existing=deletes))
     return prepare_sink(asked, domain, dtype, where)
 
@@ -190,16 +227,21 @@ def prepare_sink(
     axes = _axes(found, where)
     with explaining(where):
         five = to_five(found, axes)
+    box, place = _box(five.domain), address(asked.kvstore)
+    transform = (found if isinstance(found, ts.Spec) else found.spec()).transform
+    outputs = transform.to_json().get("output") if transform else None
     return TensorStoreSink(
-        name=title or address(asked.kvstore),
+        name=title or place,
         where=where,
         spec=asked,
         stored_axes=axes,
-        domain=_box(five.domain),
+        domain=box,
         dtype=check_dtype(found.dtype.name, where),
         write_grid=_write_grid(five, axes, where),
+        grid_origin=_grid_origin(five),
         local_path=local_path(asked.kvstore),
-        address=address(asked.kvstore),
+        address=place,
+        fingerprint=fingerprint(place, axes, box.start, box.stop, outputs),
         exists=exists,
         references=not any(_pools(asked.to_json())),
     )
@@ -239,12 +281,46 @@ def open_kvstore(spec: Any, where: str) -> Any:
 def is_store(root: Any, where: str) -> bool:
     """Whether Zarr or N5 metadata lies there; a folder of other things is a `UsageError`."""
     with explaining(where):
-        if any(root.read(marker).result().state == "value" for marker in MARKERS):
-            return True
+        found = {marker: root.read(marker).result() for marker in _MARKERS}
+    found = {marker: read.value for marker, read in found.items() if read.state == "value"}
+    if any(_MARKERS[marker] in _members(value) for marker, value in found.items()):
+        return True
     folder = local_path(root.spec())
-    if folder and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if found or (folder and folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
         raise UsageError(f"{where}: holds something that is no Zarr or N5 store; it is left alone")
     return False
+
+
+def check_deletable(root: Any, where: str, arrays: Sequence[str] = ()) -> None:
+    """Refuse to delete a store that holds what the layout of Zarr or N5 does not explain.
+
+    Deleting takes all that lies below it. ``arrays`` are paths of arrays that it says it holds.
+    All keys are listed, which costs less than the deleting.
+    """
+    with explaining(where):
+        keys = [key.decode(errors="replace") for key in root.list().result()]
+    prefixes = tuple(f"{path.strip('/')}/" for path in arrays)
+    foreign = []
+    for key in keys:
+        prefix = next((p for p in prefixes if key.startswith(p)), "")
+        if not _STORE_KEY.fullmatch(key.removeprefix(prefix)):
+            foreign.append(key)
+    if foreign:
+        first, *rest = sorted(foreign)
+        others = f" and {len(rest)} more" if rest else ""
+        raise UsageError(
+            f"{where}: also holds {first}{others}, which is no part of the array; nothing is "
+            "deleted, so move it away or write elsewhere"
+        )
+
+
+def _members(text: bytes) -> Mapping[str, Any]:
+    """The object that is the JSON ``text``, empty where it is none."""
+    try:
+        parsed = json.loads(text)
+    except ValueError:
+        return {}
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def local_path(spec: Any) -> Path | None:
@@ -279,10 +355,20 @@ def explaining(where: str) -> Iterator[None]:
         raise UsageError(f"{where}: {_sentence(error)}") from error
 
 
+@contextmanager
+def _plainly() -> Iterator[None]:
+    """Turn an error of reading or writing into the same of one sentence."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        raise ValueError(_sentence(error)) from error
+
+
 def _sentence(error: BaseException) -> str:
     text = re.sub(r"\s*\[(source locations|[\w-]+)=.*", "", str(error), flags=re.DOTALL)
     text = re.sub(r'^([A-Z_]+: )?(Error opening "\w+" driver: )?', "", text)
-    return describe(ValueError(text))
+    line = describe(ValueError(text))
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]} ..."
 
 
 def _with_endpoint(spec: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -382,6 +468,30 @@ def _write_grid(five: Any, axes: str, where: str) -> tuple[int, ...]:
     if any(not n for n, axis in zip(shape, AXES, strict=True) if axis in axes):
         raise UsageError(f'{where}: the spec does not say its chunk shape; give it as "metadata"')
     return tuple(n or 1 for n in shape)
+
+
+def _grid_origin(five: Any) -> tuple[int, ...]:
+    """Where a chunk starts; 0 on an axis without chunks."""
+    return tuple(n or 0 for n in five.chunk_layout.grid_origin or (0,) * len(AXES))
+
+
+def _meaning(spec: Any) -> Any:
+    """A spec's JSON without what does not change its voxels, and with stamps of local files."""
+    if isinstance(spec, list):
+        return [_meaning(value) for value in spec]
+    if not isinstance(spec, Mapping):
+        return spec
+    nested = ("base", "kvstore", "layers")
+    kept = {
+        key: _meaning(value) if key in nested else value
+        for key, value in spec.items()
+        if not _TRANSIENT.match(key)
+    }
+    if spec.get("driver") == "file" and "path" in spec:
+        path = Path(spec["path"]).resolve()
+        files = [path] if path.is_file() else [path / name for name in (*_MARKERS, "info")]
+        kept |= {"path": str(path), "stamps": [file_stamp(f) for f in files if f.is_file()]}
+    return kept
 
 
 def _box(domain: Any) -> Box:

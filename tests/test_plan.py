@@ -1,0 +1,217 @@
+"""The plan against what really happens: units held, bytes decoded, memory taken, regions cut."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock
+from penstock.box import Box
+from penstock.config import InferConfig, build
+from penstock.errors import UsageError
+from penstock.grid import Geometry, Grid, indices
+from penstock.plan import Facts, PatchShape, make_plan, patch_shape, select
+from penstock.stitch import Assembly
+from penstock.traffic import largest_block, open_peak, read_range, reads
+
+from .test_grid import geometries
+
+
+def facts(shape: tuple[int, ...], **changes: Any) -> Facts:
+    """A uint16 volume in chunks of 128 on a machine of 64 GB."""
+    given_ = {
+        "domain": Box.of((0, 0, 0), shape), "source_itemsize": 2, "source_chunk": (128, 128, 128),
+        "source_origin": (0, 0, 0), "source_is_float": False,
+        "source_cache": None, "source_caches": True, "num_volumes": 1,
+        "batch": 64, "in_channels": 1, "out_channels": (1,), "out_itemsizes": (2,),
+        "write_grids": ((256, 256, 256),), "anchor": (0, 0, 0), "weight_bytes": 0,
+        "forward_bytes": 0, "devices": ("cpu",), "base_bytes": 10**8,
+        "available_bytes": 64 * 10**9, "device_bytes": None,
+    }  # fmt: skip
+    return Facts(**(given_ | changes))
+
+
+def config(**knobs: Any) -> InferConfig:
+    given_ = {"in_spec": "", "out_spec": "", "model_type": "", "normalize": "global"}
+    return build(InferConfig, given_ | knobs)
+
+
+SEED = PatchShape((64, 64, 64), (10, 10, 10), 3)
+
+
+def test_the_seeds_volume_computes_each_patch_once() -> None:
+    """6 TB, patch 64, overlap 10: 1.67 computed voxels per voxel; the reference needs 1.95."""
+    plan = make_plan(config(), facts((20480, 10640, 14192)), SEED)
+    assert plan.patch_amplification == pytest.approx((64 / 54) ** 3, rel=0.04)
+    assert plan.read_amplification < 1.1
+    assert plan.num_units == 80 * 42 * 56
+    assert plan.memory.total < plan.memory_limit
+
+
+def test_a_petabyte_plans_in_constant_memory() -> None:
+    tracemalloc.start()
+    plan = make_plan(config(), facts((80_000, 80_000, 80_000)), SEED)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert plan.input_bytes == 1.024e15
+    assert peak < 50e6
+
+
+def test_less_memory_means_smaller_regions_and_then_a_refusal() -> None:
+    seen = []
+    for limit in ("40GB", "10GB", "3GB"):
+        plan = make_plan(config(max_memory=limit), facts((20480, 10640, 14192)), SEED)
+        plan.refuse()
+        assert plan.memory.total <= plan.memory_limit
+        seen.append((len(plan.geometry.regions), plan.patch_amplification))
+    assert seen == sorted(seen)
+    assert seen[0][0] < seen[-1][0]
+    with pytest.raises(penstock.Refused, match=r"MiB of host memory but may take 200 MiB; give"):
+        make_plan(config(max_memory="200MiB"), facts((20480, 10640, 14192)), SEED).refuse()
+
+
+def test_too_little_device_memory_is_refused() -> None:
+    plan = make_plan(
+        config(),
+        facts((512,) * 3, devices=("cuda",), device_bytes=10**8, forward_bytes=10**9),
+        SEED,
+    )
+    with pytest.raises(penstock.Refused, match=r"95.4 MiB are free; give a smaller --batch"):
+        plan.refuse()
+
+
+@settings(max_examples=60, deadline=None)
+@given(geometries())
+def test_units_held_are_those_that_the_plan_counts(geometry: Geometry) -> None:
+    held, most = 0, 0
+    assembly = Assembly(geometry, lambda head, shape: np.zeros((1, *shape), np.int8), 1)
+    for block in geometry.blocks():
+        before = set(assembly.open)
+        units = list(assembly.add(block, [np.zeros((1, *block.support.shape), np.int8)]))
+        opened = {(u.volume, u.index): u for u in units} | assembly.open
+        held += sum(u.box.size for key, u in opened.items() if key not in before)
+        most = max(most, held)
+        held -= sum(u.box.size for u in units)
+    assert held == 0
+    if len(geometry.regions) == 1:
+        assert open_peak(geometry) == most
+
+
+@settings(max_examples=60, deadline=None)
+@given(geometries())
+def test_no_block_is_larger_than_the_largest(geometry: Geometry) -> None:
+    largest = largest_block(geometry)
+    for block in geometry.blocks():
+        hull = block.read.hull(read_range(block.read, geometry.domain))
+        for name, box in (("read", block.read), ("support", block.support), ("hull", hull)):
+            bound = getattr(largest, name).shape
+            assert all(n <= m for n, m in zip(box.shape, bound, strict=True)), name
+
+
+@settings(max_examples=60, deadline=None)
+@given(geometries(), st.tuples(*[st.integers(1, 5)] * 3))
+def test_voxels_decoded_are_counted_chunk_by_chunk(
+    geometry: Geometry, chunk: tuple[int, ...]
+) -> None:
+    """Without a cache every block decodes every chunk that it touches; with one that holds a
+    layer, each region decodes each of its chunks once."""
+    chunks = Grid(geometry.domain, chunk)
+    by_block, by_region = 0, 0
+    for region in geometry.regions:
+        touched = set()
+        for patches in geometry.blocks_of(region):
+            seen = chunks.touching(read_range(geometry.read_of(patches), geometry.domain))
+            by_block += sum(chunks.cell(i).size for i in indices(seen))
+            touched |= set(indices(seen))
+        by_region += sum(chunks.cell(i).size for i in touched)
+    assert reads(geometry, chunk, "none")[1] == by_block
+    assert reads(geometry, chunk, "layer")[1] == by_region
+
+
+@pytest.mark.parametrize(
+    ("patch", "overlap", "has_z", "axes", "expected"),
+    [
+        ((64,), (10,), True, None, ((64, 64, 64), (10, 10, 10), 3)),  # one number, a volume
+        ((64,), (10,), False, None, ((1, 64, 64), (0, 10, 10), 2)),  # one number, a plane
+        ((64,), (10,), False, 3, ((64, 64, 64), (10, 10, 10), 3)),  # a 3-D net on a plane
+        ((64,), (10,), True, 2, ((1, 64, 64), (0, 10, 10), 2)),  # a 2-D net on a volume
+        ((32, 48), (8,), True, None, ((1, 32, 48), (0, 8, 8), 2)),  # two numbers: planes
+        ((1, 32, 48), (4,), True, 3, ((1, 32, 48), (0, 4, 4), 3)),  # nothing to share along z
+    ],
+)
+def test_patches_by_axis(
+    patch: Any, overlap: Any, has_z: bool, axes: int | None, expected: Any
+) -> None:
+    shape = patch_shape(config(patch=patch, overlap=overlap), has_z, axes)
+    assert (shape.patch, shape.overlap, shape.model_axes) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "chosen"),
+    [(["all"], (2, 3, 4, 5)), (["3"], (3,)), (["2:4"], (2, 3)), ([3, "4:"], (3, 4, 5)),
+     (["::2"], (2, 4)), (["5,2"], (5, 2))],
+)  # fmt: skip
+def test_selections(text: list[Any], chosen: tuple[int, ...]) -> None:
+    assert select(text, 2, 6, "--t") == chosen
+
+
+@pytest.mark.parametrize("text", [["6"], ["1"], ["a"], ["3:3"], ["2", "2"], ["1:2:3:4"]])
+def test_selections_that_name_nothing_or_too_much(text: list[str]) -> None:
+    with pytest.raises(UsageError, match="--t"):
+        select(text, 2, 6, "--t")
+
+
+@pytest.mark.parametrize("seam", ["trim", "blend"])
+def test_regions_do_not_change_the_result(seam: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan of a machine with little memory, forced on a small volume."""
+    from penstock import plan as plans
+
+    volume = np.random.default_rng(0).normal(size=(40, 50, 60)).astype("float32")
+
+    def run() -> np.ndarray:
+        out = np.zeros_like(volume)
+        penstock.run_inference(
+            volume, out, model="identity", patch=12, overlap=5, block=16, devices="cpu",
+            normalize="global", seam_mode=seam,
+        )  # fmt: skip
+        return out
+
+    whole = run()
+    monkeypatch.setattr(plans, "_regions", lambda config, facts, unit: iter([(48, 16, 32)]))
+    assert (run() == whole).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "knobs", [{}, {"seam_mode": "blend"}, {"normalize": "percentile"}], ids=str
+)
+def test_the_memory_ceiling_holds(knobs: dict[str, str], tmp_path: Path) -> None:
+    """A real process over a real store: its peak lies under the plan's, and not far under."""
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import json, sys, numpy as np, tensorstore as ts, penstock\n"
+        "knobs = json.loads(sys.argv[1])\n"
+        "spec = {'driver': 'zarr', 'kvstore': {'driver': 'file', 'path': 'in.zarr'}}\n"
+        "volume = ts.open(spec, create=True, dtype=ts.uint16, shape=(384,) * 3,\n"
+        "    chunk_layout=ts.ChunkLayout(chunk_shape=(128,) * 3)).result()\n"
+        "rng = np.random.default_rng(0)\n"
+        "for z in range(0, 384, 128):\n"
+        "    volume[z:z + 128].write(rng.poisson(100, (128, 384, 384)).astype('u2')).result()\n"
+        "del volume\n"
+        "s = penstock.run_inference('in.zarr', 'out.zarr', model='identity', patch=64,\n"
+        "    overlap=10, devices='cpu', metrics_interval=0.05, **knobs)\n"
+        "print(json.dumps([s.peak_rss, s.planned_peak]))\n"
+    )
+    words = [sys.executable, str(script), json.dumps({"normalize": "global"} | knobs)]
+    done = subprocess.run(words, cwd=tmp_path, check=True, capture_output=True, text=True)
+    peak, planned = json.loads(done.stdout.splitlines()[-1])
+    assert 0.6 * planned < peak < 1.05 * planned
