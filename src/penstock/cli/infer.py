@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,7 +32,6 @@ def run(args: argparse.Namespace) -> int:
     from ..job import Job
 
     job = Job(config)
-    gc.freeze()  # what libraries made while loading stays; collecting would go through it all
     print_plan(job.plan)
     if args.dry_run:
         job.plan.refuse()
