@@ -172,6 +172,9 @@ def forward(job: Job) -> dict[str, Any]:
     import models
 
     net, samples = models.make(job.model), {}
+    for part in net.modules():
+        if isinstance(part, torch.nn.Conv3d):  # the faster layout: a limit is the best there is
+            part.to(memory_format=torch.channels_last_3d)
     used = os.times()
     with torch.inference_mode():
         for batch in job.batches:
