@@ -12,7 +12,7 @@ from penstock.flow import Budget, Channel, Flow
 
 def test_an_ordered_channel_restores_order_whatever_the_delays() -> None:
     flow = Flow()
-    channel: Channel[int] = Channel(flow, producers=4, in_order=True)
+    channel: Channel[int] = Channel(flow, producers=4)
     tickets, lock, got = iter(range(200)), threading.Lock(), []
     rng = random.Random(0)
 
@@ -95,7 +95,7 @@ def test_an_interrupt_in_the_main_thread_stops_the_others() -> None:
 
 def test_a_gap_in_the_order_is_a_fault_and_not_a_hang() -> None:
     flow = Flow()
-    channel: Channel[int] = Channel(flow, in_order=True)
+    channel: Channel[int] = Channel(flow)
     channel.put(1, 1)
     channel.close()
     with pytest.raises(AssertionError, match="item 0 was never put"):

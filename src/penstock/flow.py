@@ -95,14 +95,14 @@ class Flow:
 
 
 class Channel(Generic[Item]):
-    """Hands items from producers to consumers, by place where ``in_order`` and else as they come.
+    """Hands items from producers to consumers, by place where `put` names one, else as they come.
 
     It has no bound of its own: a `Budget` that spans the channel bounds it in bytes. ``producers``
     is how many times `close` must be called before consumers are told that no more will come.
     """
 
-    def __init__(self, flow: Flow, producers: int = 1, *, in_order: bool = False) -> None:
-        self._flow, self._producers, self._in_order = flow, producers, in_order
+    def __init__(self, flow: Flow, producers: int = 1) -> None:
+        self._flow, self._producers = flow, producers
         self._items: dict[int, Item] = {}
         self._put = self._got = 0
 
@@ -110,7 +110,7 @@ class Channel(Generic[Item]):
         return len(self._items)
 
     def put(self, item: Item, place: int | None = None) -> None:
-        """Hand an item on; ``place`` counts 0, 1, 2, ... where the channel is in order."""
+        """Hand an item on; the places that are named are 0, 1, 2, ... in any order."""
         with self._flow.changed:
             self._flow.check()
             self._items[self._put if place is None else place] = item

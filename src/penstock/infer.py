@@ -131,18 +131,17 @@ def run_inference(
     Raises `UsageError` before anything is created, `StageError` when a stage fails, `Incomplete`
     when a block is missing at the end.
     """
-    config = build(
-        InferConfig, {"in_spec": in_spec, "out_spec": out_spec, "model_type": model, **knobs}
-    )
-    return run_job(Job(config), progress)
+    return run_job(_job(in_spec, out_spec, model, knobs), progress)
 
 
 def plan_inference(in_spec: Any, out_spec: Any, *, model: Any, **knobs: Any) -> Plan:
     """What `run_inference` would do, without doing it. Takes the same arguments."""
-    config = build(
-        InferConfig, {"in_spec": in_spec, "out_spec": out_spec, "model_type": model, **knobs}
-    )
-    return Job(config).plan
+    return _job(in_spec, out_spec, model, knobs).plan
+
+
+def _job(in_spec: Any, out_spec: Any, model: Any, knobs: dict[str, Any]) -> Job:
+    named = {"in_spec": in_spec, "out_spec": out_spec, "model_type": model}
+    return Job(build(InferConfig, named, knobs))
 
 
 def run_job(job: Job, progress: Callable[[Progress], None] | None = None) -> Summary:
@@ -190,10 +189,8 @@ class _Run:
         self.lanes = len(job.devices)
         self.readers = max(1, job.config.prep_workers // self.lanes)
         self.room = [Budget(self.flow, self.plan.block_budget) for _ in job.devices]
-        self.loaded: list[Channel[Loaded]] = [
-            Channel(self.flow, self.readers, in_order=True) for _ in job.devices
-        ]
-        self.computed: Channel[tuple[int, Finished]] = Channel(self.flow, self.lanes, in_order=True)
+        self.loaded: list[Channel[Loaded]] = [Channel(self.flow, self.readers) for _ in job.devices]
+        self.computed: Channel[tuple[int, Finished]] = Channel(self.flow, self.lanes)
         self.write_room = Budget(self.flow, self.plan.write_budget)
         self.whole: Channel[Unit] = Channel(self.flow)
         self.blocks = self._wanted_blocks()

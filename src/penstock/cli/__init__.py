@@ -1,7 +1,7 @@
 """The command line: one verb, one file.
 
-A verb's module has ``SUMMARY``, ``add_arguments(parser)`` and ``run(args) -> exit code``, and is
-imported only when its verb is asked for.
+A verb's module has ``add_arguments(parser)`` and ``run(args) -> exit code``, and is imported only
+when its verb is asked for.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from ..errors import UsageError
 
-SUMMARY = "draw the figures of a metrics file or of an nvidia-smi log"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE", help="what to draw; its content decides")
