@@ -11,6 +11,7 @@ memory, on streams of their own. Everything between is the same code.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +24,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from .box import Box
 from .errors import PenstockError
 from .flow import Pool
 from .grid import Block, Geometry, indices
@@ -131,7 +131,8 @@ class _Slot:
 
     owner: _Open
     index: tuple[int, ...]
-    read: Box
+    place: tuple[int, ...]
+    """Where it begins in what its block reads, and what it owns in what its block owns."""
 
 
 class Lane:
@@ -185,7 +186,7 @@ class Lane:
         self._open.append(opened)
         waiting = indices(loaded.block.patches)
         while True:
-            with self.probe.span("normalise", loaded.block):
+            with self.probe.span("normalise", loaded.block), _one_thread():
                 for index in islice(waiting, self.settings.batch - len(self._slots)):
                     self._gather(opened, native, index)
             if len(self._slots) < self.settings.batch:
@@ -250,16 +251,17 @@ class Lane:
 
     def _gather(self, opened: _Open, native: Tensor, index: tuple[int, ...]) -> None:
         """Copy a patch of a block into the batch and normalise it there."""
-        block, scaling = opened.loaded.block, opened.loaded.scaling
-        read = self.geometry.patch_read(index)
-        source = native[(slice(None), *read.within(block.read))]
+        scaling, first = opened.loaded.scaling, opened.loaded.block.patches.start
+        steps = zip(index, first, self.geometry.stride, strict=True)
+        place = tuple((i - f) * stride for i, f, stride in steps)
+        source = native[(slice(None), *_window(place, self.geometry.patch))]
         target = self._batch[len(self._slots)]
         target.copy_(source if self.settings.model_axes == 3 else source[:, 0])
         if scaling != Scaling():
             target.sub_(scaling.lower).div_(scaling.scale)
         if self.settings.clip is not None:
             target.clamp_(*self.settings.clip)
-        self._slots.append(_Slot(opened, index, read))
+        self._slots.append(_Slot(opened, index, place))
 
     def _forward(self) -> None:
         """Run the batch and put its patches into their blocks.
@@ -274,7 +276,7 @@ class Lane:
             block = slots[0].owner.loaded.block
             with self.probe.span("forward", block), torch.inference_mode():
                 outputs = self._run(self._batch[start : start + step])
-            with self.probe.span("stitch", block), torch.inference_mode():
+            with self.probe.span("stitch", block), torch.inference_mode(), _one_thread():
                 for head, output_BCZYX in enumerate(outputs):
                     for row, slot in enumerate(slots):
                         self._scatter(head, output_BCZYX[row], slot)
@@ -292,22 +294,26 @@ class Lane:
 
     def _scatter(self, head: int, output_CZYX: Tensor, slot: _Slot) -> None:
         """Put a patch into its block: what it owns (trim), or its share of all it sees (blend)."""
-        loaded, geometry = slot.owner.loaded, self.geometry
+        loaded = slot.owner.loaded
         values = self._values[head].copy_(output_CZYX[(slice(None), *self._keep)])
         if self.settings.denormalize and loaded.scaling != Scaling():
             values.mul_(loaded.scaling.scale).add_(loaded.scaling.lower)
         low, high = torch.aminmax(values)  # a NaN anywhere makes both NaN
         self._finite &= low * 0 + high * 0 == 0  # so do infinities, times nothing
+        begin = slot.place
         if self._trim:
             to_range_(values, self.settings.out_dtypes[head])
-            seen = Box.of(slot.read.shift(geometry.before).start, geometry.stride)
         else:
             for axis, weights in enumerate(self._weights(slot.index)):
                 values.mul_(weights.view([-1 if a == axis else 1 for a in range(3)]))
-            seen = slot.read
-        part = seen & geometry.domain
-        source = values[(slice(None), *part.within(seen))]
-        target = slot.owner.outputs[head][(slice(None), *part.within(loaded.block.support))]
+            # At the volume's lower edges a patch sees more than it contributes to.
+            outside = zip(
+                slot.place, loaded.block.read.start, loaded.block.support.start, strict=True
+            )
+            begin = tuple(place + read - support for place, read, support in outside)
+        # At the upper edges the slices end with the block.
+        target = slot.owner.outputs[head][(slice(None), *_window(begin, values.shape[1:]))]
+        source = values[(slice(None), *_window([-min(b, 0) for b in begin], target.shape[1:]))]
         target.copy_(source) if self._trim else target.add_(source)
 
     def _weights(self, index: Sequence[int]) -> list[Tensor]:
@@ -337,6 +343,23 @@ class Lane:
         for tensor in (*done.outputs, self._finite):
             tensor.record_stream(self._copies)
         return Finished(done.loaded, host, [], finite, event)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Copies of a patch are made by one thread: waking others, on cores that decode and encode,
+    takes longer than the copy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _window(start: Sequence[int], shape: Sequence[int]) -> Iterator[slice]:
+    """Slices of so many voxels, without those before the first."""
+    return (slice(max(a, 0), a + n) for a, n in zip(start, shape, strict=True))
 
 
 def to_range_(values: Tensor, dtype: np.dtype[Any]) -> Tensor:
