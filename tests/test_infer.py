@@ -525,6 +525,21 @@ def test_a_finished_run_resumes_to_nothing(tmp_path: Path) -> None:
     assert "nothing left" in summary.bound_by
 
 
+def test_a_second_process_on_the_same_output_is_refused_and_harms_nothing(tmp_path: Path) -> None:
+    source, out = arange((20, 20, 20)), tmp_path / "out.zarr"
+    knobs: dict[str, Any] = {"model": "identity", "patch": 8, "overlap": 2, "devices": "cpu"}
+    penstock.run_inference(source, out, **knobs)
+    first = infer.Journal.open(Path(f"{out}.penstock"), {}, resume=False)
+    first.begin({})
+    with pytest.raises(UsageError, match="another process is writing this output"):
+        penstock.run_inference(source + 1, out, overwrite=True, **knobs)
+    first.close()
+    written = penstock.open_source(out)
+    assert (written.read(written.domain)[0, 0] == source).all()
+    penstock.run_inference(source + 1, out, overwrite=True, **knobs)
+    assert (penstock.open_source(out).read(written.domain)[0, 0] == source + 1).all()
+
+
 def test_a_killed_run_leaves_no_list_of_units_for_a_new_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,11 @@ from typing import IO, Any
 
 from .errors import UsageError
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 Key = tuple[int, ...]
 
 
@@ -67,12 +72,21 @@ class Journal:
         return journal
 
     def begin(self, settings: Mapping[str, Any]) -> None:
-        """Make the folder and start the log, keeping the units that were done before."""
+        """Make the folder and start the log, keeping the units that were done before.
+
+        Raises `UsageError`, and changes nothing, where another process is at this run.
+        """
         if self.folder is None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         log = self.folder / "done.log"
-        log.write_text("".join(_line(key) for key in sorted(self.done)))
+        self._log = log.open("a")
+        if not _claim(self._log):
+            self.close()
+            raise UsageError(f"--run-dir {self.folder}: another process is writing this output")
+        self._log.truncate(0)
+        self._log.writelines(_line(key) for key in sorted(self.done))
+        self._log.flush()
         (self.folder / "summary.json").unlink(missing_ok=True)
         metrics = self.folder / "metrics.jsonl"
         if self.done and metrics.exists():  # of the run that this one goes on with
@@ -80,7 +94,6 @@ class Journal:
             metrics.rename(self.folder / f"metrics-{attempts}.jsonl")
         self.save("statistics.json", self.statistics)
         self.save("run.json", {"settings": settings, "fingerprint": self.fingerprint})
-        self._log = log.open("a")
 
     def note(self, key: Key, voxels: int) -> None:
         """A unit has been written."""
@@ -112,6 +125,19 @@ class Journal:
         if self._log is not None:
             self._log.close()
             self._log = None
+
+
+def _claim(file: IO[str]) -> bool:
+    """Lock an open file for this process, until it is closed or the process ends."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True
 
 
 def _line(key: Key) -> str:
