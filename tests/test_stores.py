@@ -6,8 +6,11 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -1090,6 +1093,23 @@ class TestS3:
         for spec in ("s3://test-bucket/a", {"driver": "zarr", "kvstore": "s3://test-bucket/a"}):
             with pytest.raises(UsageError, match="Could not connect"):
                 open_source(spec)
+
+
+class TestHttp:
+    def test_a_web_server_is_read_and_never_written(self, tmp_path: Path) -> None:
+        path = build_ome_zarr_05(tmp_path)
+        handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+        with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+            threading.Thread(target=server.serve_forever).start()
+            url, local = f"http://127.0.0.1:{server.server_port}", open_source(path)
+            try:
+                source = open_source(f"{url}/{path.name}")
+                box = Box.of((1, 2, 3, 4, 5), (1, 1, 3, 3, 3))
+                np.testing.assert_array_equal(source.read(box), local.read(box))
+                with pytest.raises(UsageError, match="cannot be written over HTTP"):
+                    open_out(f"{url}/out.zarr")
+            finally:
+                server.shutdown()
 
 
 class TestSameArray:

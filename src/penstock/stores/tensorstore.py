@@ -420,6 +420,8 @@ def _check_bucket(spec: Any, where: str) -> None:
     except ValueError as error:
         if str(error).startswith("NOT_FOUND"):  # the right to list is not needed for writing
             raise UsageError(f"{where}: {_sentence(error)}") from error
+    except NotImplementedError as error:  # HTTP: the one store that neither lists nor writes
+        raise UsageError(f"{where}: an output cannot be written over HTTP") from error
 
 
 def _complete(asked: Any, domain: Box, dtype: np.dtype[Any], where: str) -> Any:
