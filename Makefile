@@ -23,6 +23,7 @@ types: $(VENV)/ready
 
 bench: $(VENV)/ready                ## benchmarks of this machine, recorded in benchmarks/
 	$(RUN) benchmarks/infer.py
+	$(RUN) benchmarks/harness.py
 
 gpu: $(VENV)/ready                  ## tests that need a CUDA device
 	$(RUN) -m pytest -m gpu

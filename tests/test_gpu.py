@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -70,3 +71,21 @@ def test_nan_and_a_failing_model_behave_as_on_the_cpu() -> None:
 
     with pytest.raises(penstock.StageError, match="not finite"):
         run(np.ones((20, 20, 20), "float32"), Overflows(), "cuda:0", patch=16, overlap=4)
+
+
+@pytest.mark.parametrize("mode", ["inference", "train"])
+def test_a_model_is_measured_by_events_and_its_memory_by_the_driver(
+    tmp_path: Path, mode: str
+) -> None:
+    from penstock import cli, ledger
+
+    flags = ["--tile-sizes", "64", "--batch-sizes", "2", "--effort", "quick", "--mode", mode]
+    out = tmp_path / "bench.csv"
+    assert cli.main(["bench", "model", *flags, "--launch-seconds", "1", "--output", str(out)]) == 0
+    (record,) = ledger.read(tmp_path / "bench.ledger")
+    assert record.ok and record.case["device"].startswith("cuda")
+    phases = {"forward", "backward", "optimizer"} if mode == "train" else set()
+    assert {"step", "device"} | phases == set(record.samples_s)
+    assert record.memory.device_peak and record.memory.device_reserved
+    assert record.memory.device_reserved >= record.memory.device_peak
+    assert record.clocks

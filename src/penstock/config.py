@@ -41,6 +41,17 @@ Selection = Annotated[tuple[str | int, ...], BeforeValidator(_many)]
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 
 
+def _switch(value: object) -> object:
+    """A flag given without a value is on; ``off on`` measures both."""
+    return (True,) if value in ((), []) else _many(value)
+
+
+Switches = Annotated[tuple[bool, ...], BeforeValidator(_switch)]
+"""``--amp`` is on, ``--amp off on`` is an axis of a sweep."""
+Tile = Annotated[str, BeforeValidator(str), Field(pattern=r"^[1-9]\d*(x[1-9]\d*){0,2}$")]
+"""``256`` is a square or a cube, as the model has axes; ``32x256x256`` is z y x."""
+
+
 def flag(default: Any = ..., *, help: str, alias: str | None = None, const: Any = None) -> Any:
     """A knob. ``alias`` is a further flag that sets the knob to ``const``."""
     extra = {"alias": alias, "const": const} if alias else None
@@ -174,6 +185,66 @@ class InferConfig(Knobs):
         return self
 
 
+class BenchModelConfig(Knobs):
+    """Everything that ``penstock bench model`` may be told. Tuples are axes of the sweep."""
+
+    tile_sizes: Annotated[tuple[Tile, ...], BeforeValidator(_many), Field(min_length=1)] = flag(
+        ("256", "384"), help="tile sizes, each a number or ZxYxX"
+    )
+    batch_sizes: Annotated[tuple[Positive, ...], BeforeValidator(_many), Field(min_length=1)] = (
+        flag((1, 2, 4), help="batch sizes")
+    )
+    mode: Literal["inference", "train"] = flag("inference", help="forward, or a whole step")
+    device: str = flag("auto", help="cpu, cuda, cuda:1, mps (default: the best there is)")
+    output: Path = flag(Path("logs/stage2_bench.csv"), help="CSV to which results are appended")
+    ledger: Path | None = flag(
+        None, help="folder of the raw records (default: OUTPUT with the suffix .ledger)"
+    )
+
+    model: Annotated[tuple[str, ...], BeforeValidator(_many), Field(min_length=1)] = flag(
+        ("prithvi-refiner-tiny",), help="models by name, module:function or file.py:function"
+    )
+    weights: Path | None = flag(None, help="state dict: safetensors, or a torch file of tensors")
+    channels: Annotated[tuple[Positive, ...], BeforeValidator(_many)] | None = flag(
+        None, help="input channels (default: what the model's first layer takes)"
+    )
+    dtype: Annotated[
+        tuple[Literal["float32", "bfloat16", "float16"], ...], BeforeValidator(_many)
+    ] = flag(("float32",), help="dtype of weights and input")
+    amp: Switches = flag((False,), help="autocast: fp16 on CUDA, bf16 elsewhere; off on: both")
+    compile: Switches = flag((False,), help="torch.compile; off on: both")
+    channels_last: Switches = flag((False,), help="channels-last layout; off on: both")
+    checkpointing: Switches = flag(
+        (False,), help="recompute activations in the backward pass; off on: both"
+    )
+    halo: Annotated[tuple[Natural, ...], BeforeValidator(_many)] = flag(
+        (0,), help="pixels on each side of a tile that are cropped away: not useful work"
+    )
+    threads: Positive | None = flag(None, help="threads of torch on the CPU (default: its own)")
+
+    effort: Literal["quick", "standard", "rigorous"] = flag(
+        "standard", help="1, 5 or 10 launches of each case; one launch is never compared"
+    )
+    launch_seconds: Annotated[float, Field(gt=0)] = flag(
+        5.0, help="most seconds of samples in a launch"
+    )
+    precision: Annotated[float, Field(gt=0, lt=1)] = flag(
+        0.01,
+        help="stop a launch when the median is known this well (half width of its 95 % interval)",
+    )
+    timeout: Annotated[float, Field(gt=0)] = flag(600.0, help="most seconds of a launch in all")
+    seed: Natural = flag(0, help="seed of the order of launches and of the data")
+    resume: bool = flag(False, help="run only the launches that the ledger lacks")
+
+    find_limit: bool = flag(False, help="find the largest batch of each tile that fits")
+    budget: Bytes | None = flag(
+        None, help="memory that a launch may take, such as 16GiB (default: all there is)"
+    )
+    recommend: Path | None = flag(
+        None, help="write recommended settings to this YAML file (default: OUTPUT with .yaml)"
+    )
+
+
 Config = TypeVar("Config", bound=Knobs)
 
 
@@ -231,7 +302,8 @@ def add_flags(parser: argparse.ArgumentParser, model: type[Knobs]) -> None:
             parser.add_argument(dashed, **options, action=argparse.BooleanOptionalAction)
         else:
             many = "tuple" in str(info.annotation)
-            nargs = "*" if name == "clip_norm" else "+" if many else None
+            may_be_empty = "tuple[()]" in str(info.annotation) or "_switch" in str(info.metadata)
+            nargs = "*" if may_be_empty else "+" if many else None
             parser.add_argument(dashed, **options, nargs=nargs, metavar=_metavar(info))
         extra = info.json_schema_extra
         if isinstance(extra, dict):

@@ -5,7 +5,8 @@
     │   ├── Refused              2  the plan does not fit this machine
     │   └── MissingDependency    2  an optional package is absent            (an ImportError)
     ├── StageError               1  a stage failed on a block
-    └── Incomplete               3  not every planned block was written
+    ├── Incomplete               3  not every planned block was written
+    └── NotComparable            4  two measurements say nothing about each other
 
 A message is one sentence that names the numbers and the flag or path at fault.
 """
@@ -48,6 +49,12 @@ class Incomplete(PenstockError):
     """The job ended without error but some planned blocks were never written."""
 
     exit_code = 3
+
+
+class NotComparable(PenstockError):
+    """Two measurements differ in more than what is compared, or share nothing."""
+
+    exit_code = 4
 
 
 def describe(error: BaseException) -> str:

@@ -492,9 +492,9 @@ def _draw_line(axis: Axes, line: Line, smooth: int) -> None:
 def _frame(panel: Panel, mean: bool, smooth: int, strips: int) -> tuple[Figure, list[Axes]]:
     """An empty figure in the house style: title, what was sampled, and axes below one another."""
     height = STYLE["height"] if strips == 1 else 1.5 + STYLE["strip"] * strips
-    heading = 0.66  # inches kept for the title and the line below it
+    head = 0.66  # inches kept for the title and the line below it
     engine = require("matplotlib.layout_engine", "plot").ConstrainedLayoutEngine(
-        rect=(0, 0, 1, 1 - heading / height), w_pad=0.1, h_pad=0.06
+        rect=(0, 0, 1, 1 - head / height), w_pad=0.1, h_pad=0.06
     )
     figure: Figure = require("matplotlib.figure", "plot").Figure(
         figsize=(STYLE["width"], height), layout=engine, facecolor="white"
@@ -510,23 +510,29 @@ def _frame(panel: Panel, mean: bool, smooth: int, strips: int) -> tuple[Figure, 
         facts.append("dotted: mean")
     if panel.note:
         facts.append(panel.note)
-    _heading(figure, height, panel.title, "  ·  ".join(facts))
+    heading(figure, panel.title, "  ·  ".join(facts))
     axes: list[Axes] = list(figure.subplots(strips, 1, sharex=True, squeeze=False)[:, 0])
     for axis in axes:
-        axis.grid(color=STYLE["grid"], linewidth=0.8)
-        axis.set_axisbelow(True)
+        tidy(axis)
         axis.margins(x=0.01)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.spines[["left", "bottom"]].set_color(STYLE["faint"])
-        axis.tick_params(colors=STYLE["faint"], labelcolor=STYLE["ink"], labelsize=STYLE["small"])
         axis.xaxis.set_major_formatter("{x:,.10g}")
         axis.yaxis.set_major_formatter("{x:,.10g}")
     return figure, axes
 
 
-def _heading(figure: Figure, height: float, title: str, below: str) -> None:
+def tidy(axis: Axes) -> None:
+    """Axes in the house style: a faint grid behind, no frame above and to the right."""
+    axis.grid(color=STYLE["grid"], linewidth=0.8)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.spines[["left", "bottom"]].set_color(STYLE["faint"])
+    axis.tick_params(colors=STYLE["faint"], labelcolor=STYLE["ink"], labelsize=STYLE["small"])
+
+
+def heading(figure: Figure, title: str, below: str) -> None:
     """Title and the line below it, set in inches so that every figure has them alike."""
-    left = {"x": 0.12 / STYLE["width"], "ha": "left", "va": "top"}
+    width, height = figure.get_size_inches()
+    left = {"x": 0.12 / width, "ha": "left", "va": "top"}
     figure.text(
         y=1 - 0.12 / height, s=title, size=STYLE["title"], weight="bold", color=STYLE["ink"], **left
     )

@@ -97,8 +97,9 @@ class Machine(Protocol):
 class ThisMachine:
     """What psutil reads of the machine it runs on."""
 
-    def __init__(self) -> None:
-        self._root = psutil.Process()
+    def __init__(self, pid: int | None = None) -> None:
+        """Watch the tree below a process, this one by default."""
+        self._root = psutil.Process(pid)
 
     def processes(self) -> Processes:
         found = {}

@@ -21,13 +21,17 @@ from ..errors import PenstockError, describe
 VERBS = {
     "infer": "run a model over a volume larger than memory",
     "plan": "say what infer would do: counts, bytes, memory; touch nothing",
+    "bench": "measure a model: memory and throughput",
+    "compare": "say whether B is faster or slower than A, and how sure that is",
     "plot": "draw the figures of a metrics file",
+    "doctor": "say what this machine is, what limits it, how noisy it is",
     "demo": "make a volume, denoise it, show before and after",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; the exit code is 0 done, 1 failed, 2 usage or refused, 3 incomplete."""
+    """Run one verb; the exit code is 0 done, 1 failed, 2 usage or refused, 3 incomplete,
+    4 not comparable."""
     words = [_dashed(word) for word in (sys.argv[1:] if argv is None else argv)]
     parser = argparse.ArgumentParser(
         prog="penstock",

@@ -5,11 +5,20 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ..config import BenchModelConfig
 from ..errors import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", type=Path, metavar="FILE", help="what to draw; its content decides")
+    files = parser.add_mutually_exclusive_group()
+    files.add_argument(
+        "file",
+        type=Path,
+        nargs="?",
+        metavar="FILE",
+        help=f"what to draw; its content decides (default: {_usual()})",
+    )
+    files.add_argument("--input", type=Path, metavar="FILE", help="the same")
     parser.add_argument("--mean", action="store_true", help="draw the mean of every line")
     parser.add_argument(
         "--smooth",
@@ -23,7 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="PREFIX",
-        help="figures are PREFIX_cpu.png and so on (default: FILE without its suffix)",
+        help="figures are PREFIX_cpu.png and so on, or PREFIX.png alone for a benchmark (default: "
+        "FILE without its suffix)",
     )
     out.add_argument(
         "--output", type=Path, metavar="FILE", help="the same, FILE less its suffix as the prefix"
@@ -31,13 +41,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from .. import plots
+    from .. import benchplots, plots
 
     if args.smooth < 0:
         raise UsageError(f"--smooth {args.smooth} is not a number of samples")
-    draw = {"metrics": plots.plot_metrics, "gpu": plots.plot_gpu_metrics}[kind_of(args.file)]
-    prefix = args.out or (args.output or args.file).with_suffix("")
-    for path in draw(args.file, prefix, mean=args.mean, smooth=args.smooth):
+    file: Path = args.file or args.input or _usual()
+    prefix = args.out or (args.output or file).with_suffix("")
+    kind = kind_of(file)
+    if kind == "bench" and (args.mean or args.smooth != 1):
+        raise UsageError(f"--mean and --smooth are for metrics, and {file} is a benchmark")
+    try:
+        if kind == "bench":
+            paths = benchplots.plot_bench(file, prefix)
+        else:
+            draw = {"metrics": plots.plot_metrics, "gpu": plots.plot_gpu_metrics}[kind]
+            paths = draw(file, prefix, mean=args.mean, smooth=args.smooth)
+    except OSError as error:
+        raise UsageError(f"{prefix} cannot be written: {error.strerror}") from error
+    for path in paths:
         print(path)
     return 0
 
@@ -45,18 +66,27 @@ def run(args: argparse.Namespace) -> int:
 def kind_of(path: Path) -> str:
     """What a file holds, by its first line.
 
-    ``metrics``: the rows of a run, or ``metrics.json``; ``gpu``: what nvidia-smi logged.
+    ``metrics``: the rows of a run, or ``metrics.json``; ``bench``: the CSV of a model benchmark;
+    ``gpu``: what nvidia-smi logged.
     """
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
+        with path.open(encoding="utf-8-sig", errors="replace") as file:
             first = file.readline(65536).strip()
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     if first.startswith("{"):
         return "metrics"
+    if {"tile_size", "batch_size"} <= {name.strip('"') for name in first.split(",")}:
+        return "bench"
     if first.startswith("timestamp") and "," in first:
         return "gpu"
     raise UsageError(
-        f"{path} begins with {first[:60]!r}; plot knows metrics (.jsonl rows, metrics.json) and "
-        "gpu (the CSV of nvidia-smi --query-gpu=timestamp,...)"
+        f"{path} begins with {first[:60]!r}; plot knows metrics (.jsonl rows, metrics.json), "
+        "the CSV of bench model (tile_size, batch_size, ...) and gpu (the CSV of nvidia-smi "
+        "--query-gpu=timestamp,...)"
     )
+
+
+def _usual() -> Path:
+    path: Path = BenchModelConfig.model_fields["output"].default
+    return path

@@ -1,0 +1,325 @@
+"""``penstock bench model``: memory and throughput of a model over tile size and batch size.
+
+    flags -> cases -> check, in a process for each tile -> sweep -> CSV, table, recommendation
+
+Nothing is created before every case is known to make sense. Torch is imported by the processes
+that measure and never by this one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import os
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..config import BenchModelConfig, add_flags, from_flags
+from ..errors import UsageError
+from ..record import Record, canonical
+from ..units import format_seconds
+
+if TYPE_CHECKING:
+    from ..ledger import Ledger
+    from ..sweep import Step
+
+Case = dict[str, Any]
+Facts = dict[str, Any]
+
+MOST_BATCH = 2**16
+"""No larger batch is tried by --find-limit."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    kinds = parser.add_subparsers(dest="kind", metavar="WHAT", required=True)
+    about = "a model's memory and throughput over tile size and batch size"
+    model = kinds.add_parser("model", help=about, description=about, allow_abbrev=False)
+    model.add_argument("--config", type=Path, metavar="FILE.yaml", help="settings; flags win")
+    add_flags(model, BenchModelConfig)
+
+
+def run(args: argparse.Namespace) -> int:
+    config = from_flags(BenchModelConfig, args, args.config)
+    from ..ledger import Ledger
+
+    if not config.output.name:
+        raise UsageError(f"--output {config.output} cannot be written: it names no file")
+    folder = config.ledger or config.output.with_suffix(".ledger")
+    ledger = Ledger(folder)
+    try:
+        cases = cases_of(config)
+        _writable(config, ledger)
+        cases, facts = checked(cases, config.timeout)
+        if config.find_limit:
+            # In a ledger of its own: a launch that only tries is no measurement.
+            return _find_limit(config, cases, facts, Ledger(folder / "limits"))
+        return _sweep(config, cases, facts, ledger)
+    except KeyboardInterrupt:
+        print(
+            f"penstock bench: interrupted; what was measured is in {folder}, and the same command "
+            "with --resume measures the rest",
+            file=sys.stderr,
+        )
+        return 3
+
+
+# --- before anything is measured -------------------------------------------------------------
+
+
+def cases_of(config: BenchModelConfig) -> list[Case]:
+    """The product of all axes, without what is in it twice."""
+    axes: dict[str, Sequence[Any]] = {
+        "model": config.model,
+        "mode": (config.mode,),
+        "tile": config.tile_sizes,
+        "batch": config.batch_sizes,
+        "channels": config.channels or (None,),
+        "dtype": config.dtype,
+        "amp": config.amp,
+        "compile": config.compile,
+        "channels_last": config.channels_last,
+        "checkpointing": config.checkpointing,
+        "halo": config.halo,
+        "device": (config.device,),
+        "weights": (config.weights and str(config.weights),),
+        "threads": (config.threads,),
+        "seed": (config.seed,),
+        "budget": (config.budget,),
+    }
+    points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    for case in points:
+        side = min(int(side) for side in case["tile"].split("x"))
+        if side <= 2 * case["halo"]:
+            raise UsageError(
+                f"--halo {case['halo']} leaves nothing of --tile-sizes {case['tile']}: a side must "
+                f"be more than {2 * case['halo']}"
+            )
+        if case["amp"] and case["dtype"] != "float32":
+            raise UsageError(f"--amp casts float32 as it goes; it needs no --dtype {case['dtype']}")
+        if case["checkpointing"] and config.mode != "train":
+            raise UsageError("--checkpointing is of the backward pass; it needs --mode train")
+    return list({canonical(case): case for case in points}.values())
+
+
+def _writable(config: BenchModelConfig, ledger: Ledger) -> None:
+    """Raise `UsageError` for outputs that could not be written when all is measured."""
+    from .. import report
+
+    for flag, path in (
+        ("--output", config.output),
+        ("--ledger", ledger.path),
+        ("--recommend", _recommend_path(config)),
+    ):
+        nearest = next(p for p in (path, *path.absolute().parents) if p.exists())
+        if nearest == path and nearest.is_dir():
+            why = "is a folder"
+        elif nearest != path and not nearest.is_dir():
+            why = "is not a folder"
+        elif not os.access(nearest, os.W_OK):
+            why = "is read-only"
+        else:
+            continue
+        raise UsageError(f"{flag} {path} cannot be written: {nearest} {why}")
+    if config.output.exists() and config.output.stat().st_size:
+        report.read_csv(config.output)
+    ledger.records()
+
+
+def _recommend_path(config: BenchModelConfig) -> Path:
+    return config.recommend or config.output.with_suffix(".yaml")
+
+
+def checked(cases: Sequence[Case], timeout_s: float) -> tuple[list[Case], list[Facts]]:
+    """The cases with their device and channels filled in, and the facts of each.
+
+    A process is started for each model and tile, not for each batch. Raises `UsageError` with the
+    sentence of the first that does not make sense. What ends otherwise is left for the sweep, where
+    it will be a row.
+    """
+    from ..launch import Request, launch
+
+    answers: dict[str, Record] = {}
+    resolved, facts = [], []
+    for case in cases:
+        point = canonical(
+            [case[n] for n in ("model", "tile", "channels", "dtype", "checkpointing")]
+        )
+        if point not in answers:
+            request = Request(task="check", scenario="model", case=case)
+            answers[point] = launch(request, launch=0, order=None, timeout_s=timeout_s)
+        answer = answers[point]
+        if answer.status == "unsupported" and answer.error is not None:
+            raise UsageError(answer.error.message)
+        filled = {name: answer.case[name] for name in ("device", "channels")} if answer.ok else {}
+        resolved.append(case | filled)
+        own = dict(answer.facts)
+        if own.get("flops") is not None:
+            own["flops"] = own["flops"] * case["batch"] // answer.case["batch"]
+        facts.append(own)
+    return resolved, facts
+
+
+# --- the sweep -------------------------------------------------------------------------------
+
+
+def _sweep(
+    config: BenchModelConfig, cases: Sequence[Case], facts: Sequence[Facts], ledger: Ledger
+) -> int:
+    from .. import report, tune
+    from ..launch import Request, launch
+    from ..sweep import launches_of, sweep
+
+    counted = {canonical(case): own for case, own in zip(cases, facts, strict=True)}
+
+    def run(request: Request, **how: Any) -> Record:
+        """A launch, and what was counted of its case apart from it."""
+        record, own = launch(request, **how), counted[canonical(request.case)]
+        if not record.ok or own.get("flops") is None:
+            return record
+        told = {"flops_uncounted": own["flops_uncounted"]}
+        work = {**record.work, "flops": own["flops"]}
+        return record.model_copy(update={"work": work, "facts": {**record.facts, **told}})
+
+    launches = launches_of(config.effort)
+    print(
+        f"{len(cases)} case{'s' * (len(cases) != 1)} on {cases[0]['device']}, "
+        f"{launches} launch{'es' * (launches != 1)} of each"
+    )
+    with shown_progress(namer(cases)) as progress:
+        records = sweep(
+            "model",
+            cases,
+            launches,
+            ledger,
+            rules={"seconds": config.launch_seconds, "precision": config.precision},
+            timeout_s=config.timeout,
+            memory_limit=_host_limit(cases[0], config.budget),
+            seed=config.seed,
+            resume=config.resume,
+            run=run,
+            progress=progress,
+        )
+    report.append_csv(records, config.output)
+    print("", *report.summary_lines(records), sep="\n")
+    advice = tune.recommend(records, config.budget)
+    print("", *advice.lines, sep="\n")
+    written = [config.output, ledger.path, *tune.write_yaml(advice, _recommend_path(config))]
+    print("", *(f"Written: {path}" for path in written), sep="\n")
+    return int(any(record.status == "crash" for record in records))
+
+
+def _host_limit(case: Case, budget: int | None) -> int | None:
+    """What the kernel holds a launch to. On a GPU the budget is for torch's allocator to keep."""
+    return budget if case["device"] == "cpu" else None
+
+
+# --- the memory boundary ---------------------------------------------------------------------
+
+
+def _find_limit(
+    config: BenchModelConfig, cases: Sequence[Case], facts: Sequence[Facts], ledger: Ledger
+) -> int:
+    """For each variant of the model, the largest batch of each tile."""
+    from ..boundary import limits_table
+    from ..limits import budget_note, model_limits
+
+    variants: dict[str, list[tuple[Case, int]]] = {}
+    for case, own in zip(cases, facts, strict=True):
+        own_axes = len(own.get("tile_shape", (0, 0)))
+        variants.setdefault(canonical({**case, "tile": 0, "batch": 0}), []).append((case, own_axes))
+    name = namer([same[0][0] for same in variants.values()])
+    for same in variants.values():
+        first, own_axes = same[0]
+        print(f"{name(first | {'tile': 'any', 'batch': 'any'})}, on {first['device']}")
+        limits = model_limits(
+            first,
+            list(dict.fromkeys(case["tile"] for case, _ in same)),
+            own_axes,
+            MOST_BATCH,
+            config.budget,
+            ledger,
+            timeout_s=config.timeout,
+            report=lambda record: _say(f"{name(record.case)}: {tried(record)}"),
+        )
+        print("", *limits_table(limits), "", budget_note(first["device"]), sep="\n")
+    print(f"Written: {ledger.path}")
+    return 0
+
+
+# --- words -----------------------------------------------------------------------------------
+
+
+def namer(cases: Sequence[Case]) -> Callable[[Mapping[str, Any]], str]:
+    """What a case is called among others: its tile, its batch, and what else differs."""
+    differ = [n for n in cases[0] if len({canonical(case[n]) for case in cases}) > 1]
+    differ = [name for name in differ if name not in ("tile", "batch")]
+
+    def name(case: Mapping[str, Any]) -> str:
+        told = [f"tile {case['tile']}", f"batch {case['batch']}"]
+        for knob in differ:
+            value = case[knob]
+            told.append(("" if value else "no ") + knob if isinstance(value, bool) else str(value))
+        return ", ".join(told)
+
+    return name
+
+
+def tried(record: Record) -> str:
+    """How a launch ended."""
+    if record.ok or not record.error:
+        return record.status
+    return f"{record.status} ({record.error.message})"
+
+
+def outcome(record: Record) -> str:
+    """A launch in a few words."""
+    if not record.ok:
+        return tried(record)
+    step = format_seconds(statistics.median(record.samples_s["step"]))
+    unstable = ", never steady" if record.warmup.settled is False else ""
+    return f"{step} a step, {len(record.samples_s['step'])} samples ({record.stop}{unstable})"
+
+
+@contextlib.contextmanager
+def shown_progress(name: Callable[[Mapping[str, Any]], str]) -> Iterator[Callable[[Step], None]]:
+    """A bar on a terminal, a line for each launch elsewhere; both on stderr."""
+    if not sys.stderr.isatty():
+        yield lambda step: _plain(step, name)
+        return
+    from rich import progress as bars
+    from rich.console import Console
+
+    columns = (
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(),
+        bars.MofNCompleteColumn(),
+        bars.TextColumn("launches"),
+        bars.TimeRemainingColumn(),
+    )
+    with bars.Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("measuring", total=None)
+
+        def update(step: Step) -> None:
+            bar.update(task, total=step.total, completed=step.number, description=name(step.case))
+            if (step.record is not None and not step.record.ok) or step.skipped:
+                bar.console.print(_line(step, name), highlight=False, markup=False)
+
+        yield update
+
+
+def _plain(step: Step, name: Callable[[Mapping[str, Any]], str]) -> None:
+    if step.record is not None or step.skipped:
+        _say(f"{step.number} of {step.total}: {_line(step, name)}")
+
+
+def _line(step: Step, name: Callable[[Mapping[str, Any]], str]) -> str:
+    said = f"skipped, {step.skipped}" if step.record is None else outcome(step.record)
+    return f"{name(step.case)}, launch {step.launch}: {said}"
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,132 @@
+"""``penstock compare A B``: a verdict on every case, and an exit code for a gate.
+
+The exit code is 0 where nothing regressed, 1 where a case is slower or newly fails, 2 for wrong
+usage, 4 where the two are not comparable.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import UsageError
+from ..stats import CONFIDENCE
+
+if TYPE_CHECKING:
+    from ..compare import Comparison
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("a", type=Path, metavar="A", help="ledger (a folder or .jsonl): before")
+    parser.add_argument("b", type=Path, metavar="B", help="ledger: after; may be A, see --set-a")
+    parser.add_argument(
+        "--threshold",
+        type=float,
+        metavar="X",
+        help="change that matters, 0.05 for 5 %% (default: measured by A/A within the launches)",
+    )
+    parser.add_argument(
+        "--confidence",
+        type=float,
+        default=CONFIDENCE,
+        metavar="X",
+        help=f"of intervals and verdicts (default: {CONFIDENCE})",
+    )
+    parser.add_argument(
+        "--metric",
+        default="step",
+        metavar="NAME",
+        help="step, device, forward, backward, optimizer (default: step)",
+    )
+    for side in "ab":
+        parser.add_argument(
+            f"--set-{side}",
+            action="append",
+            default=[],
+            metavar="KNOB=VALUE",
+            help=f"take only these launches for {side.upper()}: --set-a amp=false --set-b amp=true",
+        )
+    parser.add_argument(
+        "--anyway", action="store_true", help="compare unlike machines, work or models too"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the comparison here too")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the resampling (default: 0)")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.threshold is not None and not args.threshold > 0:
+        raise UsageError(f"--threshold {args.threshold} must be more than 0, such as 0.05 for 5 %")
+    if not 0.5 <= args.confidence < 1:
+        raise UsageError(f"--confidence {args.confidence} must be from 0.5 to below 1")
+    if args.seed < 0:
+        raise UsageError(f"--seed {args.seed} must be 0 or more")
+    settings = {f"--set-{side}": _settings(args, side) for side in "ab"}
+    a_knobs, b_knobs = (sorted(found) for found in settings.values())
+    if a_knobs != b_knobs:
+        raise UsageError(f"--set-a {a_knobs} and --set-b {b_knobs} must name the same knobs")
+
+    from .. import ledger
+    from ..compare import compare, select
+
+    sides = []
+    for path, (flag, wanted) in zip((args.a, args.b), settings.items(), strict=True):
+        records = select(ledger.read(path), wanted)
+        if not records:
+            told = " ".join(f"{knob}={value}" for knob, value in wanted.items())
+            raise UsageError(f"{path} holds no launch{f' with {flag} {told}' if told else ''}")
+        sides.append(records)
+    comparison = compare(
+        *sides,
+        threshold=args.threshold,
+        confidence=args.confidence,
+        anyway=args.anyway,
+        metric=args.metric,
+        seed=args.seed,
+    )
+    if args.json is not None:
+        try:
+            args.json.write_text(json.dumps(comparison.as_dict(), indent=1) + "\n")
+        except OSError as error:
+            raise UsageError(f"--json {args.json}: {error.strerror}") from error
+    _print(comparison)
+    return int(comparison.regressed)
+
+
+def _settings(args: argparse.Namespace, side: str) -> dict[str, str]:
+    settings = {}
+    for text in getattr(args, f"set_{side}"):
+        knob, equals, value = text.partition("=")
+        if not (knob and equals and value):
+            raise UsageError(f"--set-{side} {text} is not KNOB=VALUE")
+        settings[knob] = value
+    return settings
+
+
+def _print(comparison: Comparison) -> None:
+    """The table, the reason of every verdict but `same`, and the sentence."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from ..units import format_seconds, significant
+
+    table = Table("case", "A", "B", "B / A", "launches", "verdict", box=None, pad_edge=False)
+    for row in comparison.rows:
+        times = ("-" if s is None else format_seconds(s) for s in (row.a_seconds, row.b_seconds))
+        ratio = "-"
+        if row.ratio is not None:
+            ratio = significant(row.ratio.value, 4)
+            if row.ratio.low is not None and row.ratio.high is not None:
+                ratio += f" [{significant(row.ratio.low, 4)} to {significant(row.ratio.high, 4)}]"
+        launches = f"{row.a_launches} + {row.b_launches}"
+        table.add_row(escape(row.label), *times, escape(ratio), launches, row.verdict)
+    console = Console()
+    console.print(table)
+    for row in comparison.rows:
+        if row.verdict != "same":
+            print(f"{row.label}: {row.verdict}: {row.reason}.")
+    for caveat in comparison.caveats:
+        print(f"Not comparable, and compared all the same: {caveat}.")
+    print(comparison.sentence())

@@ -1,0 +1,496 @@
+"""Verdicts on two runs: how often they are wrong, what they refuse, what they say."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock import ledger
+from penstock.cli import compare as verb
+from penstock.compare import FAILED, Comparison, compare, select
+from penstock.errors import NotComparable, PenstockError, UsageError
+from penstock.record import Record, Warmup, case_key
+
+CASE = {"model": "denoise-net", "tile": "256", "batch": 1, "amp": False}
+
+
+def record(
+    times: Sequence[float] | None = (1.0, 1.0), launch: int = 0, status: str = "ok", **fields: Any
+) -> Record:
+    """A launch of CASE; ``knobs`` change the case."""
+    case = CASE | fields.pop("knobs", {})
+    scenario = fields.pop("scenario", "model")
+    given = {
+        "id": f"{case_key(scenario, case)}-{launch}",
+        "time": "2025-01-01T00:00:00+00:00",
+        "scenario": scenario,
+        "case": case,
+        "key": case_key(scenario, case),
+        "launch": launch,
+        "status": status,
+        "samples_s": {"step": tuple(times)} if times is not None else {},
+        "work": {"samples": 1, "pixels": 65536},
+        "facts": {"structure": "abc"},
+        "environment": {"machine_key": "here"},
+    }
+    return Record.model_validate(given | fields)
+
+
+def launches(
+    rng: np.random.Generator, n: int = 5, level: float = 1.0, noise: float = 0.01, **fields: Any
+) -> list[Record]:
+    """As many launches, with this noise within them and again between them."""
+    middles = level * rng.lognormal(0, noise, (n, 1))
+    times = middles * rng.lognormal(0, noise, (n, 50))
+    return [record(row.tolist(), i, **fields) for i, row in enumerate(times)]
+
+
+def judged(
+    a: Iterable[Record], b: Iterable[Record], threshold: float | None = None, **options: Any
+) -> Comparison:
+    given = {"confidence": 0.95, "anyway": False, "metric": "step", "seed": 0} | options
+    return compare(list(a), list(b), threshold=threshold, **given)
+
+
+def verdicts(*args: Any, **options: Any) -> list[str]:
+    return [row.verdict for row in judged(*args, **options).rows]
+
+
+# --- how often it is wrong ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threshold", [None, 1e-6])
+def test_false_alarms_of_five_launches_against_five(threshold: float | None) -> None:
+    """With the threshold it measures itself, and where the threshold is no help."""
+    rng = np.random.default_rng(0)
+    alarms = sum(
+        verdicts(launches(rng), launches(rng), threshold)[0] in ("slower", "faster")
+        for _ in range(300)
+    )
+    assert alarms <= 0.05 * 300
+
+
+def test_false_alarms_of_a_matrix() -> None:
+    """In most matrices none of ten cases is said to differ."""
+    rng = np.random.default_rng(1)
+    alarms = 0
+    for _ in range(60):
+        a, b = ([r for k in range(10) for r in launches(rng, knobs={"batch": k})] for _ in "ab")
+        alarms += bool({"slower", "faster"} & set(verdicts(a, b, 1e-6)))
+    assert alarms <= 0.05 * 60 + 3
+
+
+@pytest.mark.parametrize(("level", "verdict"), [(1.1, "slower"), (1 / 1.1, "faster")])
+def test_a_change_of_ten_percent_is_found(level: float, verdict: str) -> None:
+    rng = np.random.default_rng(2)
+    found = sum(
+        verdicts(launches(rng), launches(rng, level=level)) == [verdict] for _ in range(100)
+    )
+    assert found >= 90
+
+
+def test_quiet_launches_are_the_same_and_noisy_ones_inconclusive() -> None:
+    rng = np.random.default_rng(0)
+    assert verdicts(launches(rng, noise=0.002), launches(rng, noise=0.002)) == ["same"]
+    assert verdicts(launches(rng, noise=0.2), launches(rng, noise=0.2)) == ["inconclusive"]
+
+
+def test_a_sure_change_that_does_not_matter_is_the_same() -> None:
+    rng = np.random.default_rng(0)
+    a, b = launches(rng, noise=0.001), launches(rng, noise=0.001, level=1.01)
+    found = judged(a, b).rows[0]
+    assert (found.verdict, found.p) == ("same", pytest.approx(2 / 252))
+    assert verdicts(a, b, threshold=0.005) == ["slower"]
+    assert verdicts(a, b, threshold=0.01) == ["inconclusive"]
+
+
+def test_a_verdict_never_goes_against_its_interval() -> None:
+    a, b = (
+        [record([t], i) for i, t in enumerate(times)]
+        for times in (
+            (0.5, 1.1001, 1.0002, 1.0203, 0.5002),
+            (1.1006, 0.9806, 1.501, 1.5012, 2.0018),
+        )
+    )
+    row = judged(a, b).rows[0]  # the permutation test alone, which looks at means, is sure
+    assert row.ratio is not None and row.p is not None
+    assert row.p <= 0.05 and not row.ratio.excludes(1)
+    assert row.verdict == "inconclusive"
+
+
+def test_one_large_change_among_many_cases_is_found_and_named() -> None:
+    rng = np.random.default_rng(0)
+    a, b = (
+        [
+            r
+            for k in range(60)
+            for r in launches(rng, level=slow if k == 7 else 1, knobs={"batch": k})
+        ]
+        for slow in (1, 1.5)
+    )
+    found = judged(a, b)
+    assert [row.label for row in found.rows if row.verdict == "slower"] == ["batch=7"]
+    assert found.regressed
+    assert "batch=7" in found.sentence()
+
+
+def test_two_hundred_cases_are_compared_quickly() -> None:
+    rng = np.random.default_rng(0)
+    a, b = ([r for k in range(200) for r in launches(rng, knobs={"batch": k})] for _ in "ab")
+    start = time.process_time()
+    judged(a, b)
+    assert time.process_time() - start < 5  # 0.6 s; a machine of another age may take longer
+
+
+# --- the threshold ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("noise", "low", "high", "said"),
+    [
+        (0.0, 0.02, 0.02, "the least"),
+        (0.02, 0.025, 0.08, "halves of the same launches differ"),
+        (0.3, 0.10, 0.10, "the most"),
+    ],
+)
+def test_the_threshold_is_the_noise_between_halves(
+    noise: float, low: float, high: float, said: str
+) -> None:
+    rng = np.random.default_rng(0)
+    found = judged(launches(rng, noise=noise), launches(rng, noise=noise))
+    assert low <= found.threshold <= high
+    assert said in found.threshold_source
+    assert said in found.sentence()
+
+
+def test_the_halves_of_four_launches_by_hand() -> None:
+    a = [record([t], i) for i, t in enumerate((1.0, 1.0, 1.1, 1.1))]
+    # Of six ways to halve, two part the fast from the slow: the widest 5 % are among them.
+    assert judged(a, a, anyway=False).threshold == pytest.approx(0.1)
+    few = judged(a[:3], a[:3])
+    assert (few.threshold, few.threshold_source) == (
+        0.02,
+        "the least; too few launches to measure noise",
+    )
+
+
+# --- how many launches --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "verdict", "said"),
+    [
+        (1, 1, "inconclusive", "one launch is never compared (A has 1, B has 1)"),
+        (1, 40, "inconclusive", "one launch is never compared (A has 1, B has 40)"),
+        (3, 3, "inconclusive", "3 launches of A and 3 of B cannot tell at 95 %; 4 of each can"),
+        (4, 4, "slower", "beyond 2.0 %"),
+        (3, 5, "slower", "beyond 2.0 %"),
+    ],
+)
+def test_few_launches_say_so(n: int, m: int, verdict: str, said: str) -> None:
+    rng = np.random.default_rng(0)
+    row = judged(launches(rng, n, noise=1e-3), launches(rng, m, level=2, noise=1e-3)).rows[0]
+    assert row.verdict == verdict
+    assert said in row.reason
+    assert (row.a_launches, row.b_launches) == (n, m)
+
+
+# --- launches that failed -----------------------------------------------------------------------
+
+
+def side(word: str) -> list[Record]:
+    """``ok ok oom_device``: launches of one case."""
+    return [
+        record([1.0 + i / 1000] if status == "ok" else None, i, status)
+        for i, status in enumerate(word.split())
+    ]
+
+
+OK5 = "ok ok ok ok ok"
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "verdict", "reason"),
+    [
+        ("ok", "oom_device", "fails", "A ran, B: 1 of 1 launch ran out of device memory"),
+        (OK5, "ok ok crash ok ok", "fails", "A ran, B: 1 of 5 launches crashed"),
+        ("ok crash", "crash timeout", "fails", "1 of 2 launches crashed, 1 of 2 launches did not"),
+        ("oom_host", "ok", "mended", "B ran, A: 1 of 1 launch ran out of host memory"),
+        ("ok ok crash ok ok ok", OK5, "mended", "A: 1 of 6 launches crashed"),
+        ("crash ok ok ok ok", "ok ok ok ok crash", "same", "A: 1 of 5 launches crashed; B: 1 of 5"),
+    ],
+)
+def test_failures_are_results(a: str, b: str, verdict: str, reason: str) -> None:
+    found = judged(side(a), side(b))
+    assert found.rows[0].verdict == verdict
+    assert reason in found.rows[0].reason
+    assert found.regressed == (verdict == "fails")
+
+
+def test_cases_that_fail_alike_are_the_same() -> None:
+    ran = launches(np.random.default_rng(0), knobs={"batch": 2})
+    oom = [record(None, status="oom_device")]
+    hang = [record(None, status="timeout")]
+    found = judged([*oom, *ran], [*oom, *ran]).rows[0]
+    assert (found.verdict, found.reason) == (
+        "same",
+        "both: 1 of 1 launch ran out of device memory",
+    )
+    assert judged([*oom, *ran], [*hang, *ran]).rows[0].verdict == "inconclusive"
+
+
+def test_every_failure_has_words() -> None:
+    statuses = Record.model_json_schema()["properties"]["status"]["enum"]
+    assert {"ok", *FAILED} == set(statuses)
+
+
+def test_launches_that_never_settled_are_told() -> None:
+    rng = np.random.default_rng(0)
+    a = launches(rng, noise=1e-3)
+    b = [r.model_copy(update={"warmup": Warmup(settled=i > 1)}) for i, r in enumerate(a)]
+    assert judged(a, b).rows[0].reason.endswith("; B: 2 of 5 launches never settled")
+
+
+# --- what is not comparable ---------------------------------------------------------------------
+
+OTHERS: dict[str, tuple[dict[str, Any], str]] = {
+    "machine": (
+        {"environment": {"machine_key": "there"}},
+        "the launches ran on 2 machines, here and there",
+    ),
+    "schema": ({"schema": 0}, "the records are of schemas 0 and 1"),
+    "structure": (
+        {"facts": {"structure": "abd"}},
+        "the structure of the model is abc and abd (model)",
+    ),
+    "work": (
+        {"work": {"samples": 1, "pixels": 65537}},
+        "a step is 65536 and 65537 pixels (model)",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_unlike_things_are_refused_unless_told(what: str) -> None:
+    fields, sentence = OTHERS[what]
+    a, b = [record()], [record(**fields)]
+    with pytest.raises(NotComparable) as refusal:
+        judged(a, b)
+    assert str(refusal.value) == f"{sentence}; --anyway compares all the same"
+    assert refusal.value.exit_code == 4
+    assert judged(a, b, anyway=True).caveats == (sentence,)
+
+
+def test_several_reasons_are_counted() -> None:
+    b = record(work={"samples": 2}, environment={"machine_key": "there"})
+    with pytest.raises(NotComparable, match=r"here and there \(and 1 more\)"):
+        judged([record()], [b])
+
+
+def test_what_is_not_known_does_not_differ() -> None:
+    nothing = {"facts": {}, "environment": {}, "work": {}}
+    assert judged([record()], [record(None, 0, "crash", **nothing)]).caveats == ()
+    assert judged([record()], [record(work={"samples": 1, "bytes": 5})]).caveats == ()
+
+
+def test_nothing_shared_is_refused() -> None:
+    a, b = [record()], [record(scenario="disk"), record(scenario="disk", knobs={"batch": 9})]
+    with pytest.raises(NotComparable) as refusal:
+        judged(a, b, anyway=True)
+    assert str(refusal.value) == (
+        "A and B have no case in common: A holds 1 case of model, B holds 2 cases of disk"
+    )
+    with pytest.raises(NotComparable, match="B holds 0 cases of nothing"):
+        judged(a, [])
+
+
+def test_nothing_that_ran_is_refused() -> None:
+    broken = [record(None, status="crash")]
+    with pytest.raises(NotComparable, match="there is nothing to compare"):
+        judged(broken, broken)
+
+
+def test_a_metric_that_nobody_measured_is_a_mistake() -> None:
+    with pytest.raises(UsageError) as mistake:
+        judged([record()], [record()], metric="device")
+    assert str(mistake.value) == "--metric device was not measured; there is step"
+
+
+def test_another_metric() -> None:
+    a = [record(samples_s={"step": (1.0,), "device": (1.0 + i / 1e4,)}) for i in range(5)]
+    b = [record(samples_s={"step": (1.0,), "device": (2.0 + i / 1e4,)}) for i in range(5)]
+    assert verdicts(a, b) == ["same"]
+    assert verdicts(a, b, metric="device") == ["slower"]
+    b = [record(samples_s={"step": (1.0,)}), record(samples_s={"device": (0.0, 0.0)})]
+    found = judged(a, b, metric="device").rows[0]
+    assert (found.verdict, found.reason) == (
+        "inconclusive",
+        "5 launches of A and 0 of B measured this",
+    )
+
+
+# --- words --------------------------------------------------------------------------------------
+
+
+def test_cases_of_one_side_are_named_by_what_tells_them_apart() -> None:
+    a = [record(), record(knobs={"tile": "384"}), record(knobs={"amp": True})]
+    found = judged(a, [record(), record(knobs={"batch": 8})])
+    assert found.rows[0].label == "tile=256 batch=1 amp=false"
+    assert found.only_a == ("tile=384 batch=1 amp=false", "tile=256 batch=1 amp=true")
+    assert found.only_b == ("tile=256 batch=8 amp=false",)
+    assert "2 more only in A, 1 more only in B" in found.sentence()
+
+
+def test_the_sentence_is_computed() -> None:
+    a = [record([1.0 + i / 1000], i) for i in range(5)]
+    b = [record([1.5 + i / 1000], i) for i in range(5)]
+    found = judged(a, b)
+    ratio = found.rows[0].ratio
+    assert ratio is not None
+    ends = f"[{ratio.low:.3f} to {ratio.high:.3f}]"
+    assert found.sentence() == (
+        f"1 case, B against A: 1 slower (model, 1.499 {ends} times as long); "
+        "5 launches a case and side, intervals of 95 %, "
+        "threshold 2.0 % (the least; halves of the same launches differ by 0.25 %)."
+    )
+    assert found.rows[0].reason == (f"B takes 1.499 {ends} times as long, p 0.0079; beyond 2.0 %")
+
+
+@pytest.mark.parametrize("which", ["time", "launch", "threshold", "confidence", "status"])
+def test_one_changed_number_changes_the_text(which: str) -> None:
+    def text(change: str = "") -> str:
+        a = [record([1.0 + i / 1000], i) for i in range(5)]
+        b = [record([1.5 + i / 1000], i) for i in range(5)]
+        if change == "time":
+            b[2] = record([1.52], 2)
+        if change == "launch":
+            b.pop()
+        if change == "status":
+            b[2] = record(None, 2, "crash")
+        threshold = 0.031 if change == "threshold" else 0.03
+        found = judged(a, b, threshold, confidence=0.9 if change == "confidence" else 0.95)
+        return found.sentence() + found.rows[0].reason
+
+    assert text() == text()
+    assert text(which) != text()
+
+
+def test_a_comparison_is_plain_json() -> None:
+    rng = np.random.default_rng(0)
+    found = judged(launches(rng), launches(rng, level=2))
+    plain = json.loads(json.dumps(found.as_dict()))
+    assert plain["regressed"] is True
+    assert plain["sentence"] == found.sentence()
+    assert plain["rows"][0]["ratio"]["value"] == pytest.approx(2, rel=0.05)
+
+
+def test_the_same_seed_gives_the_same_comparison() -> None:
+    rng = np.random.default_rng(0)
+    a, b = launches(rng), launches(rng)
+    assert judged(a, b) == judged(a, b)
+    assert judged(a, b) != judged(a, b, seed=1)
+
+
+def test_a_selection_leaves_its_knobs_out() -> None:
+    both = [record(), record(knobs={"amp": True}), record(scenario="disk", knobs={"amp": "on"})]
+    off, on = select(both, {"amp": "false"}), select(both, {"amp": "true", "tile": "256"})
+    assert [r.case for r in off] == [{"model": "denoise-net", "tile": "256", "batch": 1}]
+    assert [r.case for r in on] == [{"model": "denoise-net", "batch": 1}]
+    assert off[0].key == case_key("model", off[0].case)
+    assert select(both, {}) == both
+
+
+# --- the command --------------------------------------------------------------------------------
+
+
+def run(*words: object) -> int:
+    """The verb as the command line runs it, its errors as exit codes."""
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    verb.add_arguments(parser)
+    try:
+        return verb.run(parser.parse_args([str(word) for word in words]))
+    except PenstockError as error:
+        print(error)
+        return error.exit_code
+
+
+def store(folder: Path, records: Iterable[Record]) -> Path:
+    for each in records:
+        ledger.Ledger(folder).append(each)
+    return folder
+
+
+@pytest.fixture
+def sides(tmp_path: Path) -> tuple[Path, Path]:
+    rng = np.random.default_rng(0)
+    a = launches(rng, noise=1e-3) + launches(rng, noise=1e-3, knobs={"amp": True}, level=0.5)
+    return store(tmp_path / "a", a), store(tmp_path / "b", launches(rng, noise=1e-3, level=1.2))
+
+
+def test_the_command_as_a_gate(
+    sides: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = sides
+    assert run(a, b, "--json", tmp_path / "out.json") == 1
+    out = capsys.readouterr().out
+    assert "amp=false: slower: B takes 1.2" in out
+    assert "1 more only in A" in out
+    assert json.loads((tmp_path / "out.json").read_text())["sentence"] in out
+    assert run(b / "records.jsonl", b) == 0
+    assert run(b, a) == 0  # faster is no regression
+    assert run(a, b, "--threshold", 0.5) == 0
+
+
+def test_two_settings_of_one_ledger(
+    sides: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, _ = sides
+    assert run(a, a, "--set-a", "amp=true", "--set-b", "amp=false") == 1
+    assert run(a, a, "--set-a", "amp=false", "--set-b", "amp=true") == 0
+    assert "1 faster (model, 0.50" in capsys.readouterr().out
+
+
+def test_unlike_machines_end_with_four(
+    sides: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = launches(np.random.default_rng(0), environment={"machine_key": "there"})
+    there = store(tmp_path / "there", other)
+    assert run(sides[0], there) == 4
+    capsys.readouterr()
+    assert run(sides[0], there, "--anyway") == 0
+    assert "compared all the same: the launches ran on 2 machines" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--threshold", "0"], "--threshold 0.0 must be more than 0"),
+        (["--threshold", "nan"], "--threshold nan must be more than 0"),
+        (["--confidence", "95"], "--confidence 95.0 must be from 0.5 to below 1"),
+        (["--seed", "-1"], "--seed -1 must be 0 or more"),
+        (["--metric", "device"], "--metric device was not measured; there is step"),
+        (["--set-a", "amp"], "--set-a amp is not KNOB=VALUE"),
+        (["--set-a", "amp=true"], "must name the same knobs"),
+        (["--set-a", "amp=2", "--set-b", "amp=true"], "holds no launch with --set-a amp=2"),
+        (["--json", "/nowhere/x.json"], "--json /nowhere/x.json: No such file"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    sides: tuple[Path, Path], words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*sides, *words) == 2
+    out = capsys.readouterr().out
+    assert message in out
+    assert out.count("\n") == 1
+
+
+def test_a_ledger_that_is_not_there(tmp_path: Path) -> None:
+    assert run(tmp_path / "none", tmp_path / "none") == 2

@@ -1,0 +1,579 @@
+"""Roofs, noise and limits from scripted launches; what doctor says of other machines."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock import limits
+from penstock.cli import doctor, main
+from penstock.errors import UsageError
+from penstock.launch import Request
+from penstock.ledger import Ledger
+from penstock.record import Failure, Memory, Record, case_key
+from penstock.scenarios import WrongResult, make
+from penstock.scenarios import roofs as scenarios
+
+MIB = 2**20
+
+
+@contextlib.contextmanager
+def phase(name: str) -> Iterator[None]:
+    yield
+
+
+# scenarios
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_matmul_counts_and_checks_its_work(dtype: str) -> None:
+    scenario = make("matmul", {"device": "cpu", "dtype": dtype, "size": 64})
+    itemsize = 4 if dtype == "float32" else 2
+    assert scenario.step(phase) == {"flops": 2 * 64**3, "bytes": 3 * 64**2 * itemsize}
+    scenario.close()
+
+
+def test_a_wrong_product_is_no_roof() -> None:
+    scenario = scenarios.Matmul({"device": "cpu", "dtype": "float32", "size": 64})
+    scenario._matmul = lambda left, right, out: out.fill_(77.0)
+    with pytest.raises(WrongResult, match="77"):
+        scenario.step(phase)
+
+
+@pytest.mark.parametrize("count", [8, 4096, 8 * 1001])
+def test_copy_copies_all_of_it(count: int) -> None:
+    scenario = scenarios.MemoryCopy({"device": "cpu", "bytes": count})
+    assert scenario.step(phase) == {"bytes": 2 * count}
+    copied = np.concatenate([target for target, _ in scenario._parts])
+    np.testing.assert_array_equal(copied, np.arange(count // 8))
+    scenario.close()
+
+
+def test_a_copy_that_was_not_made_is_wrong() -> None:
+    scenario = scenarios.MemoryCopy({"device": "cpu", "bytes": 4096})
+    scenario._parts.pop()  # the last thread's share
+    with pytest.raises(WrongResult):
+        scenario.step(phase)
+    scenario.close()
+
+
+@pytest.mark.parametrize(
+    ("fetched", "source"),
+    [
+        ([0, 8 * MIB], "device"),
+        ([5, 5 + 8 * MIB], "device"),
+        ([0, 7 * MIB], "page cache"),
+        ([0, 0], "page cache"),
+        ([None, None], "unknown"),
+    ],
+)
+def test_where_a_read_came_from(
+    fetched: list[int | None], source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scenarios, "_fetched", iter(fetched).__next__)
+    scenario = make("disk", {"folder": str(tmp_path), "bytes": 8 * MIB, "cached": False})
+    assert scenario.step(phase) == {"bytes": 8 * MIB}
+    assert scenario.facts["source"] == source
+    scenario.close()
+
+
+def test_one_read_from_the_cache_spoils_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scenarios, "_fetched", iter([0, 8 * MIB, 0, 0, 0, 8 * MIB]).__next__)
+    scenario = make("disk", {"folder": str(tmp_path), "bytes": 8 * MIB, "cached": False})
+    for _ in range(3):
+        scenario.step(phase)
+    assert scenario.facts["source"] == "page cache" and scenario.facts["fetched_share"] == 0
+    scenario.close()
+
+
+def test_the_file_of_a_disk_read_has_no_name(tmp_path: Path) -> None:
+    scenario = scenarios.DiskRead({"folder": str(tmp_path), "bytes": 16 * MIB, "cached": True})
+    assert not list(tmp_path.iterdir())
+    scenario._file.truncate(9 * MIB)
+    with pytest.raises(WrongResult, match=str(9 * MIB)):
+        scenario.step(phase)
+    scenario.close()
+
+
+@pytest.mark.parametrize(("folder", "count"), [("absent", MIB), (".", 2**60)])
+def test_a_folder_that_will_not_do(folder: str, count: int, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--folder"):
+        make("disk", {"folder": str(tmp_path / folder), "bytes": count, "cached": False})
+
+
+# roofs and noise from scripted launches
+
+
+def made(request: Request, launch: int, order: int | None = None, **fields: Any) -> Record:
+    known: dict[str, Any] = {
+        "schema": 1, "id": "x", "time": "2026-01-01T00:00:00+00:00", "status": "ok",
+        "scenario": request.scenario, "case": dict(request.case), "launch": launch, "order": order,
+        "key": case_key(request.scenario, request.case), "environment": {"machine_key": "here"},
+        "work": {"flops": 1000, "bytes": 500}, "samples_s": {"step": [2.0] * 9},
+    }  # fmt: skip
+    return Record(**known | fields)
+
+
+def always(**fields: Any) -> Callable[..., Record]:
+    def run(request: Request, *, launch: int, order: int | None, timeout_s: float) -> Record:
+        return made(request, launch, order, **fields)
+
+    return run
+
+
+def in_turn(seconds: list[float]) -> Callable[..., Record]:
+    answers = iter(seconds)
+
+    def run(request: Request, *, launch: int, order: int | None, timeout_s: float) -> Record:
+        return made(request, launch, samples_s={"step": [next(answers)] * 9})
+
+    return run
+
+
+FAILED = {
+    "status": "unsupported",
+    "samples_s": {},
+    "error": Failure(stage="setup", message="torch is not here"),
+}
+
+
+def test_roofs(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    tops = limits.roofs("cpu", ["float32"], tmp_path, "quick", ledger, always())
+    assert list(tops) == ["matmul float32", "memory copy", "disk", "page cache"]
+    assert tops["matmul float32"] == {
+        "unit": "flop/s", "value": 500, "low": 500, "high": 500, "n": 1, "note": ""
+    }  # fmt: skip
+    assert tops["disk"]["value"] == 250 and tops["disk"]["unit"] == "B/s"
+    assert len(ledger.records()) == 4
+
+
+def test_the_disk_is_timed_by_its_reads_and_owns_up_to_the_cache(tmp_path: Path) -> None:
+    run = always(samples_s={"step": [9.0] * 9, "read": [1.0] * 9}, facts={"source": "page cache"})
+    tops = limits.roofs("cpu", [], tmp_path, "quick", Ledger(tmp_path), run)
+    assert tops["disk"]["value"] == 500 and "not the device" in tops["disk"]["note"]
+    assert tops["page cache"]["note"] == ""
+
+
+def test_a_roof_that_cannot_be_measured_is_missing(tmp_path: Path) -> None:
+    tops = limits.roofs("cpu", ["float32"], tmp_path, "quick", Ledger(tmp_path), always(**FAILED))
+    assert tops["matmul float32"]["value"] is None
+    assert tops["matmul float32"]["note"] == "torch is not here"
+    assert "not measured: torch is not here" in "\n".join(doctor.roof_lines(tops))
+
+
+def test_the_interval_of_several_launches_is_of_launches(tmp_path: Path) -> None:
+    run = in_turn([1.0, 1.1, 1.2, 1.3, 1.4])
+    records = limits._launches("matmul", {}, 5, "quick", Ledger(tmp_path), run, lambda s: None)
+    roof = limits._roof(records)
+    assert roof["value"] == pytest.approx(1000 / 1.2) and roof["n"] == 5
+    assert 1000 / 1.4 <= roof["low"] < roof["value"] < roof["high"] <= 1000
+
+
+def test_no_noise(tmp_path: Path) -> None:
+    noise = limits.noise_floor("cpu", "quick", Ledger(tmp_path), always())
+    assert noise == {
+        "n": 6, "disturbed": 0, "spread": 0, "ratio": 1, "low": 1, "high": 1, "threshold": 0,
+        "note": "",
+    }  # fmt: skip
+
+
+def test_launches_that_others_disturbed_are_counted(tmp_path: Path) -> None:
+    crowd = {"machine_key": "here", "load": {"busy_processes": 2}}
+    noise = limits.noise_floor("cpu", "quick", Ledger(tmp_path), always(environment=crowd))
+    assert noise["disturbed"] == 6
+
+
+def test_noise_is_taken_by_turns_a_b_b_a(tmp_path: Path) -> None:
+    a, b = 1.0, 1.5
+    run = in_turn([a, b, b, a, a, b])
+    noise = limits.noise_floor("cpu", "quick", Ledger(tmp_path), run)
+    assert noise["ratio"] == 1.5 and noise["spread"] == pytest.approx(0.5)
+    assert noise["threshold"] == pytest.approx(0.5)
+
+
+def test_the_threshold_covers_the_ratio_whichever_side_is_slower(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for number in range(5):
+        run = in_turn(list(rng.normal(1, 0.05, 10)))
+        noise = limits.noise_floor("cpu", "standard", Ledger(tmp_path / str(number)), run)
+        assert max(noise["ratio"], 1 / noise["ratio"]) - 1 <= noise["threshold"]
+        assert noise["low"] <= noise["ratio"] <= noise["high"] and noise["n"] == 10
+
+
+def test_noise_of_a_machine_that_cannot_tell(tmp_path: Path) -> None:
+    noise = limits.noise_floor("cpu", "quick", Ledger(tmp_path), always(**FAILED))
+    assert noise["threshold"] is None and noise["note"] == "torch is not here"
+    assert doctor.noise_lines(noise, "cpu") == ["not measured: torch is not here"]
+
+
+def test_what_was_measured_is_found_again(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    for seconds in (4.0, 2.0):  # the newest counts
+        run = always(samples_s={"step": [seconds] * 9})
+        limits.roofs("cpu", ["float32"], tmp_path, "quick", ledger, run)
+        limits.noise_floor("cpu", "quick", ledger, always())
+    assert limits.measured_roof("here", "cpu", "float32", ledger) == 500
+    assert limits.measured_noise("here", "cpu", ledger) == 0
+    for key, device, dtype in (
+        ("there", "cpu", "float32"),
+        ("here", "cuda:0", "float32"),
+        ("here", "cpu", "float16"),
+    ):
+        assert limits.measured_roof(key, device, dtype, ledger) is None
+    assert limits.measured_noise("there", "cpu", ledger) is None
+
+
+def test_where_nothing_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert limits.default_ledger().path.parent == tmp_path / "penstock" / "doctor.ledger"
+    assert limits.measured_roof("here", "cpu", "float32") is None
+    assert not list(tmp_path.iterdir())
+
+
+# what fits
+
+CASE = {"model": "net", "device": "cpu", "tile": "0", "batch": 0, "budget": None}
+
+
+class Machine:
+    """A launch on a machine of so much memory, of a model of 1,000 bytes and 2 for each pixel."""
+
+    def __init__(self, status: str = "oom_host", memory: int = 10_000) -> None:
+        self.status, self.memory = status, memory
+        self.requests: list[Request] = []
+
+    def __call__(
+        self, request: Request, *, launch: int, order: int | None, timeout_s: float
+    ) -> Record:
+        self.requests.append(request)
+        side, batch = int(request.case["tile"]), int(request.case["batch"])
+        peak = 1000 + 2 * batch * side**2
+        if peak <= (request.case["budget"] or self.memory):
+            on_host = request.case["device"] == "cpu"
+            held = Memory(host_peak_kernel=peak) if on_host else Memory(device_peak=peak)
+            return made(request, launch, memory=held)
+        error = Failure(stage="warmup", message="killed by SIGSEGV")
+        return made(request, launch, status=self.status, samples_s={}, error=error)
+
+
+def test_limits_on_a_cpu_are_enforced_by_the_kernel(tmp_path: Path) -> None:
+    machine, ledger = Machine(), Ledger(tmp_path)
+    seen: list[Record] = []
+    found = limits.model_limits(
+        CASE, ["8", "16"], 2, 512, 10_000, ledger, timeout_s=9, run=machine, report=seen.append
+    )
+    assert [(limit.batch, limit.failing_batch) for limit in found] == [(70, 71), (17, 18)]
+    assert found[0].margin == pytest.approx(1 - 9960 / 10_000) and found[0].cliff
+    assert {request.memory_limit for request in machine.requests} == {10_000}
+    assert ledger.records() == seen and len(seen) == 6
+    assert len({record.key for record in seen}) == 6
+
+
+def test_limits_on_a_gpu_are_for_the_allocator(tmp_path: Path) -> None:
+    machine = Machine("oom_device")
+    case = CASE | {"device": "cuda:0"}
+    (found,) = limits.model_limits(
+        case, ["8"], 2, 512, 10_000, Ledger(tmp_path), timeout_s=9, run=machine
+    )
+    assert found.batch == 70 and found.peak == 9960
+    assert {request.memory_limit for request in machine.requests} == {None}
+    assert {request.case["budget"] for request in machine.requests} == {10_000}
+
+
+def test_without_a_budget_a_cpu_is_kept_to_what_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "_free", lambda: 5000)
+    machine = Machine()
+    (found,) = limits.model_limits(
+        CASE, ["8"], 2, 512, None, Ledger(tmp_path), timeout_s=9, run=machine
+    )
+    assert found.budget == 5000 and found.batch == 31
+    assert {request.memory_limit for request in machine.requests} == {5000}
+
+
+def test_a_crash_is_no_limit(tmp_path: Path) -> None:
+    (found,) = limits.model_limits(
+        CASE, ["8"], 2, 512, 10_000, Ledger(tmp_path), timeout_s=9, run=Machine("crash")
+    )
+    assert found.batch is None and "SIGSEGV" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("device", "environment", "total"),
+    [
+        ("cuda:0", {"gpus": [{"memory_bytes": 80}]}, 80),
+        ("cuda:1", {"gpus": [{"memory_bytes": 80}, {"memory_bytes": 40}]}, 40),
+        ("cuda:1", {"gpus": [{"memory_bytes": 80}]}, None),
+        ("cuda:0", {"gpus": None}, None),
+        ("mps", {}, None),
+        # CUDA's number 0 may be any of them
+        ("cuda:0", {"gpus": [{}, {}], "variables": {"CUDA_VISIBLE_DEVICES": "1"}}, None),
+    ],
+)
+def test_memory_of_a_device(device: str, environment: dict[str, Any], total: int | None) -> None:
+    record = made(Request("model", CASE | {"device": device}), 0, environment=environment)
+    assert limits._device_memory(record) == total
+
+
+@pytest.mark.parametrize(("device", "word"), [("cpu", "interpreter"), ("cuda:0", "allocator")])
+def test_what_a_budget_counts_is_said(device: str, word: str) -> None:
+    assert word in limits.budget_note(device)
+
+
+@pytest.mark.slow
+def test_a_real_boundary_under_a_limit_of_the_kernel(tmp_path: Path) -> None:
+    """One layer of 3x3, 16 channels: its output alone is 64 bytes for each pixel."""
+    net = tmp_path / "net.py"
+    net.write_text(
+        "import torch\n\ndef build():\n    return torch.nn.Conv2d(1, 16, 3, padding=1)\n"
+    )
+    case = {
+        "model": f"{net}:build", "weights": None, "mode": "inference", "tile": "256", "batch": 1,
+        "channels": 1, "dtype": "float32", "amp": False, "compile": False, "channels_last": False,
+        "checkpointing": False, "halo": 0, "device": "cpu", "threads": 1, "seed": 0, "budget": None,
+    }  # fmt: skip
+    budget = 700 * MIB
+    ledger = Ledger(tmp_path / "ledger")
+    small, large = limits.model_limits(case, ["256", "512"], 2, 1024, budget, ledger, timeout_s=60)
+    answers = {(r.case["tile"], r.case["batch"]): r.status for r in ledger.records()}
+    for limit in (small, large):
+        assert limit.batch is not None and limit.failing_batch == limit.batch + 1, limit.sentence
+        assert answers[limit.tile, limit.batch] == "ok"
+        assert answers[limit.tile, limit.failing_batch] == "oom_host"
+        # What it took is less than all, and what the output alone would take is less than that.
+        pixels = limit.batch * int(limit.tile) ** 2
+        assert limit.peak is not None and 64 * pixels < limit.peak < 1.5 * budget
+    assert small.batch is not None and large.batch is not None
+    assert small.batch // 4 - 2 <= large.batch <= small.batch // 4 + 1
+    assert large.probes <= 4
+
+
+# doctor
+
+BLOCK: dict[str, Any] = {
+    "machine": {
+        "processor": "Some CPU", "cores": 8, "physical_cores": 4, "memory_bytes": 16 * 2**30,
+        "architecture": "x86_64", "system": "Linux", "kernel": "6.1",
+    },
+    "machine_key": "0123456789abcdef",
+    "limits": {"affinity": 8, "cgroup_cpus": None, "cgroup_memory_bytes": None},
+    "gpus": [],
+    "libraries": {"python": "3.11", "torch": "2.13.0+cpu", "triton": None},
+    "variables": {},
+}  # fmt: skip
+GPU = {
+    "index": 0, "processes": [], "throttle_reasons": 0, "celsius": 40, "power_limit_w": 300.0,
+    "power_default_w": 300.0,
+}  # fmt: skip
+NOW: dict[str, Any] = {
+    "governor": "performance", "turbo": False, "huge_pages": "madvise", "throttled": 0,
+    "steal_percent": 0.0, "swap": {"total": 0, "used": 0}, "ulimits": {"open files": "1024"},
+    "busy": [], "gpus": [],
+}  # fmt: skip
+NOISE = {
+    "n": 6,
+    "disturbed": 0,
+    "spread": 0.041,
+    "ratio": 1.01,
+    "low": 0.99,
+    "high": 1.031,
+    "threshold": 0.031,
+}
+
+
+def limits_of(**changes: Any) -> dict[str, Any]:
+    return BLOCK | {"limits": BLOCK["limits"] | changes}
+
+
+@pytest.mark.parametrize(
+    ("block", "now", "noise", "words"),
+    [
+        ({}, {}, None, []),
+        (limits_of(affinity=2), {}, None, ["2 of the 8 cores"]),
+        (limits_of(cgroup_cpus=1.5), {}, None, ["1.50 cores"]),
+        (limits_of(affinity=1, cgroup_cpus=1.5), {}, None, ["1 of the 8"]),
+        ({}, {"governor": "powersave"}, None, ["powersave"]),
+        ({}, {"turbo": True}, None, ["Turbo"]),
+        ({}, {"throttled": 3}, None, ["3 times"]),
+        ({}, {"steal_percent": 4.0}, None, ["4.0 %"]),
+        ({}, {"swap": {"total": 2**30, "used": 2**29}}, None, ["512 MiB of 1.00 GiB"]),
+        ({}, {"busy": [{"name": "x", "pid": 1, "cores": 1.5}]}, None, ["1.5 of 8"]),
+        ({}, {"gpus": [GPU | {"processes": [7, 8]}]}, None, ["2 processes"]),
+        ({}, {"gpus": [GPU | {"throttle_reasons": 0x44}]}, None, ["power cap", "temperature"]),
+        ({}, {"gpus": [GPU | {"throttle_reasons": 0x01}]}, None, []),  # idle
+        ({}, {"gpus": [GPU | {"power_limit_w": 200.0}]}, None, ["200 W of its usual 300 W"]),
+        ({}, {"gpus": [GPU | dict.fromkeys(set(GPU) - {"index"})]}, None, []),  # all missing
+        ({}, dict.fromkeys(("governor", "turbo", "throttled", "steal_percent", "gpus")), None, []),
+        ({}, {}, NOISE, []),
+        ({}, {}, NOISE | {"threshold": 0.08}, ["8.0 %"]),
+        ({}, {}, NOISE | {"threshold": None}, []),
+        ({}, {}, NOISE | {"disturbed": 4}, ["4 of 6 launches"]),
+    ],
+)
+def test_warnings(
+    block: dict[str, Any], now: dict[str, Any], noise: dict[str, Any] | None, words: list[str]
+) -> None:
+    said = doctor.warnings(BLOCK | block, NOW | now, noise)
+    assert len(said) == len(words)
+    for sentence, word in zip(said, words, strict=True):
+        assert word in sentence and sentence.endswith(".")
+
+
+def test_sections_of_a_machine_that_says_everything() -> None:
+    gpu = {"index": 0, "name": "H200", "memory_bytes": 139 * 2**30, "driver": "570.1"}
+    block, now = BLOCK | {"gpus": [gpu]}, NOW | {"gpus": [GPU | {"processes": [7]}]}
+    text = said(block, now)
+    for words in (
+        "Some CPU", "8, 4 of them physical", "16.0 GiB", "H200, 139 GiB, driver 570.1", "madvise",
+        "not installed: triton", "8 of 8 cores", "open files 1024", "GPU 0: 1 processes of others",
+    ):  # fmt: skip
+        assert words in text
+    assert doctor.MISSING not in text
+
+
+def test_what_is_missing_is_said_to_be_missing() -> None:
+    silent = dict.fromkeys(("governor", "turbo", "huge_pages", "gpus"))
+    nameless = BLOCK["machine"] | {"processor": None, "physical_cores": None}
+    block = limits_of(affinity=None) | {"gpus": None, "machine": nameless}
+    text = said(block, NOW | silent)
+    assert text.count(doctor.MISSING) == 5 and text.count("NVML did not answer") == 2
+    assert "None" not in text and "unknown of them physical" in text
+
+
+def said(block: dict[str, Any], now: dict[str, Any]) -> str:
+    sections = (doctor.machine, doctor.libraries, doctor.limited, doctor.tenants)
+    return "\n".join(line for section in sections for line in section(block, now)[1])
+
+
+def test_the_sentence_of_the_noise_floor() -> None:
+    *_, last = doctor.noise_lines(NOISE, "cpu")
+    assert last == "Differences under 3.1 % cannot be told from noise here."
+    assert "4.1 %" in doctor.noise_lines(NOISE, "cpu")[0]
+    *_, changed = doctor.noise_lines(NOISE | {"threshold": 0.2}, "cpu")
+    assert "20.0 %" in changed
+
+
+def test_roofs_are_printed_with_their_interval_and_launches() -> None:
+    roof = {"unit": "flop/s", "value": 1.2e12, "low": 1.1e12, "high": 1.3e12, "n": 5, "note": ""}
+    one = {"unit": "B/s", "value": 5e9, "low": None, "high": None, "n": 1, "note": "careful"}
+    first, second = doctor.roof_lines({"matmul float32": roof, "disk": one})
+    assert (
+        first.split()
+        == (
+            "matmul float32 1.20 Tflop/s 95 % interval 1.10 Tflop/s to 1.30 Tflop/s, 5 launches"
+        ).split()
+    )
+    assert second.split() == "disk 5.00 GB/s no interval, 1 launch; careful".split()
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpus", "torch", "device"),
+    [
+        ("auto", [], "2.13.0+cpu", "cpu"),
+        ("auto", [{}], "2.13.0+cpu", "cpu"),
+        ("auto", [{}], "2.13.0", "cuda:0"),
+        ("auto", [{}], None, "cpu"),
+        ("auto", None, "2.13.0", "cpu"),
+        ("cuda", [], None, "cuda:0"),
+        ("cuda:1", [], None, "cuda:1"),
+        ("cpu", [{}], "2.13.0", "cpu"),
+    ],
+)
+def test_device(asked: str, gpus: list[Any] | None, torch: str | None, device: str) -> None:
+    assert doctor.pick_device(asked, {"gpus": gpus, "libraries": {"torch": torch}}) == device
+
+
+def test_settings_of_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "SYS", tmp_path)
+    assert doctor._turbo() is None and doctor._read("cpu*/cpufreq/scaling_governor") == []
+    cpu = tmp_path / "devices/system/cpu"
+    for path, text in {
+        "cpu0/cpufreq/scaling_governor": "powersave\n",
+        "cpu1/cpufreq/scaling_governor": "powersave\n",
+        "cpu0/thermal_throttle/package_throttle_count": "2\n",
+        "cpu1/thermal_throttle/package_throttle_count": "2\n",
+        "cpufreq/boost": "1\n",
+    }.items():
+        (cpu / path).parent.mkdir(parents=True, exist_ok=True)
+        (cpu / path).write_text(text)
+    pages = tmp_path / "kernel/mm/transparent_hugepage/enabled"
+    pages.parent.mkdir(parents=True)
+    pages.write_text("always [madvise] never\n")
+    monkeypatch.setattr(doctor, "_busy", list)
+    now = doctor.readings()
+    assert (now["governor"], now["turbo"], now["huge_pages"]) == ("powersave", True, "madvise")
+    assert now["throttled"] == 2  # each core of a package says the package's count
+    (cpu / "intel_pstate").mkdir()
+    (cpu / "intel_pstate/no_turbo").write_text("1\n")
+    assert doctor._turbo() is False
+
+
+def test_doctor_says_it_all_and_writes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "readings", lambda: NOW)
+    monkeypatch.setattr(doctor, "noise_floor", lambda *args, **options: NOISE)
+    monkeypatch.setattr(doctor, "roofs", lambda *args, **options: {})
+    report, ledger = tmp_path / "report.json", tmp_path / "ledger"
+    words = ["doctor", "--folder", str(tmp_path), "--json", str(report), "--ledger", str(ledger)]
+    assert main([*words, "--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    titles = [line for line in out.splitlines() if line and not line.startswith(" ")]
+    assert titles == [
+        "Machine", "Libraries", "Limits", "Other tenants", "Noise floor", "Measured roofs of cpu",
+        f"The records are in {ledger / 'records.jsonl'}.", "Warnings",
+    ]  # fmt: skip
+    found = json.loads(report.read_text())
+    assert found["noise"] == NOISE and found["readings"] == NOW and found["device"] == "cpu"
+
+
+@pytest.mark.parametrize(("device", "code"), [("cuda:7", 2), ("auto", 0)])
+def test_a_device_that_was_asked_for_and_is_absent_is_refused(
+    device: str,
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    nothing = NOISE | {"threshold": None, "note": "no such device"}
+    monkeypatch.setattr(doctor, "readings", lambda: NOW)
+    monkeypatch.setattr(doctor, "noise_floor", lambda *args, **options: nothing)
+    monkeypatch.setattr(doctor, "roofs", lambda *args, **options: {})
+    assert main(["doctor", "--ledger", str(tmp_path / "l"), "--device", device]) == code
+    assert ("--device cuda:7" in capsys.readouterr().err) == (code == 2)
+
+
+def test_doctor_that_only_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "readings", lambda: NOW)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert main(["doctor", "--no-measure"]) == 0
+    assert "Noise floor" not in capsys.readouterr().out and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "blamed"),
+    [(["--folder", "absent"], "--folder"), (["--no-measure", "--json", "absent/f"], "--json")],
+)
+def test_doctor_refuses(
+    words: list[str],
+    blamed: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(doctor, "readings", lambda: NOW)
+    assert main(["doctor", *words]) == 2
+    assert blamed in capsys.readouterr().err

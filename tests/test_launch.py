@@ -1,0 +1,417 @@
+"""The supervisor: whatever a worker does becomes the right record, and the supervisor goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import environment
+from penstock.errors import UsageError
+from penstock.launch import Request, launch
+from penstock.record import Record, case_key, parse
+from penstock.scenarios import WrongResult
+from penstock.worker import status_of
+
+ZOO = str(Path(__file__).parent / "zoo.py")
+MIB = 2**20
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "WATCH_S", 0.0)
+
+
+def run(animal: str, timeout_s: float = 30.0, limit: int | None = None, **case: Any) -> Record:
+    request = Request(scenario=f"zoo:{animal}", case=case, memory_limit=limit)
+    record = launch(request, launch=2, order=5, timeout_s=timeout_s, command=[sys.executable, ZOO])
+    assert parse(record.line()) == record
+    return record
+
+
+def raw(animal: str) -> Record:
+    command = [sys.executable, ZOO, "--raw", animal]
+    return launch(Request("zoo", {}), launch=0, order=None, timeout_s=30.0, command=command)
+
+
+def test_a_launch_that_goes_well_is_a_whole_record() -> None:
+    record = run("Animal", batch=3)
+    assert record.ok and record.error is None
+    assert (record.launch, record.order) == (2, 5)
+    assert record.key == case_key("zoo:Animal", {"batch": 3})
+    assert record.samples_s == {"step": (0.5, 0.25, 1.0)}
+    assert record.work == {"samples": 1.0}
+    assert record.facts == {"kind": "Animal"}
+    assert record.warmup.first_s == 1.0 and record.warmup.setup_s is not None
+    assert record.memory.host_baseline is not None and record.memory.host_baseline > MIB
+    assert record.memory.host_peak is not None and record.memory.host_peak > MIB
+    assert record.environment["machine"]["cores"] == os.cpu_count()
+
+
+@pytest.mark.parametrize(
+    ("animal", "case", "status", "stage", "message", "stderr"),
+    [
+        ("HostOom", {"limit": 300 * MIB}, "oom_host", "measure", "MemoryError", "pieces.append"),
+        ("HostOom", {"limit": 300 * MIB, "piece": 4096},
+         "oom_host", "measure", "MemoryError", "MemoryError"),  # to the last page
+        ("BadAlloc", {}, "oom_host", "measure", "std::bad_alloc", "terminate called"),
+        ("Killed", {}, "crash", "measure", "SIGKILL", ""),
+        ("Segfault", {}, "crash", "measure", "SIGSEGV", "ctypes"),
+        ("WrongShape", {}, "wrong_result", "measure", "(1, 64, 64), not", "WrongResult"),
+        ("Unsupported", {}, "unsupported", "setup", "--dtype float16 is not supported on cpu", ""),
+        ("Raises", {}, "crash", "measure", "KeyError: 'no such layer", "in step"),
+        ("Exits", {"code": 0}, "crash", "measure", "exit code 0 and no result", ""),
+        ("Exits", {"code": 7}, "crash", "measure", "exit code 7 and no result", ""),
+        ("NotFinite", {}, "crash", "report", "ValueError: Out of range float", ""),
+        ("Missing", {}, "unsupported", "setup", "there is no scenario", "Missing"),
+    ],
+)  # fmt: skip
+def test_each_failure_is_the_right_row(
+    animal: str, case: dict[str, Any], status: str, stage: str, message: str, stderr: str
+) -> None:
+    record = run(animal, **case)
+    assert record.error is not None
+    assert (record.status, record.error.stage) == (status, stage)
+    assert message in record.error.message and "\n" not in record.error.message
+    assert stderr in record.error.stderr
+    assert record.samples_s == {} and record.stop is None
+    assert record.memory.host_peak is not None  # the last that was seen
+
+
+@pytest.mark.parametrize(
+    ("animal", "stage", "message"),
+    [
+        ("half_a_line", "measure", "SIGKILL"),
+        ("nothing", "start", "exit code 0 and no result"),
+        ("nonsense", "start", "exit code 0 and no result"),
+        ("no_number", "start", "exit code 0 and no result"),
+        ("no_record", "report", "its answer is no record: samples_s.step.0"),
+        ("bad_case", "report", "its answer is no record: case"),
+        ("no_status", "report", "its answer is no record"),
+    ],
+)
+def test_what_is_no_answer_is_a_crash(animal: str, stage: str, message: str) -> None:
+    record = raw(animal)
+    assert record.error is not None
+    assert (record.status, record.error.stage) == ("crash", stage)
+    assert message in record.error.message
+
+
+def test_a_command_that_is_not_there_is_a_row_too() -> None:
+    record = launch(
+        Request("zoo", {}), launch=0, order=None, timeout_s=1.0, command=["/no/such/program"]
+    )
+    assert record.error is not None
+    assert (record.status, record.error.stage) == ("crash", "start")
+    assert "could not be started" in record.error.message
+
+
+def test_a_hang_is_a_timeout_and_its_memory_is_known() -> None:
+    record = run("Hang", timeout_s=2.0, bytes=100 * MIB)
+    assert record.error is not None
+    assert (record.status, record.error.stage) == ("timeout", "measure")
+    assert record.error.message == "it was killed after 2 s"
+    assert record.memory.host_peak is not None and record.memory.host_peak > 100 * MIB
+    assert record.memory.host_peak_kernel is not None
+    assert record.memory.host_peak_kernel > 100 * MIB
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="no PSS here")
+def test_pages_that_a_tree_shares_are_counted_once() -> None:
+    record = run("Hang", timeout_s=2.0, bytes=200 * MIB, children=3)
+    assert record.memory.host_peak is not None
+    assert 200 * MIB < record.memory.host_peak < 400 * MIB
+
+
+def test_what_it_prints_neither_blocks_it_nor_is_believed() -> None:
+    record = run("Babble")
+    assert record.ok
+    assert record.samples_s == {"step": (0.5, 0.25, 1.0)}
+
+
+def test_only_the_end_of_stderr_is_kept() -> None:
+    command = [sys.executable, "-c", "import os; os.write(2, b'x' * 99_999 + b'the end')"]
+    record = launch(Request("zoo", {}), launch=0, order=None, timeout_s=30.0, command=command)
+    assert record.error is not None
+    assert record.error.stderr == "x" * (4096 - 7) + "the end"
+
+
+def test_a_result_stands_though_its_process_dies_afterwards() -> None:
+    record = run("CrashesAtExit")
+    assert record.ok and record.error is None
+    assert record.facts == {"kind": "CrashesAtExit", "ended": "it died of SIGSEGV"}
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Iterator[tuple[Path, int]]:
+    """Reading it ends when the last process that holds it open does."""
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(reader, True)
+    yield path, reader
+    os.close(reader)
+
+
+def test_what_a_worker_leaves_in_its_group_is_killed(fifo: tuple[Path, int]) -> None:
+    path, reader = fifo
+    record = run("Leaves", fifo=str(path), escapes=False)
+    assert record.ok
+    assert os.read(reader, 100) == b"up\n"
+    assert os.read(reader, 1) == b""  # it would wait while anyone lives
+
+
+def test_one_that_escapes_to_another_session_is_not_waited_for() -> None:
+    record = run("Leaves", fifo="/dev/null", escapes=True)
+    assert record.ok
+    os.kill(record.facts["left"], signal.SIGKILL)  # it was alive
+
+
+def test_an_interrupted_supervisor_takes_the_worker_with_it(fifo: tuple[Path, int]) -> None:
+    path, reader = fifo
+    program = (
+        "import signal, sys; from penstock.launch import Request, launch\n"
+        "signal.signal(signal.SIGTERM, signal.default_int_handler)\n"
+        f"request = Request('zoo:Hang', {{'fifo': {str(path)!r}, 'children': 2}})\n"
+        f"launch(request, launch=0, order=None, timeout_s=100, command=[sys.executable, {ZOO!r}])"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE) as supervisor:
+        writer = os.open(path, os.O_WRONLY)  # so that reading waits for the first of them
+        said = b""
+        while said.count(b"up") < 3:
+            said += os.read(reader, 100)
+        os.close(writer)
+        supervisor.send_signal(signal.SIGTERM)
+        assert os.read(reader, 1) == b""
+        assert b"KeyboardInterrupt" in supervisor.communicate()[1]
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A control group of 64 MiB."""
+    for root, limit in (
+        (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
+        (Path("/sys/fs/cgroup"), "memory.max"),
+    ):
+        folder = root / f"penstock-test-{os.getpid()}"
+        try:
+            folder.mkdir()
+        except OSError:
+            continue
+        try:
+            (folder / limit).write_text(str(64 * MIB))
+        except OSError:
+            folder.rmdir()
+            continue
+        yield folder
+        folder.rmdir()
+        return
+    pytest.skip("no control group can be made here")
+
+
+def test_a_worker_that_the_kernel_kills_for_memory_is_out_of_memory(group: Path) -> None:
+    record = run("CgroupOom", group=str(group), bytes=500 * MIB)
+    assert record.error is not None
+    assert (record.status, record.error.stage) == ("oom_host", "measure")
+    assert "the kernel killed it for memory" in record.error.message
+    assert record.memory.host_peak is not None
+
+
+def test_a_kill_is_for_memory_where_nothing_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.launch._oom_kills", dict)
+    record = run("Killed")
+    assert record.error is not None and record.status == "oom_host"
+    assert "no counter" in record.error.message
+
+
+def test_a_sweep_goes_on_through_the_zoo() -> None:
+    names = ["Segfault", "Exits", "WrongShape", "Animal"]
+    assert [run(name, code=7).status for name in names] == ["crash", "crash", "wrong_result", "ok"]
+
+
+# --- the worker ------------------------------------------------------------------------------
+
+
+def caused_by(error: BaseException) -> Exception:
+    try:
+        raise RuntimeError("the backend failed") from error
+    except RuntimeError as outer:
+        return outer
+
+
+@pytest.mark.parametrize(
+    ("error", "limited", "status"),
+    [
+        (MemoryError(), False, "oom_host"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate"), False, "oom_host"),
+        (RuntimeError("std::bad_alloc"), False, "oom_host"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), False, "oom_host"),
+        (ImportError("libtorch.so: Cannot allocate memory"), True, "oom_host"),
+        (RuntimeError("could not create a primitive"), True, "oom_host"),
+        (RuntimeError("could not create a primitive"), False, "crash"),  # it may be any fault
+        (RuntimeError("can't start new thread"), True, "oom_host"),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), False, "oom_device"),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), False, "oom_device"),
+        (ValueError("the user ran out of memory"), False, "crash"),  # the user's own words
+        (UsageError("--batch-sizes 0"), False, "unsupported"),
+        (NotImplementedError("slow_conv3d on Half"), False, "unsupported"),
+        (WrongResult("the output is wrong"), False, "wrong_result"),
+        (caused_by(MemoryError()), False, "oom_host"),
+        (caused_by(ValueError()), False, "crash"),
+        (ZeroDivisionError(), False, "crash"),
+    ],
+)
+def test_an_exception_has_a_status(error: Exception, limited: bool, status: str) -> None:
+    assert status_of(error, limited=limited) == status
+
+
+def test_torch_under_a_memory_limit() -> None:
+    pytest.importorskip("torch")
+    record = run("TorchOom", limit=4096 * MIB)
+    assert record.error is not None
+    assert (record.status, record.error.stage) == ("oom_host", "measure")
+    assert "DefaultCPUAllocator" in record.error.message
+
+
+def test_a_check_fills_the_case_in_and_measures_nothing(tmp_path: Path) -> None:
+    request = Request("zoo:Animal", {"batch": 1}, task="check")
+    record = launch(request, launch=0, order=None, timeout_s=30.0, command=[sys.executable, ZOO])
+    assert record.ok and record.samples_s == {}
+    assert record.facts == {"kind": "Animal"}
+
+
+def test_the_real_worker_measures_a_scenario_of_the_users(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(ZOO).parent))
+    rules = {"seconds": 0.1, "precision": 0.5}
+    record = launch(Request("zoo:Animal", {}, rules=rules), launch=0, order=None, timeout_s=60.0)
+    assert record.ok, record.error
+    assert len(record.samples_s["step"]) >= 10
+    assert record.warmup.setup_s is not None
+    assert record.memory.host_baseline is not None and record.memory.host_peak_kernel is not None
+    assert record.memory.host_baseline <= record.memory.host_peak_kernel
+    assert record.environment["torch"]["threads"] >= 1
+    assert record.environment["machine_key"]
+
+
+# --- the environment -------------------------------------------------------------------------
+
+
+def test_a_machine_is_known_again_by_what_stays() -> None:
+    machine = environment.collect()["machine"]
+    key = environment.machine_key(machine, [{"name": "H100", "memory_bytes": 80}])
+    near = machine | {"kernel": "other", "memory_bytes": machine["memory_bytes"] + MIB}
+    assert environment.machine_key(near, [{"name": "H100", "memory_bytes": 79}]) == key
+    others = [
+        environment.machine_key(machine | {"processor": "other"}, [{"name": "H100"}]),
+        environment.machine_key(machine | {"cores": 1000}, [{"name": "H100"}]),
+        environment.machine_key(machine, [{"name": "A100"}]),
+        environment.machine_key(machine, []),
+    ]
+    assert key not in others and len(set(others)) == 4
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "cpus", "memory"),
+    [
+        ("0::/a/b", {"a/memory.max": "1048576", "a/b/memory.max": "max",
+                     "a/cpu.max": "150000 100000", "a/b/cpu.max": "max 100000"}, 1.5, 1048576),
+        ("4:memory:/a\n2:cpu,cpuacct:/a", {
+            "memory/a/memory.limit_in_bytes": "2097152",
+            "memory/memory.limit_in_bytes": "9223372036854771712",
+            "cpu/a/cpu.cfs_quota_us": "50000", "cpu/a/cpu.cfs_period_us": "100000",
+            "cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 0.5, 2097152),
+        # A container that is told the host's names.
+        ("0::/docker/123", {"memory.max": "1048576", "cpu.max": "200000 100000"}, 2.0, 1048576),
+        ("0::/", {}, None, None),
+    ],
+    ids=["v2", "v1", "container", "none"],
+)  # fmt: skip
+def test_the_tightest_limit_of_the_groups_around_us_counts(
+    membership: str, files: dict[str, str], cpus: float | None, memory: int | None,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    for name, text in {"membership": membership, **files}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    monkeypatch.setattr(environment, "CGROUPS", tmp_path)
+    monkeypatch.setattr(environment, "MEMBERSHIP", tmp_path / "membership")
+    limits = environment.collect()["limits"]
+    assert (limits["cgroup_cpus"], limits["cgroup_memory_bytes"]) == (cpus, memory)
+
+
+def test_a_commit_is_named_and_a_changed_file_makes_it_dirty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def git(*words: str) -> str:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+        return subprocess.run(
+            ["git", *who, *words], cwd=tmp_path, check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert environment.collect()["git"] is None
+    git("init", "-q")
+    assert environment.collect()["git"] == {"commit": None, "dirty": False}
+    (tmp_path / "code.py").write_text("1")
+    git("add", "code.py")
+    git("commit", "-qm", "one")
+    commit = git("rev-parse", "HEAD")
+    (tmp_path / "results.jsonl").write_text("not tracked")
+    assert environment.collect()["git"] == {"commit": commit, "dirty": False}
+    (tmp_path / "code.py").write_text("2")
+    assert environment.collect()["git"] == {"commit": commit, "dirty": True}
+
+
+def test_no_variable_is_read_but_those_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    variables = environment.collect()["variables"]
+    assert variables["OMP_NUM_THREADS"] == "3"
+    assert set(variables) <= set(environment.VARIABLES)
+    assert "secret" not in str(environment.collect())
+
+
+class Nvml:
+    """A driver of one card whose ECC cannot be read."""
+
+    NVMLError = type("NVMLError", (Exception,), {})
+
+    def __getattr__(self, name: str) -> Any:
+        answers: dict[str, Any] = {
+            "nvmlInit": None, "nvmlDeviceGetCount": 1, "nvmlDeviceGetHandleByIndex": "gpu",
+            "nvmlDeviceGetName": "NVIDIA H100", "nvmlSystemGetDriverVersion": "570.1",
+            "nvmlDeviceGetEnforcedPowerLimit": 700_000, "nvmlDeviceGetMigMode": (0, 0),
+            "nvmlDeviceGetMaxPcieLinkGeneration": 5, "nvmlDeviceGetMaxPcieLinkWidth": 16,
+        }  # fmt: skip
+        if name == "nvmlDeviceGetMemoryInfo":
+            return lambda gpu: type("Memory", (), {"total": 85 * 10**9})
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name not in answers:
+            raise self.NVMLError("not supported")
+        return lambda *_: answers[name]
+
+
+def test_what_a_gpu_does_not_say_is_null(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Nvml()
+    monkeypatch.setitem(sys.modules, "pynvml", driver)  # type: ignore[arg-type]
+    assert environment.collect()["gpus"] == [
+        {"index": 0, "name": "NVIDIA H100", "memory_bytes": 85 * 10**9, "driver": "570.1",
+         "power_limit_w": 700.0, "ecc": None, "mig": False, "pcie_generation": 5,
+         "pcie_width": 16}
+    ]  # fmt: skip
+    monkeypatch.setattr(driver, "nvmlDeviceGetCount", contextlib.suppress, raising=False)
+    assert environment.collect()["gpus"] is None  # a driver, and no answer
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert environment.collect()["gpus"] == []

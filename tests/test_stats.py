@@ -1,0 +1,404 @@
+"""Statistics against scipy, their promises by simulation, the rules by scripted sequences."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from penstock import stats
+from penstock.stats import Interval, StopRule, WarmupRule
+
+Draw = Callable[[np.random.Generator, int], NDArray[np.float64]]
+
+SHAPES: dict[str, tuple[Draw, float]] = {  # and the true median
+    "normal": (lambda rng, n: rng.normal(1, 0.1, n), 1.0),
+    "skewed": (lambda rng, n: rng.lognormal(0, 1, n), 1.0),
+    "heavy tails": (lambda rng, n: 1 + rng.standard_cauchy(n), 1.0),
+    "two modes": (lambda rng, n: rng.choice([1.0, 3.0], n) + rng.uniform(-1.5, 1.5, n), 2.0),
+}
+
+
+# --- intervals ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("n", "confidence", "ranks"),
+    [
+        (5, 0.95, (None, None)),  # the extremes enclose the median with 93.75 % only
+        (6, 0.95, (1, 6)),
+        (10, 0.95, (2, 9)),  # tables of Conover, and below
+        (20, 0.95, (6, 15)),
+        (100, 0.95, (40, 61)),
+        (7, 0.99, (None, None)),
+        (8, 0.99, (1, 8)),
+    ],
+)
+def test_ranks_of_the_median(n: int, confidence: float, ranks: tuple[int | None, ...]) -> None:
+    found = stats.median_interval(np.arange(n, 0, -1), confidence)
+    assert (found.low, found.high) == ranks
+    assert (found.value, found.n) == ((n + 1) / 2, n)
+
+
+@given(
+    n=st.integers(1, 300),
+    q=st.sampled_from([0.05, 0.25, 0.5, 0.9, 0.99]),
+    confidence=st.sampled_from([0.8, 0.95, 0.99]),
+)
+def test_ranks_are_the_tightest_that_the_binomial_allows(
+    n: int, q: float, confidence: float
+) -> None:
+    found = stats.quantile_interval(np.arange(n), q, confidence)
+    below, risk = scipy.stats.binom(n, q).cdf, (1 - confidence) / 2
+    if found.low is not None:
+        assert below(found.low) <= risk * (1 + 1e-9)
+    first_not_taken = 0 if found.low is None else found.low + 1
+    assert below(first_not_taken) > risk * (1 - 1e-9)
+    if found.high is not None:
+        assert 1 - below(found.high) <= risk * (1 + 1e-9)
+        assert 1 - below(found.high - 1) > risk * (1 - 1e-9)
+    else:
+        assert 1 - below(n - 1) > risk * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("n", [6, 11, 50])
+def test_the_interval_of_the_median_covers_it_as_often_as_it_says(shape: str, n: int) -> None:
+    draw, truth = SHAPES[shape]
+    rng = np.random.default_rng(1)
+    hits = sum(not stats.median_interval(draw(rng, n)).excludes(truth) for _ in range(1000))
+    assert hits >= 935  # 950 less two standard errors
+
+
+def test_quantile_and_mad() -> None:
+    values = [4.0, 1.0, 2.0, 10.0, 3.0]
+    assert stats.quantile(values, 0.25) == 2
+    assert stats.mad(values) == scipy.stats.median_abs_deviation(values) == 1
+
+
+# --- drift --------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 9)), min_size=8, max_size=40).filter(
+        lambda points: len({x for x, _ in points}) > 4
+    )
+)
+def test_theil_sen_is_scipys(points: list[tuple[int, int]]) -> None:
+    x, y = np.array(points, float).T
+    found, oracle = stats.theil_sen(y, x), scipy.stats.theilslopes(y, x)
+    assert found.value == pytest.approx(oracle.slope)
+    if found.low is not None:
+        assert (found.low, found.high) == pytest.approx((oracle.low_slope, oracle.high_slope))
+
+
+def test_few_points_show_no_drift() -> None:
+    assert stats.drift([1.0, 2.0, 3.0]) == Interval(1.0, None, None, 3)
+    assert not stats.drift([1.0]).excludes(0)
+    assert not stats.drift([]).excludes(0)
+
+
+def test_drift_is_relative_and_survives_outliers() -> None:
+    rng = np.random.default_rng(0)
+    rising = np.linspace(2.0, 2.2, 200) * rng.normal(1, 0.005, 200)
+    rising[::20] *= 10
+    found = stats.drift(rising)
+    assert found.value == pytest.approx(0.2 / 2.1, rel=0.1)
+    assert found.excludes(0)
+    assert stats.drift(np.full(50, 0.3)) == Interval(0.0, 0.0, 0.0, 50)
+
+
+def test_drift_of_a_long_series_is_that_of_its_stretches() -> None:
+    rng = np.random.default_rng(0)
+    found = stats.drift(np.linspace(1.0, 0.9, 30_007) * rng.normal(1, 0.02, 30_007))
+    assert found.value == pytest.approx(-0.1 / 0.95, rel=0.05)
+    assert found.n == 30_007
+    assert found.excludes(0)
+
+
+def test_steady_series_seldom_drift() -> None:
+    rng = np.random.default_rng(2)
+    alarms = sum(stats.drift(rng.normal(1, 0.01, 30)).excludes(0) for _ in range(500))
+    assert alarms <= 35  # 25 expected, two standard errors more
+
+
+# --- warm-up ------------------------------------------------------------------------------------
+
+
+def settle(values: Iterable[float], seconds: float, count: int = 300) -> tuple[int, bool | None]:
+    """After how many values the rule was done, and what it said."""
+    rule, n = WarmupRule(seconds, count), 0
+    for value in values:
+        rule.add(value)
+        n += 1
+        if rule.done:
+            break
+    return n, rule.settled
+
+
+DECAY = [1.0, 0.2, 0.05, 0.02, *(0.01 * (1 + 2.0**-i) for i in range(400))]
+
+
+@pytest.mark.parametrize(
+    ("values", "seconds", "expected"),
+    [
+        ([0.01] * 100, 5.0, (40, True)),  # constant: two windows
+        (DECAY, 5.0, (49, True)),  # slow first calls are left behind
+        ([0.01, 0.012] * 100, 5.0, (40, True)),  # two modes, each as often in both windows
+        ([0.02] * 30 + [0.01] * 400, 50.0, (70, True)),  # a step down: both are wholly beyond it
+        ([0.01] * 3 + [0.05] * 3 + [0.01] * 400, 50.0, (46, True)),  # a hiccup: the mean tells
+        ([0.01] * 20 + [0.007, 0.013] * 200, 50.0, (51, True)),  # it grows restless: the spread
+        ([0.01] * 30 + [0.02] * 400, 50.0, (66, True)),  # a step up: but for a few values
+        ([0.01 * 1.01**i for i in range(400)], 500.0, (300, False)),  # ever slower: count
+        ([0.1 * 0.97**i for i in range(400)], 3.0, (76, False)),  # ever faster: time
+        ([2.0] * 10, 5.0, (2, True)),  # slow steps: two that agree
+        ([2.0, 2.2, 2.0, 2.0], 5.0, (3, False)),  # slow steps that do not, within their time
+        ([30.0, 30.0], 5.0, (2, True)),  # one alone says nothing
+        ([30.0, 20.0], 5.0, (2, False)),
+        ([0.3] * 40, 5.0, (8, True)),  # windows of four: 2.4 s of the 5 s
+        ([9.0] + [0.3] * 40, 5.0, (2, False)),  # the time is gone
+        ([0.3] + [0.0] * 50, 1.0, (41, True)),  # below the tick of the clock
+    ],
+)
+def test_warm_up(values: Sequence[float], seconds: float, expected: tuple[int, bool]) -> None:
+    assert settle(values, seconds) == expected
+
+
+def test_few_values_allowed_make_windows_small() -> None:
+    assert settle([0.01] * 20, 5.0, count=10) == (10, True)
+    assert settle([0.01] * 20, 5.0, count=1) == (1, False)
+
+
+def test_an_unfinished_warm_up_has_no_verdict() -> None:
+    assert settle([0.01] * 20, 5.0) == (20, None)
+
+
+@pytest.mark.parametrize("noise", [0.001, 0.01, 0.1, 0.3])
+def test_steady_noise_of_any_size_settles(noise: float) -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        n, settled = settle(0.01 * rng.lognormal(0, noise, 400), 50.0)
+        assert settled
+        assert n <= 120
+
+
+@given(step=st.floats(1e-5, 10), seconds=st.floats(0.1, 10))
+def test_warm_up_of_steady_steps_takes_half_its_time_at_most(step: float, seconds: float) -> None:
+    n, settled = settle([step] * 300, seconds)
+    assert settled
+    assert n == 2 or n * step <= seconds / 2 * (1 + 1e-9)
+
+
+# --- stopping -----------------------------------------------------------------------------------
+
+
+def stop(
+    values: Iterable[float], precision: float = 0.01, least: int = 10, seconds: float = 1e9
+) -> tuple[int, str | None]:
+    rule, n = StopRule(precision, least, seconds), 0
+    for value in values:
+        rule.add(value)
+        n += 1
+        if rule.done:
+            break
+    return n, rule.done
+
+
+@pytest.mark.parametrize(
+    ("values", "seconds", "expected"),
+    [
+        ([0.5] * 100, 50.0, (10, "precise")),  # constant: the least number
+        ([0.5] * 100, 2.0, (4, "budget")),
+        ([0.5] * 100, 5.0, (10, "precise")),  # both at once: the better reason
+        ([1.0, 1.2] * 500, 1e9, (70, "noise_stable")),  # two modes: the median lies in a gap
+        ([1.0 * 1.05**i for i in range(400)], 1e4, (128, "budget")),  # drifting: noise rises too
+        ([1.0] * 200, 0.5, (1, "budget")),  # one sample, longer than the budget
+    ],
+)
+def test_stopping(values: Sequence[float], seconds: float, expected: tuple[int, str]) -> None:
+    assert stop(values, seconds=seconds) == expected
+
+
+def test_a_launch_that_stops_as_precise_is_so() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        values = rng.lognormal(0, 0.03, 5000)
+        n, why = stop(values, precision=0.01)
+        found = stats.median_interval(values[:n])
+        assert found.low is not None and found.high is not None
+        precise = (found.high - found.low) / 2 <= 0.01 * found.value
+        assert precise == (why == "precise")
+
+
+def test_more_noise_takes_more_samples_until_it_is_stable() -> None:
+    rng = np.random.default_rng(0)
+    numbers, reasons = [], []
+    for noise in (0.001, 0.02, 0.2):
+        found = [stop(rng.lognormal(0, noise, 3000)) for _ in range(40)]
+        numbers.append(float(np.mean([n for n, _ in found])))
+        reasons.append(Counter(why for _, why in found).most_common(1)[0][0])
+    assert numbers == sorted(numbers)
+    assert reasons == ["precise", "precise", "noise_stable"]
+
+
+@pytest.mark.parametrize(
+    ("step", "overhead", "steps"),
+    [
+        (1e-6, 1e-8, 1000),  # 1 ms
+        (1e-6, 1e-6, 10_000),  # 1e4 times the overhead
+        (0.5, 1e-6, 1),
+        (3e-4, 1e-8, 4),
+        (0.0, 1e-8, 1000),  # below the tick of the clock
+    ],
+)
+def test_block_size(step: float, overhead: float, steps: int) -> None:
+    assert stats.block_size(step, overhead) == steps
+
+
+# --- launches -----------------------------------------------------------------------------------
+
+
+def launches(
+    rng: np.random.Generator, n: int, samples: int = 50, level: float = 1.0, noise: float = 0.01
+) -> list[NDArray[np.float64]]:
+    """As many launches, with this noise within them and again between them."""
+    middles = level * rng.lognormal(0, noise, (n, 1))
+    return list(middles * rng.lognormal(0, noise, (n, samples)))
+
+
+def test_launch_medians() -> None:
+    assert stats.launch_medians([[3, 1, 2], [5, 9]]).tolist() == [2, 7]
+
+
+@pytest.mark.parametrize("samples", [1, 2, 7, 50])
+def test_resampled_medians_are_those_of_resampled_values(samples: int) -> None:
+    """The short cut by ranks against resampling as one would write it down."""
+    rng = np.random.default_rng(1)
+    a = [rng.lognormal(0, 0.3, samples) for _ in range(3)]
+    fast = stats._resampled_medians(a, 20_000, rng)
+    chosen = np.array(a)[rng.integers(3, size=(20_000, 3))]
+    values = np.take_along_axis(chosen, rng.integers(samples, size=chosen.shape), axis=2)
+    slow = np.median(np.median(values, axis=2), axis=1)
+    assert scipy.stats.ks_2samp(fast, slow).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("n", [5, 10])
+def test_the_interval_of_a_ratio_covers_it(n: int) -> None:
+    rng = np.random.default_rng(4)
+    hits = 0
+    for _ in range(400):
+        ratio = stats.hierarchical_bootstrap_ratio(
+            launches(rng, n), launches(rng, n, level=1.5), 500, rng
+        )
+        hits += not ratio.excludes(1.5)
+    assert hits >= 0.93 * 400
+
+
+def test_a_ratio_of_unequal_launches() -> None:
+    rng = np.random.default_rng(0)
+    a = [*launches(rng, 3, 20), *launches(rng, 2, 33)]
+    b = launches(rng, 4, 5, level=2.0)
+    ratio = stats.hierarchical_bootstrap_ratio(a, b, 1000, rng)
+    medians = [np.median([np.median(launch) for launch in side]) for side in (a, b)]
+    assert ratio.value == pytest.approx(medians[1] / medians[0])
+    assert ratio.low is not None and ratio.high is not None
+    assert 1.9 < ratio.low < ratio.value < ratio.high < 2.1
+    assert ratio.n == 4
+
+
+def test_one_launch_has_no_interval() -> None:
+    rng = np.random.default_rng(0)
+    ratio = stats.hierarchical_bootstrap_ratio([[1.0, 1.0]], [[2.0], [2.0]], 100, rng)
+    assert ratio == Interval(2.0, None, None, 1)
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=8, unique=True), st.integers(1, 7), st.data())
+def test_mann_whitney_is_scipys_where_nothing_ties(
+    values: list[float], cut: int, data: st.DataObject
+) -> None:
+    values = data.draw(st.permutations(values))
+    a, b = values[: min(cut, len(values) - 1)], values[min(cut, len(values) - 1) :]
+    oracle = scipy.stats.mannwhitneyu(a, b, method="exact").pvalue
+    assert stats.mann_whitney(a, b) == pytest.approx(oracle)
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=5),
+    st.lists(st.integers(0, 3), min_size=1, max_size=5),
+)
+def test_mann_whitney_counts_ties_exactly(a: list[int], b: list[int]) -> None:
+    def statistic(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
+        return float(scipy.stats.rankdata(np.concatenate([x, y]))[: len(x)].sum())
+
+    if len(a) == 1 or len(b) == 1:  # scipy wants two of each
+        a, b = [*a, *a], [*b, *b]
+    oracle = scipy.stats.permutation_test((a, b), statistic, n_resamples=10_000).pvalue
+    assert stats.mann_whitney(a, b) == pytest.approx(oracle)
+
+
+@pytest.mark.parametrize(
+    ("n", "floor"), [(3, 0.1), (4, 0.0286), (5, 0.00794), (6, 0.00216), (7, 0.000583)]
+)
+def test_the_least_p_of_so_many_launches(n: int, floor: float) -> None:
+    a, b = np.arange(n) + 1.0, np.arange(n) + 100.0
+    assert stats.mann_whitney(a, b) == pytest.approx(floor, rel=0.01)
+    rng = np.random.default_rng(0)
+    assert stats.permutation_test([(a, b)], rng)[0] == pytest.approx(floor, rel=0.01)
+
+
+# --- a matrix -----------------------------------------------------------------------------------
+
+
+@given(st.lists(st.floats(0, 1), min_size=0, max_size=20))
+def test_benjamini_hochberg_is_scipys(p: list[float]) -> None:
+    oracle = scipy.stats.false_discovery_control(p) if p else []
+    assert stats.benjamini_hochberg(p) == pytest.approx(np.asarray(oracle))
+
+
+def test_one_pair_is_the_permutation_test() -> None:
+    rng = np.random.default_rng(0)
+    for n, m in ((5, 5), (4, 6), (2, 3)):
+        a, b = rng.lognormal(0, 0.1, n), rng.lognormal(0.1, 0.1, m)
+
+        def welch(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
+            spread = np.sqrt(x.var(ddof=1) / len(x) + y.var(ddof=1) / len(y))
+            return float(abs(x.mean() - y.mean()) / (spread + stats._NEGLIGIBLE))
+
+        oracle = scipy.stats.permutation_test(
+            (np.log(a), np.log(b)), welch, n_resamples=10_000, alternative="greater"
+        )
+        assert stats.permutation_test([(a, b)], rng)[0] == pytest.approx(oracle.pvalue)
+
+
+@pytest.mark.parametrize(("cases", "n"), [(1, 5), (20, 5), (5, 10)])
+def test_a_matrix_without_change_seldom_alarms(cases: int, n: int) -> None:
+    rng = np.random.default_rng(3)
+    alarms = 0
+    for _ in range(150):
+        pairs = [tuple(rng.lognormal(0, 0.01, (2, n))) for _ in range(cases)]
+        alarms += stats.benjamini_hochberg(stats.permutation_test(pairs, rng)).min() <= 0.05
+    assert alarms <= 0.09 * 150  # 5 %, two standard errors more
+
+
+def test_one_change_in_a_large_matrix_is_found() -> None:
+    rng = np.random.default_rng(0)
+    pairs = [tuple(rng.lognormal(0, 0.01, (2, 5))) for _ in range(200)]
+    pairs[17] = (pairs[17][0], pairs[17][1] * 1.3)
+    adjusted = stats.benjamini_hochberg(stats.permutation_test(pairs, rng))
+    assert np.flatnonzero(adjusted <= 0.05).tolist() == [17]
+
+
+def test_equal_launches_are_no_difference_and_single_ones_are_not_tested() -> None:
+    rng = np.random.default_rng(0)
+    same, more = np.ones(5), np.full(5, 2.0)
+    p = stats.permutation_test([(same, same), (same, more), ([1.0], [9.0, 9.0])], rng)
+    assert p[0] == 1
+    assert p[1] < 0.008
+    assert p[2] == 1
+    assert stats.permutation_test([], rng).tolist() == []
