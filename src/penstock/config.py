@@ -7,6 +7,7 @@ never edits it: what is fitted to the data is fitted in `plan`, and shown there.
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -48,7 +49,15 @@ def _switch(value: object) -> object:
 
 Switches = Annotated[tuple[bool, ...], BeforeValidator(_switch)]
 """``--amp`` is on, ``--amp off on`` is an axis of a sweep."""
-Tile = Annotated[str, BeforeValidator(str), Field(pattern=r"^[1-9]\d*(x[1-9]\d*){0,2}$")]
+
+
+def _tile(value: object) -> str:
+    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){0,2}", str(value)):
+        raise ValueError(f"{str(value)!r} is no tile such as 256 or 32x256x256")
+    return str(value)
+
+
+Tile = Annotated[str, BeforeValidator(_tile)]
 """``256`` is a square or a cube, as the model has axes; ``32x256x256`` is z y x."""
 
 
@@ -245,6 +254,159 @@ class BenchModelConfig(Knobs):
     )
 
 
+PRESET_SAMPLES = 64
+
+
+class GenerateConfig(Knobs):
+    """What ``penstock generate`` may be told beside what to make, from what, and where."""
+
+    samples: Positive | None = flag(
+        None, help=f"samples (default: {PRESET_SAMPLES} of a preset, all that a file has)"
+    )
+    grid: Annotated[tuple[Positive, ...], BeforeValidator(_many)] = flag(
+        (192, 384), help="cells of latitude and longitude of a preset, both even"
+    )
+    seed: Natural = flag(0, help="seed of a preset or a volume")
+    slope: Annotated[float, Field(ge=0)] = flag(
+        2.0, help="the amplitude of a preset's waves falls with wave number to this power"
+    )
+    codec: Literal["blosc-lz4", "blosc-zstd", "zstd", "none"] = flag(
+        "blosc-lz4", help="compression of the chunks; blosc shuffles the bytes first"
+    )
+    zarr_format: Annotated[Literal[2, 3], BeforeValidator(int)] = flag(2, help="version of Zarr")
+    shards: Annotated[tuple[Positive, ...], BeforeValidator(_many)] | None = flag(
+        None, help="samples in a shard (Zarr 3 only); of a volume, a shard's z y x"
+    )
+    workers: Positive | None = flag(
+        None,
+        help="threads that make samples, each holding one or a shard of them "
+        "(default: one for each core, 8 at most)",
+    )
+    overwrite: bool = flag(False, help="replace an OUT that is such data, and nothing else")
+
+    inputs: Selection | None = flag(
+        None, help="variables of the file that are inputs (default: all that fit)"
+    )
+    targets: Selection | None = flag(
+        None, help="variables of the file that are targets (default: the inputs that vary)"
+    )
+    offsets: Annotated[tuple[int, ...], BeforeValidator(_many), Field(min_length=1)] | None = flag(
+        None,
+        help="steps of the file that inputs are taken from (default: -1 0, or 0 where it is short)",
+    )
+    target_offset: int = flag(1, help="step of the file that targets are taken from")
+
+    shape: Shape = flag((128, 512, 512), help="z y x of a volume")
+    chunks: Shape = flag((64, 128, 128), help="z y x of a volume's chunks")
+
+    @model_validator(mode="after")
+    def _sides(self) -> GenerateConfig:
+        if len(self.grid) != 2 or any(side % 2 for side in self.grid):
+            told = " ".join(map(str, self.grid))
+            raise ValueError(f"--grid {told}: give two even numbers, latitude and longitude")
+        for name in ("shape", "chunks"):
+            if len(getattr(self, name)) != 3:
+                raise ValueError(f"--{name} {getattr(self, name)}: give three numbers, z y x")
+        return self
+
+
+class BenchQueueConfig(Knobs):
+    """Everything that ``penstock bench queue`` may be told. Tuples are axes of the sweep."""
+
+    workers: Annotated[tuple[Natural, ...], BeforeValidator(_many), Field(min_length=1)] = flag(
+        (0, 1, 2, 4), help="threads that read and decode; 0 reads where it computes"
+    )
+    queue_sizes: Annotated[tuple[Positive, ...], BeforeValidator(_many), Field(min_length=1)] = (
+        flag((1, 2, 4, 8), help="most batches that are read ahead")
+    )
+    batch_size: Positive = flag(16, help="samples of a batch")
+    iterations: Annotated[int, Field(ge=3)] = flag(
+        30, help="steps of a launch, the first of which begins with a full queue"
+    )
+    compute: Literal["sleep", "busy", "train"] = flag(
+        "sleep", help="what a step does: sleep, keep one core busy, or train a real network"
+    )
+    compute_time: Annotated[float, Field(gt=0)] = flag(
+        1.0, help="seconds of a step (train takes what it takes)"
+    )
+    model: str = flag("prithvi-refiner-tiny", help="the network of --compute train")
+    tile_size: Tile = flag("64", help="its tiles, a number or ZxYxX")
+    device: str = flag("auto", help="where it trains: cpu, cuda, cuda:1, mps")
+    shuffle: Literal["none", "sample", "global"] = flag("sample", help="order of the samples")
+
+    output: Path = flag(Path("logs/queue_bench.csv"), help="CSV to which results are appended")
+    ledger: Path | None = flag(
+        None, help="folder of the raw records (default: OUTPUT with the suffix .ledger)"
+    )
+    effort: Literal["quick", "standard", "rigorous"] = flag(
+        "quick", help="1, 5 or 10 launches of each case; one launch is never compared"
+    )
+    timeout: Annotated[float, Field(gt=0)] = flag(600.0, help="most seconds of a launch in all")
+    seed: Natural = flag(0, help="seed of the order of launches and of samples")
+    resume: bool = flag(False, help="run only the launches that the ledger lacks")
+
+
+class TuneLoaderConfig(Knobs):
+    """Everything that ``penstock tune loader`` may be told."""
+
+    step_time: Annotated[float, Field(gt=0)] = flag(
+        help="seconds of a step for a batch of --batch-size samples on the accelerator"
+    )
+    batch_size: Positive = flag(16, help="samples of a batch")
+    threads_up_to: Positive | None = flag(
+        None, help="most threads to try (default: the cores that this process may use)"
+    )
+    max_memory: Bytes | None = flag(
+        None, help="most host memory of the batches, such as 16GiB (default: half of what is free)"
+    )
+    utilisation: Annotated[float, Field(gt=0, lt=1)] = flag(
+        0.9, help="share of the time that the accelerator must be computing"
+    )
+    batches: Annotated[int, Field(ge=6)] = flag(16, help="batches that a launch reads")
+    launches: Positive = flag(3, help="launches of each number of threads")
+    shuffle: Literal["none", "sample", "global"] = flag("sample", help="order of the samples")
+    output: Path = flag(Path("logs/loader.yaml"), help="YAML file for the settings")
+    ledger: Path | None = flag(
+        None, help="folder of the raw records (default: OUTPUT with the suffix .ledger)"
+    )
+    timeout: Annotated[float, Field(gt=0)] = flag(600.0, help="most seconds of a launch in all")
+    seed: Natural = flag(0, help="seed of the order of launches and of samples")
+
+
+class LoaderConfig(Knobs):
+    """Everything that a `penstock.loader.Loader` may be told, but for what the items are."""
+
+    batch_size: Positive = flag(help="items in a batch of one rank")
+    shuffle: Literal["none", "sample", "block", "global"] = flag(
+        "none",
+        help="none: in order; sample: whole samples; block: in windows of chunks; global: all",
+    )
+    window: Positive = flag(16, help="chunks in a window of the block shuffle")
+    seed: Natural = flag(0, help="seed of the order")
+    drop_last: bool = flag(True, help="leave out the items that do not fill a last global batch")
+    rank: Natural = flag(0, help="which of the processes this is")
+    world_size: Positive = flag(1, help="processes that share an epoch")
+
+    workers: Positive | None = flag(
+        None, help="threads that decode (default: one for each CPU that this process may use)"
+    )
+    fetch: Natural = flag(
+        0, help="threads that only read ahead of these; 0: who decodes reads, best for local files"
+    )
+    queue: Natural = flag(2, help="batches that are made ready ahead of the one in use")
+    max_memory: Bytes | None = flag(
+        None, help="most memory for batches, scratch and cache, such as 8GiB (default: no limit)"
+    )
+    cache: Bytes = flag(0, help="decoded chunks kept for their next use, such as 2GiB")
+    engine: Literal["auto", "native", "tensorstore"] = flag(
+        "auto", help="native: local Zarr of regular chunks; tensorstore: anything; auto: as fits"
+    )
+    missing: Literal["error", "fill"] = flag(
+        "error", help="a chunk that is not there is an error, or the store's fill value"
+    )
+    pin: bool = flag(False, help="batches in page-locked memory, for a quick way to a CUDA device")
+
+
 Config = TypeVar("Config", bound=Knobs)
 
 
@@ -267,6 +429,8 @@ def build(model: type[Config], *layers: Mapping[str, Any]) -> Config:
             raise UsageError(f"{name} is required") from None
         if first["type"] == "extra_forbidden":
             raise UsageError(f"there is no setting {first['loc'][0]!r}") from None
+        if first["type"] == "value_error":  # one of ours, and whole
+            raise UsageError(f"{name}: {first['ctx']['error']}") from None
         message = first["msg"][:1].lower() + first["msg"][1:]
         raise UsageError(f"{name} {first['input']!r}: {message}") from None
 

@@ -26,7 +26,7 @@ Status = Literal[
     "ok", "oom_device", "oom_host", "timeout", "crash", "unsupported", "wrong_result"
 ]  # fmt: skip
 
-FAILED: dict[Status, str] = {
+FAILED: Mapping[str, str] = {
     "oom_device": "ran out of device memory",
     "oom_host": "ran out of host memory",
     "timeout": "did not end in time",

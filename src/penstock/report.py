@@ -221,10 +221,10 @@ class Cell:
             "flops_per_sec": self.rate("flops"),
             "structure": self.fact("structure"),
             "machine_key": self.environment("machine_key"),
-            "commit": _commit(self.environment("git")),
+            "commit": commit_of(self.environment("git")),
             "key": self.records[0].key,
         }
-        return {name: _field(values[name]) for name in COLUMNS}
+        return {name: field(values[name]) for name in COLUMNS}
 
 
 def cells(records: Iterable[Record]) -> list[Cell]:
@@ -274,7 +274,7 @@ def _label(fields: Mapping[str, str], varying: set[str]) -> str:
     return ", ".join(filter(None, named))
 
 
-def _commit(git: Mapping[str, Any] | None) -> str | None:
+def commit_of(git: Mapping[str, Any] | None) -> str | None:
     return f"{git['commit']}{'+dirty' * git['dirty']}" if git and git.get("commit") else None
 
 
@@ -282,7 +282,7 @@ def _scaled(value: float | None, factor: float) -> float | None:
     return None if value is None else value * factor
 
 
-def _field(value: Any) -> str:
+def field(value: Any) -> str:
     if value is None or (isinstance(value, float) and not np.isfinite(value)):
         return ""
     return f"{value:.9g}" if isinstance(value, float) else str(value)
@@ -399,7 +399,7 @@ def speed_up(time: stats.Interval, a: Cell, b: Cell, quantity: str) -> stats.Int
     """Units a second of ``b`` over those of ``a``, from the ratio of their times; None where
     nobody counted them."""
     before, after = a.work(quantity), b.work(quantity)
-    return _inverse(time, after / before) if before and after else None
+    return inverse(time, after / before) if before and after else None
 
 
 def comparison_lines(records: Iterable[Record]) -> list[str]:
@@ -452,7 +452,7 @@ def _compare_tiles(a: Cell, b: Cell) -> list[str]:
         return [f"{start} and {a.tile}: {_both(a, b)}, not compared."]
     time = ratio(a, b)
     if time.excludes(1):
-        slower = time if time.value > 1 else _inverse(time)
+        slower = time if time.value > 1 else inverse(time)
         verb = "slower" if time.value > 1 else "faster"
         first = (
             f"is {slower.value:.2f}x {verb} per sample than {a.tile} {_spread(slower, _both(a, b))}"
@@ -512,7 +512,7 @@ def _bootstrap(
     return stats.hierarchical_bootstrap_ratio(a, b, _DRAWS, np.random.default_rng(0))
 
 
-def _inverse(ratio: stats.Interval, work: float = 1.0) -> stats.Interval:
+def inverse(ratio: stats.Interval, work: float = 1.0) -> stats.Interval:
     """The ratio of rates that a ratio of times means, for so many times the work."""
     low, high = (None if end is None else work / end for end in (ratio.high, ratio.low))
     return stats.Interval(work / ratio.value, low, high, ratio.n)

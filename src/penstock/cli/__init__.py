@@ -21,6 +21,7 @@ from ..errors import PenstockError, describe
 VERBS = {
     "infer": "run a model over a volume larger than memory",
     "plan": "say what infer would do: counts, bytes, memory; touch nothing",
+    "generate": "make data to measure with: fields, volumes, packed NetCDF",
     "bench": "measure a model: memory and throughput",
     "compare": "say whether B is faster or slower than A, and how sure that is",
     "plot": "draw the figures of a metrics file",

@@ -24,7 +24,7 @@ SCENARIOS = {
     "copy": "penstock.scenarios.roofs:MemoryCopy",
     "disk": "penstock.scenarios.roofs:DiskRead",
     "loader": "penstock.scenarios.loader:LoaderScenario",
-    "ladder": "penstock.scenarios.ladder:Rung",
+    "ladder": "penstock.scenarios.ladder:rung",
 }
 
 
