@@ -25,6 +25,7 @@ from penstock.report import (
     pixels_of,
     ratio,
     read_csv,
+    roof_line,
     summary_lines,
     to_markdown,
 )
@@ -512,3 +513,34 @@ def test_markdown_holds_the_same() -> None:
     bullets = [line[2:] for line in text.splitlines() if line.startswith("- ")]
     assert bullets == comparison_lines(sweep(MEASURED))
     assert text.endswith(".\n") and text == to_markdown(sweep(MEASURED))
+
+
+def test_a_launch_that_grew_slower_and_a_hot_card_are_told() -> None:
+    rising = [0.03 * (1 + 0.08 * i / 99 + 0.001 * (i % 3)) for i in range(100)]
+    steady = [0.03 * (1 + 0.001 * (i % 3)) for i in range(100)]
+    hot = [{"throttle_reasons": 0x1}, {"throttle_reasons": 0x64}, {"throttle_reasons": None}]
+    lines = comparison_lines(
+        [
+            *(launch(256, 1, n, rising if n == 0 else steady) for n in range(3)),
+            *(launch(384, 1, n, steady, clocks=hot) for n in range(2)),
+        ]
+    )
+    assert lines[0] == "Batch 1: 256 drifted by up to +7.7% in 1 of 3 launches."
+    assert lines[1] == "Batch 1: 384 had its clocks held down by its power cap and heat."
+
+
+def test_arithmetic_is_set_against_the_measured_roof() -> None:
+    records = [launch(256, 1, n, [0.01] * 9, work={"samples": 1, "flops": 2e9}) for n in range(2)]
+    asked = []
+
+    def roof(*of: str) -> float | None:
+        asked.append(of)
+        return 8e11
+
+    assert roof_line(records, roof) == (
+        "Most arithmetic: 200 GFLOP/s (256, batch 1), 25% of the 800 GFLOP/s in float32 that "
+        "`penstock doctor` measured here."
+    )
+    assert asked == [("here", "cpu", "float32")]
+    assert "`penstock doctor` measures" in roof_line(records, lambda *of: None)
+    assert roof_line([launch()], roof) == ""

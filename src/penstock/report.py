@@ -59,6 +59,18 @@ APART = tuple(
 
 VARIANTS = ("amp", "compile", "channels_last", "checkpointing")
 
+NOTABLE_DRIFT = 0.02
+"""A smaller change within a launch is not worth a word."""
+
+THROTTLES = {
+    0x04: "its power cap",
+    0x08: "a hardware slowdown",
+    0x20: "heat",
+    0x40: "heat",
+    0x80: "a power brake",
+}
+"""Bits of NVML's reasons that slow a GPU down; to be idle, or set so by its user, is no trouble."""
+
 Row = dict[str, str]
 """Fields of a CSV by their columns."""
 Item = TypeVar("Item")
@@ -125,6 +137,21 @@ class Cell:
         if len(self.times) == 1:
             return stats.median_interval(self.times[0])
         return _bootstrap([np.ones(1), np.ones(1)], self.times)
+
+    @cached_property
+    def drifts(self) -> list[float]:
+        """How much the time of a step rose within a launch, of those where it surely did."""
+        trends = [stats.drift(times) for times in self.times]
+        return [t.value for t in trends if t.excludes(0) and abs(t.value) >= NOTABLE_DRIFT]
+
+    @property
+    def throttled(self) -> list[str]:
+        """Why the GPU's clocks were held down at any reading."""
+        bits = 0
+        for record in self.measured:
+            for reading in record.clocks:
+                bits |= reading.get("throttle_reasons") or 0
+        return list(dict.fromkeys(why for bit, why in THROTTLES.items() if bits & bit))
 
     def mean(self, phase: str = "step") -> float | None:
         """Total seconds over total steps."""
@@ -440,6 +467,11 @@ def _troubles(cell: Cell) -> str:
             troubles[-1] += f" (last peak {format_bytes(cell.memory)})"
     if unsettled := sum(record.warmup.settled is False for record in cell.measured):
         troubles.append(f"was still unsteady after warm-up in {unsettled} of {_launches(total)}")
+    if drifts := cell.drifts:
+        most = max(drifts, key=abs)
+        troubles.append(f"drifted by up to {most:+.1%} in {len(drifts)} of {_launches(total)}")
+    if reasons := cell.throttled:
+        troubles.append(f"had its clocks held down by {' and '.join(reasons)}")
     if retries := cell.peak("alloc_retries"):
         times = "once" if retries == 1 else f"{retries} times"
         troubles.append(f"is on the cliff: the allocator gave its cache back {times} to go on")
@@ -565,6 +597,31 @@ def summary_lines(records: Iterable[Record]) -> list[str]:
             lines.append("  " + "  ".join(cells_).rstrip())
         lines += ["", *(f"- {line}" for line in _compare(group)), ""]
     return lines[:-1]
+
+
+def roof_line(records: Iterable[Record], roof: Callable[[str, str, str], float | None]) -> str:
+    """How near the best case came to the arithmetic that its machine was measured to do.
+
+    ``roof`` gives floating-point operations a second for a machine's key, a device and a dtype,
+    None where they were never measured; `limits.measured_roof` is one. A share is not cut at
+    100 %: a roof measured beside other work is too low, and then this shows it. Empty where no
+    operations were counted.
+    """
+    counted = [cell for cell in cells(records) if cell.rate("flops")]
+    if not counted:
+        return ""
+    best = max(counted, key=lambda cell: cell.rate("flops") or 0.0)
+    rate, device = best.rate("flops") or 0.0, best.case["device"]
+    half = "float16" if device.startswith("cuda") else "bfloat16"
+    dtype = half if best.case["amp"] else best.case["dtype"]
+    start = f"Most arithmetic: {format_count(rate)}FLOP/s ({best.name})"
+    most = roof(best.environment("machine_key") or "", device, dtype)
+    if most is None:
+        return f"{start}; `penstock doctor` measures what this machine can do at most."
+    return (
+        f"{start}, {rate / most:.0%} of the {format_count(most)}FLOP/s in {dtype} that "
+        "`penstock doctor` measured here."
+    )
 
 
 def to_markdown(records: Iterable[Record]) -> str:

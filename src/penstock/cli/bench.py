@@ -15,6 +15,7 @@ import os
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,11 @@ if TYPE_CHECKING:
 Case = dict[str, Any]
 Facts = dict[str, Any]
 
+KINDS = {
+    "queue": "how long a queue of batches keeps a step fed, beside what its model predicts",
+}
+"""Benchmarks that have a module of their own: ``queue`` is ``bench_queue``."""
+
 MOST_BATCH = 2**16
 """No larger batch is tried by --find-limit."""
 
@@ -40,9 +46,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model = kinds.add_parser("model", help=about, description=about, allow_abbrev=False)
     model.add_argument("--config", type=Path, metavar="FILE.yaml", help="settings; flags win")
     add_flags(model, BenchModelConfig)
+    for kind, about in KINDS.items():
+        parser = kinds.add_parser(kind, help=about, description=about, allow_abbrev=False)
+        import_module(f"{__package__}.bench_{kind}").add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.kind in KINDS:
+        code: int = import_module(f"{__package__}.bench_{args.kind}").run(args)
+        return code
     config = from_flags(BenchModelConfig, args, args.config)
     from ..ledger import Ledger
 
@@ -171,6 +183,7 @@ def _sweep(
 ) -> int:
     from .. import report, tune
     from ..launch import Request, launch
+    from ..limits import measured_roof
     from ..sweep import launches_of, sweep
 
     counted = {canonical(case): own for case, own in zip(cases, facts, strict=True)}
@@ -205,6 +218,8 @@ def _sweep(
         )
     report.append_csv(records, config.output)
     print("", *report.summary_lines(records), sep="\n")
+    if line := report.roof_line(records, measured_roof):
+        print("", line, sep="\n")
     advice = tune.recommend(records, config.budget)
     print("", *advice.lines, sep="\n")
     written = [config.output, ledger.path, *tune.write_yaml(advice, _recommend_path(config))]
@@ -285,10 +300,24 @@ def outcome(record: Record) -> str:
 
 
 @contextlib.contextmanager
-def shown_progress(name: Callable[[Mapping[str, Any]], str]) -> Iterator[Callable[[Step], None]]:
-    """A bar on a terminal, a line for each launch elsewhere; both on stderr."""
+def shown_progress(
+    name: Callable[[Mapping[str, Any]], str], said: Callable[[Record], str] = outcome
+) -> Iterator[Callable[[Step], None]]:
+    """A bar on a terminal, a line for each launch elsewhere; both on stderr.
+
+    ``name`` has words for a case and ``said`` for a launch that is over.
+    """
+
+    def line(step: Step) -> str:
+        end = f"skipped, {step.skipped}" if step.record is None else said(step.record)
+        return f"{name(step.case)}, launch {step.launch}: {end}"
+
+    def plain(step: Step) -> None:
+        if step.record is not None or step.skipped:
+            _say(f"{step.number} of {step.total}: {line(step)}")
+
     if not sys.stderr.isatty():
-        yield lambda step: _plain(step, name)
+        yield plain
         return
     from rich import progress as bars
     from rich.console import Console
@@ -306,19 +335,9 @@ def shown_progress(name: Callable[[Mapping[str, Any]], str]) -> Iterator[Callabl
         def update(step: Step) -> None:
             bar.update(task, total=step.total, completed=step.number, description=name(step.case))
             if (step.record is not None and not step.record.ok) or step.skipped:
-                bar.console.print(_line(step, name), highlight=False, markup=False)
+                bar.console.print(line(step), highlight=False, markup=False)
 
         yield update
-
-
-def _plain(step: Step, name: Callable[[Mapping[str, Any]], str]) -> None:
-    if step.record is not None or step.skipped:
-        _say(f"{step.number} of {step.total}: {_line(step, name)}")
-
-
-def _line(step: Step, name: Callable[[Mapping[str, Any]], str]) -> str:
-    said = f"skipped, {step.skipped}" if step.record is None else outcome(step.record)
-    return f"{name(step.case)}, launch {step.launch}: {said}"
 
 
 def _say(line: str) -> None:
