@@ -539,3 +539,17 @@ def test_a_launch_of_inference(nets: str) -> None:
     assert list(record.samples_s) == ["step"]
     assert record.work == {"samples": 2, "pixels": 512, "useful_pixels": 512}
     assert record.stop in ("precise", "noise_stable", "budget")
+
+
+def test_resume_refuses_what_another_machine_measured(
+    fake: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--tile-sizes", "16", "--batch-sizes", "1")
+    assert bench(*words) == 0
+    path = fake / "out/bench.ledger/records.jsonl"
+    (record,) = Ledger(fake / "out/bench.ledger").records()
+    elsewhere = record.model_copy(update={"environment": {"machine_key": "elsewhere"}})
+    path.write_text(elsewhere.line() + "\n")
+    assert bench(*words, "--resume") == 2
+    assert "on another machine (elsewhere, not " in capsys.readouterr().err
+    assert path.read_text() == elsewhere.line() + "\n"

@@ -69,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
         if config.find_limit:
             # In a ledger of its own: a launch that only tries is no measurement.
             return _find_limit(config, cases, facts, Ledger(folder / "limits"))
+        if config.resume:
+            _same_work(ledger, cases, facts)
         return _sweep(config, cases, facts, ledger)
     except KeyboardInterrupt:
         print(
@@ -173,6 +175,31 @@ def checked(cases: Sequence[Case], timeout_s: float) -> tuple[list[Case], list[F
             own["flops"] = own["flops"] * case["batch"] // answer.case["batch"]
         facts.append(own)
     return resolved, facts
+
+
+def _same_work(ledger: Ledger, cases: Sequence[Case], facts: Sequence[Facts]) -> None:
+    """Raise `UsageError` where the ledger's launches of these cases ran elsewhere or ran another
+    model of the same name: what is missing would be measured on unlike ground."""
+    from ..environment import collect
+    from ..record import case_key
+
+    here = collect()["machine_key"]
+    structures = {
+        case_key("model", case): own.get("structure")
+        for case, own in zip(cases, facts, strict=True)
+    }
+    for record in ledger.records():
+        if record.key not in structures or not record.ok:
+            continue
+        for what, was, now in (
+            ("on another machine", record.environment.get("machine_key"), here),
+            ("of another model", record.facts.get("structure"), structures[record.key]),
+        ):
+            if was and now and was != now:
+                raise UsageError(
+                    f"--resume: {ledger.path} holds launches {what} ({was}, not {now}); give "
+                    "another --ledger, or leave --resume out"
+                )
 
 
 # --- the sweep -------------------------------------------------------------------------------
