@@ -39,6 +39,7 @@ PerAxis = Annotated[tuple[Natural, ...], BeforeValidator(_many), Field(min_lengt
 Shape = Annotated[tuple[Positive, ...], BeforeValidator(_many), Field(min_length=1, max_length=3)]
 Selection = Annotated[tuple[str | int, ...], BeforeValidator(_many)]
 """``all``, indices, or ranges such as ``0:5`` (half-open)."""
+Names = Annotated[tuple[str, ...], BeforeValidator(_many), Field(min_length=1)]
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 
 
@@ -284,10 +285,10 @@ class GenerateConfig(Knobs):
     )
     overwrite: bool = flag(False, help="replace an OUT that is such data, and nothing else")
 
-    inputs: Selection | None = flag(
+    inputs: Names | None = flag(
         None, help="variables of the file that are inputs (default: all that fit)"
     )
-    targets: Selection | None = flag(
+    targets: Names | None = flag(
         None, help="variables of the file that are targets (default: the inputs that vary)"
     )
     offsets: Annotated[tuple[int, ...], BeforeValidator(_many), Field(min_length=1)] | None = flag(
@@ -383,7 +384,7 @@ class LoaderConfig(Knobs):
     )
     window: Positive = flag(16, help="chunks in a window of the block shuffle")
     seed: Natural = flag(0, help="seed of the order")
-    drop_last: bool = flag(True, help="leave out the items that do not fill a last global batch")
+    drop_last: bool = flag(False, help="leave out the items that do not fill a last global batch")
     rank: Natural = flag(0, help="which of the processes this is")
     world_size: Positive = flag(1, help="processes that share an epoch")
 
@@ -405,6 +406,63 @@ class LoaderConfig(Knobs):
         "error", help="a chunk that is not there is an error, or the store's fill value"
     )
     pin: bool = flag(False, help="batches in page-locked memory, for a quick way to a CUDA device")
+
+
+class BenchLoaderConfig(Knobs):
+    """Everything that ``penstock bench loader`` may be told. Tuples are axes of the sweep."""
+
+    threads: Annotated[tuple[Positive, ...], BeforeValidator(_many), Field(min_length=1)] = flag(
+        (1, 2, 4), help="threads of a loader, or its worker processes"
+    )
+    batch_sizes: Annotated[tuple[Positive, ...], BeforeValidator(_many), Field(min_length=1)] = (
+        flag((4, 16), help="samples of a batch")
+    )
+    loaders: Annotated[tuple[str, ...], BeforeValidator(_many), Field(min_length=1)] = flag(
+        (
+            "penstock",
+            "penstock-tensorstore",
+            "tensorstore-read",
+            "dask-sample",
+            "dask-stacked",
+            "zarr",
+            "torch",
+            "xbatcher",
+            "zarrs",
+        ),
+        help="loaders by name; the first is compared with each of the others",
+    )
+    shuffle: Literal["none", "sample", "block", "global"] = flag(
+        "sample", help="order of the samples, the same for every loader"
+    )
+    window: Positive = flag(16, help="chunks in a window of the block shuffle")
+    cache: Literal["warm", "cold", "as-is"] = flag(
+        "warm",
+        help="files in memory before the first batch: all, none (each launch drops them), or "
+        "whatever is; what was really there is measured and shown",
+    )
+    batches: Positive = flag(10, help="batches that a launch waits for, and are samples")
+    warmup: Natural = flag(
+        2, help="batches between the first, which is told apart, and those that are samples"
+    )
+    ladder: bool = flag(True, help="measure the ladder of ceilings as well")
+
+    endpoint: str | None = flag(
+        None, help="URL of the S3 server of an s3:// DATA (default: AWS_ENDPOINT_URL)"
+    )
+    latency_ms: Annotated[float, Field(ge=0)] = flag(
+        0.0, help="read DATA over HTTP on loopback, every request so many milliseconds late"
+    )
+
+    output: Path = flag(Path("logs/loader_bench.csv"), help="CSV to which results are appended")
+    ledger: Path | None = flag(
+        None, help="folder of the raw records (default: OUTPUT with the suffix .ledger)"
+    )
+    effort: Literal["quick", "standard", "rigorous"] = flag(
+        "standard", help="1, 5 or 10 launches of each case; one launch is never compared"
+    )
+    timeout: Annotated[float, Field(gt=0)] = flag(600.0, help="most seconds of a launch in all")
+    seed: Natural = flag(0, help="seed of the order of launches and of samples")
+    resume: bool = flag(False, help="run only the launches that the ledger lacks")
 
 
 Config = TypeVar("Config", bound=Knobs)

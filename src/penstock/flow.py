@@ -80,11 +80,7 @@ class Flow:
         return self._running > 0
 
     def join(self, tick: Callable[[], None] = lambda: None, every: float = 0.1) -> None:
-        """Wait for every thread, calling ``tick`` meanwhile; raise the first error.
-
-        After an error the threads get two seconds to let go of what they hold. One that is
-        deep in a call that never returns (a dead network mount) is left behind: it is a daemon.
-        """
+        """Wait for every thread, calling ``tick`` meanwhile; raise the first error."""
         try:
             while self.alive and not self.failed:
                 with self.changed:
@@ -92,13 +88,21 @@ class Flow:
                 tick()
         except BaseException as error:  # Ctrl-C arrives here
             self.fail(error)
+        self.settle()
+        if self.error is not None:
+            raise self.error
+
+    def settle(self) -> None:
+        """Wait for every thread, and raise nothing.
+
+        After an error the threads get two seconds to let go of what they hold. One that is
+        deep in a call that never returns (a dead network mount) is left behind: it is a daemon.
+        """
         with self.changed:
             ended = self.changed.wait_for(lambda: not self.alive, 2.0 if self.failed else None)
         if ended:  # each is past its last line; a fork or a test should not meet it there
             for thread in self._threads:
                 thread.join()
-        if self.error is not None:
-            raise self.error
 
 
 class Channel(Generic[Item]):
@@ -115,6 +119,11 @@ class Channel(Generic[Item]):
 
     def __len__(self) -> int:
         return len(self._items)
+
+    @property
+    def ready(self) -> bool:
+        """Whether `get` would return at once."""
+        return self._got in self._items or self._producers <= 0
 
     def put(self, item: Item, place: int | None = None) -> None:
         """Hand an item on; the places that are named are 0, 1, 2, ... in any order."""
@@ -136,7 +145,7 @@ class Channel(Generic[Item]):
     def get(self) -> Item | None:
         """The next item, or None when the channel is closed and empty."""
         with self._flow.changed:
-            self._flow.wait_for(lambda: self._got in self._items or self._producers <= 0)
+            self._flow.wait_for(lambda: self.ready)
             if self._got not in self._items:
                 assert not self._items, f"item {self._got} was never put"
                 return None
@@ -148,6 +157,10 @@ class Channel(Generic[Item]):
         with self._flow.changed:
             self._producers -= 1
             self._flow.changed.notify_all()
+
+    def clear(self) -> None:
+        """Let go of what nobody will get any more."""
+        self._items.clear()
 
 
 class Budget:

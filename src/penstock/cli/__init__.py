@@ -23,6 +23,7 @@ VERBS = {
     "plan": "say what infer would do: counts, bytes, memory; touch nothing",
     "generate": "make data to measure with: fields, volumes, packed NetCDF",
     "bench": "measure a model: memory and throughput",
+    "tune": "find the settings that keep the accelerator fed",
     "compare": "say whether B is faster or slower than A, and how sure that is",
     "plot": "draw the figures of a metrics file",
     "doctor": "say what this machine is, what limits it, how noisy it is",

@@ -32,6 +32,7 @@ Case = dict[str, Any]
 Facts = dict[str, Any]
 
 KINDS = {
+    "loader": "how fast batches come, by loader, threads and batch size, and what limits them",
     "queue": "how long a queue of batches keeps a step fed, beside what its model predicts",
 }
 """Benchmarks that have a module of their own: ``queue`` is ``bench_queue``."""
@@ -123,11 +124,16 @@ def _writable(config: BenchModelConfig, ledger: Ledger) -> None:
     """Raise `UsageError` for outputs that could not be written when all is measured."""
     from .. import report
 
-    for flag, path in (
-        ("--output", config.output),
-        ("--ledger", ledger.path),
-        ("--recommend", _recommend_path(config)),
-    ):
+    recommend = _recommend_path(config)
+    writable(("--output", config.output), ("--ledger", ledger.path), ("--recommend", recommend))
+    if config.output.exists() and config.output.stat().st_size:
+        report.read_csv(config.output)
+    ledger.records()
+
+
+def writable(*outputs: tuple[str, Path]) -> None:
+    """Raise `UsageError`, naming the flag, for a path that could not be written."""
+    for flag, path in outputs:
         nearest = next(p for p in (path, *path.absolute().parents) if p.exists())
         if nearest == path and nearest.is_dir():
             why = "is a folder"
@@ -138,9 +144,6 @@ def _writable(config: BenchModelConfig, ledger: Ledger) -> None:
         else:
             continue
         raise UsageError(f"{flag} {path} cannot be written: {nearest} {why}")
-    if config.output.exists() and config.output.stat().st_size:
-        report.read_csv(config.output)
-    ledger.records()
 
 
 def _recommend_path(config: BenchModelConfig) -> Path:

@@ -41,18 +41,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from .. import benchplots, plots
+    from .. import benchplots, plots, queueplots
 
     if args.smooth < 0:
         raise UsageError(f"--smooth {args.smooth} is not a number of samples")
     file: Path = args.file or args.input or _usual()
     prefix = args.out or (args.output or file).with_suffix("")
     kind = kind_of(file)
-    if kind == "bench" and (args.mean or args.smooth != 1):
+    if kind not in ("metrics", "gpu") and (args.mean or args.smooth != 1):
         raise UsageError(f"--mean and --smooth are for metrics, and {file} is a benchmark")
     try:
         if kind == "bench":
             paths = benchplots.plot_bench(file, prefix)
+        elif kind in ("queue", "loader"):
+            figures = {"queue": queueplots.plot_queue, "loader": queueplots.plot_loader}
+            paths = figures[kind](file, prefix)
         else:
             draw = {"metrics": plots.plot_metrics, "gpu": plots.plot_gpu_metrics}[kind]
             paths = draw(file, prefix, mean=args.mean, smooth=args.smooth)
@@ -66,8 +69,8 @@ def run(args: argparse.Namespace) -> int:
 def kind_of(path: Path) -> str:
     """What a file holds, by its first line.
 
-    ``metrics``: the rows of a run, or ``metrics.json``; ``bench``: the CSV of a model benchmark;
-    ``gpu``: what nvidia-smi logged.
+    ``metrics``: the rows of a run, or ``metrics.json``; ``bench``, ``queue``, ``loader``: the CSV
+    of such a benchmark, ``bench`` of models; ``gpu``: what nvidia-smi logged.
     """
     try:
         with path.open(encoding="utf-8-sig", errors="replace") as file:
@@ -76,14 +79,20 @@ def kind_of(path: Path) -> str:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     if first.startswith("{"):
         return "metrics"
-    if {"tile_size", "batch_size"} <= {name.strip('"') for name in first.split(",")}:
-        return "bench"
+    names = {name.strip('"') for name in first.split(",")}
+    for kind, needs in (
+        ("bench", {"tile_size", "batch_size"}),
+        ("queue", {"workers", "queue"}),
+        ("loader", {"loader", "threads"}),
+    ):
+        if needs <= names:
+            return kind
     if first.startswith("timestamp") and "," in first:
         return "gpu"
     raise UsageError(
         f"{path} begins with {first[:60]!r}; plot knows metrics (.jsonl rows, metrics.json), "
-        "the CSV of bench model (tile_size, batch_size, ...) and gpu (the CSV of nvidia-smi "
-        "--query-gpu=timestamp,...)"
+        "the CSVs of bench model (tile_size, batch_size, ...), queue and loader, and gpu (the CSV "
+        "of nvidia-smi --query-gpu=timestamp,...)"
     )
 
 

@@ -25,6 +25,7 @@ SCENARIOS = {
     "disk": "penstock.scenarios.roofs:DiskRead",
     "loader": "penstock.scenarios.loader:LoaderScenario",
     "ladder": "penstock.scenarios.ladder:rung",
+    "queue": "penstock.scenarios.queue:QueueScenario",
 }
 
 

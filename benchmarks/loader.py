@@ -1,0 +1,134 @@
+"""How near the loader comes to what this machine can read, decode and copy, and to other loaders.
+
+    python benchmarks/loader.py               the numbers of README.md, about half an hour
+    python benchmarks/loader.py --quick       a smoke test, README untouched
+
+``penstock generate`` makes a ufs-p1 data set and ``penstock bench loader`` measures it, warm, on
+two threads: contenders in fresh processes, interleaved, every batch checked against its checksums.
+The targets are computed from the ledger, which is kept in ``results/`` with all raw waits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+import numpy as np
+
+from penstock import ledger, loader_report
+from penstock.order import Order
+from penstock.record import Record
+from penstock.report import inverse, ratio
+from penstock.stats import Interval
+
+HERE = Path(__file__).resolve().parent
+README = HERE / "README.md"
+MARKERS = ("<!-- loader: begin -->", "<!-- loader: end -->")
+OURS = "penstock"
+PEERS = "tensorstore-read dask-stacked dask-sample zarr torch xbatcher".split()
+LEAST = {"dask-stacked": 2.0, "tensorstore-read": 1.5}
+"""How many times as fast as these the loader is to be; as any other, at least as fast."""
+OF_SCATTER = 0.9
+SAMPLES = 100_000_000
+
+
+def measured(folder: Path, samples: int, grid: Sequence[int], flags: Sequence[str]) -> list[Record]:
+    """Generate, measure, and give back the records."""
+    penstock = [sys.executable, "-m", "penstock"]
+    data, out = folder / "ufs-p1", folder / "loader.csv"
+    sides = [str(side) for side in grid]
+    made = ["generate", "ufs-p1", str(data), "--samples", str(samples), "--grid", *sides]
+    subprocess.run([*penstock, *made], check=True)
+    flags = ["--threads", "2", "--loaders", OURS, *PEERS, "--output", str(out), *flags]
+    subprocess.run([*penstock, "bench", "loader", str(data), *flags], check=False)
+    return ledger.read(folder / "loader.ledger")
+
+
+def plan_seconds() -> float:
+    """To plan an epoch of 100 million samples and ask for its first, middle and last batch."""
+    began = time.perf_counter()
+    order = Order(SAMPLES, 16, shuffle="global")
+    for batch in (0, order.num_batches // 2, order.num_batches - 1):
+        assert len(np.unique(order.items(0, batch))) == 16
+    return time.perf_counter() - began
+
+
+def target(what: str, speed: Interval, least: float) -> str:
+    """One line of the verdict: met where the estimate is, with its interval beside it."""
+    spread = "one launch"
+    if speed.low is not None and speed.high is not None:
+        spread = f"{speed.low:.2f} - {speed.high:.2f}, {speed.n} launches"
+    verdict = "met" if speed.value >= least else f"**NOT MET by {least - speed.value:.2f}**"
+    return f"- {verdict}: {what} is {speed.value:.2f} [{spread}], target at least {least:g}"
+
+
+def targets(records: Sequence[Record]) -> list[str]:
+    lines = []
+    cells = loader_report.cells(records)
+    rungs = loader_report.cells(records, "ladder")
+    for batch in sorted({cell.batch for cell in cells}):
+        of_batch = [cell for cell in cells if cell.batch == batch]
+        ours = next((cell for cell in of_batch if cell.loader == OURS and cell.launches), None)
+        if ours is None:
+            lines.append(f"- **NOT MET**: batch {batch}: {OURS} was not measured")
+            continue
+        scatter, whole = (
+            next((c for c in rungs if c.batch == batch and c.case["rung"] == name), None)
+            for name in ("L3", "L4")
+        )
+        if scatter is not None and whole is not None and scatter.launches and whole.launches:
+            speed = inverse(ratio(scatter, whole))
+            lines.append(target(f"batch {batch}: speed of L4 / L3", speed, OF_SCATTER))
+        for other in of_batch:
+            if other is ours or not other.launches:
+                continue
+            name = f"batch {batch}: speed of the loader / {other.loader}'s"
+            lines.append(target(name, ratio(ours, other), LEAST.get(other.loader, 1.0)))
+    seconds = plan_seconds()
+    verdict = "met" if seconds < 1 else "**NOT MET**"
+    lines.append(f"- {verdict}: a plan of 100 million samples took {seconds:.3f} s, target under 1")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a smoke test; README untouched")
+    parser.add_argument("--results", type=Path, default=HERE / "results")
+    parser.add_argument("--report", type=Path, metavar="LEDGER", help="compute the text again")
+    parser.add_argument("--samples", type=int, default=32)
+    parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="for bench loader")
+    args = parser.parse_args()
+    flags = ["--batch-sizes", "4", "16", "--batches", "6", "--warmup", "1", *args.flags]
+    samples, grid = args.samples, [192, 384]
+    if args.quick:
+        flags = ["--batch-sizes", "4", "--batches", "2", "--warmup", "1", "--effort", "quick"]
+        samples, grid = 16, [16, 32]
+    if args.report:
+        records = ledger.read(args.report)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            records = measured(Path(folder), samples, grid, flags)
+        day = datetime.now(timezone.utc).date()
+        args.results.mkdir(parents=True, exist_ok=True)
+        with gzip.open(args.results / f"{day}-loader.jsonl.gz", "wt") as file:
+            file.writelines(record.line() + "\n" for record in records)
+    block = ["```", *loader_report.summary_lines(records), "```", "", *targets(records)]
+    machine = records[0].environment["machine"]
+    head = f"{records[0].time[:10]}, {machine['processor']}, {machine['cores']} cores. Command:"
+    lines = [f"{head} `python benchmarks/loader.py`.", "", *block]
+    print("\n".join(lines))
+    if not args.quick:
+        before, _, rest = README.read_text().partition(MARKERS[0])
+        after = rest.partition(MARKERS[1])[2]
+        README.write_text("\n".join([before + MARKERS[0], *lines, MARKERS[1] + after]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,360 @@
+"""What a batch reads and where it goes: chunk reads with their destinations, as plain data.
+
+    array   (sample, lat, lon, channels)            batch  (row, [time,] lat, lon, channels)
+            ┌────┬────┬──┐                                  ┌───────────┐
+            │ 0  │ 1  │ 2│  chunks of one sample            │           │ row 0
+            └────┴────┴──┘                                  ├───────────┤
+                        ╎ padding of the last chunk         │           │ row 1
+                                                            └───────────┘
+
+What one sample reads, but for its number, is the same for every sample: that template is made
+once, and a batch is the template times its samples. Each chunk appears once, however many rows want
+it, in the order of the chunks' indices. Nothing here opens a file or holds a sample.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import UsageError
+from .order import Items, Need, Order
+
+Index = tuple[Any, ...]
+"""What numpy takes between brackets: slices, and a whole number for the time axis of a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class PatchGrid:
+    """Equal boxes of a sample, one every ``stride``, the last flush with the end of its axis.
+
+    >>> grid = PatchGrid((4,))
+    >>> [grid.start((i,), (10,)) for i in range(*grid.counts((10,)))]
+    [(0,), (4,), (6,)]
+    """
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...] = ()
+    """Voxels from patch to patch; the patch's own shape where none is given."""
+    axes: tuple[int, ...] = ()
+    """Axes of the array that are cut; the last ones where none are given."""
+
+    def __post_init__(self) -> None:
+        for name in ("stride", "axes"):
+            given = getattr(self, name)
+            if given and len(given) != len(self.shape):
+                raise UsageError(
+                    f"the patch {self.shape} has {len(self.shape)} axes, its {name} {given} "
+                    f"has {len(given)}"
+                )
+        if min(self.shape + self.stride, default=0) < 1:
+            raise UsageError(f"patch {self.shape} and stride {self.stride} must be at least 1")
+
+    def counts(self, lengths: Sequence[int]) -> tuple[int, ...]:
+        """Patches along each cut axis of the given lengths."""
+        return tuple(
+            -(-(length - size) // step) + 1
+            for length, size, step in zip(lengths, self.shape, self.steps, strict=True)
+        )
+
+    def start(self, place: Sequence[int], lengths: Sequence[int]) -> tuple[int, ...]:
+        """Where the patch at a place of the grid begins along each cut axis."""
+        return tuple(
+            min(i * step, length - size)
+            for i, length, size, step in zip(place, lengths, self.shape, self.steps, strict=True)
+        )
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        return self.stride or self.shape
+
+
+@dataclass(slots=True)
+class ChunkRead:
+    """One chunk and all that a batch wants of it: ``batch[to] = chunk[of]`` for each copy."""
+
+    index: tuple[int, ...]
+    copies: list[tuple[Index, Index]]
+    """Pairs (to, of): where in the batch, and what of the chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One stored array and what an item wants of it. Axis 0 is the sample."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Of the array: (samples, ...)."""
+    chunks: tuple[int, ...]
+    dtype: np.dtype[Any]
+    offsets: tuple[int, ...] = (0,)
+    """Samples that an item wants, relative to its own: (-1, 0) is the one before and itself.
+    Two or more become an axis of their own behind the rows of the batch."""
+    channels: tuple[int, ...] | None = None
+    """Those wanted of the channel axis, in this order; None for all."""
+    channel_axis: int = -1
+    patch: PatchGrid | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", np.dtype(self.dtype))
+        if len(self.shape) != len(self.chunks):
+            raise UsageError(f"{self.name}: shape {self.shape} and chunks {self.chunks} differ")
+        if min(self.chunks) < 1 or not self.offsets:
+            raise UsageError(f"{self.name}: chunks {self.chunks} or offsets {self.offsets} empty")
+        if not self.valid:
+            raise UsageError(
+                f"{self.name}: no sample of its {self.shape[0]} has all offsets {self.offsets}"
+            )
+        if self.channels is not None:
+            if self._channel_axis == 0:
+                raise UsageError(f"{self.name}: its samples, axis 0, cannot be its channels too")
+            number = self.shape[self._channel_axis]
+            wrong = [c for c in self.channels if not 0 <= c < number]
+            if wrong or not self.channels:
+                raise UsageError(
+                    f"{self.name}: channels {wrong} are not among its {number} (0 to {number - 1})"
+                )
+        for axis, size in zip(self.patch_axes, self.patch.shape if self.patch else (), strict=True):
+            twice = self.patch_axes.count(axis) > 1
+            if twice or not 0 < axis < len(self.shape) or size > self.shape[axis]:
+                raise UsageError(f"{self.name}: patch {self.patch} does not fit {self.shape}")
+            if self.channels is not None and axis == self._channel_axis:
+                raise UsageError(f"{self.name}: axis {axis} is cut by patch and by channels")
+
+    @property
+    def _channel_axis(self) -> int:
+        return self.channel_axis % len(self.shape)
+
+    @property
+    def patch_axes(self) -> tuple[int, ...]:
+        """Axes that are cut into patches, counted from the front."""
+        if self.patch is None:
+            return ()
+        ndim = len(self.shape)
+        if self.patch.axes:
+            return tuple(axis % ndim for axis in self.patch.axes)
+        return tuple(range(ndim - len(self.patch.shape), ndim))
+
+    @property
+    def patch_counts(self) -> tuple[int, ...]:
+        """Patches along each cut axis; a patch's number counts them with the last axis fastest."""
+        if self.patch is None:
+            return ()
+        return self.patch.counts([self.shape[axis] for axis in self.patch_axes])
+
+    @property
+    def patches_per_sample(self) -> int:
+        return math.prod(self.patch_counts)
+
+    def patch_start(self, patch: int) -> dict[int, int]:
+        """Where a patch begins: cut axis to coordinate."""
+        if self.patch is None:
+            return {}
+        place = [int(i) for i in np.unravel_index(patch, self.patch_counts)]
+        start = self.patch.start(place, [self.shape[axis] for axis in self.patch_axes])
+        return dict(zip(self.patch_axes, start, strict=True))
+
+    @property
+    def valid(self) -> range:
+        """The samples for which every offset exists."""
+        return range(
+            max(0, -min(self.offsets)), min(self.shape[0], self.shape[0] - max(self.offsets))
+        )
+
+    @property
+    def item_shape(self) -> tuple[int, ...]:
+        """The shape of one row of a batch: ([time,] ...)."""
+        shape = list(self.shape)
+        for axis, size in zip(self.patch_axes, self.patch.shape if self.patch else (), strict=True):
+            shape[axis] = size
+        if self.channels is not None:
+            shape[self._channel_axis] = len(self.channels)
+        time = (len(self.offsets),) if len(self.offsets) > 1 else ()
+        return (*time, *shape[1:])
+
+    def out_shape(self, batch_size: int) -> tuple[int, ...]:
+        """The shape of a batch: (rows, [time,] ...)."""
+        return (batch_size, *self.item_shape)
+
+    @property
+    def item_nbytes(self) -> int:
+        """Bytes of one row of a batch."""
+        return math.prod(self.item_shape) * self.dtype.itemsize
+
+    @property
+    def chunk_nbytes(self) -> int:
+        """Bytes of a decoded chunk; the last ones are padded to the same size."""
+        return math.prod(self.chunks) * self.dtype.itemsize
+
+    @property
+    def run_nbytes(self) -> int:
+        """Bytes that lie together both in a chunk and in a batch: what one step of a copy moves.
+
+        Short runs make the copy, not the disk, the limit: 13 float32 channels last are 52 bytes.
+        """
+        _, copies = _template(self, 0)[0]
+        run = self.dtype.itemsize
+        to, of = copies[0]
+        for axis in reversed(range(1, len(self.shape))):
+            place = axis - len(self.shape)
+            if of[place].step not in (None, 1):
+                break
+            length = of[place].stop - of[place].start
+            run *= length
+            if length != self.chunks[axis] or to[place] != slice(0, self.item_shape[place]):
+                break
+        return run
+
+
+def valid_samples(fields: Iterable[Field]) -> range:
+    """The samples that are valid in every field."""
+    ranges = [field.valid for field in fields]
+    common = range(max(r.start for r in ranges), min(r.stop for r in ranges))
+    if not common:
+        raise UsageError(f"no sample is valid in every field: {ranges}")
+    return common
+
+
+# --- the template -------------------------------------------------------------------------------
+
+
+_Piece = tuple[tuple[int, ...], list[tuple[Index, Index]]]
+"""A chunk of a sample and its copies, but for their places along the sample axis."""
+
+
+@lru_cache(maxsize=4096)
+def _template(field: Field, patch: int) -> list[_Piece]:
+    """What one patch of a sample reads along all axes but that of the samples."""
+    begins = field.patch_start(patch)
+    along = []
+    for axis in range(1, len(field.shape)):
+        if axis == field._channel_axis and field.channels is not None:
+            runs = _runs(field.channels, field.chunks[axis])
+        else:
+            begin = begins.get(axis, 0)
+            size = field.item_shape[axis - len(field.shape)]
+            runs = _cuts(begin, begin + size, field.chunks[axis])
+        along.append(runs)
+    pieces: dict[tuple[int, ...], list[tuple[Index, Index]]] = {}
+    for parts in product(*along):
+        index = tuple(part[0] for part in parts)
+        copy = tuple(part[1] for part in parts), tuple(part[2] for part in parts)
+        pieces.setdefault(index, []).append(copy)
+    return sorted(pieces.items(), key=itemgetter(0))
+
+
+_Run = tuple[int, slice, slice]
+"""Along one axis: the chunk, where to in the batch, what of the chunk."""
+
+
+def _cuts(start: int, stop: int, chunk: int) -> list[_Run]:
+    """An interval of an axis, cut at the chunks' borders."""
+    runs = []
+    for number in range(start // chunk, (stop - 1) // chunk + 1):
+        low, high = max(start, number * chunk), min(stop, (number + 1) * chunk)
+        origin = number * chunk
+        runs.append((number, slice(low - start, high - start), slice(low - origin, high - origin)))
+    return runs
+
+
+def _runs(channels: Sequence[int], chunk: int) -> list[_Run]:
+    """Chosen places of an axis as few strided slices, each within one chunk."""
+    runs, first = [], 0
+    while first < len(channels):
+        last = first + 1
+        step = max(1, channels[last] - channels[first]) if last < len(channels) else 1
+        number, origin = channels[first] // chunk, channels[first] // chunk * chunk
+        while (
+            last < len(channels)
+            and channels[last] - channels[last - 1] == step
+            and channels[last] // chunk == number
+        ):
+            last += 1
+        low, high = channels[first] - origin, channels[last - 1] - origin
+        runs.append((number, slice(first, last), slice(low, high + 1, step)))
+        first = last
+    return runs
+
+
+# --- a batch ------------------------------------------------------------------------------------
+
+
+def chunk_reads(
+    field: Field, samples: NDArray[np.integer[Any]], patches: NDArray[np.integer[Any]] | None = None
+) -> list[ChunkRead]:
+    """The chunks that a batch reads, each once, sorted, with what goes where.
+
+    ``samples`` are numbers along axis 0 of the array, one a row; ``patches`` the patch of each.
+    Neighbouring rows from neighbouring places of one chunk are one copy.
+    """
+    depth = field.chunks[0]
+    numbers = samples.tolist()
+    places = [0] * len(numbers) if patches is None else patches.tolist()
+    rows: dict[tuple[int, int, int], list[tuple[int, int]]] = {}  # (chunk, patch, time)
+    for time, offset in enumerate(field.offsets):
+        for row, (sample, patch) in enumerate(zip(numbers, places, strict=True)):
+            chunk, inside = divmod(sample + offset, depth)
+            rows.setdefault((chunk, patch, time), []).append((row, inside))
+    with_time = len(field.offsets) > 1
+    reads: dict[tuple[int, ...], list[tuple[Index, Index]]] = {}
+    for chunk, patch, time in sorted(rows):
+        for first, inside, count in _stretches(rows[chunk, patch, time]):
+            to = slice(first, first + count)
+            head: Index = (to, time) if with_time else (to,)
+            of: Index = (slice(inside, inside + count),)
+            for tail, copies in _template(field, patch):
+                here = reads.setdefault((chunk, *tail), [])
+                for copy_to, copy_of in copies:
+                    here.append((head + copy_to, of + copy_of))
+    order = reads if patches is None else sorted(reads)
+    return [ChunkRead(index, reads[index]) for index in order]
+
+
+def _stretches(pairs: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """Pairs (row, place) as stretches (row, place, length) that rise together."""
+    stretches: list[tuple[int, int, int]] = []
+    for row, inside in pairs:
+        if stretches:
+            first, start, count = stretches[-1]
+            if row == first + count and inside == start + count:
+                stretches[-1] = (first, start, count + 1)
+                continue
+        stretches.append((row, inside, 1))
+    return stretches
+
+
+def need_of(fields: Iterable[Field], order: Order, first: int) -> Callable[[Items], Need]:
+    """What the items of an order need of some fields, for `penstock.order.price`.
+
+    ``first`` is the sample along axis 0 that the order counts as 0: `valid_samples(...).start`.
+    """
+    fields = tuple(fields)
+
+    def need(items: Items) -> Need:
+        samples, patches = order.split(items)
+        chunks: dict[Hashable, int] = {}
+        for field in fields:
+            for read in chunk_reads(field, samples + first, patches):
+                chunks[field.name, read.index] = field.chunk_nbytes
+        return Need(chunks, len(items) * sum(field.item_nbytes for field in fields))
+
+    return need
+
+
+def read_amplification(field: Field, reads: Sequence[ChunkRead], batch_size: int) -> float:
+    """Bytes decoded, padding and all, for each byte of the batch."""
+    return len(reads) * field.chunk_nbytes / (batch_size * field.item_nbytes)
+
+
+def scatter(chunk: NDArray[Any], read: ChunkRead, out: NDArray[Any]) -> None:
+    """Copy what a batch wants of a decoded chunk to where it wants it."""
+    for to, of in read.copies:
+        out[to] = chunk[of]

@@ -1,0 +1,189 @@
+"""``penstock bench loader``: how fast batches come, by loader, threads and batch size, and why.
+
+flags -> cases -> check, in a process of its own -> sweep of loaders and ladder -> CSV, tables
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..config import BenchLoaderConfig, add_flags, from_flags
+from ..errors import UsageError
+from ..record import Record
+from ..units import format_seconds
+from .bench import shown_progress, writable
+
+if TYPE_CHECKING:
+    from ..ledger import Ledger
+
+Case = dict[str, Any]
+RUNGS = ("L0", "L1", "L2", "L3", "L4", "L5")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("data", metavar="DATA", help="a packed data set: a folder, or s3://...")
+    parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="settings; flags win")
+    add_flags(parser, BenchLoaderConfig)
+
+
+def run(args: argparse.Namespace) -> int:
+    config = from_flags(BenchLoaderConfig, args, args.config)
+    from .. import loader_report, report
+    from ..ledger import Ledger
+
+    if not config.output.name:
+        raise UsageError(f"--output {config.output} cannot be written: it names no file")
+    folder = config.ledger or config.output.with_suffix(".ledger")
+    ledger = Ledger(folder)
+    writable(("--output", config.output), ("--ledger", ledger.path))
+    if config.output.exists() and config.output.stat().st_size:
+        report.read_csv(config.output, loader_report.NEEDS)
+    ledger.records()
+    try:
+        cases = checked(cases_of(config, args.data), config)
+        records = _sweep(config, cases, ledger)
+    except KeyboardInterrupt:
+        print(
+            f"penstock bench: interrupted; what was measured is in {folder}, and the same command "
+            "with --resume measures the rest",
+            file=sys.stderr,
+        )
+        return 3
+    loader_report.append_csv(records, config.output)
+    print("", *loader_report.summary_lines(records), sep="\n")
+    print("", *(f"Written: {path}" for path in (config.output, ledger.path)), sep="\n")
+    return int(any(record.status in ("crash", "wrong_result") for record in records))
+
+
+def cases_of(config: BenchLoaderConfig, data: str) -> list[Case]:
+    """Loaders x batch sizes x threads, each once."""
+    from ..loaders import CONTENDERS
+
+    for name in config.loaders:
+        if name not in CONTENDERS:
+            raise UsageError(
+                f"--loaders {name}: there is no such loader; known are {', '.join(CONTENDERS)}"
+            )
+    remote = "://" in data
+    if config.endpoint and not data.startswith("s3://"):
+        raise UsageError(f"--endpoint is of s3:// data, and DATA is {data}")
+    if config.latency_ms and remote:
+        raise UsageError(f"--latency-ms delays a local folder, and DATA is {data}")
+    if config.cache == "cold" and remote:
+        raise UsageError(f"--cache cold drops files of this machine, and DATA is {data}")
+    common: Case = {
+        "data": data if remote else str(Path(data).absolute()),
+        "shuffle": config.shuffle,
+        "window": config.window if config.shuffle == "block" else None,
+        "seed": config.seed,
+        "cache": "as-is" if remote else config.cache,
+        "batches": config.batches,
+        "warmup": config.warmup,
+        "endpoint": config.endpoint,
+        "latency_ms": config.latency_ms,
+    }
+    points = itertools.product(
+        dict.fromkeys(config.batch_sizes),
+        dict.fromkeys(config.threads),
+        dict.fromkeys(config.loaders),
+    )
+    return [
+        {**common, "loader": loader, "batch": batch, "threads": threads}
+        for batch, threads, loader in points
+    ]
+
+
+def checked(cases: Sequence[Case], config: BenchLoaderConfig) -> list[Case]:
+    """The cases with the hash of their data set. A process is started for each batch size."""
+    from ..launch import Request, launch
+
+    answers: dict[int, Record] = {}
+    for case in cases:
+        if case["batch"] not in answers:
+            request = Request(task="check", scenario="loader", case=case)
+            answer = launch(request, launch=0, order=None, timeout_s=config.timeout)
+            if answer.error is not None:
+                raise UsageError(answer.error.message)
+            answers[case["batch"]] = answer
+            _enough(case, answer.facts["samples"], config)
+    return [{**case, "dataset": answers[case["batch"]].case["dataset"]} for case in cases]
+
+
+def _enough(case: Case, samples: int, config: BenchLoaderConfig) -> None:
+    need = (1 + config.warmup + config.batches) * case["batch"]
+    if config.cache == "cold" and need > samples:
+        most = samples // case["batch"] - 1 - config.warmup
+        cure = f"lower --batches to {most}" if most > 0 else "lower --batch-sizes or --warmup"
+        raise UsageError(
+            f"--cache cold reads each sample once: the first batch, {config.warmup} to warm up and "
+            f"--batches {config.batches} at --batch-sizes {case['batch']} are {need} samples, and "
+            f"DATA has {samples}; {cure}"
+        )
+
+
+def ladder_of(cases: Sequence[Case]) -> list[Case]:
+    """Every rung for every batch size and number of threads."""
+    points = {(case["batch"], case["threads"]): case for case in cases}
+    rungs = []
+    for case, name in itertools.product(points.values(), RUNGS):
+        rungs.append({knob: value for knob, value in case.items() if knob != "loader"})
+        rungs[-1]["rung"] = name
+    return rungs
+
+
+def _sweep(config: BenchLoaderConfig, cases: Sequence[Case], ledger: Ledger) -> list[Record]:
+    from ..sweep import launches_of, sweep
+
+    launches = launches_of(config.effort)
+    records = []
+    kinds = [("loader", list(cases))]
+    if config.ladder:
+        kinds.append(("ladder", ladder_of(cases)))
+    for scenario, own in kinds:
+        what = "case" if scenario == "loader" else "step"
+        print(
+            f"{len(own)} {what}{'s' * (len(own) != 1)} of the {scenario}, "
+            f"{launches} launch{'es' * (launches != 1)} of each"
+        )
+        with shown_progress(named, outcome) as progress:
+            records += sweep(
+                scenario,
+                own,
+                launches,
+                ledger,
+                rules=rules(config),
+                timeout_s=config.timeout,
+                memory_limit=None,
+                seed=config.seed,
+                resume=config.resume,
+                progress=progress,
+            )
+    return records
+
+
+def rules(config: BenchLoaderConfig) -> dict[str, Any]:
+    """Every wait is a sample, and for every loader there are equally many."""
+    series = {"series": config.batches, "warmup_samples": config.warmup}
+    return {"seconds": 0.0, "precision": 0.0, **series}
+
+
+# --- words -----------------------------------------------------------------------------------
+
+
+def named(case: Mapping[str, Any]) -> str:
+    what = case.get("loader") or case["rung"]
+    return f"{what}, batch {case['batch']}, {case['threads']} threads"
+
+
+def outcome(record: Record) -> str:
+    """A launch in a few words."""
+    if not record.ok:
+        return record.status + (f" ({record.error.message})" if record.error else "")
+    seconds = statistics.mean(record.samples_s["step"])
+    return f"{format_seconds(seconds)} a batch, {len(record.samples_s['step'])} batches"

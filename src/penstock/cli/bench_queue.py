@@ -1,0 +1,171 @@
+"""``penstock bench queue DATA``: what a queue between a loader and a step does, and what it cannot.
+
+workers x queue sizes -> cases, and for each number of workers one that only reads
+    -> sweep -> CSV, table beside the model's and the seed's, figure
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..config import BenchQueueConfig, add_flags, from_flags
+from ..errors import MissingDependency, UsageError
+from ..record import Record
+from ..units import format_seconds
+
+Case = dict[str, Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("data", metavar="DATA", help="a packed data set, or an array")
+    parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="settings; flags win")
+    add_flags(parser, BenchQueueConfig)
+
+
+def run(args: argparse.Namespace) -> int:
+    config = from_flags(BenchQueueConfig, args, args.config)
+    from .. import queue_report, report
+    from ..ledger import Ledger
+    from ..sweep import launches_of, sweep
+    from .bench import shown_progress, writable
+
+    cases = cases_of(args.data, config)
+    if not config.output.name:
+        raise UsageError(f"--output {config.output} cannot be written: it names no file")
+    ledger = Ledger(config.ledger or config.output.with_suffix(".ledger"))
+    writable(("--output", config.output), ("--ledger", ledger.path))
+    if config.output.exists() and config.output.stat().st_size:
+        report.read_csv(config.output, queue_report.NEEDS)
+    launches = launches_of(config.effort)
+    print(
+        f"{len(cases)} cases, {launches} launch{'es' * (launches != 1)} of each, "
+        f"{config.iterations} iterations in each"
+    )
+    try:
+        with shown_progress(name_of, outcome) as progress:
+            records = sweep(
+                "queue",
+                cases,
+                launches,
+                ledger,
+                rules=rules(config.iterations),
+                timeout_s=config.timeout,
+                memory_limit=None,
+                seed=config.seed,
+                resume=config.resume,
+                progress=progress,
+            )
+    except KeyboardInterrupt:
+        print(
+            f"penstock bench: interrupted; what was measured is in {ledger.path}, and the same "
+            "command with --resume measures the rest",
+            file=sys.stderr,
+        )
+        return 3
+    queue_report.append_csv(records, config.output)
+    print("", *queue_report.summary_lines(records), sep="\n")
+    written = [config.output, ledger.path, *_figures(config.output)]
+    print("", *(f"Written: {path}" for path in written), sep="\n")
+    return int(any(record.status == "crash" for record in records))
+
+
+def cases_of(data: str, config: BenchQueueConfig) -> list[Case]:
+    """For each number of workers one case that only reads, then one for each size of the queue."""
+    if "://" not in data and not Path(data).exists():
+        raise UsageError(f"{data}: there is no such folder")
+    train = config.compute == "train"
+    common: Case = {
+        "data": data,
+        "batch": config.batch_size,
+        "iterations": config.iterations,
+        "shuffle": config.shuffle,
+        "seed": config.seed,
+        "model": config.model if train else None,
+        "tile": config.tile_size if train else None,
+        "device": config.device if train else "cpu",
+    }
+    beside = {"compute": config.compute, "compute_time": None if train else config.compute_time}
+    deepest = max(config.queue_sizes)
+    if config.iterations < deepest + 4:
+        raise UsageError(
+            f"--iterations {config.iterations} must be 4 more at least than the deepest of "
+            f"--queue-sizes, {deepest}: all of that is read beforehand"
+        )
+    cases: list[Case] = []
+    for workers in dict.fromkeys(config.workers):
+        sizes = dict.fromkeys(config.queue_sizes) if workers else (0,)
+        cases.append(
+            reading_alone(
+                data,
+                workers=workers,
+                queue=deepest,
+                batch=config.batch_size,
+                iterations=config.iterations,
+                shuffle=config.shuffle,
+                seed=config.seed,
+            )
+        )
+        cases += [{**common, **beside, "workers": workers, "queue": size} for size in sizes]
+    return cases
+
+
+def reading_alone(
+    data: str, *, workers: int, queue: int, batch: int, iterations: int, shuffle: str, seed: int
+) -> Case:
+    """A case that computes nothing, with a queue so deep that its readers never stand still."""
+    return {
+        "data": data,
+        "batch": batch,
+        "iterations": iterations,
+        "shuffle": shuffle,
+        "seed": seed,
+        "model": None,
+        "tile": None,
+        "device": "cpu",
+        "compute": "none",
+        "compute_time": 0.0,
+        "workers": workers,
+        "queue": queue if workers else 0,
+    }
+
+
+def rules(iterations: int) -> dict[str, Any]:
+    """Every iteration is a sample; what comes before the first is the prefill."""
+    return {"seconds": 0.0, "precision": 0.0, "warmup_samples": 0, "series": iterations}
+
+
+def name_of(case: Mapping[str, Any]) -> str:
+    doing = "reading alone" if case["compute"] == "none" else f"beside {case['compute']}"
+    queue = f", queue {case['queue']}" if case["workers"] else ""
+    return f"workers {case['workers']}{queue}, {doing}"
+
+
+def outcome(record: Record) -> str:
+    """A launch in a few words."""
+    from ..queueing import cleared
+
+    if not record.ok:
+        return record.status + (f" ({record.error.message})" if record.error else "")
+    said = format_seconds(statistics.mean(record.samples_s["step"]))
+    if record.case.get("compute", "none") == "none":
+        return f"{said} a batch"
+    if not record.facts["left"]:
+        return f"{said} an iteration"
+    at = cleared(record.facts["left"])
+    end = "never cleared" if at is None else f"cleared at {at}"
+    return f"{said} an iteration, queue {end}"
+
+
+def _figures(output: Path) -> list[Path]:
+    from ..queueplots import plot_queue
+
+    try:
+        return plot_queue(output, output.with_suffix(""))
+    except MissingDependency as error:
+        print(f"No figure: {error}", file=sys.stderr)
+        return []

@@ -1,0 +1,233 @@
+"""``penstock generate``: data to measure with.
+
+penstock generate ufs-p1 OUT --samples 64      weather that never was, packed as a preset is
+penstock generate --from FILE.nc OUT           a NetCDF, packed into inputs and targets
+penstock generate volume OUT --shape 128 512 512    microscopy that never was, as OME-Zarr
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..config import PRESET_SAMPLES, GenerateConfig, add_flags, as_settings, from_flags
+from ..errors import UsageError
+from ..units import format_bytes, significant
+
+if TYPE_CHECKING:
+    from ..dataset import Packed
+
+MOST_WORKERS = 8
+VOLUME = "volume"
+
+_PACKED = {"samples", "codec", "zarr_format", "shards", "workers", "overwrite"}
+KNOBS = {
+    "a preset": _PACKED | {"grid", "seed", "slope"},
+    "--from": _PACKED | {"inputs", "targets", "offsets", "target_offset"},
+    "a volume": {"seed", "shape", "chunks", "shards", "overwrite"},
+}
+"""What can be said of each; anything else is refused rather than ignored."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "penstock generate (PRESET | volume | --from FILE.nc) OUT [flags]"
+    parser.add_argument(
+        "preset",
+        nargs="?",
+        metavar="PRESET",
+        help="ufs-p1, ufs-p2, ufs-p1-channel-first, or volume",
+    )
+    parser.add_argument("out", nargs="?", type=Path, metavar="OUT", help="the folder to make")
+    parser.add_argument(
+        "--from", dest="source", type=Path, metavar="FILE.nc", help="pack this NetCDF"
+    )
+    add_flags(parser, GenerateConfig)
+
+
+def run(args: argparse.Namespace) -> int:
+    preset, out = _what(args)
+    config = from_flags(GenerateConfig, args)
+    kind = "--from" if args.source else "a volume" if preset == VOLUME else "a preset"
+    if foreign := sorted(config.model_fields_set - KNOBS[kind]):
+        flag = "--" + foreign[0].replace("_", "-")
+        holders = [other for other, knobs in KNOBS.items() if foreign[0] in knobs]
+        raise UsageError(f"{flag} is of {' and '.join(holders)}, and this is {kind}")
+    if kind == "a volume":
+        return _volume(out, config)
+    packed = _pack_file(args.source, out, config) if args.source else _pack(preset, out, config)
+    print("\n".join(lines(packed)))
+    return 0
+
+
+def _what(args: argparse.Namespace) -> tuple[str, Path]:
+    from ..fields import PRESETS
+
+    known = ", ".join((*PRESETS, VOLUME))
+    # Where one word is given, argparse takes it for the last of the two.
+    words = [str(word) for word in (args.preset, args.out) if word is not None]
+    if args.source:
+        if len(words) != 1:
+            raise UsageError(
+                f"--from {args.source} takes OUT and nothing else, and got "
+                f"{' '.join(words) or 'nothing; put OUT before --inputs and --targets'}"
+            )
+        return "", Path(words[0])
+    if len(words) != 2:
+        raise UsageError(
+            f"give what to make ({known}, or --from FILE.nc) and OUT; "
+            f"got {' '.join(words) or 'neither'}"
+        )
+    if words[0] not in (*PRESETS, VOLUME):
+        raise UsageError(f"there is no preset {words[0]!r}; there are {known}")
+    return words[0], Path(words[1])
+
+
+def _pack(name: str, out: Path, config: GenerateConfig) -> Packed:
+    from ..fields import PRESETS, World
+
+    preset, samples = PRESETS[name], config.samples or PRESET_SAMPLES
+    grid = (config.grid[0], config.grid[1])
+    world = World(grid, config.seed, config.slope)
+    facts = {"preset": name, "grid": grid, "seed": config.seed, "slope": config.slope}
+    return _write(
+        out,
+        preset.layouts(grid),
+        range(samples),
+        lambda index: world.sample(preset, index),
+        facts,
+        config,
+    )
+
+
+def _pack_file(source: Path, out: Path, config: GenerateConfig) -> Packed:
+    from ..netcdf import open_netcdf
+
+    stacked = open_netcdf(
+        source,
+        inputs=config.inputs,
+        targets=config.targets,
+        offsets=config.offsets,
+        target_offset=config.target_offset,
+        samples=config.samples,
+    )
+    with contextlib.closing(stacked):
+        facts = {
+            "preset": None,
+            "seed": None,
+            "source": str(source),
+            "cast": "float32",
+            "offsets": stacked.offsets,
+            "target_offset": config.target_offset,
+        }
+        return _write(out, stacked.layouts, stacked.ids, stacked.sample, facts, config)
+
+
+def _write(
+    out: Path,
+    layouts: Any,
+    ids: range,
+    make: Callable[[int], Any],
+    facts: Mapping[str, Any],
+    config: GenerateConfig,
+) -> Packed:
+    from .. import dataset
+
+    if config.shards and len(config.shards) != 1:
+        raise UsageError(f"--shards {config.shards}: give one number, the samples in a shard")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    with shown_progress(len(ids)) as progress:
+        return dataset.write(
+            out,
+            layouts,
+            ids,
+            make,
+            codec=config.codec,
+            zarr_format=config.zarr_format,
+            shards=config.shards[0] if config.shards else None,
+            workers=config.workers or min(cores or 1, MOST_WORKERS),
+            overwrite=config.overwrite,
+            facts={**facts, "settings": as_settings(config)},
+            progress=progress,
+        )
+
+
+def _volume(out: Path, config: GenerateConfig) -> int:
+    import numpy as np
+
+    from ..box import Box
+    from ..store import open_sink
+    from ..synthetic import clean_volume, noisy
+
+    domain = Box.of((0, 0), (1, 1)) + Box.of((0, 0, 0), config.shape)
+    sink = open_sink(
+        str(out),
+        domain=domain,
+        dtype=np.dtype(np.uint16),
+        chunks=config.chunks,
+        shards=config.shards,
+        overwrite=config.overwrite,
+        name="OUT",
+    )
+    volume = noisy(clean_volume(config.shape, config.seed), config.seed)
+    sink.create()
+    sink.write(domain, volume[None, None])
+    sink.close()
+    stored = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+    print(f"{out}: a volume of {' x '.join(map(str, config.shape))} voxels, uint16")
+    print(_ratio(volume.nbytes, stored))
+    return 0
+
+
+def lines(packed: Packed) -> list[str]:
+    """What was made, for people."""
+    samples = packed.num_samples
+    made = [f"{packed.root}: {samples} sample{'s' * (samples != 1)}, float32"]
+    for array in packed.arrays.values():
+        chunks = " x ".join(map(str, array.chunks))
+        made.append(
+            f"{array.name:<8} {' x '.join(map(str, array.shape))} ({', '.join(array.axes)}), "
+            f"chunks {chunks}, {format_bytes(array.sample_bytes)} a sample"
+        )
+    if (source := packed.document.get("source")) is not None:
+        made.append(f"Values are those of {source} as xarray decodes them, cast to float32.")
+    made.append(_ratio(packed.document["decoded_bytes"], packed.document["stored_bytes"]))
+    return made
+
+
+def _ratio(decoded: int, stored: int) -> str:
+    return (
+        f"Compression ratio {significant(decoded / stored)}: {format_bytes(decoded)} in "
+        f"{format_bytes(stored)}"
+    )
+
+
+@contextlib.contextmanager
+def shown_progress(total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal, a line at each tenth elsewhere; both on stderr."""
+    if not sys.stderr.isatty():
+        tenths = {total * tenth // 10 for tenth in range(1, 11)}
+
+        def say(done: int) -> None:
+            if done in tenths:
+                print(f"{done} of {total} samples", file=sys.stderr, flush=True)
+
+        yield say
+        return
+    from rich import progress as bars
+    from rich.console import Console
+
+    columns = (
+        bars.TextColumn("generating"),
+        bars.BarColumn(),
+        bars.MofNCompleteColumn(),
+        bars.TextColumn("samples"),
+        bars.TimeRemainingColumn(),
+    )
+    with bars.Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda done: bar.update(task, completed=done)

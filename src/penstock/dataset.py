@@ -1,0 +1,566 @@
+"""The packed data set: stacked samples on disk, each with an id and a checksum.
+
+    DATA/dataset.json     what is here; written last, so a folder without it was not finished
+    DATA/inputs.zarr      (sample, lat, lon, channels), or whatever axes `dataset.json` names
+    DATA/targets.zarr
+    DATA/ids.npy          int64, one for each sample
+    DATA/checks.npz       the ids again, and for each array one CRC-32 for each sample
+    DATA/statistics.npz   for each array the mean and the standard deviation of each channel
+
+Shapes, chunks and codecs stand in the metadata of the Zarr arrays and nowhere else. This module
+knows the folder: it writes one, opens one, and tells by the checksums whether the samples that a
+loader delivers are the ones that were planned. It reads no values; that is what `loaders` are for.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import zlib
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import Refused, StageError, UsageError, require
+from .units import format_bytes
+
+FORMAT, VERSION = "penstock-packed", 1
+DOCUMENT, UNFINISHED = "dataset.json", "dataset.json.part"
+IDS, CHECKS, STATISTICS = "ids.npy", "checks.npz", "statistics.npz"
+_METADATA = {".zattrs", ".zarray", "zarr.json"}
+
+Sample = Mapping[str, NDArray[np.float32]]
+"""The arrays of one sample by name, without the sample axis."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How one array of every sample looks. The sample axis, of one sample to a chunk, comes first
+    on disk and is left out here."""
+
+    axes: tuple[str, ...]
+    """Names of the axes; one of them is ``channels``."""
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...]
+    channels: tuple[str, ...]
+    """Names of the channels; see `channel_name`."""
+
+    @property
+    def channel_axis(self) -> int:
+        return self.axes.index("channels")
+
+    @property
+    def num_bytes(self) -> int:
+        """Of one decoded sample, without padding."""
+        return math.prod(self.shape) * np.dtype(np.float32).itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class PackedArray:
+    """One array of a data set, as its Zarr metadata has it."""
+
+    name: str
+    path: Path
+    axes: tuple[str, ...]
+    """``sample`` first."""
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...]
+    """The least that is decoded at once: of a sharded array, the chunks inside the shards."""
+    shards: tuple[int, ...] | None
+    dtype: np.dtype[Any]
+    zarr_format: int
+    channels: tuple[str, ...]
+    """Names of the channels; empty where the data set does not give them."""
+
+    @property
+    def sample_bytes(self) -> int:
+        """Of one decoded sample, without padding."""
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A packed data set that was finished."""
+
+    root: Path
+    arrays: Mapping[str, PackedArray]
+    ids: NDArray[np.int64]
+    """Of each sample, shape (samples,)."""
+    checks: Mapping[str, NDArray[np.uint32]]
+    """For each array, the CRC-32 of each sample's C-contiguous bytes, shape (samples,)."""
+    document: Mapping[str, Any]
+    """What `dataset.json` says."""
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.ids)
+
+    @property
+    def sample_bytes(self) -> int:
+        """Of one decoded sample over all arrays."""
+        return sum(array.sample_bytes for array in self.arrays.values())
+
+    @property
+    def stored_bytes(self) -> int:
+        """Of all chunks, as the files are long."""
+        return sum(_stored_bytes(array.path) for array in self.arrays.values())
+
+    def statistics(self) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
+        """For each array the mean and the standard deviation (over ``n``) of each channel.
+
+        A channel that never changes has deviation 0, and one that holds NaN has NaN.
+        """
+        with np.load(self.root / STATISTICS) as saved:
+            return {name: (saved[f"{name}.mean"], saved[f"{name}.std"]) for name in self.arrays}
+
+
+def channel_name(variable: str, level: str | None, offset: int | None) -> str:
+    """
+    >>> channel_name("tmp", "500", -1), channel_name("land", None, None)
+    ('tmp_500_t-1', 'land')
+    """
+    time = None if offset is None else f"t{offset:+d}"
+    return "_".join(part for part in (variable, level, time) if part is not None)
+
+
+def checksum(array: NDArray[Any]) -> int:
+    """CRC-32 of the C-contiguous bytes of an array."""
+    return zlib.crc32(np.ascontiguousarray(array).data)
+
+
+# --- opening ---------------------------------------------------------------------------------
+
+
+def open_dataset(root: str | Path, name: str = "DATA") -> Packed:
+    """Open the data set in a folder. Raises `UsageError`, naming ``name``, where none is whole."""
+    root = Path(root)
+    where = f"{name} {root}"
+    if not (root / DOCUMENT).is_file():
+        if (root / UNFINISHED).is_file():
+            raise UsageError(f"{where}: a data set that was not finished; generate it again")
+        raise UsageError(f"{where}: no packed data set: there is no {DOCUMENT}")
+    document = _read_document(root / DOCUMENT, where)
+    if document.get("version") != VERSION:
+        raise UsageError(
+            f"{where}: version {document.get('version')} of the format; this Penstock reads "
+            f"{VERSION}"
+        )
+    try:
+        ids = np.load(root / document["ids"])
+        arrays = {
+            key: _open_array(root, key, entry, where) for key, entry in document["arrays"].items()
+        }
+        with np.load(root / CHECKS) as saved:
+            checks = {key: saved[key] for key in arrays}
+    except OSError as error:
+        raise UsageError(f"{where}: {error.filename}: {error.strerror}") from error
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+        raise (
+            error
+            if isinstance(error, UsageError)
+            else UsageError(f"{where}: what describes it is malformed: {error!r}")
+        ) from error
+    lengths = {DOCUMENT: document.get("samples"), document["ids"]: len(ids)}
+    lengths |= {f"checks of {key}": len(values) for key, values in checks.items()}
+    lengths |= {str(array.path.name): array.shape[0] for array in arrays.values()}
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{what} {count}" for what, count in lengths.items())
+        raise UsageError(f"{where}: the numbers of samples differ: {told}")
+    return Packed(root, arrays, ids, checks, document)
+
+
+def _read_document(path: Path, where: str) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{where}: {path.name} cannot be read: {error}") from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise UsageError(f"{where}: {path.name} is not that of a packed data set")
+    return document
+
+
+def _open_array(root: Path, name: str, entry: Mapping[str, Any], where: str) -> PackedArray:
+    path = root / entry["path"]
+    if (path / ".zarray").is_file():
+        found = json.loads((path / ".zarray").read_text())
+        version, chunks, shards, dtype = 2, found["chunks"], None, found["dtype"]
+    elif (path / "zarr.json").is_file():
+        found = json.loads((path / "zarr.json").read_text())
+        version, shards, dtype = 3, None, found["data_type"]
+        chunks = found["chunk_grid"]["configuration"]["chunk_shape"]
+        if found["codecs"][0]["name"] == "sharding_indexed":
+            shards, chunks = chunks, found["codecs"][0]["configuration"]["chunk_shape"]
+    else:
+        raise UsageError(f"{where}: {entry['path']} is no Zarr array")
+    axes = tuple(entry["axes"])
+    if len(axes) != len(found["shape"]) or axes[0] != "sample":
+        raise UsageError(
+            f"{where}: {entry['path']} has shape {tuple(found['shape'])} and axes {list(axes)}; "
+            "there must be a name for each, and sample first"
+        )
+    return PackedArray(
+        name,
+        path,
+        axes,
+        tuple(found["shape"]),
+        tuple(chunks),
+        tuple(shards) if shards else None,
+        np.dtype(dtype),
+        version,
+        tuple(entry.get("channels", ())),
+    )
+
+
+# --- writing ---------------------------------------------------------------------------------
+
+
+def write(
+    root: Path,
+    layouts: Mapping[str, Layout],
+    ids: Sequence[int],
+    make: Callable[[int], Sample],
+    *,
+    codec: str,
+    zarr_format: int,
+    shards: int | None,
+    workers: int,
+    overwrite: bool,
+    facts: Mapping[str, Any],
+    progress: Callable[[int], None] = lambda done: None,
+) -> Packed:
+    """Write a data set of ``len(ids)`` samples that ``make(0)``, ``make(1)``, ... give.
+
+    ``workers`` threads make, check and write at once, each one sample (with ``shards``, which is
+    how many samples a shard holds, one shard). Results do not depend on their number. ``facts``
+    are for `dataset.json`. ``progress`` is told how many samples are done.
+    """
+    if shards and zarr_format != 3:
+        raise UsageError(f"--shards {shards} needs --zarr-format 3; Zarr {zarr_format} has none")
+    _check_room(root, layouts, len(ids))
+    ts = require("tensorstore", "loaders")
+    clear(root, overwrite)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        _mark_unfinished(root, [f"{name}.zarr" for name in layouts])
+    except OSError as error:
+        raise UsageError(f"OUT {root} cannot be written: {error.strerror}") from error
+    context = ts.Context({"file_io_sync": False, "data_copy_concurrency": {"limit": workers}})
+    arrays = {}
+    for name, layout in layouts.items():
+        spec = _spec(root / f"{name}.zarr", layout, len(ids), codec, zarr_format, shards)
+        arrays[name] = ts.open(spec, create=True, context=context).result()
+        if zarr_format == 2:
+            _name_axes(root / f"{name}.zarr", layout)
+
+    checks = {name: np.zeros(len(ids), np.uint32) for name in layouts}
+    moments = {name: Moments.none(len(layout.channels)) for name, layout in layouts.items()}
+
+    def pack_one(index: int, transaction: Any) -> dict[str, Moments]:
+        sample, found = make(index), {}
+        for name, layout in layouts.items():
+            values = sample[name]
+            assert values.shape == layout.shape, f"{name} of sample {index}: {values.shape}"
+            assert values.dtype == np.dtype(np.float32), f"{name} of sample {index}: {values.dtype}"
+            checks[name][index] = checksum(values)
+            found[name] = Moments.of(values, layout.channel_axis)
+            arrays[name].with_transaction(transaction)[index].write(values).result()
+        return found
+
+    def pack(first: int) -> list[dict[str, Moments]]:
+        transaction = ts.Transaction() if shards else None
+        found = []
+        for index in range(first, min(first + (shards or 1), len(ids))):
+            try:
+                found.append(pack_one(index, transaction))
+            except Exception as error:
+                raise StageError("generate", f"sample {index} of {root}", error) from error
+        if transaction is not None:
+            transaction.commit_async().result()
+        return found
+
+    done = 0
+    for found in _in_order(pack, range(0, len(ids), shards or 1), workers):
+        for of_sample in found:
+            moments = {name: moments[name] + of_sample[name] for name in layouts}
+            done += 1
+        progress(done)
+
+    np.save(root / IDS, np.asarray(ids, np.int64))
+    np.savez(root / CHECKS, ids=np.asarray(ids, np.int64), **checks)  # type: ignore[arg-type]
+    saved = {f"{name}.mean": found.mean for name, found in moments.items()}
+    saved |= {f"{name}.std": found.std for name, found in moments.items()}
+    np.savez(root / STATISTICS, **saved)  # type: ignore[arg-type]
+    _finish(root, layouts, len(ids), {**facts, "codec": codec, "zarr_format": zarr_format})
+    return open_dataset(root, "OUT")
+
+
+def clear(root: Path, overwrite: bool) -> None:
+    """Make way for a data set: refuse what is there, or remove it if it is one and may be."""
+    if not root.exists() and not root.is_symlink():
+        return
+    if not root.is_dir():
+        raise UsageError(f"OUT {root} is not a folder")
+    there = {path.name for path in root.iterdir()}
+    if not there:
+        return
+    document = next((root / name for name in (DOCUMENT, UNFINISHED) if name in there), None)
+    if document is None:
+        raise UsageError(f"OUT {root} exists and is no packed data set; nothing was removed")
+    known = _read_document(document, f"OUT {root}")
+    if not overwrite:
+        raise UsageError(f"OUT {root} exists; use --overwrite to replace it")
+    arrays = known.get("arrays")
+    entries = arrays.values() if isinstance(arrays, dict) else ()
+    paths = [str(entry["path"]) for entry in entries if isinstance(entry, dict) and "path" in entry]
+    ours = {DOCUMENT, UNFINISHED, IDS, CHECKS, STATISTICS, *paths}
+    if strangers := sorted(there - ours):
+        raise UsageError(
+            f"OUT {root} holds {strangers[0]}, which is no part of a packed data set; nothing was "
+            "removed"
+        )
+    # The document goes first: from here on nobody takes the folder for a whole data set.
+    _mark_unfinished(root, paths)
+    (root / DOCUMENT).unlink(missing_ok=True)
+    for name in there - {DOCUMENT, UNFINISHED}:
+        path = root / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _mark_unfinished(root: Path, paths: Sequence[str]) -> None:
+    """Say what will be here, so that it is known for ours if it is never finished."""
+    arrays = {path.removesuffix(".zarr"): {"path": path} for path in paths}
+    document = {"format": FORMAT, "version": VERSION, "arrays": arrays}
+    (root / UNFINISHED).write_text(json.dumps(document))
+
+
+def _check_room(root: Path, layouts: Mapping[str, Layout], samples: int) -> None:
+    need = samples * sum(layout.num_bytes for layout in layouts.values())
+    folder = next(path for path in (root, *root.absolute().parents) if path.is_dir())
+    free = shutil.disk_usage(folder).free
+    if need > free:
+        raise Refused(
+            f"{samples} samples are {format_bytes(need)} before compression and {folder} has "
+            f"{format_bytes(free)} free; lower --samples or --grid"
+        )
+
+
+def _in_order(
+    work: Callable[[int], list[dict[str, Moments]]], items: Sequence[int], workers: int
+) -> Any:
+    """Results in the order of the items; no more than a few are done or held beyond the next."""
+    pending: deque[Future[list[dict[str, Moments]]]] = deque()
+    rest = iter(items)
+    with ThreadPoolExecutor(workers, thread_name_prefix="generate") as pool:
+        try:
+            for item in rest:
+                pending.append(pool.submit(work, item))
+                if len(pending) > 2 * workers:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def _spec(
+    path: Path, layout: Layout, samples: int, codec: str, zarr_format: int, shards: int | None
+) -> dict[str, Any]:
+    """A TensorStore spec of a new array."""
+    shape, chunks = [samples, *layout.shape], [1, *layout.chunks]
+    kvstore = {"driver": "file", "path": str(path.absolute())}
+    # Chunks are stored whatever is in them: one that is missing was lost. The fill value is that
+    # of xarray, which on reading would take any other for a missing value.
+    common = {"kvstore": kvstore, "store_data_equal_to_fill_value": True}
+    blosc = {"cname": codec.removeprefix("blosc-"), "clevel": 5}
+    if zarr_format == 2:
+        compressor: Any = {"id": "zstd", "level": 3} if codec == "zstd" else None
+        if codec.startswith("blosc-"):
+            compressor = {"id": "blosc", **blosc, "shuffle": 1, "blocksize": 0}
+        metadata = {
+            "shape": shape,
+            "chunks": chunks,
+            "dtype": "<f4",
+            "order": "C",
+            "compressor": compressor,
+            "fill_value": "NaN",
+            "filters": None,
+        }
+        return {"driver": "zarr", **common, "metadata": metadata}
+    codecs: list[dict[str, Any]] = [{"name": "bytes", "configuration": {"endian": "little"}}]
+    if codec == "zstd":
+        codecs.append({"name": "zstd", "configuration": {"level": 3}})
+    elif codec.startswith("blosc-"):
+        settings = {**blosc, "shuffle": "shuffle", "typesize": 4, "blocksize": 0}
+        codecs.append({"name": "blosc", "configuration": settings})
+    outer = chunks
+    if shards:
+        sides = zip(layout.shape, layout.chunks, strict=True)
+        outer = [shards, *(-(-length // chunk) * chunk for length, chunk in sides)]
+        inner = {"chunk_shape": chunks, "codecs": codecs}
+        codecs = [{"name": "sharding_indexed", "configuration": inner}]
+    metadata = {
+        "shape": shape,
+        "data_type": "float32",
+        "fill_value": "NaN",
+        "codecs": codecs,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": outer}},
+        "dimension_names": ["sample", *layout.axes],
+    }
+    return {"driver": "zarr3", **common, "metadata": metadata}
+
+
+def _name_axes(path: Path, layout: Layout) -> None:
+    """What names the axes of a Zarr 2 array for xarray; Zarr 3 has a place for them."""
+    attributes = {"_ARRAY_DIMENSIONS": ["sample", *layout.axes]}
+    (path / ".zattrs").write_text(json.dumps(attributes))
+
+
+def _finish(
+    root: Path, layouts: Mapping[str, Layout], samples: int, facts: Mapping[str, Any]
+) -> None:
+    arrays, decoded, stored = {}, 0, 0
+    for name, layout in layouts.items():
+        of_array = _stored_bytes(root / f"{name}.zarr")
+        arrays[name] = {
+            "path": f"{name}.zarr",
+            "axes": ["sample", *layout.axes],
+            "stored_bytes": of_array,
+            "compression_ratio": samples * layout.num_bytes / of_array,
+            "channels": layout.channels,
+        }
+        decoded, stored = decoded + samples * layout.num_bytes, stored + of_array
+    document = {
+        "format": FORMAT,
+        "version": VERSION,
+        "samples": samples,
+        "arrays": arrays,
+        "ids": IDS,
+        "checks": CHECKS,
+        "statistics": STATISTICS,
+        "decoded_bytes": decoded,
+        "stored_bytes": stored,
+        "compression_ratio": decoded / stored,
+        **facts,
+    }
+    (root / UNFINISHED).write_text(json.dumps(document, indent=1) + "\n")
+    (root / UNFINISHED).replace(root / DOCUMENT)
+
+
+def _stored_bytes(path: Path) -> int:
+    files = (file for file in path.rglob("*") if file.is_file() and file.name not in _METADATA)
+    return sum(file.stat().st_size for file in files)
+
+
+# --- statistics ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """Count, mean and sum of squared deviations of each channel; they add up over samples."""
+
+    count: int
+    mean: NDArray[np.float64]
+    squares: NDArray[np.float64]
+
+    @classmethod
+    def none(cls, num_channels: int) -> Moments:
+        return cls(0, np.zeros(num_channels), np.zeros(num_channels))
+
+    @classmethod
+    def of(cls, values: NDArray[Any], channel_axis: int) -> Moments:
+        """Of one array, in float64 and a slab at a time, which keeps the slab in the cache."""
+        channels_last = np.moveaxis(values, channel_axis, -1)
+        count = math.prod(channels_last.shape[:-1])
+        # Deviations from a value near the mean lose nothing when their squares are added.
+        near = channels_last[0].mean(axis=0, dtype=np.float64)
+        total, squares = np.zeros_like(near), np.zeros_like(near)
+        for slab in channels_last:
+            deviations = slab - near
+            total += deviations.sum(axis=0)
+            squares += np.einsum("xc,xc->c", deviations, deviations)
+        return cls(count, near + total / count, squares - total**2 / count)
+
+    def __add__(self, other: Moments) -> Moments:
+        """By the formula of Chan, Golub and LeVeque (1979)."""
+        count = self.count + other.count
+        apart = other.mean - self.mean
+        return Moments(
+            count,
+            self.mean + apart * (other.count / count),
+            self.squares + other.squares + apart**2 * (self.count * other.count / count),
+        )
+
+    @property
+    def std(self) -> NDArray[np.float64]:
+        return np.sqrt(np.maximum(self.squares, 0) / self.count)
+
+
+# --- proof -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What a loader made of a plan. All three must be 0."""
+
+    duplicates: int
+    """Samples that came more often than was planned."""
+    missing: int
+    """Samples that were planned and did not come."""
+    wrong: int
+    """Arrays of a sample that are not, byte for byte, those of the sample planned at that place."""
+
+    @property
+    def right(self) -> bool:
+        return self == Delivery(0, 0, 0)
+
+
+class Audit:
+    """Counts duplicates, missing and wrong samples. It goes by the bytes that came and asks no
+    loader what they are."""
+
+    def __init__(self, packed: Packed) -> None:
+        self._checks = packed.checks
+        self._sample_of = {
+            name: {int(check): sample for sample, check in enumerate(values)}
+            for name, values in packed.checks.items()
+        }
+        self._planned: Counter[tuple[str, int]] = Counter()
+        self._came: Counter[tuple[str, int]] = Counter()
+        self._wrong = 0
+
+    def batch(self, samples: NDArray[np.int64], batch: Mapping[str, NDArray[Any]]) -> None:
+        """Count one batch: ``samples`` were planned, ``batch`` has a row for each in each array."""
+        for name in self._checks:
+            self._planned.update((name, int(sample)) for sample in samples)
+            rows = batch.get(name, ())
+            for place, row in enumerate(rows):
+                check = checksum(row)
+                came = self._sample_of[name].get(check)
+                if came is not None:
+                    self._came[name, came] += 1
+                if place >= len(samples) or check != self._checks[name][samples[place]]:
+                    self._wrong += 1
+
+    def result(self) -> Delivery:
+        """Of all batches so far, which is an epoch or a part of one that ends with a batch."""
+        # A sample comes in several arrays, and in the worst of them it is counted.
+        extra, lacking = self._came - self._planned, self._planned - self._came
+        return Delivery(_worst(extra), _worst(lacking), self._wrong)
+
+
+def _worst(counts: Counter[tuple[str, int]]) -> int:
+    by_sample: dict[int, int] = {}
+    for (_, sample), count in counts.items():
+        by_sample[sample] = max(count, by_sample.get(sample, 0))
+    return sum(by_sample.values())

@@ -1,0 +1,732 @@
+"""Batches of a chunked array, read ahead by threads, into memory that is used again.
+
+    order ──▶ plan ──tickets──▶ [fetch] ──▶ decode + scatter ──▶ done ──▶ [transform] ──▶ next()
+                │                                                                          │
+                └──────◀── Ring: a buffer comes back when the user holds no view of it ◀───┘
+
+One thread plans: it takes the next batch of the order, waits until there may be one more ahead and
+for a buffer, and hands out the batch's tasks (chunks) as tickets. Tickets are taken in that order,
+so all workers are on the oldest unfinished batch, and go on to the next when no ticket of it is
+left. A batch is handed on by number when its last task has ended. So the order and the bytes of
+batches depend on nothing but the seed: neither on the number of workers nor on who was quick.
+
+The first error of any thread is what `next` raises. Threads live for one iteration and are gone
+when it ends: at its end, at a ``break``, at an error, or at `Loader.close`.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .batches import PatchGrid, valid_samples
+from .config import LoaderConfig, build
+from .errors import Refused, StageError, UsageError, require
+from .flow import Budget, Channel, Flow, Stopped
+from .loaders import (
+    Engine,
+    Normaliser,
+    Selection,
+    Task,
+    Traffic,
+    locate,
+    open_engine,
+    read_statistics,
+)
+from .order import Items, Order, Position
+from .units import format_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+Transform = Callable[["Batch"], Mapping[str, NDArray[Any]] | None]
+
+_TICKET = 1 << 20
+"""Bytes decoded for a ticket, at least; smaller chunks share one."""
+_ALIGN = 64
+
+
+class Batch(dict[str, NDArray[Any]]):
+    """One batch: the name of each array to its rows, (row, [time,] ...).
+
+    The memory is the loader's and comes back to it when the last view is gone, so hold a batch as
+    long as it is needed, and copy what must be kept for good.
+    """
+
+    epoch: int
+    number: int
+    """Its place in the epoch, from 0."""
+    indices: Items
+    """The order's item of each row: sample * patches_per_sample + patch."""
+    samples: Items
+    """The sample of each row, along axis 0 of the arrays."""
+
+    def __init__(
+        self,
+        arrays: Mapping[str, NDArray[Any]],
+        epoch: int,
+        number: int,
+        indices: Items,
+        samples: Items,
+        *,
+        seed: int,
+    ) -> None:
+        super().__init__(arrays)
+        self.epoch, self.number, self.indices, self.samples = epoch, number, indices, samples
+        self.seed = seed
+
+    def rng(self) -> np.random.Generator:
+        """Random numbers for this batch, the same whichever thread asks and whenever."""
+        words = [self.seed, self.epoch, *self.indices.tolist()]
+        return np.random.default_rng(words)
+
+
+class Loader:
+    """An iterable of `Batch`; each iteration is an epoch.
+
+        with Loader("data/", batch_size=16, shuffle="block", workers=8) as loader:
+            for epoch in range(2):
+                for batch in loader:
+                    step(batch["inputs"], batch["targets"])
+
+    ``data`` is a packed data set, one Zarr array, or a mapping of names to paths or URLs. What an
+    item is: ``offsets`` are the samples that it wants relative to its own ((-1, 0) is the one
+    before and itself), ``channels`` those of the channel axis, ``patch`` the boxes that a sample is
+    cut into; each is one value for all arrays or a mapping from their names. ``normalise`` is a
+    file of statistics (see `read_statistics`) or a mapping of name to (mean, std). ``transform`` is
+    called with each batch, one after another in order; it changes the batch or returns a mapping
+    in its place. ``knobs`` are the fields of `LoaderConfig`.
+
+    An iteration begins where `load_state_dict` or `set_epoch` said, else with the next epoch; an
+    epoch left by ``break`` counts as done. A new iteration ends the one before.
+
+    Raises `UsageError` for what cannot be read so, `Refused` where ``max_memory`` is too little;
+    while iterating, `StageError` with the chunk's path.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        *,
+        offsets: Any = None,
+        channels: Any = None,
+        patch: Any = None,
+        channel_axis: Any = None,
+        normalise: Any = None,
+        transform: Transform | None = None,
+        **knobs: Any,
+    ) -> None:
+        self.config = config = build(LoaderConfig, knobs)
+        places = locate(data)
+        names = list(places)
+        if isinstance(patch, tuple | list):
+            patch = PatchGrid(tuple(patch))
+        self.engine: Engine = open_engine(
+            config.engine,
+            places,
+            Selection(
+                offsets=_for_each(names, offsets),
+                channels=_for_each(names, channels),
+                patch=_for_each(names, patch),
+                channel_axis=_for_each(names, channel_axis),
+                normalise=_normalisers(normalise, names),
+            ),
+            workers=config.workers or _usable_cpus(),
+            fetch=config.fetch,
+            cache_bytes=config.cache,
+            missing=config.missing,
+        )
+        self.fields = self.engine.fields
+        self.transform = transform
+        samples = valid_samples(self.fields.values())
+        patches = {name: field.patches_per_sample for name, field in self.fields.items()}
+        if len(set(patches.values())) > 1:
+            raise UsageError(f"patch cuts the arrays into different numbers of patches: {patches}")
+        self.first_sample = samples.start
+        """Sample along axis 0 of the arrays that the order counts as 0."""
+        self.order = Order(
+            num_samples=len(samples),
+            batch_size=config.batch_size,
+            seed=config.seed,
+            shuffle=config.shuffle,
+            window=config.window,
+            chunk=max(field.chunks[0] for field in self.fields.values()),
+            patches_per_sample=next(iter(patches.values())),
+            rank=config.rank,
+            world_size=config.world_size,
+            drop_last=config.drop_last,
+        )
+        self.batch_bytes = sum(
+            _aligned(f.item_nbytes * config.batch_size) for f in self.fields.values()
+        )
+        """Bytes of one buffer of the ring."""
+        self._ring = Ring(self.batch_bytes, self._buffers(), self._limit(), config.pin)
+        self._position, self._begun = Position(0, 0), False
+        self._run: _Run | None = None
+        self._process = os.getpid()
+
+    def _buffers(self) -> int:
+        """Those that are ahead, and the one in use."""
+        return max(1, self.config.queue) + 1
+
+    def _limit(self) -> int | None:
+        """The most buffers that may exist, None without a limit; refuses what cannot work."""
+        limit = self.config.max_memory
+        if limit is None:
+            return None
+        scratch, needed = self.engine.scratch_bytes, self._buffers()
+        room = (limit - scratch) // self.batch_bytes
+        if room < needed:
+            remedy = f"queue {room - 1} would fit" if room >= 2 else "lower batch_size"
+            raise Refused(
+                f"max_memory {format_bytes(limit)} is too little for {needed} batches of "
+                f"{format_bytes(self.batch_bytes)} (queue {self.config.queue} and one in use) and "
+                f"{format_bytes(scratch)} of scratch and cache; {remedy}"
+            )
+        return room
+
+    # --- iteration -------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self.order.num_batches
+
+    def __iter__(self) -> Batches:
+        self._check_process()
+        self._stop()
+        if self._begun:
+            self._finished()
+        self._run = None  # an error in it may hold a batch
+        self._ring.begin()
+        self._run = _Run(self, self._position)
+        return Batches(self, self._run)
+
+    @property
+    def ready(self) -> int:
+        """Batches that wait to be taken."""
+        return self._run.ready if self._run is not None else 0
+
+    @property
+    def traffic(self) -> Traffic:
+        """Bytes read and decoded in the present iteration, or in the last one."""
+        return self._run.traffic if self._run is not None else Traffic()
+
+    def close(self) -> None:
+        """End the iteration and its threads. May be called twice, and iterated again after."""
+        self._stop()
+        self._ring.clear()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _stop(self) -> None:
+        if self._run is not None and os.getpid() == self._process:
+            self._run.stop()
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise UsageError(
+                f"this loader was made in process {self._process} and its threads do not live on "
+                f"in the fork {os.getpid()}: make it in the process that uses it, with no worker "
+                "processes (num_workers=0)"
+            )
+
+    def __reduce__(self) -> Any:
+        raise UsageError(
+            "a loader cannot be sent to another process; it has threads of its own: use it with "
+            "num_workers=0 and set its workers instead"
+        )
+
+    # --- state -----------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        return self._position.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin the next iteration with this epoch; a place inside it, once loaded, stands."""
+        if self._begun or epoch != self._position.epoch:
+            self._stop()
+            self._position, self._begun = Position(epoch, 0), False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader stands after the batches that were taken; a few numbers."""
+        return self.order.state_dict(self._position.epoch, self._position.batch)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state, with as many workers and ranks as this loader has."""
+        position = self.order.from_state(state)
+        self._stop()
+        self._position, self._begun = position, False
+
+    def _took(self, number: int) -> None:
+        self._position, self._begun = Position(self._position.epoch, number + 1), True
+
+    def _finished(self) -> None:
+        self._position, self._begun = Position(self._position.epoch + 1, 0), False
+
+    # --- torch -----------------------------------------------------------------------------------
+
+    def as_torch(self) -> torch.utils.data.IterableDataset[dict[str, torch.Tensor]]:
+        """This loader as a dataset of dicts of tensors, which share the batch's memory.
+
+        For ``torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=0)`` and for
+        Lightning. With ``pin=True`` the tensors are pinned already.
+        """
+        require("torch", "infer")
+        return _torch_dataset(self)
+
+
+class Batches(Iterator[Batch]):
+    """One iteration of a loader. Its threads end with it."""
+
+    def __init__(self, loader: Loader, run: _Run) -> None:
+        self._loader, self._run = loader, run
+        # Not __del__: this is also called before the interpreter ends, while threads still run.
+        self._end = weakref.finalize(self, _stop_in, loader._process, run)
+
+    def __next__(self) -> Batch:
+        self._loader._check_process()
+        batch = self._run.take()
+        if batch is None:
+            self.close()
+            if self._run is self._loader._run and not self._run.ended:
+                self._run.ended = True
+                self._loader._finished()
+            raise StopIteration
+        self._loader._took(batch.number)
+        return batch
+
+    def close(self) -> None:
+        self._end()
+
+
+def _stop_in(process: int, run: _Run) -> None:
+    if os.getpid() == process:  # a fork has none of the threads
+        run.stop()
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+
+class Ring:
+    """Buffers of one size, each lent for one batch and back when no view of it is left.
+
+    What is lent is an array over a `memoryview` of the buffer. Numpy makes every further view keep
+    that array alive, and torch keeps the view; so the end of that one array is the end of all.
+    It may come in any thread, even inside the garbage collector: the callback puts the buffer into
+    a `SimpleQueue`, which allows that, and takes no lock. Only one thread, the planner, lends.
+    """
+
+    def __init__(self, nbytes: int, usual: int, limit: int | None, pin: bool) -> None:
+        self.nbytes, self._usual, self._limit, self._pin = nbytes, usual, limit, pin
+        self.made = 0
+        """Buffers that exist: lent or free."""
+        self._most = usual
+        self._free: list[NDArray[np.uint8]] = []
+        self._returned: SimpleQueue[NDArray[np.uint8] | None] = SimpleQueue()
+
+    def begin(self) -> None:
+        """Back to the usual number of buffers, as those come back that were made beyond it."""
+        self._most = self._usual
+
+    def lend(self) -> NDArray[np.uint8] | None:
+        """A buffer of whatever was in it before; None where one must come back first."""
+        while not self._returned.empty():
+            self._take_back(self._returned.get())
+        if not self._free and self.made >= self._most:
+            return None
+        buffer = self._free.pop() if self._free else self._make()
+        root = np.frombuffer(buffer.data, np.uint8)
+        weakref.finalize(root, self._returned.put, buffer).atexit = False
+        return root
+
+    def wait(self) -> None:
+        """Until a buffer comes back, or `wake` is called."""
+        self._take_back(self._returned.get())
+
+    def wake(self) -> None:
+        self._returned.put(None)
+
+    def grow(self) -> None:
+        """Allow one buffer more, since the user holds the others."""
+        if self._limit is not None and self._most >= self._limit:
+            raise Refused(
+                f"all {self._most} batches of {format_bytes(self.nbytes)} that max_memory allows "
+                "are still held; let go of some (copy what must be kept), or raise max_memory"
+            )
+        self._most += 1
+
+    def clear(self) -> None:
+        """Let free buffers go."""
+        self._most = 0
+        self.lend()
+        self._most = self._usual
+
+    def _take_back(self, buffer: NDArray[np.uint8] | None) -> None:
+        if buffer is not None:
+            self._free.append(buffer)
+        while self._free and self.made > self._most:
+            self._free.pop()
+            self.made -= 1
+
+    def _make(self) -> NDArray[np.uint8]:
+        self.made += 1
+        if not self._pin:
+            return np.empty(self.nbytes, np.uint8)
+        torch = require("torch", "infer")
+        if not torch.cuda.is_available():
+            raise UsageError("pin needs a CUDA device, and torch sees none")
+        pinned: NDArray[np.uint8] = torch.empty(
+            self.nbytes, dtype=torch.uint8, pin_memory=True
+        ).numpy()
+        return pinned
+
+
+def _aligned(count: int) -> int:
+    return -(-count // _ALIGN) * _ALIGN
+
+
+# --- one iteration ------------------------------------------------------------------------------
+
+
+class _Work:
+    """A batch under way."""
+
+    def __init__(self, batch: Batch, place: int, tasks_left: int) -> None:
+        self.batch: Batch | None = batch
+        self.place, self.tasks_left = place, tasks_left
+
+    def hand_over(self) -> Batch:
+        """The batch, which from now on nobody else holds, not even a thread that is slow to end."""
+        batch, self.batch = self.batch, None
+        assert batch is not None
+        return batch
+
+
+class _Ticket(NamedTuple):
+    """Some tasks of a batch, for one thread."""
+
+    work: _Work
+    tasks: Sequence[Task]
+    fetched: Sequence[Any] | None = None
+    """What `Task.fetch` brought, where threads of their own do that."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(task.nbytes for task in self.tasks)
+
+
+class _Run:
+    """The threads of one iteration."""
+
+    def __init__(self, loader: Loader, start: Position) -> None:
+        engine = loader.engine
+        self.engine, self.order, self.ring = engine, loader.order, loader._ring
+        self.transform, self.queue = loader.transform, loader.config.queue
+        self.first_sample, self.start = loader.first_sample, start
+        self.traffic, self.ended = Traffic(), False
+
+        self.flow = flow = Flow()
+        self.opened = self.taken = 0
+        """Batches that were begun, and those of them that the user has."""
+        self.asked = False
+        """Someone waits in `take`."""
+        self.starved = False
+        """The planner waits for a buffer that the user holds."""
+        self.planned: Channel[_Ticket] = Channel(flow)
+        self.tickets = self.planned
+        self.done: Channel[_Work] = Channel(flow, producers=engine.drivers)
+        self.out = self.done
+        if engine.fetchers:
+            largest = max(field.chunk_nbytes for field in engine.fields.values())
+            self.budget = Budget(flow, 2 * engine.fetchers * max(largest, _TICKET))
+            self.tickets = Channel(flow, producers=engine.fetchers)
+        if self.transform is not None:
+            self.out = Channel(flow)
+
+        self._spawn("plan", self._plan_one, self.planned)
+        for i in range(engine.fetchers):
+            self._spawn(f"fetch-{i}", self._fetch_one, self.tickets)
+        for i in range(engine.drivers):
+            self._spawn(f"work-{i}", self._work_one, self.done)
+        if self.transform is not None:
+            self._spawn("transform", self._transform_one, self.out)
+
+    def _spawn(self, name: str, step: Callable[[], bool], into: Channel[Any]) -> None:
+        """A thread that takes steps until there are no more.
+
+        What a step holds goes with its frame, so that no thread that waits keeps a batch alive.
+        """
+
+        def loop() -> None:
+            while step():
+                pass
+            into.close()
+
+        self.flow.spawn(f"penstock-loader-{name}", loop)
+
+    # --- the consumer's side ---------------------------------------------------------------------
+
+    @property
+    def ready(self) -> int:
+        return len(self.out)
+
+    def take(self) -> Batch | None:
+        """The next batch, None after the last; raises the first error of any thread."""
+        flow = self.flow
+        try:
+            with flow.changed:
+                self.asked = True
+                if self.starved:
+                    self.ring.wake()
+                flow.changed.notify_all()
+                work = self.out.get()
+                self.asked = False
+                self.taken += work is not None
+                flow.changed.notify_all()
+            return None if work is None else work.hand_over()
+        except Stopped:
+            self.stop()
+            error = flow.error
+            if error is None or isinstance(error, Stopped):
+                raise UsageError(
+                    "this iteration has ended: its loader was closed or iterated anew"
+                ) from None
+            raise error from error.__cause__
+        except BaseException:  # Ctrl-C
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End the threads and let go of what was under way."""
+        whole = self.ended or not (self.flow.alive or self.flow.failed)
+        self.flow.fail(Stopped())
+        self.ring.wake()
+        self.engine.cancel()
+        self.flow.settle()  # the first error is raised by `take`
+        for channel in (self.planned, self.tickets, self.done, self.out):
+            channel.clear()
+        if not whole:
+            self.engine.forget()
+
+    # --- the steps of the threads ----------------------------------------------------------------
+
+    def _plan_one(self) -> bool:
+        number = self.start.batch + self.opened
+        if number >= self.order.num_batches:
+            return False
+        items = self.order.items(self.start.epoch, number)
+        samples, patches = self.order.split(items)
+        samples = samples + self.first_sample
+        tasks = self.engine.tasks(samples, patches if self.order.patches_per_sample > 1 else None)
+        with self.flow.changed:
+            self.flow.wait_for(self._may_open)
+        root = self._buffer()
+        arrays = _cut(root, self.engine, len(items))
+        batch = Batch(arrays, self.start.epoch, number, items, samples, seed=self.order.seed)
+        work = _Work(batch, self.opened, len(tasks))
+        with self.flow.changed:
+            self.opened += 1
+        self.planned.put_all(_tickets(work, tasks))
+        return True
+
+    def _may_open(self) -> bool:
+        ahead = self.opened - self.taken
+        return ahead < self.queue or (self.asked and ahead == 0)
+
+    def _buffer(self) -> NDArray[np.uint8]:
+        """A buffer of the ring.
+
+        What the user holds on the way from one batch to the next is about to come back, and a new
+        buffer instead would cost its page faults. Only when the user waits for a batch and none is
+        under way is what they hold really held.
+        """
+        while (root := self.ring.lend()) is None:
+            with self.flow.changed:
+                self.flow.check()
+                self.starved = True
+                stuck = self.asked and self.opened == self.taken
+            if not stuck:
+                self.ring.wait()
+            elif (root := self.ring.lend()) is None:  # not even since they began to wait
+                self.ring.grow()
+            else:
+                break
+        self.starved = False
+        return root
+
+    def _fetch_one(self) -> bool:
+        ticket = self.planned.get()
+        if ticket is None:
+            return False
+        self.budget.acquire(ticket.nbytes)
+        fetched = [task.fetch() for task in ticket.tasks]
+        self.tickets.put(ticket._replace(fetched=fetched))
+        return True
+
+    def _work_one(self) -> bool:
+        ticket = self.tickets.get()
+        if ticket is None:
+            return False
+        work, traffic = ticket.work, Traffic()
+        for i, task in enumerate(ticket.tasks):
+            fetched = ticket.fetched[i] if ticket.fetched is not None else None
+            assert work.batch is not None
+            traffic = traffic.plus(task.run(work.batch, self.flow.check, fetched))
+        if ticket.fetched is not None:
+            self.budget.release(ticket.nbytes)
+        with self.flow.changed:
+            self.traffic = self.traffic.plus(traffic)
+            work.tasks_left -= len(ticket.tasks)
+            if work.tasks_left == 0:
+                self.done.put(work, work.place)
+        return True
+
+    def _transform_one(self) -> bool:
+        work = self.done.get()
+        if work is None:
+            return False
+        work.batch = self._transformed(work.hand_over())
+        self.out.put(work)
+        return True
+
+    def _transformed(self, batch: Batch) -> Batch:
+        assert self.transform is not None
+        try:
+            result = self.transform(batch)
+        except Exception as error:
+            samples = ", ".join(map(str, batch.samples[:4].tolist()))
+            more = ", ..." if len(batch.samples) > 4 else ""
+            where = f"batch {batch.number} of epoch {batch.epoch} (samples {samples}{more})"
+            raise StageError("transform", where, error) from error
+        if result is None or result is batch:
+            return batch
+        return Batch(
+            result, batch.epoch, batch.number, batch.indices, batch.samples, seed=batch.seed
+        )
+
+
+def _tickets(work: _Work, tasks: Sequence[Task]) -> Iterator[_Ticket]:
+    """Tasks in tickets that are large enough to be worth handing out."""
+    first, nbytes = 0, 0
+    for i, task in enumerate(tasks):
+        nbytes += task.nbytes
+        if nbytes >= _TICKET or i == len(tasks) - 1:
+            yield _Ticket(work, tasks[first : i + 1])
+            first, nbytes = i + 1, 0
+
+
+def _cut(root: NDArray[np.uint8], engine: Engine, rows: int) -> dict[str, NDArray[Any]]:
+    """The arrays of a batch, cut from one buffer."""
+    arrays, start = {}, 0
+    for name, field in engine.fields.items():
+        stop = start + field.item_nbytes * rows
+        arrays[name] = root[start:stop].view(field.dtype).reshape(field.out_shape(rows))
+        start = _aligned(stop)
+    return arrays
+
+
+# --- what the user may give ---------------------------------------------------------------------
+
+
+def _for_each(names: Sequence[str], value: Any) -> dict[str, Any]:
+    """A mapping as it is, one value for every array, or nothing."""
+    if value is None:
+        return {}
+    return dict(value) if isinstance(value, Mapping) else dict.fromkeys(names, value)
+
+
+def _normalisers(value: Any, names: Sequence[str]) -> dict[str, Normaliser]:
+    if value is None:
+        return {}
+    if isinstance(value, str | Path):
+        return {n: v for n, v in read_statistics(Path(value)).items() if n in names}
+    return {n: v if isinstance(v, Normaliser) else Normaliser(*v) for n, v in value.items()}
+
+
+def _usable_cpus() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _torch_dataset(loader: Loader) -> torch.utils.data.IterableDataset[dict[str, torch.Tensor]]:
+    import torch
+
+    class LoaderDataset(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
+        def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+            if torch.utils.data.get_worker_info() is not None:
+                raise UsageError(
+                    "the loader has threads of its own and does not work inside the workers of a "
+                    "DataLoader: use num_workers=0 and set the loader's workers"
+                )
+            return map(_tensors, loader)
+
+        def __len__(self) -> int:
+            return len(loader)
+
+        def set_epoch(self, epoch: int) -> None:
+            loader.set_epoch(epoch)
+
+        def state_dict(self) -> dict[str, Any]:
+            return loader.state_dict()
+
+        def load_state_dict(self, state: Mapping[str, Any]) -> None:
+            loader.load_state_dict(state)
+
+        def __reduce__(self) -> Any:
+            return loader.__reduce__()
+
+    def _tensors(batch: Batch) -> dict[str, torch.Tensor]:
+        return {name: torch.from_numpy(array) for name, array in batch.items()}
+
+    return LoaderDataset()
+
+
+# --- as a contender -----------------------------------------------------------------------------
+
+
+class Native:
+    """This loader with the native engine, as a benchmark compares it."""
+
+    engine = "native"
+
+    def __init__(self, data: Any, order: Order, *, threads: int, **knobs: Any) -> None:
+        self.loader = Loader(
+            data,
+            engine=self.engine,
+            workers=threads,
+            batch_size=order.batch_size,
+            shuffle=order.shuffle,
+            window=order.window,
+            seed=order.seed,
+            rank=order.rank,
+            world_size=order.world_size,
+            drop_last=order.drop_last,
+            **knobs,
+        )
+        if self.loader.order.plan != order.plan:
+            raise UsageError(f"the data give the plan {self.loader.order.plan}, not {order.plan}")
+
+    def batches(self) -> Iterator[Batch]:
+        self.loader.set_epoch(0)
+        return iter(self.loader)
+
+    def close(self) -> None:
+        self.loader.close()
+
+
+class TensorStore(Native):
+    """This loader with the TensorStore engine, as a benchmark compares it."""
+
+    engine = "tensorstore"

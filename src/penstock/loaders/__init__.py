@@ -1,0 +1,343 @@
+"""Engines, which read batches into memory that is given to them, and contenders to be compared.
+
+An `Engine` knows where arrays lie and how to bring the rows of a batch into the caller's arrays; it
+knows nothing of order, epochs or queues. It cuts a batch into independent `Task`s, which any
+threads may run in any order: the loader hands them out, the oldest batch first. A `Contender`
+makes whole batches by itself, as other libraries do, so that a benchmark can set it beside ours.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..batches import Field
+from ..errors import UsageError
+from ..order import Items, Order
+
+Arrays = Mapping[str, NDArray[Any]]
+Check = Callable[[], None]
+"""Called now and then in long work; raises where the work is no longer wanted."""
+
+CONTENDERS = {
+    "penstock": "penstock.loader:Native",
+    "penstock-tensorstore": "penstock.loader:TensorStore",
+    "tensorstore-read": "penstock.loaders.tensorstore_read:TensorStoreRead",
+    "torch": "penstock.loaders.torch_workers:TorchWorkers",
+    "dask-sample": "penstock.loaders.dask_xarray:DaskSample",
+    "dask-stacked": "penstock.loaders.dask_xarray:DaskStacked",
+    "xbatcher": "penstock.loaders.xbatcher:Xbatcher",
+    "zarr": "penstock.loaders.zarr_python:Zarr",
+    "zarr-stacked": "penstock.loaders.zarr_python:ZarrStacked",
+    "zarrs": "penstock.loaders.zarr_python:Zarrs",
+}
+"""Loaders that a benchmark compares, each ``module:Class`` called as `make` says."""
+
+
+class Contender(Protocol):
+    """A loader as a benchmark sees it: the batches of one epoch, in the order that it was given."""
+
+    def batches(self) -> Iterator[Mapping[str, NDArray[Any]]]: ...
+
+    def close(self) -> None: ...
+
+
+def make(name: str, data: Any, order: Order, *, threads: int, **knobs: Any) -> Contender:
+    """A contender by name. `MissingDependency` says what to install for one that is not there."""
+    if name not in CONTENDERS:
+        raise UsageError(f"there is no loader {name!r}; known are {', '.join(CONTENDERS)}")
+    module, _, attribute = CONTENDERS[name].partition(":")
+    contender: Contender = getattr(importlib.import_module(module), attribute)(
+        data, order, threads=threads, **knobs
+    )
+    return contender
+
+
+# --- what is read -------------------------------------------------------------------------------
+
+
+class Location(NamedTuple):
+    """Where one array lies."""
+
+    url: str
+    """A path, or a URL that TensorStore knows."""
+    axes: tuple[str, ...] = ()
+    """The names of its axes where the data set tells them, ``sample`` first."""
+
+
+def locate(data: Any) -> dict[str, Location]:
+    """The arrays of a data set: a packed folder, one array, or a mapping of name to path or URL."""
+    if isinstance(data, Mapping):
+        return {
+            str(name): place if isinstance(place, Location) else Location(str(place))
+            for name, place in data.items()
+        }
+    url = str(data).rstrip("/")
+    if "://" in url:
+        from .tensorstore import read_key
+
+        text = read_key(url, "dataset.json")
+    else:
+        url = str(Path(url).expanduser())
+        if not Path(url).exists():
+            raise UsageError(f"{url}: there is no such folder")
+        manifest = Path(url, "dataset.json")
+        text = manifest.read_text() if manifest.is_file() else None
+    if text is None:
+        return {"data": Location(url)}
+    packed = json.loads(text)
+    if packed.get("format") != "penstock-packed":
+        raise UsageError(f"{url}/dataset.json: format {packed.get('format')!r} is not known")
+    return {
+        name: Location(f"{url}/{entry['path']}", tuple(entry.get("axes", ())))
+        for name, entry in packed["arrays"].items()
+    }
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What an item wants of each array; see the same names of `penstock.batches.Field`."""
+
+    offsets: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    channels: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    patch: Mapping[str, Any] = field(default_factory=dict)
+    normalise: Mapping[str, Normaliser] = field(default_factory=dict)
+    channel_axis: Mapping[str, int] = field(default_factory=dict)
+    """Where it is not the axis that the data set calls ``channels``, or else the last."""
+
+    def check(self, names: Sequence[str]) -> None:
+        for what in ("offsets", "channels", "patch", "normalise", "channel_axis"):
+            if unknown := sorted(set(getattr(self, what)) - set(names)):
+                raise UsageError(
+                    f"{what} names {', '.join(unknown)}; the arrays are {', '.join(names)}"
+                )
+
+    def field(self, name: str, place: Location, shape: Any, chunks: Any, dtype: Any) -> Field:
+        default = place.axes.index("channels") if "channels" in place.axes else -1
+        selected = Field(
+            name,
+            shape=tuple(shape),
+            chunks=tuple(chunks),
+            dtype=np.dtype(dtype).newbyteorder("="),
+            offsets=tuple(self.offsets.get(name, (0,))),
+            channels=tuple(self.channels[name]) if name in self.channels else None,
+            channel_axis=self.channel_axis.get(name, default),
+            patch=self.patch.get(name),
+        )
+        if name in self.normalise:
+            self.normalise[name].check(selected, place.url)
+        return selected
+
+
+class Normaliser:
+    """``(x - mean) / std`` in place, with one mean and one std for each channel of an array.
+
+    Bit-identical to numpy's expression in the dtype of the array.
+    """
+
+    _PIECE = 1 << 18  # bytes: what stays in a core's own cache between the two steps
+
+    def __init__(self, mean: ArrayLike, std: ArrayLike) -> None:
+        self.mean, self.std = np.atleast_1d(mean), np.atleast_1d(std)
+        if self.mean.ndim > 1 or self.mean.shape != self.std.shape:
+            raise UsageError(
+                f"normalise: mean {self.mean.shape} and std {self.std.shape} are not two lists of "
+                "one number for each channel"
+            )
+        bad = np.flatnonzero(~(np.isfinite(self.mean) & np.isfinite(self.std) & (self.std > 0)))
+        if bad.size:
+            at = int(bad[0])
+            raise UsageError(
+                f"normalise: channel {at} has mean {self.mean[at]} and std {self.std[at]}; the "
+                "std must be above 0 and both finite"
+            )
+
+    def check(self, field: Field, where: str) -> None:
+        if field.dtype.kind != "f":
+            raise UsageError(f"{where}: normalise needs floats, its dtype is {field.dtype}")
+        number = field.shape[field.channel_axis]
+        if len(self.mean) != number:
+            raise UsageError(
+                f"{where}: normalise has {len(self.mean)} channels, the array has {number}"
+            )
+
+    def rows(self, channels: Any, axis: int, shape: Sequence[int], dtype: Any) -> Rows:
+        """What `apply` needs for arrays of a shape whose channels along ``axis`` are these."""
+        axis %= len(shape)
+        both = []
+        for values, neutral in ((self.mean, 0), (self.std, 1)):
+            padded = np.full(shape[axis], neutral, dtype)  # the last chunk is wider than its data
+            chosen = values[channels]
+            padded[: len(chosen)] = chosen
+            row = padded.reshape([-1 if a == axis else 1 for a in range(len(shape))])
+            if axis == len(shape) - 1 and axis > 0:  # one long row, not many of a few channels
+                row = np.broadcast_to(row, [1] * (axis - 1) + list(shape[-2:]))
+                row = row.reshape((*row.shape[:-2], -1))
+            both.append(np.ascontiguousarray(row))
+        return Rows(both[0], both[1])
+
+    @classmethod
+    def apply(cls, array: NDArray[Any], rows: Rows) -> None:
+        """Normalise a C-contiguous array of the shape that the rows were made for."""
+        if array.ndim > rows.mean.ndim:
+            array = array.reshape((*array.shape[:-2], -1))
+        for piece, mean, std in cls._pieces(array, rows.mean, rows.std):
+            np.subtract(piece, mean, out=piece)
+            np.divide(piece, std, out=piece)
+
+    @classmethod
+    def _pieces(cls, *arrays: NDArray[Any]) -> Iterator[tuple[NDArray[Any], ...]]:
+        """The same small parts of arrays that broadcast against the first."""
+        first = arrays[0]
+        if first.nbytes <= cls._PIECE or first.ndim < 2:
+            yield arrays
+            return
+        if len(first) == 1:
+            yield from cls._pieces(*(a[0] for a in arrays))
+            return
+        step = max(1, cls._PIECE * len(first) // first.nbytes)
+        for start in range(0, len(first), step):
+            part = slice(start, start + step)
+            yield from cls._pieces(*(a[part] if len(a) > 1 else a for a in arrays))
+
+
+class Rows(NamedTuple):
+    """Mean and std, laid out so that they broadcast in long runs."""
+
+    mean: NDArray[Any]
+    std: NDArray[Any]
+
+
+def read_statistics(path: Path) -> dict[str, Normaliser]:
+    """Saved statistics: JSON ``{name: {"mean": [...], "std": [...]}}``, or an npz with arrays
+    ``name.mean`` and ``name.std``."""
+    try:
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as file:
+                names = sorted({key.rpartition(".")[0] for key in file})
+                return {n: Normaliser(file[f"{n}.mean"], file[f"{n}.std"]) for n in names}
+        saved = json.loads(path.read_text())
+        return {
+            name: Normaliser(entry["mean"], entry["std"])
+            for name, entry in saved.items()
+            if isinstance(entry, dict) and {"mean", "std"} <= set(entry)
+        }
+    except (OSError, ValueError, KeyError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"normalise {path}: {error}") from error
+
+
+# --- engines ------------------------------------------------------------------------------------
+
+
+class Traffic(NamedTuple):
+    """Bytes that were moved for some rows."""
+
+    stored_bytes: int | None = 0
+    """None where the engine cannot tell."""
+    decoded_bytes: int = 0
+    """Padding of chunks and all, where the engine can tell."""
+
+    def plus(self, other: Traffic) -> Traffic:
+        stored = None
+        if self.stored_bytes is not None and other.stored_bytes is not None:
+            stored = self.stored_bytes + other.stored_bytes
+        return Traffic(stored, self.decoded_bytes + other.decoded_bytes)
+
+
+class Task(Protocol):
+    """A piece of a batch that knows nothing of the other pieces."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are decoded for it, for sharing work out."""
+        ...
+
+    def fetch(self) -> Any:
+        """Bring in what is stored; what it returns goes to `run`."""
+        ...
+
+    def run(self, out: Arrays, check: Check, fetched: Any = None) -> Traffic:
+        """Put this piece where it belongs in the batch. Fetches by itself what was not."""
+        ...
+
+
+class Engine(ABC):
+    """Reads rows of some arrays into memory of the caller."""
+
+    name: str
+    fields: Mapping[str, Field]
+    drivers: int
+    """Threads that should run tasks."""
+    fetchers: int = 0
+    """Threads that should fetch for them; with none, who runs a task fetches too."""
+    scratch_bytes: int
+    """The most memory that it takes besides the batches."""
+
+    @abstractmethod
+    def tasks(self, samples: Items, patches: Items | None = None) -> Sequence[Task]:
+        """What brings in the rows of a batch: sample and patch of each, along the arrays' axis 0.
+
+        Moves no byte. Batches are asked for in the order in which they are wanted.
+        """
+
+    def forget(self) -> None:  # noqa: B027
+        """Tasks were given out that will never run."""
+
+    def cancel(self) -> None:  # noqa: B027
+        """Let go of tasks that wait for bytes; what they raise is not looked at."""
+
+    def read_into(
+        self,
+        samples: Items,
+        out: Arrays,
+        check: Check = lambda: None,
+        patches: Items | None = None,
+    ) -> Traffic:
+        """Bring in the rows of one batch, in this thread."""
+        traffic = Traffic()
+        for task in self.tasks(samples, patches):
+            check()
+            traffic = traffic.plus(task.run(out, check))
+        return traffic
+
+
+def open_engine(
+    name: str,
+    places: Mapping[str, Location],
+    selection: Selection,
+    *,
+    workers: int,
+    fetch: int,
+    cache_bytes: int,
+    missing: str,
+) -> Engine:
+    """The engine of a name; ``auto`` is native where it can read every array, else tensorstore."""
+    if not places:
+        raise UsageError("there are no arrays to read")
+    selection.check(list(places))
+    options: dict[str, Any] = {
+        "workers": workers, "fetch": fetch, "cache_bytes": cache_bytes, "missing": missing
+    }  # fmt: skip
+    if name in ("auto", "native"):
+        from . import native
+
+        try:
+            return native.NativeEngine(places, selection, **options)
+        except native.Unsupported:
+            if name == "native":
+                raise
+    if name in ("auto", "tensorstore"):
+        from . import tensorstore
+
+        return tensorstore.TensorStoreEngine(places, selection, **options)
+    raise UsageError(f"engine {name!r} is not one of auto, native, tensorstore")

@@ -1,0 +1,169 @@
+"""Any array that TensorStore opens, read straight into the batch: shards, S3, GCS, HTTP, N5.
+
+    ts.array(batch).write(array[samples])
+
+TensorStore reads, decodes and copies in threads of its own: ``workers`` of them copy, ``fetch``
+requests are under way. The threads of the loader only start a read and wait, so that the next one
+is asked for before the last has ended.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..batches import Field
+from ..errors import StageError, UsageError, require
+from ..order import Items
+from ..stores.tensorstore import explaining, kvstore, open_kvstore
+from . import Arrays, Check, Engine, Location, Normaliser, Selection, Traffic
+
+ts = require("tensorstore", "infer")
+
+_IN_FLIGHT = 4
+"""Reads that are asked for at once, each one array of one batch."""
+_MARKERS = {".zarray": "zarr", "zarr.json": "zarr3", "attributes.json": "n5"}
+
+
+def read_key(url: str, key: str) -> str | None:
+    """The text of one object below a URL, None where there is none."""
+    root = open_kvstore(kvstore(f"{url}/"), url)
+    with explaining(url):
+        found = root.read(key).result()
+    return found.value.decode() if found.state == "value" else None
+
+
+class TensorStoreEngine(Engine):
+    """Reads whatever TensorStore reads, through a context of its own."""
+
+    name = "tensorstore"
+
+    def __init__(
+        self,
+        places: Mapping[str, Location],
+        selection: Selection,
+        *,
+        workers: int,
+        fetch: int,
+        cache_bytes: int,
+        missing: str,
+    ) -> None:
+        self.drivers = _IN_FLIGHT
+        concurrency = {"data_copy_concurrency": {"limit": workers}}
+        if fetch:
+            kinds = ("file_io_concurrency", "s3_request_concurrency", "gcs_request_concurrency")
+            concurrency |= {kind: {"limit": fetch} for kind in kinds}
+            concurrency["http_request_concurrency"] = {"limit": fetch}
+        context = ts.Context({**concurrency, "cache_pool": {"total_bytes_limit": cache_bytes}})
+        self.arrays: dict[str, Any] = {}
+        fields: dict[str, Field] = {}
+        for name, place in places.items():
+            array = self.arrays[name] = _open(place.url, missing, context)
+            chunks = array.chunk_layout.read_chunk.shape or array.shape
+            fields[name] = selection.field(
+                name, place, array.shape, chunks, array.dtype.numpy_dtype
+            )
+        self.fields = fields
+        self.rows = {
+            name: normaliser.rows(
+                list(fields[name].channels or range(fields[name].shape[fields[name].channel_axis])),
+                fields[name].channel_axis % len(fields[name].shape) - len(fields[name].shape),
+                fields[name].item_shape,
+                fields[name].dtype,
+            )
+            for name, normaliser in selection.normalise.items()
+        }
+        self.locations = {name: place.url for name, place in places.items()}
+        self.scratch_bytes = cache_bytes + workers * max(f.chunk_nbytes for f in fields.values())
+        self.pending: set[Any] = set()
+        self.lock = threading.Lock()
+
+    def tasks(self, samples: Items, patches: Items | None = None) -> list[FieldTask]:
+        return [FieldTask(self, field, samples, patches) for field in self.fields.values()]
+
+    def cancel(self) -> None:
+        with self.lock:
+            pending = list(self.pending)
+        for future in pending:
+            future.cancel()
+
+
+@dataclass(frozen=True, eq=False)
+class FieldTask:
+    """One array of one batch."""
+
+    engine: TensorStoreEngine
+    field: Field
+    samples: Items
+    patches: Items | None
+
+    @property
+    def nbytes(self) -> int:
+        return self.field.item_nbytes * len(self.samples)
+
+    def fetch(self) -> None:
+        """TensorStore fetches by itself."""
+
+    def run(self, out: Arrays, check: Check, fetched: None = None) -> Traffic:
+        batch, engine = out[self.field.name], self.engine
+        target = ts.array(batch)
+        try:
+            futures = [
+                target[rows].write(view[ts.d[:].translate_to[0]])
+                for rows, view in self._views(engine.arrays[self.field.name])
+            ]
+            with engine.lock:
+                engine.pending.update(futures)
+            try:
+                check()  # a `cancel` before the futures were known would have missed them
+                for future in futures:
+                    future.result()
+            finally:
+                with engine.lock:
+                    engine.pending.difference_update(futures)
+        except (ValueError, OSError, NotImplementedError) as error:
+            raise StageError("read", engine.locations[self.field.name], error) from error
+        rows = engine.rows.get(self.field.name)
+        if rows is not None:
+            for item in batch:
+                Normaliser.apply(item, rows)
+        return Traffic(None, batch.nbytes)
+
+    def _views(self, array: Any) -> list[tuple[slice, Any]]:
+        """Rows of the batch and what of the array goes there; patches go one by one."""
+        field = self.field
+        wanted = self.samples[:, None] + np.array(field.offsets)
+        if len(field.offsets) == 1:
+            wanted = wanted[:, 0]
+        inner: list[Any] = [slice(None)] * (len(field.shape) - 1)
+        if field.channels is not None:
+            inner[field.channel_axis % len(field.shape) - 1] = np.array(field.channels)
+        if self.patches is None or field.patch is None:
+            return [(slice(0, len(wanted)), _outer(array, inner)[wanted])]
+        views = []
+        sizes = dict(zip(field.patch_axes, field.patch.shape, strict=True))
+        for row, patch in enumerate(self.patches.tolist()):
+            for axis, start in field.patch_start(patch).items():
+                inner[axis - 1] = slice(start, start + sizes[axis])
+            views.append((slice(row, row + 1), _outer(array, inner)[wanted[row : row + 1]]))
+        return views
+
+
+def _outer(array: Any, inner: list[Any]) -> Any:
+    """``array[:, inner...]``, each index along an axis of its own."""
+    return array.oindex[(slice(None), *inner)] if inner else array
+
+
+def _open(url: str, missing: str, context: Any) -> Any:
+    driver = next((d for marker, d in _MARKERS.items() if read_key(url, marker) is not None), None)
+    if driver is None:
+        raise UsageError(f"{url}: there is none of {', '.join(_MARKERS)}")
+    spec: dict[str, Any] = {"driver": driver, "kvstore": kvstore(f"{url}/")}
+    if missing == "error" and driver != "n5":
+        spec["fill_missing_data_reads"] = False
+    with explaining(url):
+        return ts.open(spec, context=context, read=True, open=True).result()

@@ -1,0 +1,558 @@
+"""Which samples, in which order: an epoch as a function, never as a list.
+
+    position   0 1 2 3 │ 4 5 6 7 │ 8 9 …      in the epoch; cut into global batches
+    item       7 2 9 0 │ 5 …                  a keyed permutation of the positions
+    rank       0 1 0 1 │ 0 1 …                rank r takes rows r, r + world_size, … of each batch
+
+An *item* is one patch of one sample: ``item = sample * patches_per_sample + patch``. The item at a
+position follows from (seed, epoch, position) alone, by arithmetic: so any batch can be asked for
+first, a plan of 100 million samples takes no more memory than one of ten, and the order knows
+nothing of workers, ranks or batch sizes. That is why a job may resume with other ones.
+
+Since the future is known, a cache need not guess: `NextUseCache` evicts what is used furthest
+ahead. `price` says what an order costs in reads and what it buys in mixing. Nothing here touches
+an array of data or a file; which chunks an item needs is told by `penstock.batches`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .errors import UsageError
+
+Shuffle = Literal["none", "sample", "block", "global"]
+Items = NDArray[np.int64]
+_Words = NDArray[np.uint64]
+
+# --- a keyed permutation ------------------------------------------------------------------------
+
+_ROUNDS = 12  # fewer leave orders of five or six items visibly uneven
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_WORD = (1 << 64) - 1
+
+
+def _mix(words: _Words) -> _Words:
+    """The finaliser of splitmix64: every bit of a word sways every bit of the result."""
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
+
+
+def make_key(*numbers: int) -> _Words:
+    """A key of shape (1,) that depends on every number and on their order."""
+    key = np.zeros(1, np.uint64)
+    for number in numbers:
+        key = _mix((key + _GOLDEN) ^ np.uint64(number & _WORD))
+    return key
+
+
+def permute(index: ArrayLike, n: ArrayLike, key: _Words) -> Items:
+    """Where the permutation of ``[0, n)`` that a key names sends each index.
+
+    A Feistel network over pairs ``(high, low)`` with ``index = high * low's radix + low``: each
+    round adds to one half a hash of the other, which can be undone whatever the hash. Both
+    radices are near the root of n, so few pairs lie past n; one that does is sent on until it
+    falls inside (cycle walking), which keeps the map one to one. ``n`` and ``key`` broadcast.
+
+    >>> sorted(permute(range(5), 5, make_key(7)).tolist())
+    [0, 1, 2, 3, 4]
+    """
+    return _walk(index, n, key, forward=True)
+
+
+def invert(value: ArrayLike, n: ArrayLike, key: _Words) -> Items:
+    """The index that `permute` sends to each value.
+
+    >>> invert(permute([3], 5, make_key(7)), 5, make_key(7)).tolist()
+    [3]
+    """
+    return _walk(value, n, key, forward=False)
+
+
+def _walk(start: ArrayLike, n: ArrayLike, key: _Words, forward: bool) -> Items:
+    at = np.array(start, np.uint64, ndmin=1)
+    n = np.broadcast_to(np.asarray(n, np.uint64), at.shape)
+    key = np.broadcast_to(key, at.shape)
+    at = _rounds(at, n, key, forward)
+    while (outside := at >= n).any():
+        at[outside] = _rounds(at[outside], n[outside], key[outside], forward)
+    return at.astype(np.int64)
+
+
+def _rounds(at: _Words, n: _Words, key: _Words, forward: bool) -> _Words:
+    # Any radices whose product reaches n would do; a square wastes least and mixes best.
+    radix_high = np.ceil(np.sqrt(n.astype(np.float64))).astype(np.uint64)
+    radix_low = (n + radix_high - np.uint64(1)) // radix_high
+    numbers = np.arange(1, _ROUNDS + 1, dtype=np.uint64)[:, None]
+    keys = _mix(key + numbers * _GOLDEN)
+    high, low = at // radix_low, at % radix_low
+    for i in range(_ROUNDS) if forward else reversed(range(_ROUNDS)):
+        if i % 2 == 0:
+            step = _mix(low ^ keys[i]) % radix_high
+            high = (high + (step if forward else radix_high - step)) % radix_high
+        else:
+            step = _mix(high ^ keys[i]) % radix_low
+            low = (low + (step if forward else radix_low - step)) % radix_low
+    result: _Words = high * radix_low + low
+    return result
+
+
+# --- the order of an epoch ----------------------------------------------------------------------
+
+
+class Position(NamedTuple):
+    """A place in a run: so many batches of this epoch are done."""
+
+    epoch: int
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The items of every batch of every epoch, for one rank of ``world_size``.
+
+    Every rank has equally many batches of equal length. The items that do not fill a last global
+    batch are dropped with ``drop_last`` (other ones each epoch, unless the shuffle is "none");
+    else the last batch is shorter: what is left, filled up to a multiple of ``world_size`` with
+    the epoch's first items again. One rank alone therefore sees every item exactly once.
+
+    >>> Order(num_samples=5, batch_size=2).items(epoch=0, batch=2).tolist()
+    [4]
+    """
+
+    num_samples: int
+    batch_size: int
+    """Items in a batch of one rank."""
+    seed: int = 0
+    shuffle: Shuffle = "none"
+    """none: in order. sample: samples permuted, the patches of a sample together and in order.
+    block: windows of neighbouring chunks permuted, and the items within each. global: all items."""
+    window: int = 1
+    """Chunks in a window of the block shuffle."""
+    chunk: int = 1
+    """Samples in a chunk."""
+    patches_per_sample: int = 1
+    rank: int = 0
+    world_size: int = 1
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        for name in "num_samples batch_size window chunk patches_per_sample world_size".split():
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} {getattr(self, name)} must be at least 1")
+        if self.shuffle not in get_args(Shuffle):
+            raise UsageError(
+                f"shuffle {self.shuffle!r} is not one of {', '.join(get_args(Shuffle))}"
+            )
+        if not 0 <= self.rank < self.world_size:
+            raise UsageError(f"rank {self.rank} is not one of the {self.world_size} ranks from 0")
+        if self.num_batches == 0:
+            raise UsageError(
+                f"an epoch of {self.num_items} items does not fill one global batch of "
+                f"{self.global_batch} ({self.batch_size} x {self.world_size} ranks); "
+                "lower batch_size, or keep the last batch with drop_last=False"
+            )
+
+    @property
+    def num_items(self) -> int:
+        return self.num_samples * self.patches_per_sample
+
+    @property
+    def global_batch(self) -> int:
+        """Items in a batch of all ranks together."""
+        return self.batch_size * self.world_size
+
+    @property
+    def num_batches(self) -> int:
+        """Batches in an epoch, the same on every rank."""
+        if self.drop_last:
+            return self.num_items // self.global_batch
+        return -(-self.num_items // self.global_batch)
+
+    @property
+    def num_positions(self) -> int:
+        """Items handed out in an epoch by all ranks, those seen twice counted twice."""
+        if self.drop_last:
+            return self.num_batches * self.global_batch
+        return -(-self.num_items // self.world_size) * self.world_size
+
+    @property
+    def num_duplicates(self) -> int:
+        """Items of an epoch that are seen twice so that all ranks have equally many."""
+        return max(0, self.num_positions - self.num_items)
+
+    @property
+    def num_dropped(self) -> int:
+        """Items of an epoch that no rank sees."""
+        return max(0, self.num_items - self.num_positions)
+
+    def items(self, epoch: int, batch: int) -> Items:
+        """This rank's items of a batch, shape (batch_size,), or less for a short last batch."""
+        return self._items_of(epoch, batch, self.rank, self.world_size)
+
+    def global_items(self, epoch: int, batch: int) -> Items:
+        """The items of all ranks; those of rank r are rows r, r + world_size, ..."""
+        return self._items_of(epoch, batch, 0, 1)
+
+    def _items_of(self, epoch: int, batch: int, first: int, step: int) -> Items:
+        if not 0 <= batch < self.num_batches:
+            raise IndexError(f"batch {batch} is not one of the {self.num_batches} of an epoch")
+        start = batch * self.global_batch
+        stop = min(start + self.global_batch, self.num_positions)
+        return self.items_at(epoch, np.arange(start + first, stop, step, dtype=np.int64))
+
+    def items_at(self, epoch: int, positions: Items) -> Items:
+        """The items at some positions of an epoch; past its end it begins again."""
+        positions = positions % self.num_items
+        key = make_key(self.seed, epoch)
+        if self.shuffle == "none":
+            return positions
+        if self.shuffle == "global":
+            return permute(positions, self.num_items, key)
+        if self.shuffle == "sample":
+            sample, patch = np.divmod(positions, self.patches_per_sample)
+            return permute(sample, self.num_samples, key) * self.patches_per_sample + patch
+        return self._in_windows(positions, key)
+
+    @property
+    def window_items(self) -> int:
+        """Items in a full window of the block shuffle."""
+        return self.window * self.chunk * self.patches_per_sample
+
+    def _in_windows(self, positions: Items, key: _Words) -> Items:
+        size = self.window_items
+        last = (self.num_items - 1) // size  # the last window may be short
+        short = self.num_items - last * size
+        visited = int(invert([last], last + 1, key)[0])  # when it is its turn
+        missing = np.where(positions >= visited * size + short, size - short, 0)
+        turn, inside = np.divmod(positions + missing, size)  # as if every window were full
+        window = permute(turn, last + 1, key)
+        inner = _mix(key ^ (_mix(window.astype(np.uint64) + _GOLDEN)))
+        return window * size + permute(inside, np.where(window == last, short, size), inner)
+
+    def split(self, items: Items) -> tuple[Items, Items]:
+        """The sample and the patch of each item."""
+        sample, patch = np.divmod(items, self.patches_per_sample)
+        return sample, patch
+
+    # --- state -----------------------------------------------------------------------------------
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """What defines the sequence of items, whatever the ranks and batch sizes; JSON values."""
+        plan: dict[str, Any] = {
+            "algorithm": 1,
+            "num_samples": self.num_samples,
+            "patches_per_sample": self.patches_per_sample,
+            "shuffle": self.shuffle,
+        }
+        if self.shuffle == "block":
+            plan["window"], plan["chunk"] = self.window, self.chunk
+        return plan
+
+    def state_dict(self, epoch: int, batch: int) -> dict[str, Any]:
+        """The state after ``batch`` batches of an epoch; its size does not depend on anything."""
+        done = min(batch * self.global_batch, self.num_items)
+        return {"seed": self.seed, "epoch": epoch, "items_done": done, "plan": self.plan}
+
+    def from_state(self, state: Mapping[str, Any]) -> Position:
+        """Where this order goes on from a state, saved perhaps with other ranks or batch sizes.
+
+        The items that remain are those that remained then, in the same global sequence. A state
+        of another plan or seed is refused, and one that stands inside a batch of this order.
+        """
+        missing = [key for key in ("seed", "epoch", "items_done", "plan") if key not in state]
+        if missing:
+            raise UsageError(f"the loader state lacks {', '.join(missing)}")
+        if not isinstance(state["plan"], Mapping):
+            raise UsageError(f"the loader state's plan {state['plan']!r} is not a mapping")
+        saved, own = {"seed": state["seed"], **state["plan"]}, {"seed": self.seed, **self.plan}
+        for name in own | saved:
+            if own.get(name) != saved.get(name):
+                raise UsageError(
+                    f"the loader state was saved with {name} {saved.get(name)!r} and cannot be "
+                    f"resumed with {name} {own.get(name)!r}"
+                )
+        epoch, done = int(state["epoch"]), int(state["items_done"])
+        batch, rest = divmod(done, self.global_batch)
+        if done >= min(self.num_items, self.num_positions):
+            return Position(epoch + 1, 0)
+        if rest:
+            raise UsageError(
+                f"the loader state stands after {done} items, inside a global batch of "
+                f"{self.global_batch} ({self.batch_size} x {self.world_size} ranks); "
+                f"choose a batch_size for which {done} is a whole number of global batches"
+            )
+        return Position(epoch, batch)
+
+
+# --- a cache that knows the future --------------------------------------------------------------
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+
+
+@dataclass(slots=True)
+class _Resident(Generic[Value]):
+    value: Value
+    nbytes: int
+    rank: tuple[float, int]
+    """Furthest next use first, then least recently touched: the smallest rank goes first."""
+
+
+class NextUseCache(Generic[Key, Value]):
+    """Keeps what is needed soonest within a budget of bytes (Belady's rule).
+
+    The uses that lie ahead are announced with `expect`, step by step (a step is a batch), as far
+    ahead as the caller cares to look. `get` strikes a use off. When room is needed, what is used
+    furthest ahead goes first; what has no announced use is furthest of all, and of two equals
+    the one touched longer ago goes. So with nothing announced this is an LRU cache, and with all
+    announced and equal sizes no cache has fewer misses. Safe to share between threads, whose
+    steps may overlap; a caller that abandons announced steps must `clear`.
+
+    >>> cache = NextUseCache(budget=2)
+    >>> for step, key in enumerate("abca"):
+    ...     cache.expect(step, key)
+    >>> for step, key in enumerate("abc"):
+    ...     _ = cache.get(key, step) or cache.put(key, key.upper(), 1)
+    >>> cache.get("a", 3)  # an LRU cache would have lost it
+    'A'
+    """
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.used = 0
+        self.hits = 0
+        self.misses = 0
+        self._lock = threading.Lock()
+        self._ahead: dict[Key, deque[int]] = {}
+        self._residents: dict[Key, _Resident[Value]] = {}
+        self._heap: list[tuple[tuple[float, int], Key]] = []
+        self._touches = 0
+
+    def __len__(self) -> int:
+        return len(self._residents)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._residents
+
+    def expect(self, step: int, keys: Iterable[Key]) -> None:
+        """Announce that a step will use some chunks, each once; steps are announced in order."""
+        with self._lock:
+            for key in keys:
+                uses = self._ahead.setdefault(key, deque())
+                uses.append(step)
+                if len(uses) == 1 and key in self._residents:
+                    self._rank(key, touch=False)
+
+    def next_use(self, key: Key) -> int | None:
+        """The first announced step that has yet to use a chunk."""
+        uses = self._ahead.get(key)
+        return uses[0] if uses else None
+
+    def get(self, key: Key, step: int) -> Value | None:
+        """The chunk for a step that was announced, or None: then decode it and `put` it."""
+        with self._lock:
+            uses = self._ahead.get(key)
+            if uses and step in uses:  # batches in flight may ask out of order
+                uses.remove(step)
+                if not uses:
+                    del self._ahead[key]
+            resident = self._residents.get(key)
+            if resident is None:
+                self.misses += 1
+                return None
+            self.hits += 1
+            self._rank(key, touch=True)
+            return resident.value
+
+    def put(self, key: Key, value: Value, nbytes: int) -> bool:
+        """Offer a chunk; False when it is not kept, since all that it would drive out is used
+        sooner."""
+        with self._lock:
+            if key in self._residents:
+                return True
+            if nbytes > self.budget:
+                return False
+            self._touches += 1
+            rank = self._rank_of(key, self._touches)
+            victims, room = [], self.budget - self.used
+            while room < nbytes:
+                entry = heapq.heappop(self._heap)
+                resident = self._residents.get(entry[1])
+                if resident is None or resident.rank != entry[0]:
+                    continue  # a stale entry
+                victims.append(entry)
+                if entry[0] > rank:
+                    for kept in victims:
+                        heapq.heappush(self._heap, kept)
+                    return False
+                room += resident.nbytes
+            for _, victim in victims:
+                self.used -= self._residents.pop(victim).nbytes
+            self._residents[key] = _Resident(value, nbytes, rank)
+            self.used += nbytes
+            self._push(rank, key)
+            return True
+
+    def clear(self) -> None:
+        """Drop every chunk and every announced use; the counts stay."""
+        with self._lock:
+            self._residents.clear()
+            self._ahead.clear()
+            self._heap.clear()
+            self.used = 0
+
+    def _rank_of(self, key: Key, touched: int) -> tuple[float, int]:
+        uses = self._ahead.get(key)
+        return (-uses[0] if uses else -math.inf, touched)
+
+    def _rank(self, key: Key, touch: bool) -> None:
+        resident = self._residents[key]
+        self._touches += touch
+        resident.rank = self._rank_of(key, self._touches if touch else resident.rank[1])
+        self._push(resident.rank, key)
+
+    def _push(self, rank: tuple[float, int], key: Key) -> None:
+        # Entries of older ranks stay in the heap; they are swept out before they outnumber.
+        if len(self._heap) > 2 * len(self._residents) + 64:
+            self._heap = [(r.rank, k) for k, r in self._residents.items() if k != key]
+            heapq.heapify(self._heap)
+        heapq.heappush(self._heap, (rank, key))
+
+
+# --- what an order costs and what it buys -------------------------------------------------------
+
+
+class Need(NamedTuple):
+    """What some items need."""
+
+    chunks: Mapping[Hashable, int]
+    """Bytes of each chunk when decoded, padding and all."""
+    used: int
+    """Bytes that the items have of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What an order costs in reads, and how well it mixes."""
+
+    read_amplification: float
+    """Bytes decoded / bytes used, when each batch reads each of its chunks once."""
+    read_amplification_cached: float
+    """The same with the cache. It starts empty, so over a part of an epoch this is too high, rather
+    than too low."""
+    mixing: float
+    """Distinct chunks in a global batch / items in it: 1 when every item is of another chunk."""
+    lag: float
+    """Mean distance between consecutive items, relative to that of a random order (1)."""
+    num_batches: int
+    """Batches that were looked at."""
+    exact: bool
+    """Whether they were all of the epoch's."""
+
+
+_MOST_ITEMS = 200_000
+"""Items that `price` looks at rather than sample fewer."""
+
+
+def price(
+    order: Order,
+    need: Callable[[Items], Need] | None = None,
+    *,
+    epoch: int = 0,
+    num_batches: int = 256,
+    cache_bytes: int = 0,
+    lookahead: int = 0,
+) -> Price:
+    """The price of an order for one rank, from at most ``num_batches`` batches of an epoch.
+
+    ``need`` says which chunks some items need (`penstock.batches.need_of`); without it whole
+    chunks of ``order.chunk`` samples are counted, an item as one byte. The cache looks
+    ``lookahead`` batches ahead. A block order is followed through whole windows, since a chunk
+    that is half used would count in full.
+    """
+    need = need or _whole_chunks(order)
+    run = min(num_batches, order.num_batches)
+    if order.shuffle == "block" and order.window_items <= _MOST_ITEMS:
+        windows = -(-run * order.global_batch // order.window_items)
+        run = min(-(-windows * order.window_items // order.global_batch), order.num_batches)
+
+    decoded = used = 0
+    for batch in _spread(order.num_batches, run):
+        chunks, own = need(order.items(epoch, batch))
+        decoded, used = decoded + sum(chunks.values()), used + own
+    plain = decoded / used
+    cached = plain
+    if cache_bytes:
+        cached = _cached_amplification(order, need, epoch, run, cache_bytes, lookahead)
+
+    shares = []
+    for batch in _spread(order.num_batches, run):
+        samples, _ = order.split(order.global_items(epoch, batch))
+        shares.append(len(np.unique(samples // order.chunk)) / len(samples))
+    return Price(
+        read_amplification=plain,
+        read_amplification_cached=cached,
+        mixing=float(np.mean(shares)),
+        lag=_lag(order, epoch),
+        num_batches=run,
+        exact=run == order.num_batches,
+    )
+
+
+def _whole_chunks(order: Order) -> Callable[[Items], Need]:
+    def need(items: Items) -> Need:
+        chunks = np.unique(order.split(items)[0] // order.chunk).tolist()
+        return Need(dict.fromkeys(chunks, order.chunk * order.patches_per_sample), len(items))
+
+    return need
+
+
+def _spread(length: int, count: int) -> list[int]:
+    """``count`` numbers of ``range(length)``, evenly apart."""
+    return [i * length // count for i in range(count)]
+
+
+def _cached_amplification(
+    order: Order,
+    need: Callable[[Items], Need],
+    epoch: int,
+    run: int,
+    cache_bytes: int,
+    lookahead: int,
+) -> float:
+    cache: NextUseCache[Hashable, bool] = NextUseCache(cache_bytes)
+    ahead: deque[Need] = deque()
+    decoded = used = announced = 0
+    for batch in range(run):
+        while announced < order.num_batches and announced <= batch + lookahead:
+            ahead.append(need(order.items(epoch, announced)))
+            cache.expect(announced, ahead[-1].chunks)
+            announced += 1
+        chunks, own = ahead.popleft()
+        used += own
+        for key, nbytes in chunks.items():
+            if cache.get(key, batch) is None:
+                decoded += nbytes
+                cache.put(key, True, nbytes)
+    return decoded / used
+
+
+def _lag(order: Order, epoch: int) -> float:
+    if order.num_items < 2:
+        return 1.0
+    pairs = order.num_items - 1
+    positions = np.array(_spread(pairs, min(pairs, _MOST_ITEMS)), np.int64)
+    here, there = order.items_at(epoch, positions), order.items_at(epoch, positions + 1)
+    at_random = (order.num_items + 1) / 3  # of two distinct items
+    return float(np.abs(there - here).mean() / at_random)

@@ -1,0 +1,478 @@
+"""What a queue benchmark measured, beside what the model of the queue says and what the seed found.
+
+The batches are first read with nobody computing: the seconds from one to the next, for each number
+of workers. That alone, with the seconds of a step, is what `queueing` predicts from; no case is
+fitted to itself. Predicted are
+
+    seconds per iteration    the mean of all, those from the full queue too, as the seed had it
+    steady state             once the queue is empty, or where it never is
+    cleared                  the first iteration, from 0, that ends with an empty queue
+
+and n0 = q R / (R - C) stands beside the last. Utilisation is the accelerator's by the formula of
+MLPerf Storage, over the iterations of a launch but the first.
+
+A value is the median over launches, and its spread is from the least to the most of them; the
+interval (95 %) of a mean within launches is bootstrapped over launches and their iterations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import queueing, report
+from .queueing import SEED, SEED_ITERATIONS, SEED_SOURCE, Feed, SeedRow, Timeline
+from .record import Record
+from .report import Cell, Row
+from .stats import CONFIDENCE, Interval
+from .units import format_seconds, significant
+
+NEEDS = ("workers", "queue", "seconds_per_iteration")
+COLUMNS = tuple(
+    "timestamp workers queue batch_size compute compute_s iterations seconds_per_iteration "
+    "low_seconds high_seconds steady_s read_s model_seconds simulated_seconds cleared "
+    "model_cleared simulated_cleared utilisation low_utilisation high_utilisation seed_seconds "
+    "seed_cleared iteration_s depth simulated_depth data shuffle seed launches failed status error "
+    "cores affinity cgroup_cpus machine_key commit key".split()
+)
+APART = ("data", "shuffle", "seed", "batch", "compute", "compute_time", "iterations", "model",
+         "tile", "device")  # fmt: skip
+"""Knobs that tell tables apart."""
+
+_DRAWS = 2000
+
+
+class QueueCell(Cell):
+    """All launches of one number of workers with one size of the queue."""
+
+    @property
+    def workers(self) -> int:
+        return int(self.case["workers"])
+
+    @property
+    def queue(self) -> int:
+        return int(self.case["queue"])
+
+    @property
+    def name(self) -> str:
+        if not self.workers:
+            return "0 workers"
+        return f"{self.workers} worker{'s' * (self.workers != 1)}, queue {self.queue}"
+
+    @property
+    def iterations(self) -> int:
+        return int(self.case["iterations"])
+
+    @cached_property
+    def compute_s(self) -> float:
+        """Of a step that never waits."""
+        return float(np.median([record.facts["compute_s"] for record in self.measured]))
+
+    @cached_property
+    def left(self) -> list[list[int]]:
+        """Of each launch, the batches in the queue at the end of each iteration."""
+        return [list(record.facts["left"]) for record in self.measured]
+
+    @cached_property
+    def means(self) -> list[float]:
+        """Of each launch, the seconds of an iteration by the seed's definition."""
+        return [float(np.mean(seconds)) for seconds in self.times]
+
+    @cached_property
+    def cleared(self) -> list[int | None]:
+        return [queueing.cleared(left) for left in self.left]
+
+    @cached_property
+    def utilisations(self) -> list[float]:
+        return [
+            queueing.utilisation(seconds.tolist(), record.facts["compute_s"])
+            for seconds, record in zip(self.times, self.measured, strict=True)
+        ]
+
+    @cached_property
+    def steady(self) -> Interval | None:
+        """Mean seconds of the iterations once the queue was cleared, without the next one, which
+        waits for a read that is half done; of all but the first where it never was. None where
+        fewer than three are left."""
+        begins = [1 if at is None else at + 2 for at in self.cleared]
+        late = [seconds[at:] for seconds, at in zip(self.times, begins, strict=True)]
+        return mean_interval([seconds for seconds in late if len(seconds) >= 3])
+
+    @cached_property
+    def interval(self) -> Interval | None:
+        """From one batch to the next, of a cell that computes nothing. What was in the queue at the
+        beginning, and what was begun with it, was read beforehand."""
+        return mean_interval([seconds[self.queue + 1 :] for seconds in self.times])
+
+
+def mean_interval(launches: Sequence[NDArray[np.float64]]) -> Interval | None:
+    """The mean over launches and their values, resampled in both; None of nothing."""
+    if not launches:
+        return None
+    rng = np.random.default_rng(0)
+    means = np.array([seconds.mean() for seconds in launches])
+    drawn = np.array([rng.choice(own, (_DRAWS, len(own))).mean(axis=1) for own in launches])
+    picks = rng.integers(len(launches), size=(_DRAWS, len(launches)))
+    draws = drawn[picks, np.arange(_DRAWS)[:, None]].mean(axis=1)
+    low, high = np.quantile(draws, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
+    return Interval(float(means.mean()), float(low), float(high), sum(map(len, launches)))
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What the model says of a cell."""
+
+    feed: Feed
+    timeline: Timeline
+
+    @property
+    def mean_s(self) -> float:
+        return self.feed.mean_s(len(self.timeline.seconds))
+
+
+@dataclass(frozen=True)
+class Course:
+    """A cell and, where its reading was measured alone, its prediction."""
+
+    cell: QueueCell
+    alone: Interval | None
+    predicted: Predicted | None
+
+    @property
+    def off(self) -> int | None:
+        """By how many iterations the clearing of the queue was mispredicted, at worst; None where
+        it was not to be predicted within the iterations, or was not predicted."""
+        if self.predicted is None or not self.cell.workers:
+            return None
+        last = self.cell.iterations
+        at = self.predicted.timeline.cleared
+        found = [last if k is None else k for k in self.cell.cleared]
+        if at is None and all(k == last for k in found):
+            return None
+        return max((abs(k - (last if at is None else at)) for k in found), default=None)
+
+    @property
+    def row(self) -> Row:
+        cell, predicted = self.cell, self.predicted
+        case, seed = cell.case, seed_row(cell.workers, cell.queue)
+        limits = cell.environment("limits") or {}
+        failure = next((r.error for r in cell.records if r.error is not None), None)
+        values: dict[str, Any] = {
+            **{name: case.get(name) for name in COLUMNS},
+            "timestamp": max(record.time for record in cell.records),
+            "batch_size": cell.batch,
+            "read_s": self.alone and self.alone.value,
+            "seed_seconds": seed and seed.seconds,
+            "seed_cleared": seed and seed.cleared,
+            "launches": cell.launches,
+            "failed": len(cell.records) - cell.launches,
+            "status": cell.status,
+            "error": " ".join(failure.message.split()) if failure else "",
+            "cores": (cell.environment("machine") or {}).get("cores"),
+            "affinity": limits.get("affinity"),
+            "cgroup_cpus": limits.get("cgroup_cpus"),
+            "machine_key": cell.environment("machine_key"),
+            "commit": report.commit_of(cell.environment("git")),
+            "key": cell.records[0].key,
+        }
+        if cell.measured:
+            values |= {
+                "compute_s": cell.compute_s,
+                "seconds_per_iteration": median(cell.means),
+                "low_seconds": min(cell.means),
+                "high_seconds": max(cell.means),
+                "steady_s": cell.steady and cell.steady.value,
+                "cleared": _middle(cell.cleared),
+                "utilisation": median(cell.utilisations),
+                "low_utilisation": min(cell.utilisations),
+                "high_utilisation": max(cell.utilisations),
+                "iteration_s": " ".join(f"{seconds:.6g}" for seconds in cell.times[0]),
+                "depth": " ".join(map(str, cell.left[0])),
+            }
+        if predicted is not None:
+            values |= {
+                "model_seconds": predicted.mean_s,
+                "simulated_seconds": predicted.timeline.mean_s,
+                "model_cleared": predicted.feed.drain,
+                "simulated_cleared": predicted.timeline.cleared,
+                "simulated_depth": " ".join(map(str, predicted.timeline.left)),
+            }
+        return {name: report.field(values[name]) for name in COLUMNS}
+
+
+def median(values: Sequence[float]) -> float:
+    return float(np.median(values))
+
+
+def _middle(cleared: Sequence[int | None]) -> int | None:
+    """The median of iterations of which None is later than all."""
+    ordered = sorted(cleared, key=lambda k: (k is None, k or 0))
+    return ordered[(len(ordered) - 1) // 2]
+
+
+def seed_row(workers: int, queue: int) -> SeedRow | None:
+    return next((row for row in SEED if (row.workers, row.queue) == (workers, queue)), None)
+
+
+def courses(records: Iterable[Record]) -> list[list[Course]]:
+    """The cells of scenario ``queue`` with their predictions, in groups that differ in workers and
+    queue alone."""
+    found: dict[tuple[Any, ...], list[Record]] = {}
+    for record in records:
+        if record.scenario == "queue":
+            machine = record.environment.get("machine_key")
+            found.setdefault((record.key, machine), []).append(record)
+    cells = [QueueCell(tuple(launches)) for launches in found.values()]
+    alone = {_readers(cell): cell for cell in cells if cell.case["compute"] == "none"}
+    groups: dict[tuple[Any, ...], list[Course]] = {}
+    for cell in sorted(cells, key=lambda cell: (cell.workers, cell.queue)):
+        if cell.case["compute"] != "none":
+            about = (*(str(cell.case.get(n)) for n in APART), cell.environment("machine_key"))
+            reader = alone.get(_readers(cell))
+            groups.setdefault(about, []).append(_course(cell, reader))
+    return list(groups.values())
+
+
+def _readers(cell: QueueCell) -> tuple[Any, ...]:
+    names = ("data", "batch", "shuffle", "seed", "workers")
+    return (*(cell.case.get(name) for name in names), cell.environment("machine_key"))
+
+
+def _course(cell: QueueCell, reader: QueueCell | None) -> Course:
+    alone = reader.interval if reader is not None and reader.measured else None
+    if alone is None or not cell.measured:
+        return Course(cell, alone, None)
+    # However many threads, they read one batch after the other: all together are one reader, whose
+    # seconds for a batch were measured.
+    feed = Feed(min(cell.workers, 1), cell.queue, alone.value, cell.compute_s)
+    in_hand = cell.fact("in_hand")
+    timeline = queueing.simulate(feed, cell.iterations, in_hand=in_hand)
+    return Course(cell, alone, Predicted(feed, timeline))
+
+
+def append_csv(records: Iterable[Record], path: Path) -> None:
+    """Add a row for each case to a CSV of queue benchmarks."""
+    rows = [course.row for group in courses(records) for course in group]
+    report.append_rows(rows, path, COLUMNS, NEEDS)
+
+
+# --- the table and what it says -----------------------------------------------------------------
+
+
+def summary_lines(records: Iterable[Record]) -> list[str]:
+    """For a terminal: for each group what was run, the table, what it says; then the seed's."""
+    lines: list[str] = []
+    for group in courses(records):
+        lines += [heading(group), "", *_aligned(table(group)), "", *sentences(group), ""]
+    return [*lines, "The seed's own table, and what the model says of it", "", *seed_lines()]
+
+
+def to_markdown(records: Iterable[Record]) -> str:
+    """The same as Markdown."""
+    parts: list[str] = []
+    for group in courses(records):
+        said = [f"- {line}" for line in sentences(group)]
+        parts += [f"### {heading(group)}", "", *_piped(table(group)), "", *said, ""]
+    parts += ["### The seed's own table, and what the model says of it", "", SEED_SOURCE + ".", ""]
+    return "\n".join([*parts, *_piped(seed_table())]) + "\n"
+
+
+def heading(group: Sequence[Course]) -> str:
+    cell = group[0].cell
+    case = cell.case
+    step = f"{case['compute']}"
+    step += f" {case['model']} {case['tile']}" if case["compute"] == "train" else ""
+    seconds = next((format_seconds(c.cell.compute_s) for c in group if c.cell.measured), "?")
+    return (
+        f"{case['data']}, batches of {cell.batch}, order {case['shuffle']}; steps of {seconds} "
+        f"({step}), {cell.iterations} iterations from a full queue"
+    )
+
+
+def table(group: Sequence[Course]) -> list[tuple[str, ...]]:
+    """Measured | model | simulated seconds per iteration and clearing, beside the seed's."""
+    lines: list[tuple[str, ...]] = [
+        ("workers", "queue", "s/it", "model", "simulated", "steady", "cleared", "n0", "simulated",
+         "AU", "seed s/it", "seed cleared")
+    ]  # fmt: skip
+    for course in group:
+        cell, predicted = course.cell, course.predicted
+        seed = seed_row(cell.workers, cell.queue)
+        if not cell.measured:
+            lines.append((str(cell.workers), str(cell.queue), cell.status, *("" for _ in range(9))))
+            continue
+        lines.append(
+            (
+                str(cell.workers),
+                str(cell.queue) if cell.workers else "",
+                significant(median(cell.means)),
+                significant(predicted.mean_s) if predicted else "",
+                significant(predicted.timeline.mean_s) if predicted else "",
+                significant(cell.steady.value) if cell.steady else "",
+                _cleared(_middle(cell.cleared)) if cell.workers else "",
+                _drain(predicted.feed.drain) if predicted and cell.workers else "",
+                _cleared(predicted.timeline.cleared) if predicted and cell.workers else "",
+                f"{100 * median(cell.utilisations):.1f} %",
+                f"{seed.seconds:.1f}" if seed else "",
+                "" if seed is None or seed.cleared is None else str(seed.cleared),
+            )
+        )
+    return lines
+
+
+def _cleared(iteration: int | None) -> str:
+    return "never" if iteration is None else str(iteration)
+
+
+def _drain(drain: float | None) -> str:
+    return "never" if drain is None else f"{drain:.1f}"
+
+
+def sentences(group: Sequence[Course]) -> list[str]:
+    """What the group says, each with how many stand behind it and an interval."""
+    measured = [course for course in group if course.cell.measured]
+    lines = [
+        f"{course.cell.name}: {course.cell.status}: {course.row['error']}."
+        for course in group
+        if course.cell.status != "ok"
+    ]
+    by_workers: dict[int, list[Course]] = {}
+    for course in measured:
+        by_workers.setdefault(course.cell.workers, []).append(course)
+    for own in by_workers.values():
+        lines += _of_workers(own)
+    lines += _of_clearing(measured)
+    if measured:
+        best = max(measured, key=lambda course: median(course.cell.utilisations))
+        cell = best.cell
+        lines.append(
+            f"The accelerator is used best with {cell.name}: "
+            f"{queueing.verdict(median(cell.utilisations))} "
+            f"[{_range(cell.utilisations, _percent)}; {cell.iterations - 1} iterations each]."
+        )
+    return lines
+
+
+def _of_workers(own: Sequence[Course]) -> list[str]:
+    """What reading takes with so many workers, and what the depth of their queue does."""
+    first, last = own[0], own[-1]
+    cell, lines = first.cell, []
+    who = f"{cell.workers} worker{'s' * (cell.workers != 1)}"
+    if first.alone is not None and first.predicted is not None:
+        feed = first.predicted.feed
+        steady = f"so every step takes {format_seconds(feed.steady_s)} in the long run"
+        if not cell.workers:
+            what = f"and each step waits for it, {steady}"
+        elif feed.drain is None:
+            what = f"no more than a step, {format_seconds(feed.compute_s)}: the queue stays full"
+        else:
+            what = f"more than a step, {format_seconds(feed.compute_s)}, {steady}"
+        lines.append(f"With {who} a batch comes every {_spread(first.alone)}, {what}.")
+    a, b = first.cell.steady, last.cell.steady
+    if len(own) == 1 or a is None or b is None:
+        return lines
+    depths = f"With {who} a queue of {last.cell.queue} in place of {first.cell.queue}"
+    launches = min(first.cell.launches, last.cell.launches)
+    if launches == 1:
+        lines.append(
+            f"{depths}: {_spread(b, 'iterations')} in place of {_spread(a, 'iterations')} in the "
+            "steady state, of one launch, which is not compared."
+        )
+        return lines
+    low, high = (
+        round((to or b.value) / (of or a.value) - 1, 6)
+        for to, of in ((b.low, a.high), (b.high, a.low))
+    )
+    verb = "does not change" if low <= 0 <= high else "changes"
+    lines.append(
+        f"{depths} {verb} the steady state: {100 * (b.value / a.value - 1):+.1f} % "
+        f"[{100 * low:+.1f} to {100 * high:+.1f} %, {launches} launches]."
+    )
+    return lines
+
+
+def _of_clearing(measured: Sequence[Course]) -> list[str]:
+    told = [course for course in measured if course.off is not None]
+    if not told:
+        return []
+    near = [course for course in told if (course.off or 0) <= 1]
+    worst = max(told, key=lambda course: course.off or 0)
+    launches = sum(course.cell.launches for course in told)
+    line = (
+        f"The iteration that clears the queue is predicted within one in {len(near)} of "
+        f"{len(told)} cases ({launches} launches)"
+    )
+    if len(near) < len(told):
+        assert worst.predicted is not None
+        line += (
+            f"; the furthest is {worst.cell.name}, cleared at "
+            f"{_cleared(_middle(worst.cell.cleared))} and predicted at "
+            f"{_cleared(worst.predicted.timeline.cleared)}"
+        )
+    return [line + "."]
+
+
+def _spread(interval: Interval, what: str = "batches") -> str:
+    spread = f"{interval.n} {what}"
+    if interval.low is not None and interval.high is not None:
+        spread = f"{format_seconds(interval.low)} - {format_seconds(interval.high)}, {spread}"
+    return f"{format_seconds(interval.value)} [{spread}]"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _range(values: Sequence[float], form: Any) -> str:
+    if len(values) == 1:
+        return "1 launch"
+    return f"{form(min(values))} - {form(max(values))}, {len(values)} launches"
+
+
+# --- the seed's table ---------------------------------------------------------------------------
+
+
+def seed_table() -> list[tuple[str, ...]]:
+    """The seed's rows, each beside the closed form and the simulation of it."""
+    lines: list[tuple[str, ...]] = [
+        ("workers", "queue", "seed s/it", "model", "simulated", "seed cleared", "n0", "simulated")
+    ]
+    for row in SEED:
+        feed = queueing.seed_feed(row)
+        timeline = queueing.simulate(feed, SEED_ITERATIONS)
+        lines.append(
+            (
+                str(row.workers),
+                str(row.queue) if row.workers else "",
+                f"{row.seconds:.1f}",
+                f"{feed.mean_s(SEED_ITERATIONS):.2f}",
+                f"{timeline.mean_s:.2f}",
+                "" if row.cleared is None else str(row.cleared),
+                _drain(feed.drain) if row.workers else "",
+                _cleared(timeline.cleared) if row.workers else "",
+            )
+        )
+    return lines
+
+
+def seed_lines() -> list[str]:
+    return [*_aligned(seed_table()), "", f"Source: {SEED_SOURCE}."]
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
+
+
+def _piped(lines: Sequence[Sequence[str]]) -> list[str]:
+    head, *rest = (f"| {' | '.join(line)} |" for line in lines)
+    return [head, "|" + "---:|" * len(lines[0]), *rest]

@@ -1,0 +1,364 @@
+"""Scenario ``loader``: the wait for one batch, of our loader or of a contender.
+
+    setup     import the library; bring the page cache into the state that is asked for
+    step 1    open the data and wait for the first batch, with all the threads that it takes
+    step ...  wait for the next, in the same order for every loader
+    verify    the same batches again, from a loader made anew, by the checksums of the data set
+
+Where the data set has fewer batches than are asked for, they begin anew; a wait in which they did
+is told apart in ``facts["begun"]``.
+
+A step is the wait alone: what is done with a batch is for others to add. The checksums of a batch
+take as long as reading it, and in between two waits they would be time in which a loader reads
+ahead; so all batches that were timed are delivered once more, untimed, and every byte of every row
+is checked there. Anything but 0 duplicates, 0 missing and 0 wrong is a wrong result.
+
+Bytes, processor time and reads from the device are counted from the first batch to the last, of
+the whole tree of processes, so that what runs ahead at one end makes up for the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from .. import loaders, pagecache
+from ..dataset import CHECKS, DOCUMENT, Audit, Packed, PackedArray, open_dataset
+from ..errors import UsageError
+from ..loopback import Loopback
+from ..order import Order
+from . import Phase, Work, WrongResult
+
+Batch = Mapping[str, NDArray[Any]]
+OURS = ("penstock", "penstock-tensorstore")
+
+
+class LoaderScenario:
+    """A loader and the batches that it is to deliver."""
+
+    device = "cpu"
+
+    def __init__(self, case: Mapping[str, Any]) -> None:
+        self._case = case
+        self._source = Source(case)
+        self._packed, self._order = self._source.packed, self._source.order
+        self.work: Work = {
+            "samples": case["batch"],
+            "bytes": case["batch"] * self._packed.sample_bytes,
+        }
+        # Made once in vain: what is to be imported is imported, and what is missing is said.
+        self._make().close()
+        self.facts: dict[str, Any] = {**self._source.facts, **self._source.prepare()}
+        # The samples in which an epoch began: each is the wait for a first batch.
+        self.facts["begun"] = []
+        self._steps = 0
+        self._contender: loaders.Contender | None = None
+        self._batches: Iterator[Batch] = iter(())
+        self._batch: Batch | None = None
+        self._before: Counters | None = None
+
+    def step(self, phase: Phase) -> Work:
+        self._batch = self._next()
+        self._steps += 1
+        if self._before is None:
+            self._before = self._source.counters()
+        rows = {len(array) for array in self._batch.values()}
+        if rows != {self._case["batch"]}:
+            raise WrongResult(f"a batch has {sorted(rows)} rows, not {self._case['batch']}")
+        return self.work
+
+    def verify(self) -> None:
+        """Deliver the batches once more and check every row of them."""
+        assert self._before is not None
+        self._count(self._source.counters() - self._before, self._steps - 1)
+        self._close()
+        audit = Audit(self._packed)
+        self._contender = self._make()
+        self._batches = self._contender.batches()
+        # A further epoch of the same seed would be the same batches again.
+        number = min(self._steps, self._order.num_batches)
+        for index in range(number):
+            audit.batch(self._order.items(0, index), next(self._batches, {}))
+        delivery = audit.result()
+        self.facts |= asdict(delivery) | {"verified_batches": number}
+        if not delivery.right:
+            raise WrongResult(
+                f"of {number * self._case['batch']} samples {delivery.duplicates} came twice, "
+                f"{delivery.missing} did not come and {delivery.wrong} arrays were wrong",
+                self.facts,
+            )
+
+    def close(self) -> None:
+        self._close()
+        self._source.close()
+
+    def _make(self) -> loaders.Contender:
+        case = self._case
+        knobs = {"fetch": self._source.requests} if case["loader"] in OURS else {}
+        try:
+            return loaders.make(
+                case["loader"], self._source.place, self._order, threads=case["threads"], **knobs
+            )
+        except UsageError as error:  # the port of the slow server says nothing to anybody
+            raise UsageError(str(error).replace(self._source.url, case["data"])) from error
+
+    def _next(self) -> Batch:
+        """The next batch; after the last one of the epoch the first."""
+        batch = next(self._batches, None)
+        if batch is None:
+            if self._contender is None:
+                self._contender = self._make()
+            elif self._steps > self._case["warmup"]:
+                self.facts["begun"].append(self._steps - 1 - self._case["warmup"])
+            self._batches = self._contender.batches()
+            batch = next(self._batches, None)
+        if batch is None:
+            raise WrongResult(f"{self._case['loader']} delivers no batch at all")
+        return batch
+
+    def _count(self, spent: Counters, batches: int) -> None:
+        if not batches:
+            return
+        delivered = batches * self.work["bytes"]
+        self.facts["cpu_s_per_gb"] = spent.cpu_s / (delivered / 1e9)
+        self.facts["resident_after"] = self._source.residency()
+        if spent.stored is None:
+            return
+        stored = spent.stored / batches
+        share = self._case["batch"] / self._packed.num_samples
+        self.facts["stored_bytes"] = stored
+        self.facts["read_amplification"] = stored / (self._source.stored_bytes * share)
+        self.facts["device_bytes"] = spent.device and spent.device / batches
+
+    def _close(self) -> None:
+        self._batch, self._batches = None, iter(())
+        if self._contender is not None:
+            self._contender.close()
+            self._contender = None
+
+
+def check(case: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The case with the hash of its data set; raises `UsageError` for what makes no sense."""
+    with contextlib.closing(Source(case)) as source:
+        return {**case, "dataset": source.facts["dataset"]}, source.facts
+
+
+# --- the data -----------------------------------------------------------------------------------
+
+
+class Source:
+    """A data set where a case wants it: a folder, the same behind a slow server, a bucket."""
+
+    def __init__(self, case: Mapping[str, Any]) -> None:
+        self._case, self._closing = case, contextlib.ExitStack()
+        self.threads = int(case["threads"])
+        self.remote = "://" in case["data"] or bool(case["latency_ms"])
+        self.requests = case["threads"] if self.remote else 0
+        """Requests that may be under way at once, where it is they that hide latency."""
+        if case["endpoint"]:
+            os.environ["AWS_ENDPOINT_URL"] = case["endpoint"]
+        self._server: Loopback | None = None
+        with contextlib.ExitStack() as closing:
+            self.packed = self._open(closing)
+            self.place: Any = case["data"]
+            if case["latency_ms"]:
+                self._server = closing.enter_context(
+                    Loopback(self.packed.root, case["latency_ms"] / 1e3)
+                )
+                self.place = {
+                    name: loaders.Location(
+                        f"{self._server.url}/{array.path.relative_to(self.packed.root)}", array.axes
+                    )
+                    for name, array in self.packed.arrays.items()
+                }
+            self.url = self._server.url if self._server else case["data"]
+            self.order = order_of(case, self.packed)
+            self._closing = closing.pop_all()
+        document = self.packed.document
+        self.stored_bytes = int(document["stored_bytes"])
+        self.facts: dict[str, Any] = {
+            "dataset": fingerprint(self.packed),
+            "samples": self.packed.num_samples,
+            "sample_bytes": self.packed.sample_bytes,
+            "compression_ratio": document["compression_ratio"],
+            "preset": document.get("preset"),
+            "arrays": {
+                name: {"shape": array.shape, "chunks": array.chunks, "shards": array.shards}
+                for name, array in self.packed.arrays.items()
+            },
+        }
+
+    def _open(self, closing: contextlib.ExitStack) -> Packed:
+        if "://" not in self._case["data"]:
+            return open_dataset(self._case["data"])
+        folder = Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="penstock-")))
+        _fetch_documents(self._case["data"], folder)
+        return open_dataset(folder, f"DATA {self._case['data']} as")
+
+    def batches(self) -> list[NDArray[np.int64]]:
+        """The samples of each batch that is read, in order."""
+        number = min(self._case["batches"] + 1 + self._case["warmup"], self.order.num_batches)
+        return [self.order.items(0, index) for index in range(number)]
+
+    def files(self) -> list[Path]:
+        """What the batches are stored in, in the order of the plan; empty where it is far away."""
+        if "://" in self._case["data"]:
+            return []
+        of = [files for samples in self.batches() for files in self.files_of(samples)]
+        return list(dict.fromkeys(of))
+
+    def files_of(self, samples: NDArray[np.int64]) -> list[Path]:
+        arrays = self.packed.arrays.values()
+        return [path for array in arrays for path in chunk_files(array, samples)]
+
+    def prepare(self) -> dict[str, Any]:
+        """Bring the page cache into the state of the case; what it was in then."""
+        files = self.files()
+        if not files:
+            return {"resident": None}
+        if self._case["cache"] == "cold":
+            pagecache.drop(files)
+        elif self._case["cache"] == "warm":
+            pagecache.warm(files)
+        return {"resident": pagecache.residency(files)}
+
+    def residency(self) -> float | None:
+        return pagecache.residency(self.files()) if self.files() else None
+
+    def counters(self) -> Counters:
+        """What this process and those below it have used so far; the slow server left out."""
+        served = self._server.served()["bytes"] if self._server else None
+        counted = Counters.of_tree(self._server.pid if self._server else None)
+        if self.remote:
+            return Counters(counted.cpu_s, served, None)
+        return counted
+
+    def close(self) -> None:
+        self._closing.close()
+
+
+def order_of(case: Mapping[str, Any], packed: Packed) -> Order:
+    """The order of a case, the same for every loader."""
+    if case["batch"] > packed.num_samples:
+        raise UsageError(
+            f"--batch-sizes {case['batch']} is more than the {packed.num_samples} samples of "
+            f"{case['data']}"
+        )
+    return Order(
+        packed.num_samples,
+        case["batch"],
+        seed=case["seed"],
+        shuffle=case["shuffle"],
+        window=case["window"] or 1,
+        chunk=max(array.chunks[0] for array in packed.arrays.values()),
+        drop_last=True,
+    )
+
+
+def fingerprint(packed: Packed) -> str:
+    """A hash of what is in a data set: its description and the checksums of its samples."""
+    found = hashlib.sha256(json.dumps(packed.document, sort_keys=True).encode())
+    for name in sorted(packed.checks):
+        found.update(packed.checks[name].tobytes())
+    return found.hexdigest()[:16]
+
+
+def chunk_files(array: PackedArray, samples: NDArray[np.int64]) -> list[Path]:
+    """The files that hold some samples of an array, each once: its chunks, or its shards."""
+    separator, prefix = _chunk_keys(array)
+    grid = array.shards or array.chunks
+    along = [range(math.ceil(n / c)) for n, c in zip(array.shape[1:], grid[1:], strict=True)]
+    first = dict.fromkeys((samples // grid[0]).tolist())
+    return [
+        array.path / (prefix + separator.join(map(str, index)))
+        for index in itertools.product(first, *along)
+    ]
+
+
+def _chunk_keys(array: PackedArray) -> tuple[str, str]:
+    """What is between the numbers of a chunk's name, and what is before them."""
+    if array.zarr_format == 2:
+        found = json.loads((array.path / ".zarray").read_text())
+        return found.get("dimension_separator", "."), ""
+    encoding = json.loads((array.path / "zarr.json").read_text())["chunk_key_encoding"]
+    default = encoding["name"] == "default"
+    separator = encoding.get("configuration", {}).get("separator", "/" if default else ".")
+    return separator, f"c{separator}" if default else ""
+
+
+def _fetch_documents(url: str, folder: Path) -> None:
+    """Copy what describes a far data set, and its checksums, into a folder; none of its chunks."""
+    from ..stores.tensorstore import explaining, kvstore, open_kvstore
+
+    root = open_kvstore(kvstore(f"{url.rstrip('/')}/"), url)
+
+    def fetch(key: str) -> bytes | None:
+        with explaining(url):
+            found = root.read(key).result()
+        if found.state != "value":
+            return None
+        (folder / key).parent.mkdir(parents=True, exist_ok=True)
+        (folder / key).write_bytes(found.value)
+        return bytes(found.value)
+
+    document = fetch(DOCUMENT)
+    if document is None:
+        raise UsageError(f"DATA {url}: no packed data set: there is no {DOCUMENT}")
+    described = json.loads(document)
+    for key in (described["ids"], CHECKS):
+        fetch(key)
+    for entry in described["arrays"].values():
+        for name in (".zarray", "zarr.json"):
+            fetch(f"{entry['path']}/{name}")
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What a tree of processes has used."""
+
+    cpu_s: float
+    stored: int | None
+    """Bytes that were asked for: of files, by the kernel's count, from memory or not; of the slow
+    server, by its own."""
+    device: int | None
+    """Bytes that the kernel fetched from a device for it."""
+
+    @classmethod
+    def of_tree(cls, without: int | None = None) -> Counters:
+        cpu_s, stored, device = 0.0, 0, 0
+        root = psutil.Process()
+        for process in (root, *root.children(recursive=True)):
+            if process.pid == without:
+                continue
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                # Those below it that have ended count with who waited for them.
+                cpu_s += times.user + times.system + times.children_user + times.children_system
+                if hasattr(process, "io_counters"):
+                    counted = process.io_counters()
+                    stored += counted.read_chars
+                    device += counted.read_bytes
+        return cls(cpu_s, stored or None, device if stored else None)
+
+    def __sub__(self, other: Counters) -> Counters:
+        def less(a: int | None, b: int | None) -> int | None:
+            return None if a is None or b is None else a - b
+
+        return Counters(
+            self.cpu_s - other.cpu_s,
+            less(self.stored, other.stored),
+            less(self.device, other.device),
+        )

@@ -1,0 +1,423 @@
+"""Scenario ``queue`` against scripted loaders and clocks, its report, and the verb end to end."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from penstock import queue_report
+from penstock.cli import main
+from penstock.cli.bench_queue import cases_of, name_of, outcome, rules
+from penstock.config import BenchQueueConfig, build
+from penstock.errors import StageError, UsageError
+from penstock.ledger import Ledger
+from penstock.measure import Rules, measure
+from penstock.queueing import Feed, Timeline, simulate
+from penstock.queueplots import plot_loader, plot_queue
+from penstock.record import Record, case_key
+from penstock.scenarios import WrongResult
+from penstock.scenarios.compute import Busy, calibrated, make, timed
+from penstock.scenarios.queue import Endless, FromLoader, InPlace, QueueScenario
+
+CASE: dict[str, Any] = {
+    "data": "data", "workers": 1, "queue": 4, "batch": 2, "iterations": 12, "shuffle": "sample",
+    "seed": 0, "compute": "sleep", "compute_time": 1.0, "model": None, "tile": None,
+    "device": "cpu",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("packed") / "data"
+    assert main(["generate", "ufs-p1", str(folder), "--samples", "7", "--grid", "6", "12"]) == 0
+    return folder
+
+
+# --- the scenario, scripted ---------------------------------------------------------------------
+
+
+class World:
+    """A clock, and a loader and a step that take time on it: the simulation as a stand-in."""
+
+    def __init__(self, feed: Feed, iterations: int) -> None:
+        self.now = 0.0
+        self.timeline = simulate(feed, iterations, in_hand=0)
+        self.seconds, self.in_hand = feed.compute_s, 0
+        self.said: list[str] = []
+        self._iteration = -1
+
+    def clock(self) -> float:
+        return self.now
+
+    def get(self) -> Mapping[str, Any]:
+        if self._iteration >= 0:
+            self.now += self.timeline.waits[self._iteration]
+            self._taken = True
+        self.said.append("get")
+        return {"inputs": np.zeros((2, 3)), "targets": np.zeros((2, 1))}
+
+    def fill(self) -> None:
+        self.said.append("fill")
+        self.now += 100.0
+        self._iteration = 0
+
+    def depth(self) -> int:
+        if self._taken:
+            return self.timeline.taken[self._iteration]
+        self._iteration += 1
+        return self.timeline.left[self._iteration - 1]
+
+    def run(self) -> None:
+        self.now += self.seconds
+        self._taken = False
+
+    def close(self) -> None:
+        self.said.append("close")
+
+
+def test_a_launch_is_an_iteration_for_each_sample_from_a_full_queue() -> None:
+    feed = Feed(1, 4, read_s=2.0, compute_s=1.0)
+    world = World(feed, 12)
+    scenario = QueueScenario(CASE, world, world)
+    result = measure(scenario, Rules(**rules(12)), lambda stage: None, world.clock)
+    assert result["samples_s"]["step"] == pytest.approx(world.timeline.seconds)
+    assert result["samples_s"]["get"] == pytest.approx(world.timeline.waits)
+    assert result["samples_s"]["compute"] == pytest.approx([1.0] * 12)
+    assert result["warmup"]["first_s"] == 100.0  # the prefill is told apart
+    assert result["facts"]["left"] == world.timeline.left == [3, 3, 2, 2, 1, 1, 0, *[0] * 5]
+    assert result["facts"]["taken"] == world.timeline.taken
+    assert result["facts"]["compute_s"] == 1.0
+    assert result["work"] == {"samples": 2}
+    assert world.said[:2] == ["get", "fill"]
+    assert world.said.count("fill") == 1
+
+
+def test_a_batch_of_another_length_is_wrong() -> None:
+    world = World(Feed(1, 1, 1.0, 1.0), 1)
+    with pytest.raises(WrongResult, match=r"a batch of 3 came with \[2\] samples"):
+        QueueScenario({**CASE, "batch": 3}, world, world).step(
+            lambda name: contextlib.nullcontext()
+        )
+
+
+# --- emulated computing -------------------------------------------------------------------------
+
+
+def test_busy_work_is_counted_until_it_takes_the_time() -> None:
+    now = 0.0
+
+    def piece() -> None:
+        nonlocal now
+        now += 0.003
+
+    assert calibrated(piece, 0.3, lambda: now) == 100
+    assert calibrated(piece, 0.0001, lambda: now) == 1
+
+
+def test_a_step_that_never_waits_is_the_median_of_a_few() -> None:
+    ticks = itertools.accumulate([0, 5, 0, 1, 0, 2], initial=0)
+    next(ticks)
+    assert timed(lambda: None, lambda: next(ticks)) == 2
+
+
+def test_busy_work_is_as_long_as_it_was_asked_to_be_by_its_own_clock() -> None:
+    ticks = itertools.count(0.0, 0.001)  # a millisecond passes between two looks at the clock
+    busy = Busy(0.001, lambda: next(ticks))
+    assert busy.pieces == 1
+    assert busy.seconds == pytest.approx(0.001)
+
+
+def test_a_real_network_may_stand_for_the_step(tmp_path: Path) -> None:
+    net = tmp_path / "net.py"
+    net.write_text("import torch\ndef make(): return torch.nn.Conv2d(3, 2, 3, padding=1)\n")
+    ticks = itertools.count(0.0, 0.5)
+    case = {**CASE, "compute": "train", "model": f"{net}:make", "tile": "8", "compute_time": None}
+    compute = make(case, lambda: next(ticks))
+    compute.run()
+    assert compute.seconds == 0.5
+    compute.close()
+
+
+def test_an_unknown_way_to_compute_is_refused() -> None:
+    with pytest.raises(UsageError, match="--compute 'spin' is not one of"):
+        make({**CASE, "compute": "spin"})
+
+
+# --- the real loader ----------------------------------------------------------------------------
+
+
+def same(a: Mapping[str, NDArray[Any]], b: Mapping[str, NDArray[Any]]) -> bool:
+    return set(a) == set(b) and all(np.array_equal(a[name], b[name]) for name in a)
+
+
+def test_batches_are_the_same_with_and_without_readers_over_many_epochs(data: Path) -> None:
+    case = {**CASE, "data": str(data), "queue": 2}
+    with contextlib.ExitStack() as closing:
+        ways = [FromLoader({**case, "workers": 2}), InPlace({**case, "workers": 0})]
+        for way in ways:
+            closing.callback(way.close)
+        seen = []
+        for _ in range(8):  # of seven samples, three batches of two to the epoch
+            a, b = (way.get() for way in ways)
+            assert same(a, b)
+            seen.append(a["inputs"][:, 0, 0, 0].tolist())
+            del a, b
+    epochs = [sorted(np.concatenate(seen[i : i + 3])) for i in (0, 3)]
+    assert all(len(set(epoch)) == 6 for epoch in epochs)  # no sample twice within an epoch
+    assert seen[:3] != seen[3:6]
+
+
+def test_the_queue_of_the_loader_fills_and_is_counted(data: Path) -> None:
+    way = FromLoader({**CASE, "data": str(data), "queue": 3})
+    way.get()
+    way.fill()
+    assert way.depth() == 3
+    way.close()
+
+
+def test_a_reader_that_fails_ends_the_prefill_and_is_told(data: Path, tmp_path: Path) -> None:
+    import shutil
+
+    torn = shutil.copytree(data, tmp_path / "torn")
+    for chunk in (torn / "targets.zarr").glob("*.0.0.0"):
+        chunk.write_bytes(b"")
+    way = FromLoader({**CASE, "data": str(torn), "queue": 2})
+    way.fill()
+    with pytest.raises(StageError, match=r"targets\.zarr"):
+        way.get()
+
+
+def test_an_endless_order_is_its_epochs_one_after_the_other(data: Path) -> None:
+    from penstock.order import Order
+
+    order = Order(num_samples=7, batch_size=2, seed=3, shuffle="sample", drop_last=True)
+    endless = Endless.like(order)
+    for batch in range(9):
+        turn, place = divmod(batch, 3)
+        assert endless.items(0, batch).tolist() == order.items(turn, place).tolist()
+
+
+# --- cases --------------------------------------------------------------------------------------
+
+
+def config(**knobs: Any) -> BenchQueueConfig:
+    return build(BenchQueueConfig, knobs)
+
+
+def test_for_each_number_of_workers_one_case_only_reads(tmp_path: Path) -> None:
+    cases = cases_of(str(tmp_path), config(workers=(0, 2), queue_sizes=(1, 8, 1)))
+    assert [name_of(case) for case in cases] == [
+        "workers 0, reading alone",
+        "workers 0, beside sleep",
+        "workers 2, queue 8, reading alone",
+        "workers 2, queue 1, beside sleep",
+        "workers 2, queue 8, beside sleep",
+    ]
+    assert len({frozenset(case) for case in cases}) == 1  # the same knobs in each
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"iterations": 10}, "--iterations 10 must be 4 more at least than .* --queue-sizes, 8"),
+        ({"iterations": 2}, "--iterations"),
+        ({"compute": "spin"}, "--compute 'spin'"),
+        ({"compute_time": 0}, "--compute-time 0"),
+        ({"queue_sizes": (0,)}, "--queue-sizes"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    tmp_path: Path, knobs: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        cases_of(str(tmp_path), config(**knobs))
+
+
+def test_data_that_is_not_there_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "queue", str(tmp_path / "none")]) == 2
+    assert "there is no such folder" in capsys.readouterr().err
+
+
+# --- the report ---------------------------------------------------------------------------------
+
+
+def record(timeline: Timeline, number: int = 0, compute_s: float = 1.0, **case: Any) -> Record:
+    knobs = {**CASE, "iterations": len(timeline.seconds), **case}
+    return Record(
+        schema=1,
+        id=f"{number}",
+        time=f"2026-01-01T00:00:0{number}+00:00",
+        scenario="queue",
+        case=knobs,
+        key=case_key("queue", knobs),
+        launch=number,
+        status="ok",
+        samples_s={"step": tuple(timeline.seconds)},
+        facts={"compute_s": compute_s, "in_hand": 0, "left": timeline.left},
+    )
+
+
+def run(
+    read: float, queues: Sequence[int] = (1, 8), launches: int = 2, slow: float = 1.0
+) -> Iterator[Record]:
+    """Records as they would be if the simulation were the world; ``slow`` makes reading beside a
+    step so many times slower than alone."""
+    for number in range(launches):
+        alone = {"compute": "none", "compute_time": 0.0}
+        for workers in (0, 1):
+            queue = 8 if workers else 0
+            yield record(
+                simulate(Feed(workers, queue, read, 0.0), 30, in_hand=0),
+                number,
+                0.0,
+                workers=workers,
+                queue=queue,
+                **alone,
+            )
+        feed = Feed(0, 0, read * slow, 1.0)
+        yield record(simulate(feed, 30), number, workers=0, queue=0)
+        for queue in queues:
+            feed = Feed(1, queue, read * slow, 1.0)
+            yield record(simulate(feed, 30, in_hand=0), number, queue=queue)
+
+
+def test_a_world_like_the_model_is_predicted_without_an_error() -> None:
+    (group,) = queue_report.courses(run(2.66))
+    assert [course.cell.name for course in group] == [
+        "0 workers",
+        "1 worker, queue 1",
+        "1 worker, queue 8",
+    ]
+    for course in group:
+        assert course.alone is not None and course.alone.value == pytest.approx(2.66)
+        assert course.predicted is not None
+        assert course.predicted.timeline.mean_s == pytest.approx(course.cell.means[0])
+        assert course.off in (None, 0)
+    row = group[2].row
+    assert float(row["model_cleared"]) == pytest.approx(12.82, abs=0.01)
+    assert row["cleared"] == row["simulated_cleared"] == "11"
+    assert (row["seed_seconds"], row["seed_cleared"]) == ("1.9", "13")
+    assert float(row["steady_s"]) == pytest.approx(2.66)
+    assert row["depth"].split()[:4] == ["7", "6", "6", "5"]
+
+
+def test_sentences_follow_the_data() -> None:
+    (slow,) = queue_report.courses(run(2.66))
+    said = queue_report.sentences(slow)
+    assert said[0] == (
+        "With 0 workers a batch comes every 2.66 s [2.66 s - 2.66 s, 58 batches], and each step "
+        "waits for it, so every step takes 3.66 s in the long run."
+    )
+    assert said[1].endswith("more than a step, 1.00 s, so every step takes 2.66 s in the long run.")
+    assert said[2] == (
+        "With 1 worker a queue of 8 in place of 1 does not change the steady state: +0.0 % "
+        "[+0.0 to +0.0 %, 2 launches]."
+    )
+    assert said[3] == (
+        "The iteration that clears the queue is predicted within one in 2 of 2 cases (4 launches)."
+    )
+    assert "fails the 70 % of CosmoFlow" in said[4]
+    (fast,) = queue_report.courses(run(0.5))
+    said = queue_report.sentences(fast)
+    assert "no more than a step, 1.00 s: the queue stays full." in said[1]
+    assert "100.0 % passes the 90 %" in said[-1]
+
+
+def test_reading_that_a_step_slows_down_is_a_wrong_prediction() -> None:
+    (group,) = queue_report.courses(run(1.5, slow=2.0))
+    said = queue_report.sentences(group)
+    assert "predicted within one in 1 of 2 cases" in said[3]
+    assert "the furthest is 1 worker, queue 8, cleared at 10 and predicted at 21" in said[3]
+
+
+def test_one_launch_is_not_compared() -> None:
+    (group,) = queue_report.courses(run(2.66, launches=1))
+    assert any(
+        "of one launch, which is not compared" in line for line in queue_report.sentences(group)
+    )
+
+
+def test_the_seed_s_table_stands_beside_ours() -> None:
+    lines = queue_report.summary_lines(run(2.66))
+    text = "\n".join(lines)
+    assert "The seed's own table" in text
+    assert len(queue_report.seed_table()) == 11
+    assert "| 1 | 8 | 1.9 | 1.95 | 1.90 | 13 | 12.8 | 12 |" in queue_report.to_markdown(run(2.66))
+
+
+def test_a_failed_case_is_a_row_and_a_sentence() -> None:
+    from penstock.record import Failure
+
+    records = list(run(2.66))
+    failed = records[3].model_copy(
+        update={
+            "status": "crash",
+            "samples_s": {},
+            "facts": {},
+            "error": Failure(stage="measure", message="it fell"),
+        }
+    )
+    others = [r for r in records if r.key != failed.key]
+    (group,) = queue_report.courses([*others, failed])
+    assert "1 worker, queue 1: crash: it fell." in queue_report.sentences(group)
+    assert any("crash" in line for line in queue_report.summary_lines([*others, failed]))
+
+
+# --- figures ------------------------------------------------------------------------------------
+
+
+def test_figures_are_drawn_from_the_csv_alone(tmp_path: Path) -> None:
+    path = tmp_path / "queue.csv"
+    queue_report.append_csv(run(2.66), path)
+    (figure,) = plot_queue(path, tmp_path / "figure")
+    assert figure == tmp_path / "figure.png"
+    assert figure.stat().st_size > 10_000
+    queue_report.append_csv([*run(0.5)], path)  # the same cases later: drawn in their place
+    assert len(plot_queue(path, tmp_path / "figure")) == 1
+    with pytest.raises(UsageError, match="not the CSV of a benchmark"):
+        plot_loader(path, tmp_path / "loader")
+
+
+def test_loaders_are_drawn_a_line_each(tmp_path: Path) -> None:
+    path = tmp_path / "loader.csv"
+    lines = ["loader,threads,batch_size,seconds_per_batch,low_seconds,high_seconds,data,status"]
+    for number, (loader, threads) in enumerate(itertools.product(("ours", "dask"), (1, 2, 4))):
+        lines.append(f"{loader},{threads},4,{1 + number},{0.9 + number},,d,ok")
+    lines.append("zarrs,1,4,,,,d,unsupported")
+    path.write_text("\n".join(lines) + "\n")
+    (figure,) = plot_loader(path, tmp_path / "loader")
+    assert figure.stat().st_size > 10_000
+
+
+# --- from end to end ----------------------------------------------------------------------------
+
+
+def test_a_small_benchmark_from_end_to_end(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "queue.csv"
+    flags = "--workers 1 --queue_sizes 2 --batch_size 2 --iterations 8 --compute_time 0.01"
+    assert main(["bench", "queue", str(data), *flags.split(), "--output", str(out)]) == 0
+    with out.open() as file:
+        (row,) = csv.DictReader(file)
+    assert (row["workers"], row["queue"], row["status"]) == ("1", "2", "ok")
+    assert float(row["compute_s"]) == 0.01
+    assert len(row["iteration_s"].split()) == len(row["depth"].split()) == 8
+    assert float(row["seconds_per_iteration"]) >= 0.01
+    records = Ledger(out.with_suffix(".ledger")).records()
+    assert {record.case["compute"] for record in records} == {"none", "sleep"}
+    assert all(set(record.samples_s) == {"step", "get", "compute"} for record in records)
+    assert "iteration" in outcome(next(r for r in records if r.case["compute"] == "sleep"))
+    assert out.with_suffix(".png").exists()
+    said = capsys.readouterr().out
+    assert "The seed's own table" in said and "With 1 worker a batch comes every" in said

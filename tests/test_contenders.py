@@ -1,0 +1,260 @@
+"""Other libraries' loaders: the samples that numpy has, in the order given, and no leftovers."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from penstock import dataset, loaders
+from penstock.dataset import Audit, Packed
+from penstock.errors import MissingDependency, UsageError
+from penstock.fields import PRESETS, World
+from penstock.order import Order
+
+LIBRARY = {
+    "zarr": "zarr",
+    "zarr-stacked": "zarr",
+    "zarrs": "zarrs",
+    "tensorstore-read": "tensorstore",
+    "dask-sample": "dask",
+    "dask-stacked": "dask",
+    "xbatcher": "xbatcher",
+    "torch": "torch",
+}
+"""What each cannot do without."""
+GRID, SAMPLES = (8, 16), 11
+
+
+def make(name: str, data: Any, order: Order, threads: int = 2) -> Any:
+    return loaders.make(name, data, order, threads=threads)
+
+
+def needs(name: str) -> None:
+    for library in ("zarr", "xarray", LIBRARY[name]):
+        pytest.importorskip(library)
+
+
+def pack(root: Path, preset: str = "ufs-p1", **settings: Any) -> Packed:
+    world = World(GRID, seed=3, slope=2.0)
+    chosen = PRESETS[preset]
+    return dataset.write(
+        root,
+        chosen.layouts(GRID),
+        range(SAMPLES),
+        lambda index: world.sample(chosen, index),
+        **{"codec": "blosc-lz4", "zarr_format": 2, "shards": None, **settings},
+        workers=2,
+        overwrite=False,
+        facts={},
+    )
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Packed:
+    return pack(tmp_path_factory.mktemp("packed") / "data")
+
+
+@pytest.fixture(scope="module")
+def truth() -> dict[str, np.ndarray]:
+    world = World(GRID, seed=3, slope=2.0)
+    samples = [world.sample(PRESETS["ufs-p1"], index) for index in range(SAMPLES)]
+    return {name: np.stack([s[name] for s in samples]) for name in ("inputs", "targets")}
+
+
+def check_epoch(
+    batches: Iterator[dict[str, np.ndarray]],
+    order: Order,
+    packed: Packed,
+    truth: dict[str, np.ndarray],
+    epoch: int = 0,
+) -> None:
+    audit, count = Audit(packed), 0
+    for number, batch in enumerate(batches):
+        samples = order.items(epoch, number)
+        assert set(batch) == set(truth)
+        for name, expected in truth.items():
+            assert batch[name].dtype == np.float32
+            np.testing.assert_array_equal(batch[name], expected[samples])
+        audit.batch(samples, batch)
+        count += 1
+    assert count == order.num_batches
+    assert audit.result().right
+
+
+def test_every_contender_of_another_library_is_tested_here() -> None:
+    others = {name for name in loaders.CONTENDERS if not name.startswith("penstock")}
+    assert others == set(LIBRARY)
+
+
+ORDERS = {
+    "stored": Order(SAMPLES, 3, drop_last=True),
+    "shuffled": Order(SAMPLES, 3, seed=5, shuffle="global"),  # its last batch is short
+    "second of two ranks": Order(SAMPLES, 2, seed=1, shuffle="sample", rank=1, world_size=2),
+}
+
+
+@pytest.mark.parametrize("kind", ORDERS)
+@pytest.mark.parametrize("name", [name for name in LIBRARY if name not in ("torch", "xbatcher")])
+def test_batches_are_those_of_numpy_in_the_order_that_was_given(
+    name: str, kind: str, packed: Packed, truth: dict[str, np.ndarray]
+) -> None:
+    needs(name)
+    loader = make(name, packed.root, ORDERS[kind])
+    for epoch in (0, 1):
+        check_epoch(loader.batches(epoch), ORDERS[kind], packed, truth, epoch)
+    loader.close()
+    loader.close()
+
+
+def test_xbatcher_delivers_stored_order_and_refuses_any_other(
+    packed: Packed, truth: dict[str, np.ndarray]
+) -> None:
+    needs("xbatcher")
+    loader = make("xbatcher", packed.root, ORDERS["stored"])
+    check_epoch(loader.batches(), ORDERS["stored"], packed, truth)
+    loader.close()
+    with pytest.raises(UsageError, match="cannot follow shuffle 'global' on 1 ranks"):
+        make("xbatcher", packed.root, ORDERS["shuffled"])
+    with pytest.raises(UsageError, match="11 samples are not a multiple of batch size 3"):
+        make("xbatcher", packed.root, Order(SAMPLES, 3))
+
+
+def test_torch_workers_deliver_two_epochs_and_end_with_the_loader(
+    packed: Packed, truth: dict[str, np.ndarray]
+) -> None:
+    needs("torch")
+    before = set(psutil.Process().children(recursive=True))
+    loader = make("torch", packed.root, ORDERS["shuffled"], threads=2)
+    for epoch in (0, 1):
+        check_epoch(loader.batches(epoch), ORDERS["shuffled"], packed, truth, epoch)
+    halfway = loader.batches(2)
+    next(halfway)
+    workers = set(psutil.Process().children(recursive=True)) - before
+    assert sum("spawn_main" in " ".join(worker.cmdline()) for worker in workers) == 2
+    loader.close()
+    loader.close()
+    workers = {w for w in workers if "resource_tracker" not in " ".join(_command(w))}
+    _, alive = psutil.wait_procs(workers, timeout=20)
+    assert not alive
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
+
+
+def test_torch_without_workers_reads_here(packed: Packed, truth: dict[str, np.ndarray]) -> None:
+    needs("torch")
+    loader = make("torch", packed.root, ORDERS["shuffled"], threads=0)
+    check_epoch(loader.batches(), ORDERS["shuffled"], packed, truth)
+    loader.close()
+
+
+def test_a_killed_worker_of_torch_is_an_error_and_not_a_hang(packed: Packed) -> None:
+    needs("torch")
+    before = set(psutil.Process().children())
+    order = Order(SAMPLES, 1)
+    loader = make("torch", packed.root, order, threads=1)
+    batches = loader.batches()
+    next(batches)
+    for worker in set(psutil.Process().children()) - before:
+        if "spawn_main" in " ".join(worker.cmdline()):
+            worker.kill()
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        list(batches)
+    loader.close()
+
+
+@pytest.mark.parametrize("name", [name for name in LIBRARY if name != "torch"])
+def test_nothing_of_a_loader_is_left_after_close(name: str, packed: Packed) -> None:
+    needs(name)
+    order = ORDERS["stored"]
+
+    def half_an_epoch() -> None:
+        loader = make(name, packed.root, order)
+        next(loader.batches())
+        loader.close()
+
+    half_an_epoch()  # what a library starts once, it keeps: zarr its event loop and its pool
+    threads, processes = set(threading.enumerate()), set(psutil.Process().children())
+    half_an_epoch()
+    assert {t for t in set(threading.enumerate()) - threads if "zarr_pool" not in t.name} == set()
+    assert set(psutil.Process().children()) == processes
+
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "v3": {"zarr_format": 3},
+    "v3-sharded": {"zarr_format": 3, "shards": 4},
+    "v2-zstd": {"codec": "zstd"},
+    "v3-none": {"zarr_format": 3, "codec": "none"},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_loader_reads_every_layout(
+    layout: str, tmp_path: Path, truth: dict[str, np.ndarray]
+) -> None:
+    packed = pack(tmp_path / "data", **LAYOUTS[layout])
+    for name in LIBRARY:
+        if name == "torch":  # it reads by zarr, in processes that take seconds to start
+            continue
+        needs(name)
+        loader = make(name, packed.root, ORDERS["stored"])
+        check_epoch(loader.batches(), ORDERS["stored"], packed, truth)
+        loader.close()
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_a_missing_library_is_named_with_the_line_that_installs_it(
+    name: str, packed: Packed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs(name)
+    library = LIBRARY[name]
+    for module in [m for m in sys.modules if m.partition(".")[0] == library]:
+        monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(MissingDependency, match=rf"{library} is not .*pip install 'penstock\["):
+        make(name, packed.root, ORDERS["stored"])
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_what_cannot_be_read_is_refused(name: str, packed: Packed, tmp_path: Path) -> None:
+    needs(name)
+    with pytest.raises(UsageError, match="whole samples, not 4 patches"):
+        make(name, packed.root, Order(SAMPLES, 1, patches_per_sample=4))
+    with pytest.raises(UsageError, match="no array at"):
+        make(name, {"inputs": str(tmp_path / "none")}, ORDERS["stored"])
+
+
+@pytest.mark.parametrize("name", [name for name in LIBRARY if name not in ("torch", "zarrs")])
+def test_the_same_batches_come_over_a_network(
+    name: str,
+    packed: Packed,
+    truth: dict[str, np.ndarray],
+    s3_endpoint: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    needs(name)
+    pytest.importorskip("obstore")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    files = [path for path in packed.root.rglob("*") if path.is_file()]
+    for path in files:
+        key = path.relative_to(packed.root).as_posix()
+        url = f"{s3_endpoint}/test-bucket/{key}"
+        raw = {"Content-Type": "application/octet-stream"}  # or it is taken for a form
+        request = urllib.request.Request(url, path.read_bytes(), raw, method="PUT")
+        urllib.request.urlopen(request, timeout=10).close()
+    loader = make(name, "s3://test-bucket", ORDERS["stored"])
+    check_epoch(loader.batches(), ORDERS["stored"], packed, truth)
+    loader.close()

@@ -1,0 +1,752 @@
+"""The loader: every item once and in order, whatever the threads; errors at once; memory reused."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import shutil
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from penstock import loaders
+from penstock.batches import PatchGrid
+from penstock.errors import Refused, StageError, UsageError
+from penstock.loader import Batch, Loader
+from penstock.loaders import Normaliser, native
+from penstock.order import Order
+
+zarr = pytest.importorskip("zarr")
+numcodecs = pytest.importorskip("numcodecs")
+pytest.importorskip("tensorstore")
+
+ENGINES = ("native", "tensorstore")
+LAST = (12, 6, 5, 10)  # (sample, lat, lon, channels), the last chunk padded
+FIRST = (12, 10, 6, 5)
+
+
+def distinct(shape: tuple[int, ...], dtype: Any = np.float32, start: int = 1) -> NDArray[Any]:
+    """No two values alike, none of them a fill value."""
+    return np.arange(start, start + np.prod(shape), dtype=dtype).reshape(shape)
+
+
+def write(
+    path: Path, values: NDArray[Any], chunks: tuple[int, ...], zarr_format: int = 2, **how: Any
+) -> Path:
+    array = zarr.create_array(
+        path, shape=values.shape, chunks=chunks, dtype=values.dtype, zarr_format=zarr_format, **how
+    )
+    array[...] = values
+    return path
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Inputs and targets of 12 samples in 36 and 24 chunks."""
+    folder = tmp_path_factory.mktemp("data")
+    lz4 = {"compressors": numcodecs.Blosc("lz4")}
+    return {
+        "inputs": write(folder / "inputs.zarr", distinct(LAST), (1, 6, 5, 4), **lz4),
+        "targets": write(folder / "targets.zarr", distinct((12, 4, 7), start=9000), (1, 4, 5)),
+    }
+
+
+@pytest.fixture
+def copy(data: dict[str, Path], tmp_path: Path) -> dict[str, Path]:
+    """The same, to be damaged."""
+    return {name: Path(shutil.copytree(path, tmp_path / path.name)) for name, path in data.items()}
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    yield
+    gc.collect()
+    assert ours() == []
+
+
+def ours() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("penstock-loader")]
+
+
+def arrays(data: dict[str, Path]) -> dict[str, NDArray[Any]]:
+    return {name: zarr.open_array(path, mode="r")[...] for name, path in data.items()}
+
+
+def seen(loader: Loader) -> list[tuple[int, list[int], dict[str, bytes]]]:
+    """All of an epoch: number, items and bytes of each batch."""
+    return [
+        (b.number, b.indices.tolist(), {name: array.tobytes() for name, array in b.items()})
+        for b in loader
+    ]
+
+
+# --- tables: every layout against numpy ----------------------------------------------------------
+
+LAYOUTS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "v2-channels-last": (LAST, (1, 6, 5, 4), {}),
+    "v2-slash": (
+        LAST,
+        (1, 6, 5, 4),
+        {"chunk_key_encoding": {"name": "v2", "separator": "/"}},
+    ),
+    "v2-channels-first": (FIRST, (1, 4, 6, 5), {}),
+    "v2-chunks-of-3-samples": (LAST, (3, 4, 5, 3), {}),
+    "v2-uncompressed": (LAST, (2, 6, 5, 4), {"compressors": None}),
+    "v2-zlib": (LAST, (1, 6, 5, 4), {"compressors": numcodecs.Zlib()}),
+    "v2-delta-filter": (
+        LAST,
+        (1, 6, 5, 4),
+        {"filters": [numcodecs.Delta("<f4")], "compressors": numcodecs.Zstd()},
+    ),
+    "v3-blosc": (LAST, (1, 6, 5, 4), {"zarr_format": 3, "compressors": "blosc"}),
+    "v3-zstd": (FIRST, (2, 4, 6, 5), {"zarr_format": 3}),
+    "v3-gzip": (LAST, (1, 6, 2, 4), {"zarr_format": 3, "compressors": "gzip"}),
+    "v3-uncompressed": (LAST, (1, 6, 5, 4), {"zarr_format": 3, "compressors": None}),
+    "v3-sharded": (LAST, (1, 3, 5, 5), {"zarr_format": 3, "shards": (2, 6, 5, 10)}),
+    "one-value-per-sample": ((12,), (4,), {}),
+}
+BLOSC = zarr.codecs.BloscCodec
+SELECTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window": {"offsets": (-1, 0)},
+    "ahead": {"offsets": (1,)},
+    "channels": {"channels": (9, 1, 2, 3, 7)},
+    "patches": {"patch": PatchGrid((4, 3), (2, 2), (-3, -2))},
+    "all-of-it": {"offsets": (-2, 1), "channels": (0, 8, 4), "patch": PatchGrid((5,), (), (1,))},
+}
+
+
+def expected(values: NDArray[Any], batch: Batch, loader: Loader) -> NDArray[Any]:
+    """Rows of a batch from the whole array, by plain numpy."""
+    field = loader.fields["data"]
+    rows = []
+    for item, sample in zip(batch.indices.tolist(), batch.samples.tolist(), strict=True):
+        cut = [slice(None)] * (values.ndim - 1)
+        for axis, start in field.patch_start(item % field.patches_per_sample).items():
+            cut[axis - 1] = slice(start, start + field.item_shape[axis - values.ndim])
+        steps = [values[sample + offset][tuple(cut)] for offset in field.offsets]
+        if field.channels is not None:
+            axis = field.channel_axis % values.ndim - 1
+            steps = [np.take(step, field.channels, axis) for step in steps]
+        rows.append(np.stack(steps) if len(steps) > 1 else steps[0])
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_is_read_as_numpy_reads_it(layout: str, engine: str, tmp_path: Path) -> None:
+    shape, chunks, how = LAYOUTS[layout]
+    if how.get("compressors") == "blosc":
+        how = how | {"compressors": BLOSC(cname="lz4", typesize=4)}
+    if how.get("compressors") == "gzip":
+        how = how | {"compressors": zarr.codecs.GzipCodec()}
+    path = write(tmp_path / "a.zarr", values := distinct(shape), chunks, **how)
+    if engine == "native" and layout == "v3-sharded":
+        with pytest.raises(UsageError, match=r"sharded; engine native cannot .* tensorstore may"):
+            Loader(path, batch_size=2, engine=engine)
+        engine = "auto"
+    if engine == "tensorstore" and "delta" in layout:
+        with pytest.raises(UsageError, match="filters"):
+            Loader(path, batch_size=2, engine=engine)
+        engine = "auto"
+    with Loader(path, batch_size=5, shuffle="global", seed=3, engine=engine, workers=3) as loader:
+        order = []
+        for batch in loader:
+            assert np.array_equal(batch["data"], expected(values, batch, loader))
+            order += batch.samples.tolist()
+        assert sorted(order) == list(range(12)) != order
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("selection", SELECTIONS)
+@pytest.mark.parametrize("channel_axis", [-1, 1], ids=["channels-last", "channels-first"])
+def test_every_selection_is_what_numpy_selects(
+    channel_axis: int, selection: str, engine: str, tmp_path: Path
+) -> None:
+    shape = LAST if channel_axis == -1 else FIRST
+    knobs = dict(SELECTIONS[selection])
+    if channel_axis == 1 and "patch" in knobs:
+        knobs["patch"] = PatchGrid((4, 3), (2, 2))
+    path = write(tmp_path / "a.zarr", values := distinct(shape), (2, 4, 3, 4))
+    with Loader(
+        path, batch_size=4, shuffle="block", window=2, channel_axis=channel_axis, engine=engine,
+        workers=2, **knobs,
+    ) as loader:  # fmt: skip
+        items: list[int] = []
+        for batch in loader:
+            assert np.array_equal(batch["data"], expected(values, batch, loader))
+            items += batch.indices.tolist()
+        assert sorted(items) == list(range(loader.order.num_items))
+
+
+def test_foreign_byte_order_is_made_native(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.zarr", values := distinct((4, 6), ">f8"), (1, 4))
+    with Loader(path, batch_size=4) as loader:
+        (batch,) = loader
+    assert batch["data"].dtype == np.dtype("=f8")
+    assert np.array_equal(batch["data"], values)
+
+
+def test_a_packed_data_set_names_its_arrays_and_axes(data: dict[str, Path], tmp_path: Path) -> None:
+    for path in data.values():
+        shutil.copytree(path, tmp_path / path.name)
+    axes = {"inputs": ["sample", "lat", "lon", "channels"], "targets": ["sample", "channels", "x"]}
+    entries = {n: {"path": f"{n}.zarr", "axes": axes[n]} for n in data}
+    manifest = {"format": "penstock-packed", "version": 1, "arrays": entries}
+    (tmp_path / "dataset.json").write_text(json.dumps(manifest))
+    with Loader(tmp_path, batch_size=12, channels={"targets": (2, 0)}) as loader:
+        (batch,) = loader
+    assert np.array_equal(batch["targets"], arrays(data)["targets"][:, [2, 0]])
+    assert np.array_equal(batch["inputs"], arrays(data)["inputs"])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "layout", ["v2-channels-last", "v2-channels-first", "v2-chunks-of-3-samples"]
+)
+def test_normalised_to_the_bit_as_numpy_does(layout: str, engine: str, tmp_path: Path) -> None:
+    shape, chunks, _ = LAYOUTS[layout]
+    axis = 1 if "first" in layout else -1
+    path = write(tmp_path / "a.zarr", values := distinct(shape), chunks)
+    mean = np.linspace(-3, 40, 10).astype(np.float32)
+    std = np.linspace(0.3, 7, 10).astype(np.float32)
+    statistics = tmp_path / "statistics.json"
+    statistics.write_text(json.dumps({"data": {"mean": mean.tolist(), "std": std.tolist()}}))
+    wide = [-1 if a == axis % 4 else 1 for a in range(4)]
+    wanted = (values - mean.reshape(wide)) / std.reshape(wide)
+    with Loader(path, batch_size=12, channel_axis=axis, engine=engine, normalise=statistics) as one:
+        (batch,) = one
+        assert np.array_equal(batch["data"], wanted)
+    some = (7, 2)
+    with Loader(
+        path, batch_size=12, channel_axis=axis, channels=some, engine=engine,
+        normalise={"data": (mean, std)},
+    ) as two:  # fmt: skip
+        (batch,) = two
+        assert np.array_equal(batch["data"], np.take(wanted, some, axis))
+
+
+@given(st.tuples(*[st.integers(1, 7)] * 3), st.integers(0, 2), st.integers(4, 200))
+def test_normalising_in_pieces_is_normalising_at_once(
+    shape: tuple[int, ...], axis: int, piece: int
+) -> None:
+    array = distinct(shape)
+    mean, std = np.arange(shape[axis]) * 3.0, np.arange(shape[axis]) + 0.7
+    wide = [-1 if a == axis else 1 for a in range(3)]
+    wanted = (array - mean.astype("f4").reshape(wide)) / std.astype("f4").reshape(wide)
+
+    class Small(Normaliser):
+        _PIECE = piece
+
+    Small.apply(array, Normaliser(mean, std).rows(slice(None), axis, shape, array.dtype))
+    assert np.array_equal(array, wanted)
+
+
+@given(
+    st.sampled_from(["u1", "f4", "f8", ">f4"]),
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(1, 4), st.integers(1, 2)), min_size=1, max_size=4
+    ),
+)
+def test_copying_runs_is_assigning(dtype: str, cuts: list[tuple[int, int, int]]) -> None:
+    shape = [start + size * step for start, size, step in cuts]
+    of = distinct(tuple(shape), dtype)[tuple(slice(a, None, s) for a, _, s in cuts)]
+    to = np.zeros([n + 2 for n in of.shape], np.dtype(dtype).newbyteorder("="))
+    wanted = to.copy()
+    place = tuple(slice(1, 1 + n) for n in of.shape)
+    wanted[place] = of
+    native.copy_runs(to[place], of)
+    assert np.array_equal(to, wanted)
+
+
+# --- laws: order and content do not depend on threads --------------------------------------------
+
+
+def slow(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Chunks take their time, each another."""
+    rng, read = random.Random(seed), native._read_file
+    nap = threading.Event()
+
+    def read_slowly(*args: Any) -> Any:
+        nap.wait(rng.random() * 0.002)
+        return read(*args)
+
+    monkeypatch.setattr(native, "_read_file", read_slowly)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    workers=st.integers(1, 16),
+    fetch=st.integers(0, 3),
+    queue=st.integers(0, 5),
+    batch_size=st.integers(1, 7),
+    shuffle=st.sampled_from(["none", "sample", "block", "global"]),
+    seed=st.integers(0, 99),
+)
+def test_each_item_once_and_in_one_order_whatever_the_threads(
+    data: dict[str, Path],
+    workers: int,
+    fetch: int,
+    queue: int,
+    batch_size: int,
+    shuffle: Any,
+    seed: int,
+) -> None:
+    whole = arrays(data)
+    order = Order(12, batch_size, seed, shuffle, window=3)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        Loader(
+            data, batch_size=batch_size, shuffle=shuffle, window=3, seed=seed, workers=workers,
+            fetch=fetch, queue=queue, engine="native",
+        ) as loader,
+    ):  # fmt: skip
+        slow(patch, seed)
+        for epoch in range(2):
+            items = []
+            for number, batch in enumerate(loader):
+                assert (batch.epoch, batch.number) == (epoch, number)
+                assert batch.indices.tolist() == order.items(epoch, number).tolist()
+                for name, array in batch.items():
+                    assert np.array_equal(array, whole[name][batch.samples])
+                items += batch.samples.tolist()
+            assert sorted(items) == list(range(12))
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    stop=st.integers(0, 6),
+    first=st.tuples(st.sampled_from([1, 2]), st.integers(1, 8)),
+    second=st.tuples(st.sampled_from([1, 2]), st.integers(1, 8)),
+    seed=st.integers(0, 9),
+)
+def test_a_resumed_epoch_is_the_rest_of_it_to_the_bit(
+    data: dict[str, Path], stop: int, first: tuple[int, int], second: tuple[int, int], seed: int
+) -> None:
+    """Stopped at any batch, gone on with as many ranks and workers as one likes."""
+
+    def ranks(world: int, workers: int) -> list[Loader]:
+        return [
+            Loader(
+                data, batch_size=2 // world, shuffle="global", seed=seed, workers=workers,
+                rank=rank, world_size=world,
+            )
+            for rank in range(world)
+        ]  # fmt: skip
+
+    def rows(loaders: list[Loader], count: int) -> list[bytes]:
+        """The rows of all ranks, in the order of the global batches."""
+        got = []
+        iterators = [iter(loader) for loader in loaders]
+        for _ in range(count):
+            batches = [next(iterator) for iterator in iterators]
+            for row in range(len(batches[0].samples)):
+                got += [b"".join(a[row].tobytes() for a in b.values()) for b in batches]
+        return got
+
+    (plain,) = ranks(1, 1)
+    wanted = rows([plain], 6)
+    before = ranks(*first)
+    got = rows(before, stop)
+    state = json.loads(json.dumps(before[-1].state_dict()))
+    after = ranks(*second)
+    for loader in after:
+        loader.load_state_dict(state)
+        assert loader.epoch == (1 if stop == 6 else 0)
+    if stop < 6:
+        got += rows(after, 6 - stop)
+    assert got == wanted
+    assert [s.state_dict() for s in after] == [after[0].state_dict()] * len(after)
+    for loader in [plain, *before, *after]:
+        loader.close()
+
+
+def test_epochs_advance_and_a_break_ends_one(data: dict[str, Path]) -> None:
+    with Loader(data, batch_size=4, shuffle="global", seed=1) as loader:
+        epochs = [[b.samples.tolist() for b in loader] for _ in range(2)]
+        assert epochs[0] != epochs[1]
+        for batch in loader:
+            assert batch.epoch == 2
+            break
+        assert {b.epoch for b in loader} == {3}
+        loader.set_epoch(0)
+        assert [b.samples.tolist() for b in loader] == epochs[0]
+        next(iter(loader))
+        state = loader.state_dict()
+        assert (state["epoch"], state["items_done"]) == (1, 4)
+        loader.load_state_dict(state)
+        loader.set_epoch(1)  # what a training loop says at each epoch does not undo the state
+        assert [b.samples.tolist() for b in loader] == epochs[1][1:]
+
+
+def test_two_loaders_at_once_do_not_meet(data: dict[str, Path]) -> None:
+    with (
+        Loader(data, batch_size=3, workers=3, shuffle="global", seed=1) as one,
+        Loader(data, batch_size=3, workers=2, shuffle="global", seed=2) as two,
+    ):
+        alone = seen(one), seen(two)
+        one.set_epoch(0), two.set_epoch(0)
+        both = [(a.samples.tolist(), b.samples.tolist()) for a, b in zip(one, two, strict=True)]
+    pairs = zip(*([items for _, items, _ in epoch] for epoch in alone), strict=True)
+    assert both == list(pairs)
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+def address(batch: Batch) -> int:
+    return batch["inputs"].ctypes.data
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_buffers_come_back_and_are_used_again(data: dict[str, Path], engine: str) -> None:
+    with Loader(data, batch_size=1, queue=2, engine=engine) as loader:
+        addresses = [address(batch) for _ in range(3) for batch in loader]
+    assert len(addresses) == 36
+    assert len(set(addresses)) <= 3, "queue of 2 and the one in use"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_is_held_keeps_its_content(data: dict[str, Path], engine: str) -> None:
+    whole = arrays(data)
+    with Loader(data, batch_size=1, queue=1, engine=engine) as loader:
+        views = [(b.samples[0], b["targets"][0, 1:3].T) for b in loader]
+        views += [(b.samples[0], b["targets"][0, 1:3].T) for b in loader]
+        held = list(loader)
+        assert len({address(batch) for batch in held}) == 12
+        for sample, view in views:
+            assert np.array_equal(view, whole["targets"][sample, 1:3].T)
+        del views, view, held
+        assert len({address(batch) for batch in loader}) == 2
+        assert loader._ring.made == 2
+
+
+def test_a_batch_goes_with_its_last_view(data: dict[str, Path]) -> None:
+    with Loader(data, batch_size=4) as loader:
+        batches = iter(loader)
+        batch = next(batches)
+        ends, view = weakref.ref(batch["inputs"]), batch["inputs"][0, 0]
+        batches.close()
+        del batch
+        assert ends() is None
+        view = view[:1]
+        loader.close()
+        assert loader._ring.made == 1, "free buffers are gone, the one that is held is not"
+        del view
+        loader.close()
+        assert loader._ring.made == 0
+
+
+def test_too_little_memory_is_refused_with_the_numbers(data: dict[str, Path]) -> None:
+    with pytest.raises(Refused, match=r"max_memory 10\.0 KiB .* \(queue 4 and .* lower batch_size"):
+        Loader(data, batch_size=6, queue=4, max_memory="10KiB")
+    loader = Loader(data, batch_size=6, queue=0)
+    room = loader.engine.scratch_bytes + 3 * loader.batch_bytes
+    with pytest.raises(Refused, match="queue 2 would fit"):
+        Loader(data, batch_size=6, queue=4, max_memory=room)
+    Loader(data, batch_size=6, queue=2, max_memory=room)
+
+
+@pytest.mark.parametrize("queue", [0, 1, 3])
+def test_max_memory_holds_and_holding_everything_is_an_error(
+    data: dict[str, Path], queue: int
+) -> None:
+    free = Loader(data, batch_size=1, queue=queue, workers=2)
+    limit = free.engine.scratch_bytes + (max(queue, 1) + 1) * free.batch_bytes
+    loader = Loader(data, batch_size=1, queue=queue, workers=2, max_memory=limit)
+    for _ in loader:
+        assert loader._ring.made <= max(queue, 1) + 1
+    del _
+    held = []
+    with pytest.raises(Refused, match="are still held; let go of some"):
+        for batch in loader:
+            held.append(batch)
+    assert len(held) == max(queue, 1) + 1
+    del held, batch
+    assert sum(1 for _ in loader) == 12
+    loader.close()
+
+
+def test_a_cache_of_decoded_chunks_reads_each_once(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.zarr", values := distinct((12, 8)), (6, 4))
+    with Loader(path, batch_size=2, shuffle="global", cache="1MiB", queue=1, workers=1) as loader:
+        for _ in range(3):
+            for batch in loader:
+                assert np.array_equal(batch["data"], values[batch.samples])
+            assert loader.traffic.decoded_bytes in (0, values.nbytes)
+        assert loader.traffic.decoded_bytes == 0, "all was there after the first epoch"
+
+
+def test_traffic_counts_padding(data: dict[str, Path]) -> None:
+    with Loader(data["inputs"], batch_size=5, engine="native") as loader:
+        for _ in loader:
+            pass
+        files = [p for p in data["inputs"].iterdir() if p.name[0] != "."]
+        assert loader.traffic.stored_bytes == sum(p.stat().st_size for p in files)
+        assert loader.traffic.decoded_bytes == 12 * 6 * 5 * 12 * 4
+
+
+# --- faults: each ends at once, with the path ----------------------------------------------------
+
+
+def chunk(data: dict[str, Path]) -> Path:
+    return data["inputs"] / "7.0.0.1"
+
+
+def truncate(path: Path, size: int) -> None:
+    os.truncate(path, size)
+
+
+def corrupt(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:20] + bytes(path.stat().st_size - 20))
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "missing": Path.unlink,
+    "empty": lambda path: truncate(path, 0),
+    "cut-in-the-header": lambda path: truncate(path, 9),
+    "cut": lambda path: truncate(path, path.stat().st_size - 7),
+    "unreadable": lambda path: (path.unlink(), path.mkdir()),  # type: ignore[func-returns-value]
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("fetch", [0, 2])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_chunk_is_named(
+    copy: dict[str, Path], damage: str, fetch: int, engine: str
+) -> None:
+    DAMAGES[damage](chunk(copy))
+    loader = Loader(copy, batch_size=2, workers=3, fetch=fetch, engine=engine)
+    with pytest.raises(StageError, match=r"inputs\.zarr/7\.0\.0\.1") as caught:
+        for batch in loader:
+            assert 7 not in batch.samples
+    assert caught.value.stage in ("read", "decode")
+    assert ours() == []
+    with pytest.raises(StageError):  # and again when iterated again
+        list(loader)
+    assert ours() == []
+
+
+def test_what_a_blosc_header_promises_is_checked(copy: dict[str, Path]) -> None:
+    stored = bytearray(chunk(copy).read_bytes())
+    for place, value, message in (
+        (12, len(stored) + 4096, "its header says"),
+        (4, 1 << 30, "decodes to 1073741824 bytes"),
+    ):
+        wrong = stored.copy()
+        wrong[place : place + 4] = value.to_bytes(4, "little")
+        chunk(copy).write_bytes(wrong)
+        with pytest.raises(StageError, match=message):
+            list(Loader(copy, batch_size=2, engine="native"))
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_missing_chunk_is_filled_only_where_that_is_asked(
+    engine: str, zarr_format: int, tmp_path: Path
+) -> None:
+    values = distinct((4, 6))
+    path = write(tmp_path / "a.zarr", values, (1, 3), zarr_format, fill_value=-5)
+    (path / ("2.1" if zarr_format == 2 else "c/2/1")).unlink()
+    with pytest.raises(StageError, match=r"c/2/1.*missing|2\.1.*missing"):
+        list(Loader(path, batch_size=4, engine=engine))
+    with Loader(path, batch_size=4, engine=engine, missing="fill") as loader:
+        (batch,) = loader
+    values[2, 3:] = -5
+    assert np.array_equal(batch["data"], values)
+
+
+def test_a_store_without_a_fill_value_fills_nothing(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.zarr", distinct((4, 6)), (1, 3))
+    metadata = json.loads((path / ".zarray").read_text()) | {"fill_value": None}
+    (path / ".zarray").write_text(json.dumps(metadata))
+    (path / "2.1").unlink()
+    with pytest.raises(StageError, match=r"2\.1: .* sets no fill value"):
+        list(Loader(path, batch_size=4, engine="native", missing="fill"))
+
+
+def test_a_failing_disk_is_reported_by_its_first_error(
+    data: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(native, "_read_file", fail)
+    with pytest.raises(StageError, match=r"read failed at .*zarr/\d.*: Input/output error"):
+        next(iter(Loader(data, batch_size=2, workers=8, queue=4, engine="native")))
+    assert ours() == []
+
+
+def test_a_transform_changes_replaces_or_fails(data: dict[str, Path]) -> None:
+    whole, calls = arrays(data), []
+
+    def change(batch: Batch) -> None:
+        calls.append(batch.number)
+        batch["inputs"] *= 2
+
+    with Loader(data, batch_size=2, workers=8, queue=6, transform=change) as loader:
+        for batch in loader:
+            assert np.array_equal(batch["inputs"], 2 * whole["inputs"][batch.samples])
+    assert calls == list(range(6)), "one after another, in order"
+
+    def replace(batch: Batch) -> dict[str, NDArray[Any]]:
+        noise = batch.rng().random(2, np.float32)
+        return {"sum": batch["inputs"].sum((1, 2, 3)), "noise": noise}
+
+    def run(workers: int) -> list[tuple[int, list[int], dict[str, bytes]]]:
+        with Loader(data, batch_size=2, workers=workers, transform=replace) as loader:
+            return seen(loader)
+
+    assert run(1) == run(7)
+
+    def fail(batch: Batch) -> None:
+        if batch.number == 3:
+            raise ZeroDivisionError("by nought")
+
+    loader = Loader(data, batch_size=2, transform=fail)
+    message = r"transform failed at batch 3 of epoch 0 \(samples 6, 7\): by nought"
+    with pytest.raises(StageError, match=message) as caught:
+        list(loader)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_leaving_early_closing_and_coming_back(data: dict[str, Path], engine: str) -> None:
+    loader = Loader(data, batch_size=1, queue=3, workers=4, engine=engine)
+    for _ in loader:
+        break
+    gc.collect()
+    assert ours() == [], "the iterator is gone, so are its threads"
+    old = iter(loader)
+    next(old)
+    assert len(list(loader)) == 12
+    with pytest.raises(UsageError, match="closed or iterated anew"):
+        next(old)
+    iterator = iter(loader)
+    next(iterator)
+    loader.close()
+    loader.close()
+    assert ours() == []
+    with pytest.raises(UsageError, match="closed or iterated anew"):
+        next(iterator)
+    assert len(list(loader)) == 12
+    never_begun = iter(loader)
+    del never_begun
+    assert ours() == []
+
+
+def test_a_reader_that_hangs_does_not_keep_close(
+    data: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chunk on a dead mount: the thread is left behind, and its buffer is not lent again."""
+    let_go, hangs, read = threading.Event(), threading.Event(), native._read_file
+
+    def hang(path: str, *rest: Any) -> Any:
+        if path.endswith("5.0.0.0"):
+            hangs.set()
+            let_go.wait(60)
+        return read(path, *rest)
+
+    monkeypatch.setattr(native, "_read_file", hang)
+    loader = Loader(data, batch_size=1, workers=2, queue=1, engine="native")
+    batches = iter(loader)
+    assert [next(batches).samples[0] for _ in range(5)] == [0, 1, 2, 3, 4]
+    assert hangs.wait(60)
+    loader.close()
+    assert len(ours()) == 1
+    stuck = [t for t in threading.enumerate() if t.name in ours()]
+    let_go.set()
+    stuck[0].join(10)
+
+
+# --- processes and torch -------------------------------------------------------------------------
+
+
+def test_a_fork_is_told_in_one_sentence(data: dict[str, Path]) -> None:
+    loader = Loader(data, batch_size=2)
+    loader._process -= 1  # as a fork would see it
+    with pytest.raises(UsageError, match="do not live on in the fork"):
+        iter(loader)
+
+
+def test_torch_sees_the_same_memory(data: dict[str, Path]) -> None:
+    torch = pytest.importorskip("torch")
+    whole = arrays(data)
+    with Loader(data, batch_size=3, workers=2) as loader:
+        dataset = loader.as_torch()
+        feeder = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=0)
+        assert len(feeder) == 4
+        for place, batch in enumerate(feeder):
+            rows = slice(place * 3, place * 3 + 3)
+            for name in data:
+                assert torch.equal(batch[name], torch.from_numpy(whole[name][rows]))
+        assert len({batch["inputs"].data_ptr() for batch in dataset}) <= 4
+        state = dataset.state_dict()
+        assert state["epoch"] == 2
+        workers = torch.utils.data.DataLoader(
+            dataset, batch_size=None, num_workers=1, multiprocessing_context="spawn"
+        )
+        with pytest.raises(UsageError, match="num_workers=0"):
+            next(iter(workers))
+
+
+def test_torch_workers_by_fork_are_refused(
+    data: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    dataset = Loader(data, batch_size=3).as_torch()
+    monkeypatch.setattr(torch.utils.data, "get_worker_info", lambda: "a worker")
+    with pytest.raises(UsageError, match="use num_workers=0 and set the loader's workers"):
+        iter(dataset)
+
+
+@pytest.mark.parametrize("name", ["penstock", "penstock-tensorstore"])
+def test_as_a_contender_it_keeps_the_order_it_is_given(data: dict[str, Path], name: str) -> None:
+    order = Order(12, 5, seed=4, shuffle="sample", drop_last=True)
+    contender = loaders.make(name, data, order, threads=2, queue=1)
+    whole = arrays(data)
+    got = [{k: v.copy() for k, v in batch.items()} for batch in contender.batches()]
+    assert len(got) == order.num_batches
+    for number, batch in enumerate(got):
+        for key, array in batch.items():
+            assert np.array_equal(array, whole[key][order.items(0, number)])
+    contender.close()
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+def test_what_cannot_be_read_is_said_before_anything_starts(
+    data: dict[str, Path], tmp_path: Path
+) -> None:
+    cases: list[tuple[Any, dict[str, Any], str]] = [
+        (tmp_path / "none", {}, "there is no such folder"),
+        (tmp_path, {}, "none of .zarray"),
+        ({}, {}, "no arrays"),
+        (
+            data,
+            {"offsets": {"inptus": (0,)}},
+            "offsets names inptus; the arrays are inputs, targets",
+        ),
+        (data, {"batch_size": 0}, "--batch-size 0"),
+        (data, {"engine": "warp"}, "--engine 'warp'"),
+        (data, {"patch": {"inputs": PatchGrid((2,))}}, "different numbers of patches"),
+        (data["inputs"], {"normalise": {"data": ([0.0], [1.0])}}, "1 channels, the array has 10"),
+        (data["inputs"], {"normalise": {"data": ([0.0], [0.0])}}, "channel 0 has .* std 0"),
+        ("s3://nowhere/a.zarr", {"engine": "native"}, "remote|nowhere"),
+    ]
+    for what, knobs, message in cases:
+        with pytest.raises(UsageError, match=message):
+            Loader(what, **{"batch_size": 2, **knobs})
+    assert ours() == []

@@ -1,0 +1,611 @@
+"""The plan of an epoch: permutations, orders, shares of ranks, resume, the cache, the price."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import math
+import random
+import tracemalloc
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock.order
+from penstock.errors import UsageError
+from penstock.order import (
+    Items,
+    Need,
+    NextUseCache,
+    Order,
+    Position,
+    Price,
+    Shuffle,
+    invert,
+    make_key,
+    permute,
+    price,
+)
+
+SHUFFLES: tuple[Shuffle, ...] = ("none", "sample", "block", "global")
+
+
+def test_the_examples_in_the_docstrings_hold() -> None:
+    assert doctest.testmod(penstock.order).failed == 0
+
+
+# --- permutations -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [*range(1, 70), 127, 128, 129, 255, 256, 257, 4095, 4096, 99_991])
+def test_a_permutation_is_one_to_one_and_its_inverse_undoes_it(n: int) -> None:
+    key = make_key(n, 1)
+    image = permute(np.arange(n), n, key)
+    assert np.array_equal(np.sort(image), np.arange(n))
+    assert np.array_equal(invert(image, n, key), np.arange(n))
+
+
+@given(n=st.integers(1, 400), seed=st.integers(-(2**70), 2**70))
+def test_a_permutation_is_one_to_one_for_any_n_and_seed(n: int, seed: int) -> None:
+    image = permute(np.arange(n), n, make_key(seed))
+    assert np.array_equal(np.sort(image), np.arange(n))
+
+
+@given(n=st.integers(1, 2**40), data=st.data())
+def test_parts_of_a_huge_permutation_are_distinct_and_inside(n: int, data: st.DataObject) -> None:
+    index = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=50, unique=True))
+    key = make_key(data.draw(st.integers()))
+    image = permute(index, n, key)
+    assert ((image >= 0) & (image < n)).all()
+    assert len(np.unique(image)) == len(index)
+    assert invert(image, n, key).tolist() == index
+
+
+def test_n_and_key_broadcast() -> None:
+    n, keys = np.array([3, 50, 7]), np.concatenate([make_key(i) for i in range(3)])
+    together = permute([1, 40, 6], n, keys)
+    alone = [permute([i], m, make_key(k))[0] for k, (i, m) in enumerate([(1, 3), (40, 50), (6, 7)])]
+    assert together.tolist() == alone
+
+
+def chi_square(counts: np.ndarray[Any, Any], cells: int) -> float:
+    """The statistic over its degrees of freedom: about 1 for uniform counts."""
+    expected = counts.sum() / cells
+    rest = (cells - len(counts)) * expected  # cells never hit
+    return float((((counts - expected) ** 2 / expected).sum() + rest) / (cells - 1))
+
+
+KEYS = 6000
+
+
+@cache
+def over_keys(n: int) -> Items:
+    """The images of all of ``[0, n)`` under many keys: (keys, n)."""
+    keys = np.concatenate([make_key(seed) for seed in range(KEYS)])
+    return np.stack([permute(np.full(KEYS, i), n, keys) for i in range(n)], axis=1)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5])
+def test_all_orders_of_a_few_are_equally_frequent(n: int) -> None:
+    codes = over_keys(n) @ n ** np.arange(n)
+    assert chi_square(np.unique(codes, return_counts=True)[1], math.factorial(n)) < {
+        2: 11, 3: 4.2, 4: 2.2, 5: 1.6,
+    }[n]  # 1 in a thousand, with some room for the network's own unevenness  # fmt: skip
+
+
+@pytest.mark.parametrize("n", [3, 7, 8, 16, 31, 64])
+def test_each_index_comes_to_each_place_equally_often(n: int) -> None:
+    images = over_keys(n)
+    worst = max(chi_square(np.bincount(images[:, i], minlength=n), n) for i in range(n))
+    assert worst < 1 + 5 * math.sqrt(2 / (n - 1))
+
+
+@pytest.mark.parametrize("n", [7, 8, 16, 31, 64])
+def test_neighbours_are_not_kept_at_any_distance(n: int) -> None:
+    steps = np.diff(over_keys(n), axis=1) % n
+    counts = np.bincount(steps.ravel(), minlength=n)[1:]
+    assert chi_square(counts, n - 1) < 1 + 5 * math.sqrt(2 / (n - 2))
+
+
+@pytest.mark.parametrize("n", [1000, 1024])
+def test_an_index_stays_in_place_once_per_order_on_average(n: int) -> None:
+    fixed = [(permute(np.arange(n), n, make_key(s)) == np.arange(n)).sum() for s in range(400)]
+    assert abs(np.mean(fixed) - 1) < 5 / math.sqrt(400)
+
+
+def test_neighbouring_seeds_and_epochs_share_nothing() -> None:
+    n = 10_000
+    a = permute(np.arange(n), n, make_key(5, 1))
+    for other in (make_key(5, 2), make_key(6, 1), make_key(1, 5), make_key(5)):
+        assert (permute(np.arange(n), n, other) == a).sum() < 10
+
+
+def test_the_order_is_pinned() -> None:
+    """A saved state names the algorithm; a change of it must change the number in the plan."""
+    order = Order(1000, 8, seed=7, shuffle="global")
+    block = Order(1000, 8, seed=7, shuffle="block", window=4, chunk=10)
+    assert order.plan["algorithm"] == 1
+    assert order.items(3, 5).tolist() == PINNED_GLOBAL
+    assert block.items(3, 5).tolist() == PINNED_BLOCK
+
+
+PINNED_GLOBAL = [671, 922, 557, 628, 836, 758, 1, 735]
+PINNED_BLOCK = [45, 77, 54, 44, 70, 65, 63, 58]
+
+
+# --- orders -------------------------------------------------------------------------------------
+
+
+@st.composite
+def orders(draw: st.DrawFn) -> Order:
+    world_size = draw(st.integers(1, 4))
+    num_samples, patches = draw(st.integers(1, 60)), draw(st.integers(1, 4))
+    batch_size = draw(st.integers(1, 7))
+    return Order(
+        num_samples,
+        batch_size,
+        seed=draw(st.integers(-5, 2**65)),
+        shuffle=draw(st.sampled_from(SHUFFLES)),
+        window=draw(st.integers(1, 5)),
+        chunk=draw(st.integers(1, 9)),
+        patches_per_sample=patches,
+        world_size=world_size,
+        drop_last=draw(st.booleans()) and num_samples * patches >= batch_size * world_size,
+    )
+
+
+def of_rank(order: Order, rank: int, **changes: Any) -> Order:
+    names = (
+        "num_samples batch_size seed shuffle window chunk patches_per_sample world_size drop_last"
+    )
+    return Order(**{name: getattr(order, name) for name in names.split()} | changes, rank=rank)
+
+
+def epoch_of(order: Order, epoch: int = 0) -> Items:
+    return np.concatenate([order.global_items(epoch, b) for b in range(order.num_batches)])
+
+
+@given(order=orders(), epoch=st.integers(0, 3))
+def test_an_epoch_holds_every_item_exactly_once(order: Order, epoch: int) -> None:
+    seen = epoch_of(order, epoch)
+    assert len(seen) == order.num_positions
+    whole = order.items_at(epoch, np.arange(order.num_items))
+    assert np.array_equal(np.sort(whole), np.arange(order.num_items))
+    if order.drop_last:
+        assert np.array_equal(seen, whole[: len(seen)])
+        assert order.num_items - len(seen) == order.num_dropped < order.global_batch
+        assert order.num_duplicates == 0
+    else:
+        assert len(np.unique(seen)) == order.num_items
+        assert len(seen) - order.num_items == order.num_duplicates < order.world_size
+        assert order.num_dropped == 0
+
+
+@given(order=orders(), epoch=st.integers(0, 3))
+def test_ranks_share_each_batch_in_equal_rows(order: Order, epoch: int) -> None:
+    world = order.world_size
+    ranks = [of_rank(order, rank) for rank in range(world)]
+    for batch in range(order.num_batches):
+        parts = [rank.items(epoch, batch) for rank in ranks]
+        assert len({len(part) for part in parts}) == 1
+        assert all(part.dtype == np.int64 for part in parts)
+        if order.drop_last or batch < order.num_batches - 1:
+            assert len(parts[0]) == order.batch_size
+        assert np.array_equal(np.stack(parts, axis=1).ravel(), order.global_items(epoch, batch))
+
+
+@given(order=orders(), data=st.data())
+def test_any_batch_may_be_asked_for_first(order: Order, data: st.DataObject) -> None:
+    batch = data.draw(st.integers(0, order.num_batches - 1))
+    alone = of_rank(order, 0).global_items(2, batch)
+    start = batch * order.global_batch
+    assert np.array_equal(alone, epoch_of(order, 2)[start : start + order.global_batch])
+
+
+def test_shuffle_none_is_in_order() -> None:
+    assert epoch_of(Order(10, 4), 3).tolist() == list(range(10))
+
+
+def test_shuffle_sample_keeps_the_patches_of_a_sample_together() -> None:
+    order = Order(20, 5, shuffle="sample", patches_per_sample=6)
+    samples, patches = order.split(epoch_of(order).reshape(20, 6))
+    assert (samples == samples[:, :1]).all()
+    assert (patches == np.arange(6)).all()
+    assert samples[:, 0].tolist() != list(range(20))
+    assert sorted(samples[:, 0]) == list(range(20))
+
+
+@given(
+    samples=st.integers(1, 80),
+    window=st.integers(1, 5),
+    chunk=st.integers(1, 7),
+    patches=st.integers(1, 3),
+    seed=st.integers(0, 50),
+)
+def test_shuffle_block_visits_each_window_once_and_whole(
+    samples: int, window: int, chunk: int, patches: int, seed: int
+) -> None:
+    order = Order(
+        samples, 3, seed=seed, shuffle="block", window=window, chunk=chunk,
+        patches_per_sample=patches,
+    )  # fmt: skip
+    windows = epoch_of(order) // (window * chunk * patches)
+    visits = windows[np.flatnonzero(np.diff(windows, prepend=-1))]
+    assert len(visits) == len(set(visits.tolist()))  # a window is not come back to
+    assert order.window_items == window * chunk * patches
+
+
+def test_shuffle_block_permutes_windows_and_items_anew_each_epoch() -> None:
+    order = Order(100, 4, shuffle="block", window=2, chunk=5)
+    first, second = (epoch_of(order, e).reshape(10, 10) for e in (0, 1))
+    assert (first // 10)[:, 0].tolist() != (second // 10)[:, 0].tolist()
+    inner = {tuple(row % 10) for row in np.concatenate([first, second])}
+    assert len(inner) == 20  # no two windows are permuted alike
+
+
+def test_the_short_last_window_takes_any_turn() -> None:
+    turns = set()
+    for epoch in range(60):
+        windows = epoch_of(Order(33, 1, shuffle="block", chunk=10), epoch) // 10
+        turns.add(int(np.flatnonzero(windows == 3)[0]))
+    assert turns == {0, 10, 20, 30}
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES[1:])
+def test_seeds_and_epochs_give_different_orders(shuffle: Shuffle) -> None:
+    orders = {
+        tuple(epoch_of(Order(50, 5, seed=seed, shuffle=shuffle, window=2, chunk=5), epoch))
+        for seed in range(5)
+        for epoch in range(5)
+    }
+    assert len(orders) == 25
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+def test_a_plan_of_100_million_samples_takes_constant_memory(shuffle: Shuffle) -> None:
+    tracemalloc.start()
+    try:
+        order = Order(100_000_000, 16, seed=1, shuffle=shuffle, window=8, chunk=24)
+        for batch in (0, order.num_batches // 2, order.num_batches - 1):
+            assert len(order.items(0, batch)) == 16
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_samples": 0}, "num_samples 0 must be at least 1"),
+        ({"batch_size": -2}, "batch_size -2 must be at least 1"),
+        ({"window": 0}, "window 0 must be at least 1"),
+        ({"shuffle": "chunk"}, "shuffle 'chunk' is not one of none, sample, block, global"),
+        ({"rank": 2, "world_size": 2}, "rank 2 is not one of the 2 ranks from 0"),
+        (
+            {"batch_size": 6, "world_size": 2, "drop_last": True},
+            r"an epoch of 10 items does not fill one global batch of 12 \(6 x 2 ranks\)",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_sentence(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        Order(**{"num_samples": 10, "batch_size": 2, **changes})
+
+
+def test_a_batch_past_the_epoch_is_an_index_error() -> None:
+    with pytest.raises(IndexError, match="batch 5 is not one of the 5"):
+        Order(10, 2).items(0, 5)
+    with pytest.raises(IndexError):
+        Order(10, 2).items(0, -1)
+
+
+# --- resume -------------------------------------------------------------------------------------
+
+
+@given(order=orders(), data=st.data())
+def test_resume_with_other_ranks_sees_the_same_remaining_global_sequence(
+    order: Order, data: st.DataObject
+) -> None:
+    batch = data.draw(st.integers(0, order.num_batches))
+    state = json.loads(json.dumps(order.state_dict(4, batch)))
+    divisors = [w for w in range(1, order.global_batch + 1) if order.global_batch % w == 0]
+    world_size = data.draw(st.sampled_from(divisors))
+    batch_size = order.global_batch // world_size
+    other = of_rank(order, world_size - 1, world_size=world_size, batch_size=batch_size)
+    ended = batch == order.num_batches
+    assert other.from_state(state) == (Position(5, 0) if ended else Position(4, batch))
+    assert other.num_batches == order.num_batches
+    for later in range(batch, order.num_batches):
+        mine, theirs = order.global_items(4, later), other.global_items(4, later)
+        common = min(len(mine), len(theirs))  # how a short last one is filled up may differ
+        assert np.array_equal(mine[:common], theirs[:common])
+        assert common == len(mine) == len(theirs) or later == order.num_batches - 1
+        assert np.array_equal(other.items(4, later), theirs[world_size - 1 :: world_size])
+
+
+def test_resume_with_another_global_batch_goes_on_where_it_can() -> None:
+    state = Order(100, 8, seed=3, shuffle="global").state_dict(1, 3)  # 24 items done
+    other = Order(100, 2, seed=3, shuffle="global", rank=1, world_size=3)
+    assert other.from_state(state) == Position(1, 4)
+    with pytest.raises(
+        UsageError, match=r"stands after 24 items, inside a global batch of 10 \(5 x 2 ranks\)"
+    ):
+        Order(100, 5, seed=3, shuffle="global", world_size=2).from_state(state)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_the_end_of_an_epoch_is_the_start_of_the_next(drop_last: bool) -> None:
+    order = Order(10, 4, drop_last=drop_last)
+    assert order.from_state(order.state_dict(2, order.num_batches)) == Position(3, 0)
+
+
+def test_a_state_counts_items_not_what_fills_the_last_batch() -> None:
+    order = Order(10, 2, world_size=3)
+    assert [order.state_dict(0, batch)["items_done"] for batch in (0, 1, 2)] == [0, 6, 10]
+    assert order.num_positions == 12
+    assert order.from_state(Order(10, 6).state_dict(0, 2)) == Position(1, 0)  # ended alone at 10
+
+
+def test_a_state_is_small_and_says_what_the_sequence_depends_on() -> None:
+    order = Order(10**8, 16, seed=9, shuffle="block", window=4, chunk=24, rank=1, world_size=2)
+    assert order.state_dict(1, 5) == {
+        "seed": 9,
+        "epoch": 1,
+        "items_done": 160,
+        "plan": {
+            "algorithm": 1, "num_samples": 10**8, "patches_per_sample": 1, "shuffle": "block",
+            "window": 4, "chunk": 24,
+        },
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"seed": 2}, "saved with seed 1 and cannot be resumed with seed 2"),
+        (
+            {"num_samples": 41},
+            "saved with num_samples 40 and cannot be resumed with num_samples 41",
+        ),
+        ({"patches_per_sample": 2}, "patches_per_sample 1 .* patches_per_sample 2"),
+        ({"shuffle": "global"}, "shuffle 'block' .* shuffle 'global'"),
+        ({"window": 3}, "window 2 .* window 3"),
+        ({"chunk": 5}, "chunk 4 .* chunk 5"),
+    ],
+)
+def test_another_plan_is_refused_by_naming_what_differs(changes: dict[str, Any], said: str) -> None:
+    own: dict[str, Any] = {
+        "seed": 1,
+        "num_samples": 40,
+        "shuffle": "block",
+        "window": 2,
+        "chunk": 4,
+    }
+    state = Order(batch_size=4, **own).state_dict(0, 2)
+    with pytest.raises(UsageError, match=said):
+        Order(batch_size=4, **{**own, **changes}).from_state(state)
+
+
+def test_window_and_chunk_matter_to_the_block_shuffle_only() -> None:
+    state = Order(40, 4, shuffle="global", window=2, chunk=4).state_dict(0, 2)
+    assert Order(40, 4, shuffle="global", window=9).from_state(state) == Position(0, 2)
+
+
+def test_a_broken_state_is_refused() -> None:
+    with pytest.raises(UsageError, match="lacks items_done, plan"):
+        Order(40, 4).from_state({"seed": 0, "epoch": 0})
+    with pytest.raises(UsageError, match="plan 'x' is not a mapping"):
+        Order(40, 4).from_state({"seed": 0, "epoch": 0, "items_done": 0, "plan": "x"})
+
+
+# --- the cache ----------------------------------------------------------------------------------
+
+
+def hits_of_next_use(uses: Sequence[int], capacity: int, lookahead: int) -> int:
+    cached: NextUseCache[int, int] = NextUseCache(capacity)
+    announced = 0
+    for step, key in enumerate(uses):
+        while announced < len(uses) and announced <= step + lookahead:
+            cached.expect(announced, [uses[announced]])
+            announced += 1
+        if cached.get(key, step) is None:
+            cached.put(key, key + 1, 1)
+        assert cached.used == len(cached) <= capacity
+    assert cached.hits + cached.misses == len(uses)
+    return cached.hits
+
+
+def hits_of_lru(uses: Sequence[int], capacity: int) -> int:
+    held: OrderedDict[int, None] = OrderedDict()
+    hits = 0
+    for key in uses:
+        hits += key in held
+        held[key] = None
+        held.move_to_end(key)
+        if len(held) > capacity:
+            held.popitem(last=False)
+    return hits
+
+
+def most_hits(uses: Sequence[int], capacity: int) -> int:
+    """The best that any cache can do, by trying every choice."""
+
+    @cache
+    def best(step: int, held: frozenset[int]) -> int:
+        if step == len(uses):
+            return 0
+        key = uses[step]
+        if key in held:
+            return 1 + best(step + 1, held)
+        options = [held]  # not kept
+        if len(held) < capacity:
+            options.append(held | {key})
+        options += [held - {victim} | {key} for victim in held]
+        return max(best(step + 1, option) for option in options)
+
+    return best(0, frozenset())
+
+
+@settings(max_examples=150)
+@given(uses=st.lists(st.integers(0, 5), max_size=14), capacity=st.integers(0, 4))
+def test_no_cache_has_more_hits_than_one_that_sees_everything(
+    uses: list[int], capacity: int
+) -> None:
+    assert hits_of_next_use(uses, capacity, len(uses)) == most_hits(uses, capacity)
+
+
+@given(uses=st.lists(st.integers(0, 9), max_size=80), capacity=st.integers(1, 6))
+def test_a_cache_that_looks_not_ahead_is_lru(uses: list[int], capacity: int) -> None:
+    assert hits_of_next_use(uses, capacity, 0) == hits_of_lru(uses, capacity)
+
+
+@given(
+    uses=st.lists(st.integers(0, 12), max_size=120),
+    capacity=st.integers(1, 8),
+    lookahead=st.integers(0, 40),
+)
+def test_looking_ahead_is_never_worse_than_lru(
+    uses: list[int], capacity: int, lookahead: int
+) -> None:
+    assert hits_of_next_use(uses, capacity, lookahead) >= hits_of_lru(uses, capacity)
+
+
+@given(
+    steps=st.lists(st.dictionaries(st.integers(0, 9), st.none(), max_size=4), max_size=30),
+    sizes=st.lists(st.integers(1, 5), min_size=10, max_size=10),
+    budget=st.integers(0, 12),
+    swaps=st.randoms(use_true_random=False),
+)
+def test_bytes_stay_within_the_budget_and_values_true_whatever_the_order_of_requests(
+    steps: list[dict[int, None]], sizes: list[int], budget: int, swaps: random.Random
+) -> None:
+    cached: NextUseCache[int, str] = NextUseCache(budget)
+    requests = []
+    for step, keys in enumerate(steps):
+        cached.expect(step, keys)
+        requests += [(step + swaps.uniform(0, 3), step, key) for key in keys]
+    for _, step, key in sorted(requests):
+        value = cached.get(key, step)
+        assert value in (None, f"chunk {key}")
+        if value is None:
+            cached.put(key, f"chunk {key}", sizes[key])
+        assert cached.used == sum(sizes[k] for k in range(10) if k in cached) <= budget
+    assert all(cached.next_use(key) is None for key in range(10))  # nothing is left behind
+
+
+def test_next_use_is_the_first_step_yet_to_come() -> None:
+    cached: NextUseCache[str, int] = NextUseCache(1)
+    for step, keys in enumerate(["ab", "b", "a"]):
+        cached.expect(step, keys)
+    assert [cached.next_use(key) for key in "abc"] == [0, 0, None]
+    cached.get("b", 1)  # a batch that overtook another
+    cached.get("a", 0)
+    assert [cached.next_use(key) for key in "abc"] == [2, 0, None]
+    cached.clear()
+    assert cached.next_use("a") is None
+
+
+def test_a_chunk_used_later_than_all_it_would_drive_out_is_not_kept() -> None:
+    cached: NextUseCache[str, int] = NextUseCache(4)
+    for step, keys in enumerate(["abc", "a", "b", "c"]):
+        cached.expect(step, keys)
+    for key, size, kept in [("a", 2, True), ("b", 2, True), ("c", 3, False), ("d", 5, False)]:
+        cached.get(key, 0)
+        assert cached.put(key, 0, size) is kept
+    assert "a" in cached and "b" in cached and cached.used == 4
+
+
+def test_a_chunk_announced_while_resident_is_no_longer_the_first_to_go() -> None:
+    cached: NextUseCache[str, int] = NextUseCache(2)
+    cached.put("a", 1, 1)
+    cached.put("b", 2, 1)
+    cached.expect(0, "a")
+    cached.expect(1, "c")
+    cached.put("c", 3, 1)
+    assert ("a" in cached, "b" in cached, "c" in cached) == (True, False, True)
+
+
+def test_a_long_life_does_not_fill_the_cache_with_notes() -> None:
+    cached: NextUseCache[int, int] = NextUseCache(10)
+    for step in range(5000):
+        cached.expect(step, [step % 7])
+        if cached.get(step % 7, step) is None:
+            cached.put(step % 7, 0, 1)
+    assert len(cached._heap) < 200 and not cached._ahead
+
+
+# --- the price ----------------------------------------------------------------------------------
+
+
+def test_in_order_each_chunk_is_read_once_with_a_cache_and_once_a_batch_without() -> None:
+    order = Order(96, 8, chunk=12)
+    paid = price(order, cache_bytes=12, lookahead=1)
+    # 12 batches: 4 lie in one chunk, ... counted by hand: 8 of 12 touch one chunk, 4 touch two
+    chunks = [len({i // 12 for i in range(b * 8, b * 8 + 8)}) for b in range(12)]
+    assert paid.read_amplification == sum(chunks) * 12 / 96
+    assert paid.read_amplification_cached == 1
+    assert paid.mixing == sum(chunks) / 96
+    assert paid.exact and paid.num_batches == 12
+    assert paid.lag == pytest.approx(3 / 97)
+
+
+def test_global_shuffle_reads_a_chunk_for_every_item_and_mixes_fully() -> None:
+    paid = price(Order(10**6, 16, shuffle="global", chunk=24))
+    assert paid.read_amplification == pytest.approx(24, rel=0.01)
+    assert paid.read_amplification_cached == paid.read_amplification
+    assert paid.mixing == pytest.approx(1, rel=0.01)
+    assert paid.lag == pytest.approx(1, abs=0.01)
+    assert not paid.exact and paid.num_batches == 256
+
+
+def test_a_block_window_in_the_cache_is_read_once() -> None:
+    order = Order(24_000, 16, shuffle="block", window=8, chunk=24)
+    window = 8 * 24
+    none, some, whole = (
+        price(order, cache_bytes=n, lookahead=12) for n in (0, window // 2, window + 48)
+    )
+    assert none.read_amplification_cached == none.read_amplification > 5
+    assert none.read_amplification > some.read_amplification_cached > 1.5
+    assert whole.read_amplification_cached == 1
+    assert 0.3 < whole.mixing < 0.6 and whole.lag < 0.05
+
+
+def test_a_cache_that_looks_ahead_costs_less() -> None:
+    order = Order(480, 2, shuffle="block", window=8, chunk=24)
+    paid = [price(order, cache_bytes=4 * 24, lookahead=n) for n in (0, 4, 96)]
+    costs = [p.read_amplification_cached for p in paid]
+    assert costs == sorted(costs, reverse=True) and costs[2] < 0.75 * costs[0]
+
+
+def test_a_wider_window_mixes_better() -> None:
+    lags = [price(Order(9600, 16, shuffle="block", window=w, chunk=24)).lag for w in (1, 20, 400)]
+    assert lags == sorted(lags) and lags[0] < 0.05 < lags[1] < 0.5 < 0.9 < lags[2]
+
+
+def test_the_price_counts_the_bytes_that_need_tells() -> None:
+    order = Order(10, 2)
+
+    def need(items: Items) -> Need:
+        return Need({int(i) // 4: 1000 for i in items}, 100 * len(items))
+
+    paid = price(order, need, cache_bytes=1000)
+    assert paid.lag == pytest.approx(3 / 11)
+    assert paid == Price(
+        read_amplification=5.0,
+        read_amplification_cached=3.0,
+        mixing=1.0,
+        lag=paid.lag,
+        num_batches=5,
+        exact=True,
+    )
+
+
+def test_one_item_has_a_price() -> None:
+    assert price(Order(1, 1)).lag == 1

@@ -1,0 +1,225 @@
+"""The model of the queue: the seed's table, hand cases, laws that join it to the simulation."""
+
+from __future__ import annotations
+
+import doctest
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock import queueing
+from penstock.queueing import (
+    SEED,
+    SEED_COMPUTE_S,
+    SEED_ITERATIONS,
+    SEED_READ_S,
+    Feed,
+    cleared,
+    seed_feed,
+    simulate,
+    utilisation,
+    verdict,
+)
+
+
+def test_examples_of_the_page() -> None:
+    assert doctest.testmod(queueing).failed == 0
+
+
+# --- the seed's table ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("row", "mean", "drain"),
+    [
+        (SEED[0], 3.66, None),
+        (SEED[1], 2.57, 1.6),
+        (SEED[2], 2.48, 3.2),
+        (SEED[3], 2.39, 4.8),
+        (SEED[4], 2.31, 6.4),
+        (SEED[5], 1.95, 12.8),
+        (SEED[6], 2.48, 3.2),
+        (SEED[7], 2.31, 6.4),
+        (SEED[8], 2.31, 6.4),
+        (SEED[9], 1.95, 12.8),
+    ],
+    ids=lambda value: f"{value.workers},{value.queue}" if hasattr(value, "queue") else "",
+)
+def test_the_model_gives_the_numbers_that_explain_the_seed(
+    row: queueing.SeedRow, mean: float, drain: float | None
+) -> None:
+    feed = seed_feed(row)
+    assert round(feed.mean_s(SEED_ITERATIONS), 2) == mean
+    assert (feed.drain if feed.drain is None else round(feed.drain, 1)) == drain
+
+
+@pytest.mark.parametrize("row", SEED, ids=lambda row: f"{row.workers},{row.queue}")
+def test_the_simulation_meets_what_the_seed_measured(row: queueing.SeedRow) -> None:
+    """Seconds to a tenth, as they were published, and the cleared queue within an iteration."""
+    timeline = simulate(seed_feed(row), SEED_ITERATIONS)
+    assert timeline.mean_s == pytest.approx(row.seconds, abs=0.11)
+    if row.cleared is None:
+        assert timeline.cleared is None
+    else:
+        assert timeline.cleared is not None
+        assert abs(timeline.cleared - row.cleared) <= 1
+
+
+@pytest.mark.parametrize(
+    ("workers", "queue", "mean", "drained"),
+    [
+        (1, 1, 2.52, 1),
+        (1, 2, 2.43, 3),
+        (1, 3, 2.35, 4),
+        (1, 4, 2.26, 6),
+        (1, 8, 1.90, 12),
+        (2, 2, 2.34, 4),
+        (2, 4, 2.17, 8),
+        (4, 4, 2.13, 8),
+        (4, 8, 1.74, 15),
+    ],
+)
+def test_a_run_of_the_seed_at_a_twentieth_of_its_times_is_met_exactly(
+    workers: int, queue: int, mean: float, drained: int
+) -> None:
+    """Measured by others (anchors/loading.md 1.4): one lock around a read and not around the put,
+    so that the readers read in turn and each may hold a batch; prefilled for 3 q + 5 seconds."""
+    feed = Feed(workers, queue, SEED_READ_S, SEED_COMPUTE_S, floor_s=SEED_READ_S)
+    timeline = simulate(feed, SEED_ITERATIONS, in_turn=True, prefill_s=3 * queue + 5)
+    assert timeline.mean_s == pytest.approx(mean, abs=0.02)
+    assert timeline.cleared == drained
+
+
+# --- by hand ------------------------------------------------------------------------------------
+
+
+def test_a_queue_of_two_by_hand() -> None:
+    """R = 3, C = 1: at 0 two in the queue and one in hand, from then on one more every 3 s.
+
+    time    0   1   2   3   6   9     taken at
+    ready   3   2   1   1   1   1     before it is taken, in hand too
+    """
+    timeline = simulate(Feed(1, 2, read_s=3.0, compute_s=1.0), 6)
+    assert timeline.waits == [0, 0, 0, 0, 2, 2]
+    assert timeline.seconds == [1, 1, 1, 1, 3, 3]
+    assert timeline.taken == [2, 1, 0, 0, 0, 0]
+    assert timeline.left == [2, 1, 1, 0, 0, 0]
+    assert timeline.cleared == 3
+
+
+def test_without_readers_the_consumer_reads() -> None:
+    timeline = simulate(Feed(0, 0, read_s=2.0, compute_s=1.0), 3)
+    assert (timeline.seconds, timeline.waits, timeline.left) == ([3, 3, 3], [2, 2, 2], [])
+    assert timeline.cleared is None
+
+
+def test_two_readers_share_what_there_is() -> None:
+    """Alone a read takes 2 s; a batch comes every 1.5 s at most, so two at once take 3 s each."""
+    feed = Feed(2, 1, read_s=2.0, compute_s=0.0, floor_s=1.5)
+    timeline = simulate(feed, 5, in_hand=0, prefill_s=0)
+    assert timeline.waits == pytest.approx([2, 2, 2, 2, 2])  # room for one: they read in turn
+    timeline = simulate(feed, 5, prefill_s=0)
+    assert timeline.waits == pytest.approx([3, 0, 3, 0, 3])
+    assert feed.interval_s == 1.5
+
+
+def test_reads_of_unequal_length_come_round() -> None:
+    feed = Feed(1, 1, read_s=1.0, compute_s=0.0)
+    timeline = simulate(feed, 5, reads=(1.0, 5.0), prefill_s=0)
+    assert timeline.waits == [1, 5, 1, 5, 1]
+
+
+def test_a_short_prefill_is_a_small_stock() -> None:
+    feed = Feed(1, 8, read_s=2.0, compute_s=1.0)
+    assert simulate(feed, 1, prefill_s=6.5).taken == [2]  # three were read and one was taken
+    assert simulate(feed, 1).taken == [8]  # the ninth, in hand, took its place
+
+
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [
+        (0.9, "90.0 % passes the 90 % of 3D U-Net and ResNet-50"),
+        (0.7, "70.0 % passes the 70 % of CosmoFlow and fails the 90 % of 3D U-Net and ResNet-50"),
+        (
+            0.5,
+            "50.0 % fails the 70 % of CosmoFlow and the 90 % of 3D U-Net and ResNet-50",
+        ),
+    ],
+)
+def test_the_verdict_has_two_bars(share: float, said: str) -> None:
+    assert verdict(share) == said
+
+
+@pytest.mark.parametrize(
+    ("feed", "message"),
+    [
+        ((1, 0, 1.0, 1.0), "1 workers need a queue of 1 at least, not 0"),
+        ((-1, 1, 1.0, 1.0), "-1 workers"),
+        ((1, 1, 0.0, 1.0), "cannot take 0.0 s to read"),
+        ((1, 1, math.nan, 1.0), "cannot take nan s to read"),
+    ],
+)
+def test_a_feed_that_cannot_be_is_refused(
+    feed: tuple[int, int, float, float], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Feed(*feed)
+
+
+# --- laws ---------------------------------------------------------------------------------------
+
+times = st.integers(1, 400).map(lambda n: n / 100)
+
+
+@settings(max_examples=200, deadline=None)
+@given(read=times, compute=times, queue=st.integers(1, 16))
+def test_the_closed_form_is_the_simulation_within_an_iteration(
+    read: float, compute: float, queue: int
+) -> None:
+    feed = Feed(1, queue, read, compute)
+    timeline = simulate(feed, 200)
+    if feed.drain is None:
+        assert timeline.cleared is None
+        assert sum(timeline.waits) == pytest.approx(0)
+    elif feed.drain + read / (read - compute) < 199:
+        # Whole batches: the closed form has none half read, and they are C / (R - C) late at most.
+        slack = 1 + compute / (read - compute)
+        assert timeline.cleared is not None
+        assert abs(timeline.cleared - feed.drain) <= slack
+        assert timeline.mean_s == pytest.approx(feed.mean_s(200), abs=2 * read / 200 + 1e-9)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    workers=st.integers(1, 6),
+    queue=st.integers(1, 8),
+    read=times,
+    compute=times,
+    floor=st.one_of(st.just(0.0), times),
+)
+def test_in_the_long_run_every_feed_is_steady(
+    workers: int, queue: int, read: float, compute: float, floor: float
+) -> None:
+    feed = Feed(workers, queue, read, compute, floor)
+    timeline = simulate(feed, 400)
+    late = timeline.seconds[200:]
+    assert sum(late) / 200 == pytest.approx(feed.steady_s, rel=0.03)
+    assert utilisation(late, compute) == pytest.approx(feed.utilisation, rel=0.03)
+    assert all(0 <= depth <= queue for depth in timeline.left + timeline.taken)
+
+
+@settings(max_examples=50, deadline=None)
+@given(read=times, compute=times, queue=st.integers(1, 8), in_hand=st.integers(0, 2))
+def test_a_deeper_queue_is_never_slower(
+    read: float, compute: float, queue: int, in_hand: int
+) -> None:
+    means = [
+        simulate(Feed(2, q, read, compute), 40, in_hand=in_hand).mean_s for q in (queue, queue + 1)
+    ]
+    assert means[1] <= means[0] + 1e-9
+
+
+def test_no_end_is_no_end() -> None:
+    assert cleared([]) is None
