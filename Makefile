@@ -9,7 +9,7 @@ demo: $(VENV)/ready                 ## make a volume, denoise it, show before an
 	$(RUN) -m penstock demo
 
 test: $(VENV)/ready                 ## the default tests: under two minutes on two cores
-	$(RUN) -m pytest
+	$(RUN) -m pytest -n 2
 
 check: lint types test              ## what CI runs
 	$(RUN) -m pytest -m slow

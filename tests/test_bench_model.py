@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
-import statistics
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -523,8 +522,9 @@ def test_from_a_file_to_a_row(nets: str, tmp_path: Path, monkeypatch: pytest.Mon
     (record,) = Ledger(tmp_path / "out/bench.ledger").records()
     phases = ["forward", "backward", "optimizer"]
     assert list(record.samples_s) == ["step", *phases]
-    parts = sum(statistics.median(record.samples_s[name]) for name in phases)
-    assert 0.5 < parts / statistics.median(record.samples_s["step"]) <= 1.1
+    parts = zip(*(record.samples_s[name] for name in phases), strict=True)
+    for step, within in zip(record.samples_s["step"], parts, strict=True):
+        assert 0 < sum(within) <= step
     assert record.warmup.first_s and record.warmup.setup_s
     assert record.memory.host_baseline and record.memory.host_peak_kernel
     assert record.case["channels"] == 3

@@ -258,7 +258,7 @@ def test_a_real_two_photon_volume_goes_to_ome_zarr(tmp_path: Path) -> None:
 def test_a_killed_run_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     """SIGKILL at whatever point a third of the blocks has been reached, then --resume."""
     rng = np.random.default_rng(1)
-    volume = rng.integers(0, 4000, (96, 96, 96)).astype("uint16")
+    volume = rng.integers(0, 4000, (64, 64, 64)).astype("uint16")
     source = zarr(tmp_path / "in.zarr", volume)
     slow = tmp_path / "slow.py"
     slow.write_text(
@@ -278,20 +278,20 @@ def test_a_killed_run_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     subprocess.run(words("whole.zarr"), check=True, capture_output=True)
     log = tmp_path / "cut.zarr.penstock/done.log"
     victim = subprocess.Popen(words("cut.zarr"), stdout=subprocess.DEVNULL, start_new_session=True)
-    while not (log.exists() and len(log.read_text().splitlines()) >= 9):
+    while not (log.exists() and len(log.read_text().splitlines()) >= 3):
         assert victim.poll() is None, "the run ended before it could be killed"
         time.sleep(0.005)
     os.killpg(victim.pid, signal.SIGKILL)
     victim.wait()
     done = len(log.read_text().splitlines())
-    assert done < 27
+    assert done < 8
     with log.open("a") as torn:
         torn.write("0 2 2")  # a line that the kill tore: its block is not believed
 
     again = subprocess.run(
         words("cut.zarr", "--resume"), check=True, capture_output=True, text=True
     )
-    assert f"Blocks written: {27 - done} of 27 planned, {done} by an earlier run" in again.stdout
+    assert f"Blocks written: {8 - done} of 8 planned, {done} by an earlier run" in again.stdout
     assert (read(tmp_path / "cut.zarr/0") == read(tmp_path / "whole.zarr/0")).all()
 
     other = subprocess.run(words("cut.zarr", "--resume", "--seam-mode", "blend"),
