@@ -255,6 +255,7 @@ def test_a_real_two_photon_volume_goes_to_ome_zarr(tmp_path: Path) -> None:
 # --- killed and resumed ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     """SIGKILL at whatever point a third of the blocks has been reached, then --resume."""
     rng = np.random.default_rng(1)
