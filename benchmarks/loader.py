@@ -23,16 +23,17 @@ from pathlib import Path
 import numpy as np
 
 from penstock import ledger, loader_report
+from penstock.loaders import CONTENDERS
 from penstock.order import Order
 from penstock.record import Record
-from penstock.report import inverse, ratio
+from penstock.report import in_markdown, inverse, ratio
 from penstock.stats import Interval
 
 HERE = Path(__file__).resolve().parent
 README = HERE / "README.md"
 MARKERS = ("<!-- loader: begin -->", "<!-- loader: end -->")
 OURS = "penstock"
-PEERS = "tensorstore-read dask-stacked dask-sample zarr torch xbatcher".split()
+PEERS = [name for name in CONTENDERS if name != OURS]
 LEAST = {"dask-stacked": 2.0, "tensorstore-read": 1.5}
 """How many times as fast as these the loader is to be; as any other, at least as fast."""
 OF_SCATTER = 0.9
@@ -119,7 +120,7 @@ def main() -> None:
         args.results.mkdir(parents=True, exist_ok=True)
         with gzip.open(args.results / f"{day}-loader.jsonl.gz", "wt") as file:
             file.writelines(record.line() + "\n" for record in records)
-    block = ["```", *loader_report.summary_lines(records), "```", "", *targets(records)]
+    block = [in_markdown(loader_report.sections(records)), "**Targets**", "", *targets(records)]
     machine = records[0].environment["machine"]
     head = f"{records[0].time[:10]}, {machine['processor']}, {machine['cores']} cores. Command:"
     lines = [f"{head} `python benchmarks/loader.py`.", "", *block]

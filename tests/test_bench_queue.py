@@ -23,6 +23,7 @@ from penstock.measure import Rules, measure
 from penstock.queueing import Feed, Timeline, simulate
 from penstock.queueplots import plot_loader, plot_queue
 from penstock.record import Record, case_key
+from penstock.report import in_markdown, in_text
 from penstock.scenarios import WrongResult
 from penstock.scenarios.compute import Busy, calibrated, make, timed
 from penstock.scenarios.queue import Endless, FromLoader, InPlace, QueueScenario
@@ -348,11 +349,11 @@ def test_one_launch_is_not_compared() -> None:
 
 
 def test_the_seed_s_table_stands_beside_ours() -> None:
-    lines = queue_report.summary_lines(run(2.66))
-    text = "\n".join(lines)
+    sections = queue_report.sections(run(2.66))
+    text = "\n".join(in_text(sections))
     assert "The seed's own table" in text
     assert len(queue_report.seed_table()) == 11
-    assert "| 1 | 8 | 1.9 | 1.95 | 1.90 | 13 | 12.8 | 12 |" in queue_report.to_markdown(run(2.66))
+    assert "| 1 | 8 | 1.9 | 1.95 | 1.90 | 13 | 12.8 | 12 |" in in_markdown(sections)
 
 
 def test_a_failed_case_is_a_row_and_a_sentence() -> None:
@@ -370,7 +371,7 @@ def test_a_failed_case_is_a_row_and_a_sentence() -> None:
     others = [r for r in records if r.key != failed.key]
     (group,) = queue_report.courses([*others, failed])
     assert "1 worker, queue 1: crash: it fell." in queue_report.sentences(group)
-    assert any("crash" in line for line in queue_report.summary_lines([*others, failed]))
+    assert any("crash" in line for line in in_text(queue_report.sections([*others, failed])))
 
 
 # --- figures ------------------------------------------------------------------------------------

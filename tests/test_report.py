@@ -22,12 +22,13 @@ from penstock.report import (
     cells,
     comparison_lines,
     grouped,
+    in_markdown,
+    in_text,
     pixels_of,
     ratio,
     read_csv,
     roof_line,
-    summary_lines,
-    to_markdown,
+    sections,
 )
 
 SEED_CSV = (
@@ -488,7 +489,7 @@ def test_tiles_in_order() -> None:
 def test_the_table_says_what_is_known() -> None:
     records = sweep(MEASURED, memory={"host_peak": 2**30})
     records.append(launch(512, 4, status="oom_host"))
-    lines = summary_lines(records)
+    lines = in_text(sections(records))
     assert lines[0] == "prithvi-refiner-tiny, inference, cpu"
     head = re.split(r"  +", lines[2].strip())
     assert head == [
@@ -502,17 +503,17 @@ def test_the_table_says_what_is_known() -> None:
     ]
     assert re.split(r"  +", lines[7].strip()) == ["512", "4", *"-----", "0", "oom_host"]
     assert lines[9] == "- Batch 4: 512 ran out of host memory in 1 of 1 launch."
-    assert "useful px/s" in summary_lines(sweep(MEASURED, case={"halo": 8}))[2]
+    assert "useful px/s" in in_text(sections(sweep(MEASURED, case={"halo": 8})))[2]
 
 
 def test_markdown_holds_the_same() -> None:
-    text = to_markdown(sweep(MEASURED))
+    text = in_markdown(sections(sweep(MEASURED)))
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert table[0].startswith("| tile | batch | step |") and len(table) == 6
     assert len({line.count("|") for line in table}) == 1
     bullets = [line[2:] for line in text.splitlines() if line.startswith("- ")]
     assert bullets == comparison_lines(sweep(MEASURED))
-    assert text.endswith(".\n") and text == to_markdown(sweep(MEASURED))
+    assert text.endswith(".\n") and text == in_markdown(sections(sweep(MEASURED)))
 
 
 def test_a_launch_that_grew_slower_and_a_hot_card_are_told() -> None:

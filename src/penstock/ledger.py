@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import csv
 import fcntl
+import gzip
 import json
 import os
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from . import record as records_of
 from . import stats
-from .errors import UsageError, require
+from .errors import UsageError, describe, require
 from .record import Record
 
 FILE = "records.jsonl"
@@ -56,13 +58,17 @@ class Ledger:
 
 
 def read(path: Path) -> list[Record]:
-    """The records of a ledger's folder, or of a file of such lines by any name."""
+    """The records of a ledger's folder, or of a file of such lines by any name, ``.gz`` or not."""
     path = Path(path)
     path = path / FILE if path.is_dir() else path
     try:
-        *lines, rest = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise UsageError(f"the ledger {path} cannot be read: {error.strerror}") from error
+        content = path.read_bytes()
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        why = getattr(error, "strerror", None) or describe(error)
+        raise UsageError(f"the ledger {path} cannot be read: {why}") from error
+    *lines, rest = content.split(b"\n")
     if _is_json(rest):
         lines.append(rest)
     return [_parse(line, path, number) for number, line in enumerate(lines, 1)]

@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from . import report, stats
 from .loaders import CONTENDERS
 from .record import FAILED, Record
-from .report import Cell, Row
+from .report import Cell, Row, Section
 from .units import format_bytes, format_seconds, significant
 
 MB = 10**6
@@ -209,22 +209,25 @@ def append_csv(records: Iterable[Record], path: Path) -> None:
 # --- the tables ---------------------------------------------------------------------------------
 
 
-def summary_lines(records: Iterable[Record]) -> list[str]:
-    """For a terminal: what was read, the seed's table, a line for each case, what they say."""
+def sections(records: Iterable[Record]) -> list[Section]:
+    """What was read, the seed's table, a line for each case, what they say; then the ladders."""
     records = list(records)
-    lines: list[str] = []
+    found: list[Section] = []
     for group in _grouped(cells(records)):
         names = list(dict.fromkeys(cell.loader for cell in group))
-        lines += [*heading(group), "", "Seconds for a batch"]
-        lines += _aligned(_seed_table(group, names))
-        lines += ["", "Speed, and what it costs; MB is 10^6 bytes"]
-        lines += _aligned([_SPEED, *(_speed_line(cell) for cell in group)])
-        lines += ["", "Waits for single batches, and whether they were the right ones"]
-        lines += _aligned([_WAITS, *(_waits_line(cell) for cell in group)])
-        lines += ["", *(f"- {line}" for line in [*troubles(group), *comparisons(group)]), ""]
-    for ladder in ladders(records):
-        lines += [*ladder.lines(), ""]
-    return lines[:-1]
+        where, *cores = heading(group)
+        waits = [_WAITS, *(_waits_line(cell) for cell in group)]
+        told = [*troubles(group), *comparisons(group)]
+        found += [
+            Section(where, (), cores),
+            Section("Seconds for a batch", _seed_table(group, names)),
+            Section(
+                "Speed, and what it costs; MB is 10^6 bytes",
+                [_SPEED, *(_speed_line(cell) for cell in group)],
+            ),
+            Section("Waits for single batches, and whether they were the right ones", waits, told),
+        ]
+    return found + [ladder.section() for ladder in ladders(records)]
 
 
 def _grouped(all_cells: Iterable[LoaderCell]) -> list[list[LoaderCell]]:
@@ -355,14 +358,6 @@ def _shown(value: float | None) -> str:
 
 def _time(value: float | None) -> str:
     return "-" if value is None else format_seconds(value)
-
-
-def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return [
-        "  " + "  ".join(text.rjust(w) for text, w in zip(line, widths, strict=True)).rstrip()
-        for line in table
-    ]
 
 
 # --- the sentences ------------------------------------------------------------------------------
@@ -500,7 +495,7 @@ class Ladder:
         speed = f"{_percents(kept)} of the speed of {_rung(below)} ({_launches(kept)})"
         return f"{told}; it keeps {speed}."
 
-    def lines(self) -> list[str]:
+    def section(self) -> Section:
         """Heading, table, and the sentence."""
         first = next(iter(self.rungs.values()))
         table: list[tuple[str, ...]] = [
@@ -524,20 +519,15 @@ class Ladder:
                 )
             )
         reasons = [
-            f"- {_rung(name)} is not applicable: {cell.error}"
+            f"{_rung(name)} is not applicable: {cell.error}"
             if cell.status == "unsupported"
-            else f"- {_rung(name)} {FAILED[cell.status]}: {cell.error}"
+            else f"{_rung(name)} {FAILED[cell.status]}: {cell.error}"
             for name, cell in self.rungs.items()
             if not cell.launches
         ]
         where = f"batch {first.batch}, {_threads(first.threads)}"
-        return [
-            f"The ladder at {where}, {cache_label(list(self.rungs.values()))}",
-            *_aligned(table),
-            "",
-            f"- {self.sentence()}",
-            *reasons,
-        ]
+        title = f"The ladder at {where}, {cache_label(list(self.rungs.values()))}"
+        return Section(title, table, [self.sentence(), *reasons])
 
 
 def ladders(records: Iterable[Record]) -> list[Ladder]:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from . import queueing, report
 from .queueing import SEED, SEED_ITERATIONS, SEED_SOURCE, Feed, SeedRow, Timeline
 from .record import Record
-from .report import Cell, Row
+from .report import Cell, Row, Section
 from .stats import CONFIDENCE, Interval
 from .units import format_seconds, significant
 
@@ -265,22 +265,10 @@ def append_csv(records: Iterable[Record], path: Path) -> None:
 # --- the table and what it says -----------------------------------------------------------------
 
 
-def summary_lines(records: Iterable[Record]) -> list[str]:
-    """For a terminal: for each group what was run, the table, what it says; then the seed's."""
-    lines: list[str] = []
-    for group in courses(records):
-        lines += [heading(group), "", *_aligned(table(group)), "", *sentences(group), ""]
-    return [*lines, "The seed's own table, and what the model says of it", "", *seed_lines()]
-
-
-def to_markdown(records: Iterable[Record]) -> str:
-    """The same as Markdown."""
-    parts: list[str] = []
-    for group in courses(records):
-        said = [f"- {line}" for line in sentences(group)]
-        parts += [f"### {heading(group)}", "", *_piped(table(group)), "", *said, ""]
-    parts += ["### The seed's own table, and what the model says of it", "", SEED_SOURCE + ".", ""]
-    return "\n".join([*parts, *_piped(seed_table())]) + "\n"
+def sections(records: Iterable[Record]) -> list[Section]:
+    """For each group what was run, the table, what it says; then the seed's."""
+    ours = [Section(heading(g), table(g), sentences(g)) for g in courses(records)]
+    return [*ours, seed_section()]
 
 
 def heading(group: Sequence[Course]) -> str:
@@ -461,18 +449,6 @@ def seed_table() -> list[tuple[str, ...]]:
     return lines
 
 
-def seed_lines() -> list[str]:
-    return [*_aligned(seed_table()), "", f"Source: {SEED_SOURCE}."]
-
-
-def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return [
-        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    ]
-
-
-def _piped(lines: Sequence[Sequence[str]]) -> list[str]:
-    head, *rest = (f"| {' | '.join(line)} |" for line in lines)
-    return [head, "|" + "---:|" * len(lines[0]), *rest]
+def seed_section() -> Section:
+    title = "The seed's own table, and what the model says of it"
+    return Section(title, seed_table(), [f"Source: {SEED_SOURCE}."])

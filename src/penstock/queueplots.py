@@ -2,7 +2,9 @@
 
     queue    depth of the queue at the end of each iteration, a panel for each number of workers,
              measured and simulated; below, seconds per iteration: measured, model and the seed's
-    loader   seconds for a batch by threads, a line for each loader, a panel for each batch size
+    loader   seconds for a batch by threads, a line for each loader, a panel for each batch size;
+             with one number of threads, a bar for each
+    ladder   what the batch pays at each rung, drawn from records: no CSV holds the rungs
 
 Cases that differ in anything else never share a figure. Of several rows of one case the latest is
 drawn.
@@ -18,7 +20,9 @@ import numpy as np
 
 from . import loader_report, queue_report
 from .errors import UsageError, require
+from .loader_report import Ladder
 from .plots import STYLE, heading, tidy
+from .record import Record
 from .report import Row, read_csv
 from .units import format_seconds, significant
 
@@ -175,32 +179,113 @@ def _draw_seconds(axis: Axes, rows: Sequence[Row]) -> None:
 
 
 def draw_loader(rows: Sequence[Row], source: str) -> Figure:
-    """Seconds for a batch by threads."""
+    """Seconds for a batch by threads, or by loader where there is one number of threads."""
     batches = sorted({int(row["batch_size"]) for row in rows})
     loaders = list(dict.fromkeys(row["loader"] for row in rows))
+    threads = sorted({int(row["threads"]) for row in rows})
     figure = _figure(max(6.0, 4.6 * len(batches)), 4.6)
-    heading(figure, "Seconds for a batch", f"{rows[0]['data']}; {len(rows)} cases of {source}")
+    with_threads = f", {threads[0]} threads" if len(threads) == 1 else ""
+    where = f"{rows[0]['data']}{with_threads}; {len(rows)} cases of {source}"
+    heading(figure, "Seconds for a batch", where)
     axes = np.atleast_1d(figure.subplots(1, len(batches)))
     for axis, batch in zip(axes, batches, strict=True):
         tidy(axis)
         axis.set_title(f"Batches of {batch}", **_TITLE)
-        for loader in loaders:
-            own = [r for r in rows if r["loader"] == loader and int(r["batch_size"]) == batch]
-            own.sort(key=lambda row: int(row["threads"]))
-            if not own:
-                continue
-            place = loaders.index(loader)
-            colour = STYLE["colours"][place % len(STYLE["colours"])]
-            dashes = ("-", "--", ":")[place // len(STYLE["colours"]) % 3]
-            x, seconds = _column(own, "threads"), _column(own, "seconds_per_batch")
-            axis.plot(x, seconds, dashes, marker="o", markersize=4, color=colour, label=loader)
-            axis.vlines(x, _column(own, "low_seconds"), _column(own, "high_seconds"), color=colour)
-        axis.set_ylim(bottom=0)
-        axis.set_xticks(sorted({int(row["threads"]) for row in rows}))
-        axis.set_xlabel("Threads", **_TEXT)
-        axis.set_ylabel("Seconds", **_TEXT)
-    axes[-1].legend(**_LEGEND)
+        own = [row for row in rows if int(row["batch_size"]) == batch]
+        if len(threads) == 1:
+            _draw_bars(axis, own, loaders)
+        else:
+            _draw_lines(axis, own, loaders, threads)
+    if len(threads) > 1:
+        axes[-1].legend(**_LEGEND)
     return figure
+
+
+def _draw_lines(
+    axis: Axes, rows: Sequence[Row], loaders: Sequence[str], threads: Sequence[int]
+) -> None:
+    for place, loader in enumerate(loaders):
+        own = [row for row in rows if row["loader"] == loader]
+        own.sort(key=lambda row: int(row["threads"]))
+        if not own:
+            continue
+        colour = STYLE["colours"][place % len(STYLE["colours"])]
+        dashes = ("-", "--", ":")[place // len(STYLE["colours"]) % 3]
+        x, seconds = _column(own, "threads"), _column(own, "seconds_per_batch")
+        axis.plot(x, seconds, dashes, marker="o", markersize=4, color=colour, label=loader)
+        axis.vlines(x, _column(own, "low_seconds"), _column(own, "high_seconds"), color=colour)
+    axis.set_ylim(bottom=0)
+    axis.set_xticks(threads)
+    axis.set_xlabel("Threads", **_TEXT)
+    axis.set_ylabel("Seconds", **_TEXT)
+
+
+def _draw_bars(axis: Axes, rows: Sequence[Row], loaders: Sequence[str]) -> None:
+    places = [loaders.index(row["loader"]) for row in rows]
+    seconds = _column(rows, "seconds_per_batch")
+    colours = [STYLE["colours"][0 if row["loader"].startswith("penstock") else 1] for row in rows]
+    axis.barh(places, seconds, height=0.6, color=colours)
+    low, high = _column(rows, "low_seconds"), _column(rows, "high_seconds")
+    axis.hlines(places, low, high, color=STYLE["ink"], linewidth=1.2)
+    for place, value, end in zip(places, seconds, np.fmax(seconds, high), strict=True):
+        axis.annotate(
+            significant(value), (end, place), (4, 0), textcoords="offset points", va="center",
+            fontsize=STYLE["small"], color=STYLE["ink"],
+        )  # fmt: skip
+    axis.set_yticks(range(len(loaders)), loaders)
+    axis.set_ylim(len(loaders) - 0.5, -0.5)
+    axis.set_xlim(0, 1.15 * np.nanmax(np.fmax(seconds, high)))
+    axis.grid(visible=False, axis="y")
+    axis.set_xlabel("Seconds", **_TEXT)
+
+
+# --- the ladder ---------------------------------------------------------------------------------
+
+
+def plot_ladders(records: Iterable[Record], out_prefix: str | Path) -> list[Path]:
+    """Draw the ladder of every batch size and number of threads to ``<out_prefix>.png``."""
+    ladders = [ladder for ladder in loader_report.ladders(records) if ladder.measured]
+    if not ladders:
+        return []
+    path = Path(out_prefix).with_suffix(".png")
+    draw_ladders(ladders).savefig(path, dpi=STYLE["dpi"])
+    return [path]
+
+
+def draw_ladders(ladders: Sequence[Ladder]) -> Figure:
+    """What the batch costs at each rung, beyond the one below it; the dearest is marked."""
+    figure = _figure(max(6.0, 4.6 * len(ladders)), 4.2)
+    case = next(iter(ladders[0].rungs.values())).case
+    heading(figure, "What a batch has to pay for", f"{case['data']}, cache {case['cache']}")
+    axes = np.atleast_1d(figure.subplots(1, len(ladders), sharex=True))
+    for axis, ladder in zip(axes, ladders, strict=True):
+        _draw_ladder(axis, ladder)
+    return figure
+
+
+def _draw_ladder(axis: Axes, ladder: Ladder) -> None:
+    tidy(axis)
+    names = list(ladder.measured)
+    case = ladder.measured[names[0]].case
+    axis.set_title(f"Batches of {case['batch']}, {case['threads']} threads", **_TITLE)
+    ends = np.array([ladder.measured[name].seconds for name in names])
+    starts = np.array([0.0, *ends[:-1]])
+    colours = [STYLE["colours"][1 if name == ladder.limiting else 0] for name in names]
+    places = np.arange(len(names))
+    axis.barh(places, ends - starts, left=starts, color=colours, height=0.6)
+    axis.vlines(ends[:-1], places[:-1], places[1:], color=STYLE["faint"], linewidth=0.8)
+    for place, name in enumerate(names):
+        speed = ladder.measured[name].speed("bytes")
+        note = f"{format_seconds(ends[place])}, {significant((speed or 0) / 1e6)} MB/s"
+        axis.annotate(
+            note, (max(ends[place], starts[place]), place), (4, 0), textcoords="offset points",
+            va="center", fontsize=STYLE["small"], color=STYLE["ink"],
+        )  # fmt: skip
+    axis.set_yticks(places, [f"{name} {loader_report.RUNGS[name]}" for name in names])
+    axis.set_ylim(len(names) - 0.5, -0.5)
+    axis.set_xlim(0, 1.45 * ends.max())
+    axis.grid(visible=False, axis="y")
+    axis.set_xlabel("Seconds", **_TEXT)
 
 
 def _numbers(text: str) -> list[float]:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -584,19 +584,44 @@ def _listed(words: Sequence[str]) -> str:
 # --- tables -------------------------------------------------------------------------------------
 
 
-def summary_lines(records: Iterable[Record]) -> list[str]:
-    """For a terminal: under each group's label its cells, a line each, and what they say."""
-    records = list(records)
-    lines = []
-    for label, group in grouped(cells(records), lambda cell: cell.row):
-        table = _table(group)
+class Section(NamedTuple):
+    """A piece of a report: what it is of, a table whose first line is its header, sentences."""
+
+    title: str
+    table: Sequence[Sequence[str]] = ()
+    told: Sequence[str] = ()
+
+
+def in_text(sections: Iterable[Section]) -> list[str]:
+    """For a terminal."""
+    lines: list[str] = []
+    for title, table, told in sections:
+        lines += [title, ""]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines += [label, ""]
         for line in table:
-            cells_ = [text.rjust(width) for text, width in zip(line, widths, strict=True)]
-            lines.append("  " + "  ".join(cells_).rstrip())
-        lines += ["", *(f"- {line}" for line in _compare(group)), ""]
+            fields = [text.rjust(width) for text, width in zip(line, widths, strict=True)]
+            lines.append("  " + "  ".join(fields).rstrip())
+        lines += [""] * bool(table) + [f"- {line}" for line in told] + [""] * bool(told)
     return lines[:-1]
+
+
+def in_markdown(sections: Iterable[Section]) -> str:
+    """For a page."""
+    blocks = []
+    for title, table, told in sections:
+        blocks.append(f"**{title}**")
+        if table:
+            head, *body = (f"| {' | '.join(line)} |" for line in table)
+            blocks.append("\n".join([head, "|" + "---:|" * len(table[0]), *body]))
+        if told:
+            blocks.append("\n".join(f"- {line}" for line in told))
+    return "\n\n".join(blocks) + "\n"
+
+
+def sections(records: Iterable[Record]) -> list[Section]:
+    """Under each group's label its cells, a line each, and what they say."""
+    groups = grouped(cells(records), lambda cell: cell.row)
+    return [Section(label, _table(group), _compare(group)) for label, group in groups]
 
 
 def roof_line(records: Iterable[Record], roof: Callable[[str, str, str], float | None]) -> str:
@@ -622,17 +647,6 @@ def roof_line(records: Iterable[Record], roof: Callable[[str, str, str], float |
         f"{start}, {rate / most:.0%} of the {format_count(most)}FLOP/s in {dtype} that "
         "`penstock doctor` measured here."
     )
-
-
-def to_markdown(records: Iterable[Record]) -> str:
-    """The same in Markdown."""
-    blocks = []
-    for label, group in grouped(cells(records), lambda cell: cell.row):
-        head, *body = ("| " + " | ".join(line) + " |" for line in _table(group))
-        rule = "|" + "---:|" * len(_table(group)[0])
-        told = [f"- {line}" for line in _compare(group)]
-        blocks.append("\n".join([f"**{label}**", "", head, rule, *body, "", *told]).rstrip())
-    return "\n\n".join(blocks) + "\n"
 
 
 def _table(group: Sequence[Cell]) -> list[tuple[str, ...]]:

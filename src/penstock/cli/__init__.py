@@ -25,6 +25,7 @@ VERBS = {
     "bench": "measure a model: memory and throughput",
     "tune": "find the settings that keep the accelerator fed",
     "compare": "say whether B is faster or slower than A, and how sure that is",
+    "report": "make a page of a ledger: tables, sentences, figures",
     "plot": "draw the figures of a metrics file",
     "doctor": "say what this machine is, what limits it, how noisy it is",
     "demo": "make a volume, denoise it, show before and after",

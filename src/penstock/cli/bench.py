@@ -247,7 +247,7 @@ def _sweep(
             progress=progress,
         )
     report.append_csv(records, config.output)
-    print("", *report.summary_lines(records), sep="\n")
+    print("", *report.in_text(report.sections(records)), sep="\n")
     if line := report.roof_line(records, measured_roof):
         print("", line, sep="\n")
     advice = tune.recommend(records, config.budget)

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         )
         return 3
     loader_report.append_csv(records, config.output)
-    print("", *loader_report.summary_lines(records), sep="\n")
+    print("", *report.in_text(loader_report.sections(records)), sep="\n")
     print("", *(f"Written: {path}" for path in (config.output, ledger.path)), sep="\n")
     return int(any(record.status in ("crash", "wrong_result") for record in records))
 

@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         )
         return 3
     queue_report.append_csv(records, config.output)
-    print("", *queue_report.summary_lines(records), sep="\n")
+    print("", *report.in_text(queue_report.sections(records)), sep="\n")
     written = [config.output, ledger.path, *_figures(config.output)]
     print("", *(f"Written: {path}" for path in written), sep="\n")
     return int(any(record.status == "crash" for record in records))

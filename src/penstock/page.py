@@ -1,0 +1,118 @@
+"""A report as a page: the tables, sentences and figures of a ledger, in a folder.
+
+    FOLDER/report.md        what was measured, on what, and what it says
+    FOLDER/model.csv ...    the numbers of the figures, as the benchmark wrote them
+    FOLDER/model.png ...    the figures
+
+All of it is computed from records, so a page can be made anew from its ledger, on any machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from . import benchplots, loader_report, queue_report, queueplots, report
+from .errors import Refused, UsageError
+from .record import Record
+from .report import Section
+from .units import format_bytes
+
+PAGE = "report.md"
+
+
+class _Kind(NamedTuple):
+    """How records of some scenarios are shown."""
+
+    title: str
+    sections: Callable[[Iterable[Record]], list[Section]]
+    append_csv: Callable[[Iterable[Record], Path], None]
+    plot: Callable[[Path, Path], list[Path]]
+
+
+_KINDS = {
+    "model": _Kind(
+        "Memory and throughput of a model", report.sections, report.append_csv,
+        benchplots.plot_bench,
+    ),
+    "loader": _Kind(
+        "Loading of batches", loader_report.sections, loader_report.append_csv,
+        queueplots.plot_loader,
+    ),
+    "queue": _Kind(
+        "The queue between reading and computing", queue_report.sections, queue_report.append_csv,
+        queueplots.plot_queue,
+    ),
+}  # fmt: skip
+
+
+def write(records: Sequence[Record], folder: Path, source: str, overwrite: bool) -> list[Path]:
+    """Write a page of the records, which came from ``source``; returns the files, the page first.
+
+    Raises `UsageError` where there is nothing to show, `Refused` for a folder that has a page.
+    """
+    shown = {
+        name: kind for name, kind in _KINDS.items() if any(r.scenario == name for r in records)
+    }
+    if not shown:
+        found = ", ".join(sorted({r.scenario for r in records})) or "no records"
+        raise UsageError(f"{source} holds {found}; a report is of {', '.join(_KINDS)}")
+    page = folder / PAGE
+    if page.exists() and not overwrite:
+        raise Refused(f"{page} exists; --overwrite replaces it and its figures")
+    parts, files = [f"# {source}", "", *_of_machines(records)], [page]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, kind in shown.items():
+            figures = _figures(name, kind, records, folder)
+            files += [folder / f"{name}.csv", *figures]
+            parts += ["", f"## {kind.title}", ""]
+            parts += [f"![{figure.stem}]({figure.name})" for figure in figures]
+            parts += ["", report.in_markdown(kind.sections(records)).rstrip()]
+        page.write_text("\n".join(parts) + "\n")
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written: {error.strerror}") from error
+    return files
+
+
+def _figures(name: str, kind: _Kind, records: Sequence[Record], folder: Path) -> list[Path]:
+    """Those that can be drawn: where every launch failed there is none, and the table says so."""
+    table = folder / f"{name}.csv"
+    table.unlink(missing_ok=True)
+    kind.append_csv(records, table)
+    measured = [r for r in records if r.scenario == name and r.ok]
+    figures = kind.plot(table, folder / name) if measured else []
+    if name == "loader":
+        figures += queueplots.plot_ladders(records, folder / "ladder")
+    return figures
+
+
+def _of_machines(records: Sequence[Record]) -> list[str]:
+    """One line for each machine and commit that launches ran on."""
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        found.setdefault(_machine(record), []).append(record)
+    return [f"- {len(own)} launches, {_days(own)}: {where}" for where, own in found.items()]
+
+
+def _machine(record: Record) -> str:
+    block: dict[str, Any] = record.environment
+    machine, libraries = block.get("machine") or {}, block.get("libraries") or {}
+    memory = machine.get("memory_bytes")
+    words = [
+        machine.get("processor"),
+        f"{machine['cores']} cores" if machine.get("cores") else None,
+        format_bytes(memory) if memory else None,
+        *(gpu["name"] for gpu in block.get("gpus") or ()),
+        machine.get("system"),
+        *(f"{name} {libraries[name]}" for name in ("python", "torch") if libraries.get(name)),
+    ]
+    if commit := report.commit_of(block.get("git")):
+        words.append(f"commit {commit}")
+    return ", ".join(word for word in words if word)
+
+
+def _days(records: Sequence[Record]) -> str:
+    days = sorted({record.time[:10] for record in records})
+    return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
