@@ -23,7 +23,6 @@ from pathlib import Path
 import numpy as np
 
 from penstock import ledger, loader_report
-from penstock.loaders import CONTENDERS
 from penstock.order import Order
 from penstock.record import Record
 from penstock.report import in_markdown, inverse, ratio
@@ -33,7 +32,6 @@ HERE = Path(__file__).resolve().parent
 README = HERE / "README.md"
 MARKERS = ("<!-- loader: begin -->", "<!-- loader: end -->")
 OURS = "penstock"
-PEERS = [name for name in CONTENDERS if name != OURS]
 LEAST = {"dask-stacked": 2.0, "tensorstore-read": 1.5}
 """How many times as fast as these the loader is to be; as any other, at least as fast."""
 OF_SCATTER = 0.9
@@ -47,7 +45,7 @@ def measured(folder: Path, samples: int, grid: Sequence[int], flags: Sequence[st
     sides = [str(side) for side in grid]
     made = ["generate", "ufs-p1", str(data), "--samples", str(samples), "--grid", *sides]
     subprocess.run([*penstock, *made], check=True)
-    flags = ["--threads", "2", "--loaders", OURS, *PEERS, "--output", str(out), *flags]
+    flags = ["--threads", "2", "--output", str(out), *flags]
     subprocess.run([*penstock, "bench", "loader", str(data), *flags], check=False)
     return ledger.read(folder / "loader.ledger")
 
@@ -103,10 +101,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a smoke test; README untouched")
     parser.add_argument("--results", type=Path, default=HERE / "results")
     parser.add_argument("--report", type=Path, metavar="LEDGER", help="compute the text again")
-    parser.add_argument("--samples", type=int, default=32)
+    parser.add_argument("--samples", type=int, default=112)
     parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="for bench loader")
     args = parser.parse_args()
-    flags = ["--batch-sizes", "4", "16", "--batches", "6", "--warmup", "1", *args.flags]
+    flags = ["--batch-sizes", "4", "16", "--batches", "5", "--warmup", "1", *args.flags]
     samples, grid = args.samples, [192, 384]
     if args.quick:
         flags = ["--batch-sizes", "4", "--batches", "2", "--warmup", "1", "--effort", "quick"]

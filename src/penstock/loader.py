@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .batches import PatchGrid, valid_samples
+from .batches import PatchGrid, need_of, valid_samples
 from .config import LoaderConfig, build
 from .errors import Refused, StageError, UsageError, require
 from .flow import Budget, Channel, Flow, Stopped
@@ -40,7 +40,7 @@ from .loaders import (
     open_engine,
     read_statistics,
 )
-from .order import Items, Order, Position
+from .order import Items, Order, Position, Price, price
 from .units import format_bytes
 
 if TYPE_CHECKING:
@@ -191,6 +191,16 @@ class Loader:
                 f"{format_bytes(scratch)} of scratch and cache; {remedy}"
             )
         return room
+
+    def price(self, epoch: int = 0) -> Price:
+        """What the order costs in reads and buys in mixing; printed, it is a sentence."""
+        return price(
+            self.order,
+            need_of(self.fields.values(), self.order, self.first_sample),
+            epoch=epoch,
+            cache_bytes=self.config.cache,
+            lookahead=self.config.queue,
+        )
 
     # --- iteration -------------------------------------------------------------------------------
 
@@ -696,10 +706,10 @@ def _torch_dataset(loader: Loader) -> torch.utils.data.IterableDataset[dict[str,
 # --- as a contender -----------------------------------------------------------------------------
 
 
-class Native:
-    """This loader with the native engine, as a benchmark compares it."""
+class Ours:
+    """This loader as it comes, as a benchmark compares it."""
 
-    engine = "native"
+    engine = "auto"
 
     def __init__(self, data: Any, order: Order, *, threads: int, **knobs: Any) -> None:
         self.loader = Loader(
@@ -726,7 +736,7 @@ class Native:
         self.loader.close()
 
 
-class TensorStore(Native):
-    """This loader with the TensorStore engine, as a benchmark compares it."""
+class OursByTensorStore(Ours):
+    """With the TensorStore engine where the native one would do."""
 
     engine = "tensorstore"

@@ -460,6 +460,17 @@ class Price:
     exact: bool
     """Whether they were all of the epoch's."""
 
+    def __str__(self) -> str:
+        cached = ""
+        if self.read_amplification_cached != self.read_amplification:
+            cached = f" ({self.read_amplification_cached:.2f} with the cache)"
+        looked = "" if self.exact else f", by {self.num_batches} batches"
+        return (
+            f"{self.read_amplification:.2f} bytes decoded for each that is used{cached}; "
+            f"{self.mixing:.2f} distinct chunks to an item, and one item {self.lag:.2f} times as "
+            f"far from the next as at random{looked}"
+        )
+
 
 _MOST_ITEMS = 200_000
 """Items that `price` looks at rather than sample fewer."""

@@ -111,6 +111,7 @@ def checked(cases: Sequence[Case], config: BenchLoaderConfig) -> list[Case]:
             if answer.error is not None:
                 raise UsageError(answer.error.message)
             answers[case["batch"]] = answer
+            print(f"Batches of {case['batch']}, shuffle {case['shuffle']}: {answer.facts['price']}")
             _enough(case, answer.facts["samples"], config)
     return [{**case, "dataset": answers[case["batch"]].case["dataset"]} for case in cases]
 

@@ -28,8 +28,8 @@ Check = Callable[[], None]
 """Called now and then in long work; raises where the work is no longer wanted."""
 
 CONTENDERS = {
-    "penstock": "penstock.loader:Native",
-    "penstock-tensorstore": "penstock.loader:TensorStore",
+    "penstock": "penstock.loader:Ours",
+    "penstock-tensorstore": "penstock.loader:OursByTensorStore",
     "tensorstore-read": "penstock.loaders.tensorstore_read:TensorStoreRead",
     "torch": "penstock.loaders.torch_workers:TorchWorkers",
     "dask-sample": "penstock.loaders.dask_xarray:DaskSample",

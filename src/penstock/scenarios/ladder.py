@@ -74,7 +74,11 @@ class Step:
             "bytes": case["batch"] * self.source.packed.sample_bytes,
         }
         self.facts: dict[str, Any] = dict(self.source.facts)
-        self.set_up()
+        try:
+            self.set_up()
+        except BaseException:
+            self.close()
+            raise
         self.facts |= self.source.prepare()
         self.facts |= self.own_facts()
         self._next = 0
@@ -103,6 +107,8 @@ class Step:
 
 class DeviceRead(Step):
     """L0: each thread reads its part of the batch's stretch of one file."""
+
+    _files: Sequence[int] = ()
 
     def set_up(self) -> None:
         self.near()
@@ -208,8 +214,7 @@ class Queue(LoaderScenario):
     """L4."""
 
     def __init__(self, case: Mapping[str, Any]) -> None:
-        remote = "://" in case["data"] or case["latency_ms"]
-        super().__init__({**case, "loader": OURS[1] if remote else OURS[0]})
+        super().__init__({**case, "loader": OURS[0]})
 
 
 class Transfer(Queue):

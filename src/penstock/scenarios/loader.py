@@ -36,14 +36,17 @@ import psutil
 from numpy.typing import NDArray
 
 from .. import loaders, pagecache
+from ..batches import Field, need_of
 from ..dataset import CHECKS, DOCUMENT, Audit, Packed, PackedArray, open_dataset
 from ..errors import UsageError
 from ..loopback import Loopback
-from ..order import Order
+from ..order import Order, Price, price
 from . import Phase, Work, WrongResult
 
 Batch = Mapping[str, NDArray[Any]]
 OURS = ("penstock", "penstock-tensorstore")
+_PRICED = 64
+"""Batches whose reads are counted beforehand."""
 
 
 class LoaderScenario:
@@ -59,8 +62,11 @@ class LoaderScenario:
             "samples": case["batch"],
             "bytes": case["batch"] * self._packed.sample_bytes,
         }
-        # Made once in vain: what is to be imported is imported, and what is missing is said.
-        self._make().close()
+        try:  # made in vain: what is to be imported is imported, and what is missing is said
+            self._make().close()
+        except BaseException:
+            self._source.close()
+            raise
         self.facts: dict[str, Any] = {**self._source.facts, **self._source.prepare()}
         # The samples in which an epoch began: each is the wait for a first batch.
         self.facts["begun"] = []
@@ -153,7 +159,16 @@ class LoaderScenario:
 def check(case: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The case with the hash of its data set; raises `UsageError` for what makes no sense."""
     with contextlib.closing(Source(case)) as source:
-        return {**case, "dataset": source.facts["dataset"]}, source.facts
+        facts = {**source.facts, "price": str(price_of(source))}
+        return {**case, "dataset": source.facts["dataset"]}, facts
+
+
+def price_of(source: Source) -> Price:
+    """What the order of a case costs and buys."""
+    arrays = source.packed.arrays.items()
+    fields = [Field(name, array.shape, array.chunks, array.dtype) for name, array in arrays]
+    order = source.order
+    return price(order, need_of(fields, order, first=0), num_batches=_PRICED)
 
 
 # --- the data -----------------------------------------------------------------------------------

@@ -1,0 +1,373 @@
+"""Scenarios ``loader`` and ``ladder`` on real data, their report, and the verb end to end."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock import loader_report, loaders, pagecache
+from penstock.cli import main
+from penstock.cli.bench_loader import cases_of, ladder_of, rules
+from penstock.config import BenchLoaderConfig, build
+from penstock.errors import UsageError
+from penstock.ledger import Ledger
+from penstock.measure import Rules, measure
+from penstock.queueplots import plot_ladders, plot_loader
+from penstock.record import Failure, Record, case_key
+from penstock.report import in_text
+from penstock.scenarios import WrongResult
+from penstock.scenarios.ladder import rung
+from penstock.scenarios.loader import LoaderScenario, check
+
+SAMPLES = 16
+COMMON: dict[str, Any] = {
+    "batch": 2, "threads": 2, "shuffle": "sample", "window": None, "seed": 0, "cache": "warm",
+    "batches": 3, "warmup": 1, "endpoint": None, "latency_ms": 0.0,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("packed") / "data"
+    words = ["generate", "ufs-p1", str(folder), "--samples", str(SAMPLES), "--grid", "8", "16"]
+    assert main(words) == 0
+    return folder
+
+
+def case(data: Path, **knobs: Any) -> dict[str, Any]:
+    return {**COMMON, "data": str(data), "loader": "penstock", **knobs}
+
+
+def measured(scenario: Any, batches: int = 3) -> dict[str, Any]:
+    """A scenario as a launch measures it."""
+    series = {"seconds": 0.0, "precision": 0.0, "series": batches, "warmup_samples": 1}
+    with contextlib.closing(scenario):
+        return measure(scenario, Rules(**series), lambda stage: None)
+
+
+# --- a launch -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["penstock", "penstock-tensorstore", "tensorstore-read", "zarr"])
+def test_a_launch_waits_for_batches_and_checks_every_row(data: Path, name: str) -> None:
+    result = measured(LoaderScenario(case(data, loader=name)))
+    facts = result["facts"]
+    assert len(result["samples_s"]["step"]) == 3
+    assert result["warmup"]["first_s"] > 0
+    assert (facts["duplicates"], facts["missing"], facts["wrong"]) == (0, 0, 0)
+    assert facts["verified_batches"] == 5
+    assert facts["begun"] == []
+    assert result["work"] == {"samples": 2, "bytes": 2 * facts["sample_bytes"]}
+    assert facts["sample_bytes"] == 8 * 16 * (187 + 83) * 4
+    assert facts["resident"] is None or facts["resident"] > 0.99
+
+
+def test_batches_begin_anew_where_there_are_too_few(data: Path) -> None:
+    """16 samples are 4 batches of 4; the first, one to warm up and 5 more need a second epoch."""
+    result = measured(LoaderScenario(case(data, batch=4, batches=5)), 5)
+    assert result["facts"]["begun"] == [2]
+    assert result["facts"]["verified_batches"] == 4
+
+
+class _Damaging:
+    """A loader whose batches are those of another, but for what was done to them."""
+
+    def __init__(self, whole: Any, damage: Any) -> None:
+        self._whole, self._damage = whole, damage
+
+    def batches(self) -> Iterator[Mapping[str, Any]]:
+        for number, batch in enumerate(self._whole.batches()):
+            yield self._damage({n: a.copy() for n, a in batch.items()}, number)
+
+    def close(self) -> None:
+        self._whole.close()
+
+
+def _one_bit(batch: dict[str, Any], number: int) -> dict[str, Any]:
+    if number == 1:
+        batch["targets"].view(np.uint32).flat[-1] ^= 1
+    return batch
+
+
+def _twice(batch: dict[str, Any], number: int) -> dict[str, Any]:
+    for array in batch.values():
+        array[1] = array[0]
+    return batch
+
+
+def _short(batch: dict[str, Any], number: int) -> dict[str, Any]:
+    return {name: array[:1] for name, array in batch.items()}
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (_one_bit, "0 came twice, 1 did not come and 1 arrays were wrong"),
+        (_twice, "came twice"),
+        (_short, r"a batch has \[1\] rows, not 2"),
+    ],
+)
+def test_what_a_loader_got_wrong_is_a_wrong_result(
+    data: Path, monkeypatch: pytest.MonkeyPatch, damage: Any, said: str
+) -> None:
+    make = loaders.make
+    monkeypatch.setattr(loaders, "make", lambda *args, **how: _Damaging(make(*args, **how), damage))
+    with pytest.raises(WrongResult, match=said):
+        measured(LoaderScenario(case(data)))
+
+
+def test_a_slow_server_counts_what_it_served(data: Path) -> None:
+    scenario = LoaderScenario(case(data, latency_ms=2.0, cache="as-is"))
+    result = measured(scenario)
+    facts = result["facts"]
+    assert facts["wrong"] == 0
+    # Batches of 2 of 16 samples; what runs ahead at the end is counted too.
+    assert 0.7 <= facts["read_amplification"] <= 3
+    assert facts["stored_bytes"] > 0
+
+
+@pytest.mark.skipif(not hasattr(pagecache.os, "posix_fadvise"), reason="no posix_fadvise here")
+def test_a_cold_cache_is_verified(data: Path) -> None:
+    result = measured(LoaderScenario(case(data, cache="cold")))
+    resident = result["facts"]["resident"]
+    assert resident is None or resident < 0.05
+
+
+def test_a_case_is_tied_to_what_is_in_the_data(data: Path, tmp_path: Path) -> None:
+    checked, facts = check(case(data))
+    assert checked["dataset"] == facts["dataset"] and len(checked["dataset"]) == 16
+    words = ["generate", "ufs-p1", str(tmp_path / "other"), "--samples", str(SAMPLES)]
+    assert main([*words, "--grid", "8", "16", "--seed", "7"]) == 0
+    assert check(case(tmp_path / "other"))[0]["dataset"] != checked["dataset"]
+    with pytest.raises(UsageError, match="--batch-sizes 17 is more than the 16 samples"):
+        check(case(data, batch=17))
+
+
+# --- the ladder ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["L0", "L1", "L2", "L3", "L4"])
+def test_every_rung_delivers_the_same_bytes(data: Path, name: str) -> None:
+    before = sorted(data.rglob("*"))
+    knobs = {k: v for k, v in case(data).items() if k != "loader"}
+    scenario = rung({**knobs, "rung": name})
+    result = measured(scenario)
+    assert result["work"] == {"samples": 2, "bytes": 2 * 8 * 16 * 270 * 4}
+    assert sorted(data.rglob("*")) == before, "its files are gone"
+    if name in ("L3", "L4"):
+        assert result["facts"]["wrong"] == result["facts"]["missing"] == 0
+
+
+def test_far_data_has_no_rungs_of_files(data: Path) -> None:
+    for name in ("L0", "L1"):
+        with pytest.raises(UsageError, match="not on a disk of this machine"):
+            rung({**case(data, latency_ms=1.0), "rung": name})
+
+
+# --- cases --------------------------------------------------------------------------------------
+
+
+def config(**knobs: Any) -> BenchLoaderConfig:
+    return build(BenchLoaderConfig, knobs)
+
+
+def test_cases_are_every_combination_once() -> None:
+    chosen = config(loaders=["penstock", "zarr"], threads=[1, 2, 2], batch_sizes=[4], batches=7)
+    cases = cases_of(chosen, "data")
+    assert [(c["loader"], c["batch"], c["threads"]) for c in cases] == [
+        ("penstock", 4, 1), ("zarr", 4, 1), ("penstock", 4, 2), ("zarr", 4, 2),
+    ]  # fmt: skip
+    assert Path(cases[0]["data"]).is_absolute()
+    assert [c["rung"] for c in ladder_of(cases)] == ["L0", "L1", "L2", "L3", "L4", "L5"] * 2
+    assert all("loader" not in c for c in ladder_of(cases))
+    assert rules(chosen)["series"] == 7
+    assert cases_of(config(), "s3://bucket/data")[0]["cache"] == "as-is"
+
+
+@pytest.mark.parametrize(
+    ("knobs", "data", "said"),
+    [
+        ({"loaders": ["magic"]}, "data", "--loaders magic: there is no such loader; known are pen"),
+        ({"endpoint": "http://x"}, "data", "--endpoint is of s3:// data"),
+        ({"latency_ms": 5}, "s3://b/data", "--latency-ms delays a local folder"),
+        ({"cache": "cold"}, "s3://b/data", "--cache cold drops files of this machine"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(knobs: dict[str, Any], data: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        cases_of(config(**knobs), data)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("none", "none: no packed data set: there is no dataset.json"),
+        ("data --batch-sizes 99", "--batch-sizes 99 is more than the 16 samples"),
+        ("data --cache cold --batch-sizes 4", "lower --batches to 1"),
+        ("data --output .", "--output . cannot be written"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_creates_nothing(
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: str,
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").symlink_to(data)
+    assert main(["bench", "loader", *words.split()]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert said in line
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+# --- the report, from records made up -----------------------------------------------------------
+
+
+def record(launch: int, seconds: float, status: str = "ok", **knobs: Any) -> Record:
+    own = case(Path("/data"), batch=4, dataset="d", **knobs)
+    scenario = "ladder" if "rung" in own else "loader"
+    facts = {"resident": 1.0, "read_amplification": 1.25, "stored_bytes": 3e6, "cpu_s_per_gb": 2.0}
+    counts = {"duplicates": 0, "missing": 0, "wrong": 0}
+    ok = status == "ok"
+    return Record(
+        schema=1,
+        id=f"{own}-{launch}",
+        time="2026-01-01T00:00:00+00:00",
+        scenario=scenario,
+        case=own,
+        key=case_key(scenario, own),
+        launch=launch,
+        status=status,
+        samples_s={"step": tuple(seconds * f for f in (0.5, 1.0, 1.5))} if ok else {},
+        work={"samples": 4, "bytes": 8e6} if ok else {},
+        facts={**facts, **counts} if ok else {},
+        error=None if ok else Failure(stage="setup", message="pip install 'penstock[loaders]'"),
+    )
+
+
+def launches(seconds: float, **knobs: Any) -> list[Record]:
+    return [record(i, seconds * (1 + i / 100), **knobs) for i in range(5)]
+
+
+def test_numbers_are_those_of_the_waits() -> None:
+    cell = loader_report.cells(launches(0.4))[0]
+    assert cell.seconds == pytest.approx(0.408)  # the median launch
+    assert cell.row["decoded_mb_per_sec"] == str(round(8 / 0.408, 3)) or float(
+        cell.row["decoded_mb_per_sec"]
+    ) == pytest.approx(8 / 0.408, rel=1e-3)
+    assert float(cell.row["samples_per_sec"]) == pytest.approx(4 / 0.408, rel=1e-3)
+    assert float(cell.row["wait_max_s"]) == pytest.approx(0.4 * 1.04 * 1.5, rel=1e-3)
+    assert cell.row["read_amplification"] == "1.25"
+    assert [cell.row[n] for n in ("duplicates", "missing", "wrong")] == ["0", "0", "0"]
+
+
+def test_a_wait_in_which_an_epoch_begins_is_not_among_the_waits() -> None:
+    (one,) = [record(0, 1.0)]
+    begun = one.model_copy(update={"facts": {**one.facts, "begun": [2]}})
+    assert loader_report.cells([begun])[0].seconds == pytest.approx(0.75)
+    assert loader_report.cells([one])[0].seconds == pytest.approx(1.0)
+
+
+def said(records: list[Record]) -> str:
+    return "\n".join(in_text(loader_report.sections(records)))
+
+
+def test_sentences_follow_the_numbers() -> None:
+    ours, theirs = launches(0.4), launches(0.9, loader="zarr")
+    assert "penstock is 2.25x faster than zarr [" in said(ours + theirs)
+    assert "penstock is 2.25x slower than zarr [" in said(
+        launches(0.9) + launches(0.4, loader="zarr")
+    )
+    same = [record(i, 0.4 * f, loader="zarr") for i, f in enumerate((0.9, 1.1, 1.0, 1.2, 0.95))]
+    assert "penstock and zarr are not distinguishable [" in said(ours + same)
+    assert "one launch each, not compared" in said(ours[:1] + theirs[:1])
+
+
+def test_who_failed_is_told_and_a_cache_that_was_not_as_asked_for() -> None:
+    text = said([*launches(0.4), record(0, 0.0, "unsupported", loader="zarrs")])
+    assert "zarrs is not supported here: pip install 'penstock[loaders]'" in text
+    warm = [r.model_copy(update={"facts": {**r.facts, "resident": 0.5}}) for r in launches(0.4)]
+    assert "The cache was not warm: as little as 50 % of the data was in memory" in said(warm)
+    cold = [r.model_copy(update={"case": {**r.case, "cache": "cold"}}) for r in launches(0.4)]
+    assert "The cache was not cold: up to 100 % of the data was in memory" in said(cold)
+
+
+def ladder_records(*seconds: float) -> list[Record]:
+    found = []
+    for name, value in zip(("L0", "L1", "L2", "L3", "L4"), seconds, strict=True):
+        found += launches(value, rung=name)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("seconds", "limit"),
+    [
+        ((0.5, 0.51, 0.52, 0.53, 0.54), "L0"),
+        ((0.1, 0.12, 0.4, 0.45, 0.46), "L2"),
+        ((0.1, 0.12, 0.14, 0.15, 0.5), "L4"),
+    ],
+)
+def test_the_dearest_step_is_named(seconds: tuple[float, ...], limit: str) -> None:
+    records = ladder_records(*seconds)
+    (ladder,) = loader_report.ladders(records)
+    assert ladder.limiting == limit
+    assert f"tep {limit} (" in ladder.sentence()
+    assert "costs most" in said(records)
+
+
+def test_figures_are_drawn(tmp_path: Path) -> None:
+    records = launches(0.4) + launches(0.9, loader="zarr") + ladder_records(0.1, 0.2, 0.3, 0.4, 0.5)
+    path = tmp_path / "loader.csv"
+    loader_report.append_csv(records, path)
+    (bars,) = plot_loader(path, tmp_path / "bars")
+    (rungs,) = plot_ladders(records, tmp_path / "ladder")
+    loader_report.append_csv(launches(0.3, threads=4), path)
+    (lines,) = plot_loader(path, tmp_path / "lines")
+    for figure in (bars, rungs, lines):
+        assert figure.read_bytes()[:4] == b"\x89PNG"
+    assert plot_ladders(launches(0.4), tmp_path / "none") == []
+
+
+# --- end to end ---------------------------------------------------------------------------------
+
+
+def test_from_data_to_a_page(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(data, "data")
+    words = "--threads 2 --batch-sizes 2 --loaders penstock zarr --batches 2 --warmup 1"
+    command = ["bench", "loader", "data", *words.split(), "--effort", "quick", "--output", "l.csv"]
+    assert main([*command, "--no-ladder"]) == 0
+    out = capsys.readouterr().out
+    assert "Seconds for a batch" in out and "one launch each, not compared" in out
+    with Path("l.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(r["loader"], r["wrong"], r["status"]) for r in rows] == [
+        ("penstock", "0", "ok"), ("zarr", "0", "ok"),
+    ]  # fmt: skip
+    assert len(Ledger(tmp_path / "l.ledger").records()) == 2
+    assert main([*command, "--no-ladder", "--resume"]) == 0
+    assert len(Ledger(tmp_path / "l.ledger").records()) == 2, "nothing was left to run"
+
+    capsys.readouterr()
+    assert main(["report", "l.ledger"]) == 0
+    written = capsys.readouterr().out.split()
+    assert written == ["l.report/report.md", "l.report/loader.csv", "l.report/loader.png"]
+    page = Path("l.report/report.md").read_text()
+    assert page.startswith("# l.ledger\n") and "![loader](loader.png)" in page
+    assert "| 2 | 2 | penstock |" in page
+    assert main(["report", "l.ledger"]) == 2
+    assert "l.report/report.md exists; --overwrite" in capsys.readouterr().err
+    assert main(["report", "l.ledger", "--overwrite"]) == 0
+    assert main(["report", "none.ledger"]) == 2
