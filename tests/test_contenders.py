@@ -102,7 +102,7 @@ ORDERS = {
 
 
 @pytest.mark.parametrize("kind", ORDERS)
-@pytest.mark.parametrize("name", [name for name in LIBRARY if name not in ("torch", "xbatcher")])
+@pytest.mark.parametrize("name", [name for name in LIBRARY if name != "torch"])
 def test_batches_are_those_of_numpy_in_the_order_that_was_given(
     name: str, kind: str, packed: Packed, truth: dict[str, np.ndarray]
 ) -> None:
@@ -112,19 +112,6 @@ def test_batches_are_those_of_numpy_in_the_order_that_was_given(
         check_epoch(loader.batches(epoch), ORDERS[kind], packed, truth, epoch)
     loader.close()
     loader.close()
-
-
-def test_xbatcher_delivers_stored_order_and_refuses_any_other(
-    packed: Packed, truth: dict[str, np.ndarray]
-) -> None:
-    needs("xbatcher")
-    loader = make("xbatcher", packed.root, ORDERS["stored"])
-    check_epoch(loader.batches(), ORDERS["stored"], packed, truth)
-    loader.close()
-    with pytest.raises(UsageError, match="cannot follow shuffle 'global' on 1 ranks"):
-        make("xbatcher", packed.root, ORDERS["shuffled"])
-    with pytest.raises(UsageError, match="11 samples are not a multiple of batch size 3"):
-        make("xbatcher", packed.root, Order(SAMPLES, 3))
 
 
 def test_torch_workers_deliver_two_epochs_and_end_with_the_loader(

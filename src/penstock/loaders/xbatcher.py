@@ -1,7 +1,7 @@
 """xbatcher: a `BatchGenerator` over xarray and dask, asked for one batch after another.
 
-A batch of xbatcher is a window of neighbouring samples, so it can follow no shuffled order; only
-batches in stored order can be compared, on one rank, and all of one size.
+A batch of xbatcher is a window of neighbouring samples. Batches in stored order are windows of the
+data set; for any other order the samples of a batch are selected first, and are one window.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import UsageError, require
+from ..errors import require
 from ..order import Order
-from .contenders import whole_samples
+from .contenders import samples_of, whole_samples
 from .dask_xarray import open_arrays
 
 
@@ -26,17 +26,7 @@ class Xbatcher:
 
     def __init__(self, data: Any, order: Order, *, threads: int) -> None:
         whole_samples(order, self.name)
-        if order.shuffle != "none" or order.world_size != 1:
-            raise UsageError(
-                "loader xbatcher delivers neighbouring samples in stored order to one rank; it "
-                f"cannot follow shuffle {order.shuffle!r} on {order.world_size} ranks"
-            )
-        if not order.drop_last and order.num_samples % order.batch_size:
-            raise UsageError(
-                f"loader xbatcher drops a short last batch: {order.num_samples} samples are not "
-                f"a multiple of batch size {order.batch_size}"
-            )
-        xbatcher = require("xbatcher", "loaders")
+        self._xbatcher = require("xbatcher", "loaders")
         xarray = require("xarray", "loaders")
         self._dask = require("dask", "loaders")
         arrays = {
@@ -44,21 +34,29 @@ class Xbatcher:
             name: array.rename({dim: f"{name}_{dim}" for dim in array.dims[1:]})
             for name, array in open_arrays(data, self.name).items()
         }
-        dataset = xarray.Dataset(arrays)
-        sample = next(iter(arrays.values())).dims[0]
-        window = {sample: order.batch_size}
-        window |= {dim: size for dim, size in dataset.sizes.items() if dim != sample}
-        self._generator: Any = xbatcher.BatchGenerator(dataset, window)
+        self._dataset = xarray.Dataset(arrays)
+        self._sample = next(iter(arrays.values())).dims[0]
         self._order = order
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=self.name)
 
     def batches(self, epoch: int = 0) -> Iterator[dict[str, NDArray[Any]]]:
-        for number in range(self._order.num_batches):
+        order = self._order
+        windows = order.shuffle == "none" and order.world_size == 1
+        whole = self._generator(self._dataset, order.batch_size) if windows else None
+        for number, samples in enumerate(samples_of(order, epoch)):
             with self._dask.config.set(scheduler="threads", pool=self._pool):
-                batch = self._generator[number]
+                if whole is not None and len(samples) == order.batch_size:
+                    batch = whole[number]
+                else:
+                    chosen = self._dataset.isel({self._sample: samples})
+                    batch = self._generator(chosen, len(samples))[0]
                 arrays = {str(name): np.asarray(array) for name, array in batch.items()}
             yield arrays
 
+    def _generator(self, dataset: Any, batch_size: int) -> Any:
+        window = {dim: size for dim, size in dataset.sizes.items() if dim != self._sample}
+        return self._xbatcher.BatchGenerator(dataset, {self._sample: batch_size, **window})
+
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
-        self._generator = None
+        self._dataset = None
