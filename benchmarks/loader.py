@@ -5,7 +5,8 @@
 
 ``penstock generate`` makes a ufs-p1 data set and ``penstock bench loader`` measures it, warm, on
 two threads: contenders in fresh processes, interleaved, every batch checked against its checksums.
-The targets are computed from the ledger, which is kept in ``results/`` with all raw waits.
+The targets are computed from the ledger, which is kept in ``results/`` with all raw waits, beside
+the page that ``penstock report`` makes of it.
 """
 
 from __future__ import annotations
@@ -17,15 +18,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 
 import numpy as np
 
-from penstock import ledger, loader_report
+from penstock import ledger, loader_report, page
 from penstock.order import Order
 from penstock.record import Record
-from penstock.report import in_markdown, inverse, ratio
+from penstock.report import inverse, ratio
 from penstock.stats import Interval
 
 HERE = Path(__file__).resolve().parent
@@ -100,28 +100,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a smoke test; README untouched")
     parser.add_argument("--results", type=Path, default=HERE / "results")
-    parser.add_argument("--report", type=Path, metavar="LEDGER", help="compute the text again")
+    parser.add_argument(
+        "--report", type=Path, nargs="+", metavar="LEDGER", help="from these, measure nothing"
+    )
     parser.add_argument("--samples", type=int, default=112)
     parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="for bench loader")
     args = parser.parse_args()
-    flags = ["--batch-sizes", "4", "16", "--batches", "5", "--warmup", "1", *args.flags]
+    flags = ["--batch-sizes", "4", "16", "--batches", "4", "--warmup", "4", *args.flags]
     samples, grid = args.samples, [192, 384]
     if args.quick:
         flags = ["--batch-sizes", "4", "--batches", "2", "--warmup", "1", "--effort", "quick"]
         samples, grid = 16, [16, 32]
     if args.report:
-        records = ledger.read(args.report)
+        records = [record for path in args.report for record in ledger.read(path)]
     else:
         with tempfile.TemporaryDirectory() as folder:
             records = measured(Path(folder), samples, grid, flags)
-        day = datetime.now(timezone.utc).date()
-        args.results.mkdir(parents=True, exist_ok=True)
-        with gzip.open(args.results / f"{day}-loader.jsonl.gz", "wt") as file:
-            file.writelines(record.line() + "\n" for record in records)
-    block = [in_markdown(loader_report.sections(records)), "**Targets**", "", *targets(records)]
+
+    day = records[0].time[:10]
+    kept = args.results / f"{day}-loader.jsonl.gz"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(kept, "wt") as file:
+        file.writelines(record.line() + "\n" for record in records)
+    report, *_ = page.write(records, args.results / f"{day}-loader.report", kept.name, True)
     machine = records[0].environment["machine"]
-    head = f"{records[0].time[:10]}, {machine['processor']}, {machine['cores']} cores. Command:"
-    lines = [f"{head} `python benchmarks/loader.py`.", "", *block]
+    where = f"results/{report.parent.name}/{report.name}"
+    head = (
+        f"{day}, {machine['processor']}, {machine['cores']} cores: [tables and figures]({where})."
+    )
+    lines = [head, "", *targets(records)]
     print("\n".join(lines))
     if not args.quick:
         before, _, rest = README.read_text().partition(MARKERS[0])

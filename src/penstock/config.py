@@ -442,7 +442,9 @@ class BenchLoaderConfig(Knobs):
     )
     batches: Positive = flag(10, help="batches that a launch waits for, and are samples")
     warmup: Natural = flag(
-        2, help="batches between the first, which is told apart, and those that are samples"
+        4,
+        help="batches between the first, which is told apart, and those that are samples; in fewer "
+        "a loader that uses its memory again has not yet met all of it",
     )
     ladder: bool = flag(True, help="measure the ladder of ceilings as well")
 

@@ -181,7 +181,8 @@ def _draw_seconds(axis: Axes, rows: Sequence[Row]) -> None:
 def draw_loader(rows: Sequence[Row], source: str) -> Figure:
     """Seconds for a batch by threads, or by loader where there is one number of threads."""
     batches = sorted({int(row["batch_size"]) for row in rows})
-    loaders = list(dict.fromkeys(row["loader"] for row in rows))
+    fastest_first = sorted(rows, key=lambda row: float(row["seconds_per_batch"] or "inf"))
+    loaders = list(dict.fromkeys(row["loader"] for row in fastest_first))
     threads = sorted({int(row["threads"]) for row in rows})
     figure = _figure(max(6.0, 4.6 * len(batches)), 4.6)
     with_threads = f", {threads[0]} threads" if len(threads) == 1 else ""
@@ -272,7 +273,10 @@ def _draw_ladder(axis: Axes, ladder: Ladder) -> None:
     starts = np.array([0.0, *ends[:-1]])
     colours = [STYLE["colours"][1 if name == ladder.limiting else 0] for name in names]
     places = np.arange(len(names))
-    axis.barh(places, ends - starts, left=starts, color=colours, height=0.6)
+    bars = axis.barh(places, ends - starts, left=starts, color=colours, height=0.6)
+    for bar, cost in zip(bars, ends - starts, strict=True):
+        if cost < 0:  # a step that was measured to cost less than nothing
+            bar.set_alpha(0.3)
     axis.vlines(ends[:-1], places[:-1], places[1:], color=STYLE["faint"], linewidth=0.8)
     for place, name in enumerate(names):
         speed = ladder.measured[name].speed("bytes")
