@@ -210,7 +210,7 @@ def test_what_makes_no_sense_is_refused(knobs: dict[str, Any], data: str, said: 
     [
         ("none", "none: no packed data set: there is no dataset.json"),
         ("data --batch-sizes 99", "--batch-sizes 99 is more than the 16 samples"),
-        ("data --cache cold --batch-sizes 4", "lower --batches to 1"),
+        ("data --cache cold --batch-sizes 2", "lower --batches to 3"),
         ("data --output .", "--output . cannot be written"),
     ],
 )
@@ -369,5 +369,9 @@ def test_from_data_to_a_page(
     assert "| 2 | 2 | penstock |" in page
     assert main(["report", "l.ledger"]) == 2
     assert "l.report/report.md exists; --overwrite" in capsys.readouterr().err
-    assert main(["report", "l.ledger", "--overwrite"]) == 0
+    exports = ["--csv", "launches.csv", "--parquet", "launches.parquet"]
+    assert main(["report", "l.ledger", "--overwrite", *exports]) == 0
+    with Path("launches.csv").open(newline="") as file:
+        assert [row["case.loader"] for row in csv.DictReader(file)] == ["penstock", "zarr"]
+    assert Path("launches.parquet").read_bytes()[:4] == b"PAR1"
     assert main(["report", "none.ledger"]) == 2

@@ -420,12 +420,12 @@ def test_a_sweep_writes_its_rows_and_says_what_they_say(
     assert {row["device"] for row in written} == {"cpu"}, "auto was resolved"
     records = Ledger(fake / "out/bench.ledger").records()
     assert len(records) == 4
-    assert (fake / "out/bench.yaml").exists()
+    assert (fake / "out/bench.inference.yaml").exists()
     out, err = capsys.readouterr()
     assert "oom_host (no room)" in err
     assert "never steady" in err
     assert "tile 32, batch 1, launch 0: 2.0" in err
-    for file in ("bench.csv", "bench.ledger/records.jsonl", "bench.yaml"):
+    for file in ("bench.csv", "bench.ledger/records.jsonl", "bench.inference.yaml"):
         assert f"Written: out/{file}" in out
 
     assert bench("--tile-sizes=16", "--batch_sizes=1") == 0

@@ -251,7 +251,9 @@ class BenchModelConfig(Knobs):
         None, help="memory that a launch may take, such as 16GiB (default: all there is)"
     )
     recommend: Path | None = flag(
-        None, help="write recommended settings to this YAML file (default: OUTPUT with .yaml)"
+        None,
+        help="write recommended settings to this YAML file (default: OUTPUT with .inference.yaml "
+        "or .train.yaml)",
     )
 
 

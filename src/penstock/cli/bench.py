@@ -147,7 +147,7 @@ def writable(*outputs: tuple[str, Path]) -> None:
 
 
 def _recommend_path(config: BenchModelConfig) -> Path:
-    return config.recommend or config.output.with_suffix(".yaml")
+    return config.recommend or config.output.with_suffix(f".{config.mode}.yaml")
 
 
 def checked(cases: Sequence[Case], timeout_s: float) -> tuple[list[Case], list[Facts]]:

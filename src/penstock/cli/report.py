@@ -21,6 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where report.md and its figures go (default: the first LEDGER with .report)",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a report that is there")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="a row for each launch, too")
+    parser.add_argument("--parquet", type=Path, metavar="FILE", help="the same as Parquet")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -30,7 +32,11 @@ def run(args: argparse.Namespace) -> int:
     stem = first.name.removesuffix(".gz").removesuffix(".jsonl").removesuffix(".ledger")
     folder = args.output or first.with_name(f"{stem}.report")
     records = [record for path in args.ledgers for record in ledger.read(path)]
-    for path in page.write(records, folder, " and ".join(p.name for p in args.ledgers),
-                           args.overwrite):  # fmt: skip
-        print(path)
+    source = " and ".join(path.name for path in args.ledgers)
+    written = page.write(records, folder, source, args.overwrite)
+    for export, path in ((ledger.to_csv, args.csv), (ledger.to_parquet, args.parquet)):
+        if path is not None:
+            export(records, path)
+            written.append(path)
+    print(*written, sep="\n")
     return 0
