@@ -30,6 +30,11 @@ VERBS = {
     "doctor": "say what this machine is, what limits it, how noisy it is",
     "demo": "make a volume, denoise it, show before and after",
 }
+AGAIN = {
+    "infer": "; run again with --resume",
+    "bench": "; what was measured is in the ledger, and --resume measures the rest",
+}
+"""How to go on after Ctrl-C."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,8 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"penstock {args.verb}: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        hint = "; run again with --resume" if args.verb == "infer" else ""
-        print(f"penstock {args.verb}: interrupted{hint}", file=sys.stderr)
+        print(f"penstock {args.verb}: interrupted{AGAIN.get(args.verb, '')}", file=sys.stderr)
         return 3
     except BrokenPipeError:  # the reader of our output (head, less) has left
         sys.stderr.close()

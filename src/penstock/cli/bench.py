@@ -63,23 +63,15 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--output {config.output} cannot be written: it names no file")
     folder = config.ledger or config.output.with_suffix(".ledger")
     ledger = Ledger(folder)
-    try:
-        cases = cases_of(config)
-        _writable(config, ledger)
-        cases, facts = checked(cases, config.timeout)
-        if config.find_limit:
-            # In a ledger of its own: a launch that only tries is no measurement.
-            return _find_limit(config, cases, facts, Ledger(folder / "limits"))
-        if config.resume:
-            _same_work(ledger, cases, facts)
-        return _sweep(config, cases, facts, ledger)
-    except KeyboardInterrupt:
-        print(
-            f"penstock bench: interrupted; what was measured is in {folder}, and the same command "
-            "with --resume measures the rest",
-            file=sys.stderr,
-        )
-        return 3
+    cases = cases_of(config)
+    _writable(config, ledger)
+    cases, facts = checked(cases, config.timeout)
+    if config.find_limit:
+        # In a ledger of its own: a launch that only tries is no measurement.
+        return _find_limit(config, cases, facts, Ledger(folder / "limits"))
+    if config.resume:
+        _same_work(ledger, cases, facts)
+    return _sweep(config, cases, facts, ledger)
 
 
 # --- before anything is measured -------------------------------------------------------------

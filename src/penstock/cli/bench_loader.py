@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,16 +44,8 @@ def run(args: argparse.Namespace) -> int:
     if config.output.exists() and config.output.stat().st_size:
         report.read_csv(config.output, loader_report.NEEDS)
     ledger.records()
-    try:
-        cases = checked(cases_of(config, args.data), config)
-        records = _sweep(config, cases, ledger)
-    except KeyboardInterrupt:
-        print(
-            f"penstock bench: interrupted; what was measured is in {folder}, and the same command "
-            "with --resume measures the rest",
-            file=sys.stderr,
-        )
-        return 3
+    cases = checked(cases_of(config, args.data), config)
+    records = _sweep(config, cases, ledger)
     loader_report.append_csv(records, config.output)
     print("", *report.in_text(loader_report.sections(records)), sep="\n")
     print("", *(f"Written: {path}" for path in (config.output, ledger.path)), sep="\n")

@@ -46,27 +46,19 @@ def run(args: argparse.Namespace) -> int:
         f"{len(cases)} cases, {launches} launch{'es' * (launches != 1)} of each, "
         f"{config.iterations} iterations in each"
     )
-    try:
-        with shown_progress(name_of, outcome) as progress:
-            records = sweep(
-                "queue",
-                cases,
-                launches,
-                ledger,
-                rules=rules(config.iterations),
-                timeout_s=config.timeout,
-                memory_limit=None,
-                seed=config.seed,
-                resume=config.resume,
-                progress=progress,
-            )
-    except KeyboardInterrupt:
-        print(
-            f"penstock bench: interrupted; what was measured is in {ledger.path}, and the same "
-            "command with --resume measures the rest",
-            file=sys.stderr,
+    with shown_progress(name_of, outcome) as progress:
+        records = sweep(
+            "queue",
+            cases,
+            launches,
+            ledger,
+            rules=rules(config.iterations),
+            timeout_s=config.timeout,
+            memory_limit=None,
+            seed=config.seed,
+            resume=config.resume,
+            progress=progress,
         )
-        return 3
     queue_report.append_csv(records, config.output)
     print("", *report.in_text(queue_report.sections(records)), sep="\n")
     written = [config.output, ledger.path, *_figures(config.output)]
