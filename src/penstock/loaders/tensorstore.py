@@ -26,6 +26,10 @@ ts = require("tensorstore", "infer")
 
 _IN_FLIGHT = 4
 """Reads that are asked for at once, each one array of one batch."""
+REQUESTS = tuple(
+    f"{kind}_concurrency" for kind in ("file_io", "s3_request", "gcs_request", "http_request")
+)
+"""TensorStore's resources that bound how many reads are under way."""
 _MARKERS = {".zarray": "zarr", "zarr.json": "zarr3", "attributes.json": "n5"}
 
 
@@ -55,9 +59,7 @@ class TensorStoreEngine(Engine):
         self.drivers = _IN_FLIGHT
         concurrency = {"data_copy_concurrency": {"limit": workers}}
         if fetch:
-            kinds = ("file_io_concurrency", "s3_request_concurrency", "gcs_request_concurrency")
-            concurrency |= {kind: {"limit": fetch} for kind in kinds}
-            concurrency["http_request_concurrency"] = {"limit": fetch}
+            concurrency |= {kind: {"limit": fetch} for kind in REQUESTS}
         context = ts.Context({**concurrency, "cache_pool": {"total_bytes_limit": cache_bytes}})
         self.arrays: dict[str, Any] = {}
         fields: dict[str, Field] = {}

@@ -25,13 +25,12 @@ class TensorStoreRead:
         whole_samples(order, self.name)
         ts = require("tensorstore", "loaders")
         from ..stores.tensorstore import explaining, kvstore
+        from .tensorstore import REQUESTS
 
         self._order = order
+        # As many requests as threads: it is requests that hide latency, for every contender.
         context = ts.Context(
-            {
-                "data_copy_concurrency": {"limit": threads},
-                "file_io_concurrency": {"limit": threads},
-            }
+            {kind: {"limit": threads} for kind in ("data_copy_concurrency", *REQUESTS)}
         )
         self._arrays = {}
         for name, place in arrays_of(data, self.name).items():
