@@ -420,7 +420,7 @@ def test_what_cannot_be_is_refused_in_one_sentence(
 
 def test_too_little_memory_is_refused_with_both_numbers_and_a_cure(tmp_path: Path) -> None:
     started = job(tmp_path, max_memory="1MiB")
-    with pytest.raises(penstock.Refused, match=r"needs .* MiB of host .* 1.00 MiB; give .*--"):
+    with pytest.raises(penstock.Refused, match=r"needs .* [MG]iB of host .* 1.00 MiB; give .*--"):
         infer.run_job(started)
     assert not (tmp_path / "run").exists()
 

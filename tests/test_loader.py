@@ -751,3 +751,34 @@ def test_what_cannot_be_read_is_said_before_anything_starts(
         with pytest.raises(UsageError, match=message):
             Loader(what, **{"batch_size": 2, **knobs})
     assert ours() == []
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_it_drops_into_lightning(data: dict[str, Path], tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("penstock.vision")  # what Lightning imports of torchvision loads after it
+    lightning = pytest.importorskip("pytorch_lightning")
+    seen: list[bytes] = []
+
+    class Net(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(10, 1)
+
+        def training_step(self, batch: dict[str, Any], index: int) -> Any:
+            seen.append(batch["inputs"].numpy().tobytes())
+            return self.linear(batch["inputs"] * 1e-6).square().mean()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+    with Loader(data, batch_size=3, shuffle="sample", seed=4, workers=2) as loader:
+        trainer = lightning.Trainer(
+            max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False,
+            enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
+        )  # fmt: skip
+        feeder = torch.utils.data.DataLoader(loader.as_torch(), batch_size=None, num_workers=0)
+        trainer.fit(Net(), feeder)
+    with Loader(data, batch_size=3, shuffle="sample", seed=4) as again:
+        expected = [b["inputs"].tobytes() for _ in range(2) for b in again]
+    assert seen == expected and len(seen) == 8

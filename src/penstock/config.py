@@ -269,7 +269,7 @@ class GenerateConfig(Knobs):
     grid: Annotated[tuple[Positive, ...], BeforeValidator(_many)] = flag(
         (192, 384), help="cells of latitude and longitude of a preset, both even"
     )
-    seed: Natural = flag(0, help="seed of a preset or a volume")
+    seed: Natural = flag(0, help="seed of a preset, a volume or scenes")
     slope: Annotated[float, Field(ge=0)] = flag(
         2.0, help="the amplitude of a preset's waves falls with wave number to this power"
     )
@@ -302,6 +302,18 @@ class GenerateConfig(Knobs):
     shape: Shape = flag((128, 512, 512), help="z y x of a volume")
     chunks: Shape = flag((64, 128, 128), help="z y x of a volume's chunks")
 
+    scenes: Annotated[int, Field(ge=2)] = flag(4, help="scenes of xview3, of both splits")
+    validation: Positive | None = flag(
+        None, help="how many of the scenes are for validation (default: a quarter)"
+    )
+    size: Annotated[tuple[Positive, ...], BeforeValidator(_many)] = flag(
+        (2048, 2048), help="rows and columns of a scene; real ones have some 22000 29000"
+    )
+    objects: Positive = flag(40, help="labelled objects in a scene, where the sea has room")
+    tiff: Literal["strips", "deflate", "tiled"] = flag(
+        "strips", help="how pixels lie in the 10 m rasters: plain, or deflated strips or tiles"
+    )
+
     @model_validator(mode="after")
     def _sides(self) -> GenerateConfig:
         if len(self.grid) != 2 or any(side % 2 for side in self.grid):
@@ -310,6 +322,13 @@ class GenerateConfig(Knobs):
         for name in ("shape", "chunks"):
             if len(getattr(self, name)) != 3:
                 raise ValueError(f"--{name} {getattr(self, name)}: give three numbers, z y x")
+        if len(self.size) != 2:
+            told = " ".join(map(str, self.size))
+            raise ValueError(f"--size {told}: give two numbers, rows and columns")
+        if self.validation is not None and self.validation >= self.scenes:
+            raise ValueError(
+                f"--validation {self.validation} leaves none of --scenes {self.scenes} to train on"
+            )
         return self
 
 
@@ -467,6 +486,208 @@ class BenchLoaderConfig(Knobs):
     timeout: Annotated[float, Field(gt=0)] = flag(600.0, help="most seconds of a launch in all")
     seed: Natural = flag(0, help="seed of the order of launches and of samples")
     resume: bool = flag(False, help="run only the launches that the ledger lacks")
+
+
+CHIP_OVERLAP = 64
+
+
+class PreprocessConfig(Knobs):
+    """Everything that ``penstock preprocess`` may be told."""
+
+    data_root: Path = flag(help="folder with train/ and validation/, a folder for each scene")
+    train_label_file: Path = flag(help="label CSV of the training scenes")
+    val_label_file: Path = flag(help="label CSV of the validation scenes")
+    output_dir: Path = flag(help="folder for train/ and val/")
+    channels: str = flag(
+        "vh,vv,bathymetry",
+        help="comma-separated: vh, vv, bathymetry, wind_speed, wind_direction, wind_quality, mask",
+    )
+    num_workers: Positive = flag(4, help="scenes that are cut at once")
+    overwrite_preproc: bool = flag(False, help="cut again what an earlier run cut")
+    chip_size: Positive = flag(800, help="pixels of a chip's side")
+    overlap: Natural | None = flag(
+        None, help=f"pixels that neighbouring chips share (default: {CHIP_OVERLAP}; reference: 0)"
+    )
+    layout: Literal["penstock", "reference"] = flag(
+        "penstock",
+        help="one Zarr for each scene, or a .npy for each channel of each chip as the reference "
+        "wrote them",
+    )
+    partial: bool = flag(
+        False, help="take only the scenes that have both a folder and labels, rather than refuse"
+    )
+
+
+class TrainConfig(Knobs):
+    """Everything that ``penstock train`` may be told. Some defaults are a workload's own: they
+    stand in `TRAIN_DEFAULTS`."""
+
+    # data
+    train_data_root: Path | None = flag(
+        None, help="what is trained on: scenes (detector), a packed data set (emulator)"
+    )
+    val_data_root: Path | None = flag(
+        None, help="what is validated on; an emulator without it holds back its last samples"
+    )
+    train_label_file: Path | None = flag(None, help="label CSV of the training scenes (detector)")
+    val_label_file: Path | None = flag(None, help="label CSV of the validation scenes (detector)")
+    train_chips_path: Path | None = flag(
+        None, help="chips of the training scenes, as penstock preprocess makes them (detector)"
+    )
+    val_chips_path: Path | None = flag(None, help="chips of the validation scenes (detector)")
+    output_dir: Path = flag(Path("outputs"), help="folder of results and checkpoints")
+
+    # the run
+    epochs: Positive = flag(10, help="passes over the training data")
+    batch_size: Positive = flag(8, help="samples of a batch on each device")
+    learning_rate: Annotated[float, Field(gt=0)] = flag(0.005, help="the optimiser's learning rate")
+    optimizer: Literal["sgd", "adam"] = flag(
+        "sgd", help="sgd with a momentum of 0.9, or adam; weights decay by --weight-decay"
+    )
+    weight_decay: Annotated[float, Field(ge=0)] = flag(
+        5e-4, help="share by which the optimiser shrinks weights, at a learning rate of 1"
+    )
+    schedule: Literal["constant", "cosine", "step"] = flag(
+        "step",
+        help="constant; cosine: to zero at the end; step: a tenth after every --decay-epochs",
+    )
+    decay_epochs: Positive = flag(3, help="epochs between the falls of --schedule step")
+    warmup_steps: Natural = flag(0, help="steps in which the learning rate rises linearly")
+    clip_norm: Annotated[float, Field(gt=0)] | None = flag(
+        None, help="most length of the gradient of all weights (default: any)"
+    )
+    max_steps: Positive | None = flag(None, help="end after so many steps, whatever --epochs says")
+    seed: Natural = flag(0, help="seed of weights, order and augmentation")
+    weights: Path | None = flag(None, help="begin with these weights: safetensors, or a torch file")
+
+    # input
+    num_workers: Natural = flag(4, help="processes (of the emulator: threads) that make batches")
+    persistent_workers: bool = flag(False, help="keep those processes from epoch to epoch")
+    prefetch_factor: Positive | None = flag(
+        None, help="batches that each of them makes ahead (default: 2)"
+    )
+
+    # devices
+    device: Literal["auto", "cpu", "cuda", "mps"] = flag("auto", help="where to train")
+    distributed: bool = flag(
+        False, help="train on every rank that torchrun or SLURM started, or on all local devices"
+    )
+    amp: bool = flag(False, help="mixed precision: fp16 with a scaler on CUDA, bf16 elsewhere")
+    compile: bool = flag(False, help="torch.compile the model")
+    channels_last: bool = flag(False, help="channels-last layout of images and weights")
+    cudnn_benchmark: bool = flag(False, help="let cuDNN time its algorithms first")
+    tf32: bool = flag(False, help="let CUDA use TF32 in float32 arithmetic")
+    threads: Positive | None = flag(None, help="threads of torch on the CPU (default: its own)")
+
+    # checkpoints
+    checkpoint_every: Positive | None = flag(
+        None, help="steps between checkpoints inside an epoch (default: at its end alone)"
+    )
+    keep_top: Natural = flag(3, help="how many of the best checkpoints to keep beside the last")
+    resume: bool = flag(False, help="go on from the last checkpoint in --output-dir")
+    overwrite: bool = flag(False, help="replace what an earlier run left in --output-dir")
+
+    # detector
+    backbone: Literal["mobilenet", "resnet50"] = flag(
+        "resnet50", help="what the pyramid of features stands on (detector)"
+    )
+    background: Annotated[float, Field(ge=0)] = flag(
+        0.5, help="chips without an object for each chip with one (detector)"
+    )
+    score_threshold: Annotated[float, Field(ge=0, le=1)] = flag(
+        0.5, help="least score of a detection that is counted (detector)"
+    )
+
+    # spiral
+    num_samples: Annotated[int, Field(ge=8)] = flag(10_000, help="points of the spirals (spiral)")
+    noise: Annotated[float, Field(ge=0)] = flag(
+        0.05, help="deviation of the points; at 0.2 no model exceeds 57 % (spiral)"
+    )
+    hidden_dims: Annotated[tuple[Positive, ...], BeforeValidator(_many), Field(min_length=1)] = (
+        flag((64, 32, 16), help="widths of the hidden layers (spiral)")
+    )
+    dropout: Annotated[float, Field(ge=0, lt=1)] = flag(0.2, help="share dropped out (spiral)")
+
+    # emulator
+    latent_size: Positive = flag(64, help="width of every latent vector (emulator)")
+    chunks_per_epoch: Positive | None = flag(
+        None,
+        help="read an epoch in so many pieces, each held in memory whole (emulator; default: "
+        "batch by batch, read ahead)",
+    )
+    message_steps: Positive = flag(4, help="rounds of messages on the mesh (emulator)")
+    mesh_level: Natural = flag(3, help="times that the icosahedron is refined (emulator)")
+    grid_step: Positive = flag(1, help="use every so manieth row and column (emulator)")
+
+
+TRAIN_DEFAULTS: dict[str, dict[str, Any]] = {
+    "spiral": {
+        "epochs": 50,
+        "batch_size": 32,
+        "learning_rate": 1e-3,
+        "optimizer": "adam",
+        "weight_decay": 0.0,
+        "schedule": "constant",
+        "num_workers": 0,
+        "seed": 42,
+    },
+    "emulator": {
+        "batch_size": 1,
+        "learning_rate": 1e-3,
+        "optimizer": "adam",
+        "weight_decay": 0.0,
+        "schedule": "cosine",
+        "clip_norm": 1.0,
+    },
+    "detector": {},
+}
+"""Where a workload's own defaults differ from those above, which are the detector's."""
+TRAIN_KNOBS: dict[str, frozenset[str]] = {
+    "spiral": frozenset({"num_samples", "noise", "hidden_dims", "dropout"}),
+    "emulator": frozenset(
+        "train_data_root val_data_root latent_size chunks_per_epoch message_steps mesh_level "
+        "grid_step".split()
+    ),
+    "detector": frozenset(
+        "train_data_root val_data_root train_label_file val_label_file train_chips_path "
+        "val_chips_path channels_last backbone background score_threshold".split()
+    ),
+}
+"""Knobs of some workloads alone; a run of another refuses them. A user's own takes them all."""
+
+
+class XView3Rules(Knobs):
+    """How the xView3 score is taken. The challenge's own leaderboard set ``drop_low_detect`` and
+    ``costly_dist``."""
+
+    distance_tolerance: Annotated[float, Field(gt=0)] = flag(
+        200.0, help="a detection is right when it is closer to its label than this, in metres"
+    )
+    shore_tolerance: Annotated[float, Field(ge=0)] = flag(
+        2.0, help="near the shore is this many kilometres; 0: no score of the shore"
+    )
+    drop_low_detect: bool = flag(
+        False, help="leave out predictions that match labels of LOW confidence"
+    )
+    costly_dist: bool = flag(
+        False,
+        help="pairs beyond the tolerance never stand in the way of pairs within; without "
+        "--strict-official this is always so",
+    )
+    score_all: bool = flag(False, help="labels of LOW confidence count like the others")
+    strict_official: bool = flag(
+        False, help="the numbers of the official script, its quirks included"
+    )
+
+
+class ScoreConfig(XView3Rules):
+    """Everything that ``penstock score xview3`` may be told."""
+
+    inference_file: Path = flag(help="predictions: CSV as it is submitted")
+    label_file: Path = flag(help="labels: CSV of xView3")
+    shore_root: Path | None = flag(None, help="folder of SCENE_shoreline.npy")
+    scene_id: Names | None = flag(None, help="score these scenes only (default: all)")
+    output: Path | None = flag(None, help="JSON file for the scores")
 
 
 Config = TypeVar("Config", bound=Knobs)

@@ -21,9 +21,12 @@ from ..errors import PenstockError, describe
 VERBS = {
     "infer": "run a model over a volume larger than memory",
     "plan": "say what infer would do: counts, bytes, memory; touch nothing",
-    "generate": "make data to measure with: fields, volumes, packed NetCDF",
+    "generate": "make data to measure with: fields, volumes, scenes, packed NetCDF",
+    "preprocess": "cut satellite scenes into chips to train on",
+    "train": "train a workload, every step of it timed; stop and go on exactly",
     "bench": "measure a model: memory and throughput",
     "tune": "find the settings that keep the accelerator fed",
+    "score": "score detections: the xView3 challenge's score",
     "compare": "say whether B is faster or slower than A, and how sure that is",
     "report": "make a page of a ledger: tables, sentences, figures",
     "plot": "draw the figures of a metrics file",
@@ -32,6 +35,7 @@ VERBS = {
 }
 AGAIN = {
     "infer": "; run again with --resume",
+    "train": "; run again with --resume",
     "bench": "; what was measured is in the ledger, and --resume measures the rest",
 }
 """How to go on after Ctrl-C."""
@@ -90,11 +94,13 @@ def entry() -> None:
     that decode and encode. It must be said before torch is loaded.
 
     A failed job may leave a thread behind in a call that never returns. The interpreter's own
-    way out would wait for it or abort, so then the process ends at once with its exit code.
+    way out would wait for it or abort, so then the process ends at once with its exit code. So does
+    a training: threads of gloo that still let go of tensors would ask for an interpreter that is
+    gone, and abort.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     code = main()
-    if threading.active_count() > 1:
+    if threading.active_count() > 1 or sys.argv[1:2] == ["train"]:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

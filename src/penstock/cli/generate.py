@@ -3,6 +3,7 @@
 penstock generate ufs-p1 OUT --samples 64      weather that never was, packed as a preset is
 penstock generate --from FILE.nc OUT           a NetCDF, packed into inputs and targets
 penstock generate volume OUT --shape 128 512 512    microscopy that never was, as OME-Zarr
+penstock generate xview3 OUT --scenes 4 --size 2048 2048    radar that never was, as xView3
 """
 
 from __future__ import annotations
@@ -23,24 +24,25 @@ if TYPE_CHECKING:
     from ..dataset import Packed
 
 MOST_WORKERS = 8
-VOLUME = "volume"
+VOLUME, XVIEW3 = "volume", "xview3"
 
 _PACKED = {"samples", "codec", "zarr_format", "shards", "workers", "overwrite"}
 KNOBS = {
     "a preset": _PACKED | {"grid", "seed", "slope"},
     "--from": _PACKED | {"inputs", "targets", "offsets", "target_offset"},
     "a volume": {"seed", "shape", "chunks", "shards", "overwrite"},
+    "xview3": {"seed", "scenes", "validation", "size", "objects", "tiff", "overwrite"},
 }
 """What can be said of each; anything else is refused rather than ignored."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "penstock generate (PRESET | volume | --from FILE.nc) OUT [flags]"
+    parser.usage = "penstock generate (PRESET | volume | xview3 | --from FILE.nc) OUT [flags]"
     parser.add_argument(
         "preset",
         nargs="?",
         metavar="PRESET",
-        help="ufs-p1, ufs-p2, ufs-p1-channel-first, or volume",
+        help="ufs-p1, ufs-p2, ufs-p1-channel-first, volume, or xview3",
     )
     parser.add_argument("out", nargs="?", type=Path, metavar="OUT", help="the folder to make")
     parser.add_argument(
@@ -52,13 +54,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     preset, out = _what(args)
     config = from_flags(GenerateConfig, args)
-    kind = "--from" if args.source else "a volume" if preset == VOLUME else "a preset"
+    kind = "--from" if args.source else {VOLUME: "a volume", XVIEW3: XVIEW3}.get(preset, "a preset")
     if foreign := sorted(config.model_fields_set - KNOBS[kind]):
         flag = "--" + foreign[0].replace("_", "-")
         holders = [other for other, knobs in KNOBS.items() if foreign[0] in knobs]
         raise UsageError(f"{flag} is of {' and '.join(holders)}, and this is {kind}")
     if kind == "a volume":
         return _volume(out, config)
+    if kind == XVIEW3:
+        return _xview3(out, config)
     packed = _pack_file(args.source, out, config) if args.source else _pack(preset, out, config)
     print("\n".join(lines(packed)))
     return 0
@@ -67,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 def _what(args: argparse.Namespace) -> tuple[str, Path]:
     from ..fields import PRESETS
 
-    known = ", ".join((*PRESETS, VOLUME))
+    known = ", ".join((*PRESETS, VOLUME, XVIEW3))
     # Where one word is given, argparse takes it for the last of the two.
     words = [str(word) for word in (args.preset, args.out) if word is not None]
     if args.source:
@@ -82,7 +86,7 @@ def _what(args: argparse.Namespace) -> tuple[str, Path]:
             f"give what to make ({known}, or --from FILE.nc) and OUT; "
             f"got {' '.join(words) or 'neither'}"
         )
-    if words[0] not in (*PRESETS, VOLUME):
+    if words[0] not in (*PRESETS, VOLUME, XVIEW3):
         raise UsageError(f"there is no preset {words[0]!r}; there are {known}")
     return words[0], Path(words[1])
 
@@ -183,6 +187,28 @@ def _volume(out: Path, config: GenerateConfig) -> int:
     return 0
 
 
+def _xview3(out: Path, config: GenerateConfig) -> int:
+    from ..scenes import clear_data_set, write_data_set
+
+    clear_data_set(out, config.overwrite)
+    validation = config.validation or max(1, config.scenes // 4)
+    with shown_progress(config.scenes, "scenes") as progress:
+        counts = write_data_set(
+            out,
+            (config.size[0], config.size[1]),
+            scenes=config.scenes,
+            validation=validation,
+            objects=config.objects,
+            tiff=config.tiff,
+            seed=config.seed,
+            progress=progress,
+        )
+    print(f"{out}: {config.scenes} scenes of {config.size[0]} x {config.size[1]} pixels of 10 m")
+    for split, number in (("train", config.scenes - validation), ("validation", validation)):
+        print(f"{split}: {number} scenes, {counts[split]} labels in {out / 'labels' / split}.csv")
+    return 0
+
+
 def lines(packed: Packed) -> list[str]:
     """What was made, for people."""
     samples = packed.num_samples
@@ -207,14 +233,16 @@ def _ratio(decoded: int, stored: int) -> str:
 
 
 @contextlib.contextmanager
-def shown_progress(total: int) -> Iterator[Callable[[int], None]]:
+def shown_progress(
+    total: int, unit: str = "samples", doing: str = "generating"
+) -> Iterator[Callable[[int], None]]:
     """A bar on a terminal, a line at each tenth elsewhere; both on stderr."""
     if not sys.stderr.isatty():
         tenths = {total * tenth // 10 for tenth in range(1, 11)}
 
         def say(done: int) -> None:
             if done in tenths:
-                print(f"{done} of {total} samples", file=sys.stderr, flush=True)
+                print(f"{done} of {total} {unit}", file=sys.stderr, flush=True)
 
         yield say
         return
@@ -222,10 +250,10 @@ def shown_progress(total: int) -> Iterator[Callable[[int], None]]:
     from rich.console import Console
 
     columns = (
-        bars.TextColumn("generating"),
+        bars.TextColumn(doing),
         bars.BarColumn(),
         bars.MofNCompleteColumn(),
-        bars.TextColumn("samples"),
+        bars.TextColumn(unit),
         bars.TimeRemainingColumn(),
     )
     with bars.Progress(*columns, console=Console(stderr=True)) as bar:

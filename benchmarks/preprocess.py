@@ -1,0 +1,270 @@
+"""Scenes to chips: `penstock preprocess` against the method of the xView3 reference.
+
+    python benchmarks/preprocess.py             the numbers of README.md, some minutes
+    python benchmarks/preprocess.py --quick     a smoke test, README untouched
+
+Contenders, each launch a fresh process, in turns, on the same scenes (page cache warm):
+
+    reference            the reference's method, written anew from its description: each channel
+                         whole in memory, coarse ones enlarged to the full grid, padded, cut, one
+                         .npy for each channel of each chip
+    penstock             a sharded Zarr for each scene, overlapping chips of float16 and a manifest,
+                         synced to disk, which the reference's files are not
+    penstock, 2 workers  the same, two scenes at once; the reference can do only one
+    penstock, .npy       the reference's files, made Penstock's way
+
+A ratio is taken between two launches of one round. Seconds run from the first read until the last
+file is closed. Memory is the peak of the process, of imports too. Bytes read are those that the
+process asked of the kernel (`rchar`), so that a page cache hides nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock import environment
+from penstock.chips import preprocess
+from penstock.scenes import CHANNELS, read_labels, scene_folders, write_data_set
+
+HERE = Path(__file__).resolve().parent
+README = HERE / "README.md"
+MARKERS = ("<!-- preprocess: begin -->", "<!-- preprocess: end -->")
+SELECTED = ("vh", "vv", "bathymetry")
+SCENES = 2
+FASTER, SMALLER = 5.0, 0.1
+HEADER = ("contender", "chips", "s", "chips/s", "CPU s", "peak MiB", "MB read per chip",
+          "MB written per chip", "files")  # fmt: skip
+
+
+def reference(data: Path, out: Path, chip: int) -> int:
+    """The reference's way, step for step as its users describe it."""
+    import rasterio
+    from rasterio.enums import Resampling
+
+    labels = read_labels(data / "labels" / "train.csv")
+    number = 0
+    for scene, folder in scene_folders(data, "train").items():
+        whole: dict[str, np.ndarray] = {}
+        cut: dict[str, np.ndarray] = {}
+        for name in SELECTED:
+            (out / scene / name).mkdir(parents=True)
+            with rasterio.open(folder / CHANNELS[name].file) as file:
+                whole[name] = file.read(1)
+                shape = whole[SELECTED[0]].shape
+                if whole[name].shape != shape:
+                    enlarged = file.read(out_shape=(1, *shape), resampling=Resampling.bilinear)
+                    whole[name] = enlarged[0]
+            rows, columns = (-(-side // chip) for side in shape)
+            below, beside = rows * chip - shape[0], columns * chip - shape[1]
+            padded = np.pad(whole[name], ((0, below), (0, beside)))
+            blocks = padded.reshape(rows, chip, columns, chip).swapaxes(1, 2)
+            cut[name] = blocks.reshape(-1, chip, chip)
+            for index in range(len(cut[name])):
+                np.save(out / scene / name / f"{index}_{name}.npy", cut[name][index])
+        offsets = [(column * chip, row * chip) for row in range(rows) for column in range(columns)]
+        (out / scene / "coords.json").write_text(json.dumps({"offsets": offsets}))
+        for row, column in labels[scene].points:
+            offsets.index((int(column) // chip * chip, int(row) // chip * chip))
+        number += len(offsets)
+    return number
+
+
+def ours(layout: str, workers: int = 1) -> Callable[[Path, Path, int], int]:
+    def run(data: Path, out: Path, chip: int) -> int:
+        file = data / "labels" / "train.csv"
+        done = preprocess(
+            scene_folders(data, "train"),
+            read_labels(file),
+            file,
+            out,
+            channels=SELECTED,
+            chip_size=chip,
+            overlap=64 if layout == "penstock" else 0,
+            layout=layout,  # type: ignore[arg-type]
+            workers=workers,
+            overwrite=False,
+        )
+        return done.chips
+
+    return run
+
+
+CONTENDERS: dict[str, Callable[[Path, Path, int], int]] = {
+    "reference": reference,
+    "penstock": ours("penstock"),
+    "penstock, 2 workers": ours("penstock", 2),
+    "penstock, .npy": ours("reference"),
+}
+
+
+def launch(name: str, data: Path, out: Path, chip: int) -> dict[str, Any]:
+    """One contender in this process."""
+
+    def asked() -> int:
+        text = Path("/proc/self/io").read_text()
+        return int(text.split("rchar:")[1].split()[0])
+
+    import numcodecs
+    import rasterio
+    import tifffile
+
+    assert numcodecs and rasterio and tifffile  # imported before the clock starts
+    before, began = asked(), time.perf_counter()
+    chips = CONTENDERS[name](data, out, chip)
+    seconds = time.perf_counter() - began
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    files = [path for path in out.rglob("*") if path.is_file()]
+    return {
+        "contender": name,
+        "chips": chips,
+        "seconds": seconds,
+        "cpu_s": usage.ru_utime + usage.ru_stime,
+        "peak_rss": usage.ru_maxrss * (1 if platform.system() == "Darwin" else 1024),
+        "bytes_read": asked() - before,
+        "bytes_written": sum(path.stat().st_size for path in files),
+        "files": len(files),
+    }
+
+
+def measure(data: Path, chip: int, rounds: int) -> list[dict[str, Any]]:
+    """Every contender in every round, each in a fresh process that finds its input in memory."""
+    found = []
+    for number in range(rounds):
+        for name in CONTENDERS:
+            for path in data.rglob("*.tif"):
+                path.read_bytes()
+            with tempfile.TemporaryDirectory(dir=data.parent) as out:
+                os.sync()
+                words = ["--launch", name, "--data", str(data), "--out", f"{out}/chips"]
+                command = [sys.executable, __file__, *words, "--chip", str(chip)]
+                done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise SystemExit(done.stderr)
+            found.append({"round": number, **json.loads(done.stdout.splitlines()[-1])})
+    return found
+
+
+def lines_of(found: Mapping[str, Any]) -> list[str]:
+    """The README's table and verdicts, from the launches."""
+    launches = found["launches"]
+    of = {name: [row for row in launches if row["contender"] == name] for name in CONTENDERS}
+
+    def middle(name: str, value: Callable[[Mapping[str, Any]], float]) -> float:
+        return statistics.median(value(row) for row in of[name])
+
+    def ratios(name: str, value: Callable[[Mapping[str, Any]], float]) -> list[float]:
+        pairs = zip(of[name], of["reference"], strict=True)
+        return [value(one) / value(other) for one, other in pairs]
+
+    def verdict(what: str, values: list[float], target: str, met: bool) -> str:
+        spread = f"[{min(values):.3g} - {max(values):.3g}], {len(values)} rounds"
+        state = "met" if met else "**NOT MET**"
+        return f"- {state}: {what} is {statistics.median(values):.3g} {spread}; target {target}."
+
+    about = (
+        f"{SCENES} scenes of {' x '.join(map(str, found['size']))} pixels, {found['tiff']}; "
+        f"{', '.join(SELECTED)}; chips of {found['chip']}."
+    )
+    lines = [
+        f"{found['time'][:10]}, {found['machine']}, load average {found['load']:.1f} before.",
+        about,
+        "",
+        f"| {' | '.join(HEADER)} |",
+        "|---" * len(HEADER) + "|",
+    ]
+    for name in CONTENDERS:
+        lines.append(
+            f"| {name} | {middle(name, lambda row: row['chips']):.0f} "
+            f"| {middle(name, lambda row: row['seconds']):.3g} "
+            f"| {middle(name, lambda row: row['chips'] / row['seconds']):.3g} "
+            f"| {middle(name, lambda row: row['cpu_s']):.3g} "
+            f"| {middle(name, lambda row: row['peak_rss'] / 2**20):.0f} "
+            f"| {middle(name, lambda row: row['bytes_read'] / row['chips'] / 1e6):.3g} "
+            f"| {middle(name, lambda row: row['bytes_written'] / row['chips'] / 1e6):.3g} "
+            f"| {middle(name, lambda row: row['files']):.0f} |"
+        )
+    lines.append("")
+    for name in ("penstock", "penstock, 2 workers"):
+        rates = ratios(name, lambda row: row["chips"] / row["seconds"])
+        peaks = ratios(name, lambda row: row["peak_rss"])
+        met = statistics.median(rates) >= FASTER, statistics.median(peaks) <= SMALLER
+        lines += [
+            verdict(f"chips/s of {name} over the reference's", rates, f">= {FASTER:g}", met[0]),
+            verdict("its peak memory over the reference's", peaks, f"<= {SMALLER:g}", met[1]),
+        ]
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a smoke test; README untouched")
+    parser.add_argument("--results", type=Path, default=HERE / "results")
+    parser.add_argument("--size", type=int, nargs=2, default=(10_000, 12_000))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tiff", default="strips", help="strips, deflate or tiled")
+    parser.add_argument("--chip", type=int, default=800)
+    parser.add_argument("--data", type=Path, help="make the scene here, and use it if it is there")
+    parser.add_argument("--launch", help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.launch:
+        print(json.dumps(launch(args.launch, args.data, args.out, args.chip)))
+        return
+    if args.quick:
+        args.size, args.rounds = (900, 1100), 1
+    machine = environment.collect()["machine"]
+    found: dict[str, Any] = {
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "machine": f"{machine['processor']}, {machine['cores']} cores, {platform.system()}",
+        "load": os.getloadavg()[0],
+        "size": args.size,
+        "chip": args.chip,
+        "tiff": args.tiff,
+    }
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        data = args.data or folder / "data"
+        if not data.exists():
+            write_data_set(
+                data,
+                tuple(args.size),
+                scenes=SCENES + 1,
+                validation=1,
+                objects=100,
+                tiff=args.tiff,
+                seed=0,
+            )
+            shutil.rmtree(data / "validation")
+        found["launches"] = measure(data, args.chip, args.rounds)
+    lines = lines_of(found)
+    print("\n".join(lines))
+    args.results.mkdir(parents=True, exist_ok=True)
+    raw = args.results / f"{found['time'][:10]}-preprocess.json"
+    raw.write_text(json.dumps(found) + "\n")
+    if not args.quick:
+        text = README.read_text()
+        before, _, rest = text.partition(MARKERS[0])
+        _, _, after = rest.partition(MARKERS[1])
+        README.write_text(before + MARKERS[0] + "\n" + "\n".join(lines) + "\n" + MARKERS[1] + after)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        main()

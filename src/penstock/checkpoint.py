@@ -1,0 +1,167 @@
+"""The state of a training on disk, whole or not at all.
+
+    OUT/checkpoints/last.pt                        the state after the last checkpoint
+    OUT/checkpoints/epoch=03-val_acc=0.9512.pt     the best few, by the workload's judge
+    OUT/best_model.pth                             the weights of the best, nothing else
+
+Every file is written under another name and then renamed, so a killed run leaves the one before.
+Files hold tensors, numbers, strings, lists and dicts only: they are read with
+``weights_only=True``, which executes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from .errors import UsageError
+
+FORMAT, VERSION = "penstock-training", 1
+LAST, BEST = "last.pt", "best_model.pth"
+
+State = dict[str, Any]
+Write = Callable[[Path, Mapping[str, Any]], None]
+"""Writes a state to a path; of several ranks it is called on all, and one of them writes."""
+
+
+class Checkpoints:
+    """The checkpoints of one output folder. Every rank makes the same calls."""
+
+    def __init__(
+        self, out: Path, write: Write, *, writes: bool, keep: int, judge: str, higher: bool
+    ) -> None:
+        self.out, self.folder = out, out / "checkpoints"
+        self._write, self._writes, self._keep = write, writes, keep
+        self._judge, self._sign = judge, 1.0 if higher else -1.0
+        self.best: list[dict[str, Any]] = []
+        """The best epochs, best first: ``score``, ``epoch`` and ``file``."""
+
+    def save(self, state: State) -> None:
+        """The state as the last one."""
+        self._put(self.folder / LAST, {"format": FORMAT, "version": VERSION, **state})
+
+    def rank(self, epoch: int, scores: Mapping[str, float]) -> bool:
+        """Enter an epoch among the best; whether it is the best of all. Ties go to the earlier."""
+        score = scores[self._judge]
+        file = f"epoch={epoch:02d}-{self._judge}={score:.4f}.pt"
+        entry = {"score": score, "epoch": epoch, "file": file}
+        worst = float("-inf")
+        ranked = sorted(
+            [*self.best, entry],
+            key=lambda e: -(self._sign * e["score"] if np.isfinite(e["score"]) else worst),
+        )
+        self.best = ranked[: max(1, self._keep)]
+        return self.best[0] is entry
+
+    def tidy(self) -> None:
+        """Give the last state its name among the best, if it is one; remove those that were."""
+        if not self._writes:
+            return
+        wanted = {entry["file"] for entry in self.best[: self._keep]}
+        for path in self.folder.glob("epoch=*.pt"):
+            if path.name not in wanted:
+                path.unlink()
+        for name in wanted:
+            if not (self.folder / name).exists():
+                _same(self.folder / LAST, self.folder / name)
+
+    def save_weights(self, weights: Mapping[str, Any]) -> None:
+        self._put(self.out / BEST, weights)
+
+    def _put(self, path: Path, state: Mapping[str, Any]) -> None:
+        part = path.with_name(path.name + ".part")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._write(part, state)
+        if self._writes:
+            with part.open("rb") as written:
+                os.fsync(written.fileno())
+            part.replace(path)
+
+
+def _same(old: Path, new: Path) -> None:
+    """A second name for a file that is only ever replaced; a copy where there are no links."""
+    part = new.with_name(new.name + ".part")
+    part.unlink(missing_ok=True)
+    try:
+        os.link(old, part)
+    except OSError:
+        shutil.copyfile(old, part)
+    part.replace(new)
+
+
+def read(path: Path, workload: str) -> State:
+    """The state in a file. Raises `UsageError` where it is none, or another workload's."""
+    state = read_file(path, "--resume")
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise UsageError(f"--resume: {path} is no checkpoint of penstock train")
+    if state.get("version") != VERSION:
+        raise UsageError(
+            f"--resume: {path} has version {state.get('version')} of the format; this Penstock "
+            f"reads {VERSION}"
+        )
+    if state["workload"] != workload:
+        raise UsageError(f"--resume: {path} is a checkpoint of {state['workload']}, not {workload}")
+    return state
+
+
+def read_file(path: Path, flag: str) -> Any:
+    """Tensors and plain values of a safetensors or torch file, on the CPU."""
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError as error:
+        raise UsageError(f"{flag}: there is no file {path}") from error
+    # Whatever is wrong with a file, torch's reader has an error of another type for it.
+    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+        raise UsageError(f"{flag}: {path} cannot be read as a file of tensors") from error
+
+
+def load_weights(module: nn.Module, weights: Mapping[str, Any], where: str) -> None:
+    """Put weights into a model that has exactly those, by name and shape."""
+    own = module.state_dict()
+    for name in {**own, **weights}:
+        there = tuple(weights[name].shape) if name in weights else "absent"
+        here = tuple(own[name].shape) if name in own else "absent"
+        if there != here:
+            raise UsageError(f"{where} is of another model: {name} is {there} there, {here} here")
+    module.load_state_dict(weights)
+
+
+# --- random numbers ----------------------------------------------------------------------------
+
+
+def random_state(device: torch.device) -> State:
+    """Where this process stands in its random numbers: torch's, numpy's and Python's."""
+    numpys: Any = np.random.get_state(legacy=True)
+    name, keys, position, has_gauss, gauss = numpys
+    version, words, next_gauss = random.getstate()
+    state = {
+        "torch": torch.get_rng_state(),
+        "numpy": [str(name), torch.from_numpy(keys.astype(np.int64)), position, has_gauss, gauss],
+        "python": [version, list(words), next_gauss],
+    }
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_random_state(state: State, device: torch.device) -> None:
+    torch.set_rng_state(state["torch"])
+    name, keys, position, has_gauss, gauss = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
+    version, words, next_gauss = state["python"]
+    random.setstate((version, tuple(words), next_gauss))
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)

@@ -1,0 +1,91 @@
+"""``penstock preprocess``: satellite scenes, cut into chips to train on.
+
+penstock preprocess --data_root DATA --train_label_file train.csv --val_label_file validation.csv \\
+                    --output_dir CHIPS
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from ..config import CHIP_OVERLAP, PreprocessConfig, add_flags, from_flags
+from ..errors import UsageError
+from .generate import shown_progress
+
+if TYPE_CHECKING:
+    from ..scenes import Labels
+
+SPLITS: tuple[tuple[Literal["train", "validation"], str], ...] = (
+    ("train", "train"),
+    ("validation", "val"),
+)
+"""Folder of the scenes, folder of the chips."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_flags(parser, PreprocessConfig)
+
+
+def run(args: argparse.Namespace) -> int:
+    from ..chips import preprocess
+    from ..scenes import channels_of, read_labels, scene_folders
+
+    config = from_flags(PreprocessConfig, args)
+    channels = channels_of(config.channels)
+    if config.layout == "reference" and config.overlap:
+        raise UsageError(f"--overlap {config.overlap}: chips of --layout reference do not overlap")
+    overlap = CHIP_OVERLAP if config.overlap is None else config.overlap
+    overlap = 0 if config.layout == "reference" else overlap
+    # Both splits are checked before a pixel of either is read.
+    work = []
+    for split, name in SPLITS:
+        file = config.train_label_file if split == "train" else config.val_label_file
+        folders, labels = scene_folders(config.data_root, split), read_labels(file)
+        work.append((split, name, file, _matched(folders, labels, file, config.partial), labels))
+    for split, name, file, folders, labels in work:
+        began = time.perf_counter()
+        with shown_progress(len(folders), "scenes", f"cutting {split}") as progress:
+            done = preprocess(
+                folders,
+                labels,
+                file,
+                config.output_dir / name,
+                channels=channels,
+                chip_size=config.chip_size,
+                overlap=overlap,
+                layout=config.layout,
+                workers=config.num_workers,
+                overwrite=config.overwrite_preproc,
+                background=split == "train",
+                progress=progress,
+            )
+        took = time.perf_counter() - began
+        print(
+            f"{config.output_dir / name}: {done.chips} chips of {done.scenes} scenes, "
+            f"{done.labels} labels, in {took:.1f} s"
+            + (f"; {done.resumed} scenes were done before" if done.resumed else "")
+        )
+    return 0
+
+
+def _matched(
+    folders: Mapping[str, Path], labels: Mapping[str, Labels], file: Path, partial: bool
+) -> dict[str, Path]:
+    """The scenes to cut: those that have both a folder and labels, which must be all."""
+    for lacking, have, what in (
+        (sorted(folders.keys() - labels.keys()), folders, f"has no label in {file}"),
+        (sorted(labels.keys() - folders.keys()), labels, f"of {file} has no folder"),
+    ):
+        if lacking and not partial:
+            raise UsageError(
+                f"scene {lacking[0]} {what} ({len(lacking)} of {len(have)} scenes); "
+                "--partial takes only scenes with both"
+            )
+    both = {name: path for name, path in folders.items() if name in labels}
+    if not both:
+        raise UsageError(f"no scene has both a folder and labels in {file}")
+    return both

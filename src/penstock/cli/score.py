@@ -1,0 +1,93 @@
+"""``penstock score xview3``: the score of the xView3 challenge.
+
+penstock score xview3 --inference_file PREDICTIONS.csv --label_file LABELS.csv --shore_root SHORES
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..config import ScoreConfig, add_flags, from_flags
+from ..errors import UsageError
+
+if TYPE_CHECKING:
+    from ..detection import Objects, XView3Score
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("score", choices=["xview3"], help="which score: xview3")
+    add_flags(parser, ScoreConfig)
+
+
+def run(args: argparse.Namespace) -> int:
+    config = from_flags(ScoreConfig, args)
+
+    from .. import detection
+    from ..shoreline import read_shoreline, shoreline_path
+
+    predicted = detection.read_predictions(config.inference_file)
+    labels = detection.read_labels(config.label_file)
+    if config.scene_id is not None:
+        predicted, labels = _of_scenes(config.scene_id, predicted, labels)
+    if not len(labels):
+        raise UsageError(f"--label-file {config.label_file} holds no labels to score against")
+    root = config.shore_root
+    score = detection.score_xview3(
+        predicted,
+        labels,
+        config,
+        None if root is None else lambda scene: read_shoreline(shoreline_path(root, scene)),
+    )
+    if config.output is not None:
+        try:
+            config.output.write_text(json.dumps(score.as_dict()))
+        except OSError as error:
+            raise UsageError(f"--output {config.output}: {error.strerror}") from error
+    print("\n".join(lines(score, config)))
+    return 0
+
+
+def _of_scenes(scenes: tuple[str, ...], *sides: Objects) -> list[Objects]:
+    for scene in scenes:
+        if not any(scene in side.scene for side in sides):
+            raise UsageError(f"--scene-id {scene}: there is no such scene in either file")
+    return [side[np.isin(side.scene, scenes)] for side in sides]
+
+
+def lines(score: XView3Score, config: ScoreConfig) -> list[str]:
+    """The score for people."""
+    rows = [
+        ("localisation F1", score.loc_fscore, score.location),
+        ("shore F1", score.loc_fscore_shore, score.shore),
+        ("vessel F1", score.vessel_fscore, score.vessel),
+        ("fishing F1", score.fishing_fscore, score.fishing),
+    ]
+    told = [f"{'':<16}  score   right  stray  missed"]
+    for name, value, counts in rows:
+        line = f"{name:<16}  {_figure(value)}"
+        if counts is not None:
+            line += (
+                f"  {counts.true_positive:>5}  {counts.false_positive:>5}"
+                f"  {counts.false_negative:>6}"
+            )
+        told.append(line)
+    told.append(f"{'length accuracy':<16}  {_figure(score.length_acc)}  {score.lengths:>5}")
+    told.append(f"{'aggregate':<16}  {_figure(score.aggregate)}")
+    if config.strict_official:
+        told.append("These are the numbers of the official script, its quirks included.")
+    elif score.aggregate is None:
+        missing = [key for key, value in score.as_dict().items() if value is None]
+        reason = f"nothing to measure {missing[0]} on"
+        if score.shore is None:
+            reason = "the shore F1 needs --shore-root and a --shore-tolerance above 0"
+        told.append(f"There is no aggregate: {reason}.")
+    return told
+
+
+def _figure(value: float | None) -> str:
+    return "-     " if value is None or math.isnan(value) else f"{value:.4f}"

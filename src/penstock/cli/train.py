@@ -1,0 +1,158 @@
+"""``penstock train``: train a workload, every step of it timed.
+
+penstock train spiral                              two spirals: a machine's first steps
+penstock train emulator --train-data-root DATA     a graph network on packed fields
+penstock train --train-chips-path ...              the detector of the xView3 scenes
+torchrun --nproc-per-node 8 -m penstock train ... --distributed
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..config import (
+    TRAIN_DEFAULTS,
+    TRAIN_KNOBS,
+    TrainConfig,
+    add_flags,
+    build,
+    read_yaml,
+)
+from ..errors import UsageError
+from ..units import format_bytes, format_seconds, significant
+
+if TYPE_CHECKING:
+    from ..train import Progress
+
+MOST_SCORES = 4
+"""In a line; the others stand in training_results.json."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "workload",
+        nargs="?",
+        default="detector",
+        metavar="WORKLOAD",
+        help=f"{', '.join(TRAIN_DEFAULTS)}, or package.module:Class (default: detector)",
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="settings; flags win")
+    add_flags(parser, TrainConfig)
+    parser.add_argument(
+        "--max-epochs", dest="epochs", default=argparse.SUPPRESS, help=argparse.SUPPRESS
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    config = config_of(args)
+    from ..train import train
+
+    with shown_progress() as progress:
+        results = train(args.workload, config, progress=progress)
+    if results["rank"] == 0:
+        print("\n".join(lines(results, config.output_dir)))
+    return 0
+
+
+def config_of(args: argparse.Namespace) -> TrainConfig:
+    """The workload's defaults under a YAML file under the flags."""
+    flags = {key: value for key, value in vars(args).items() if key in TrainConfig.model_fields}
+    settings = read_yaml(args.config) if args.config else {}
+    own = TRAIN_KNOBS.get(args.workload)
+    if own is not None:
+        given = {str(key).replace("-", "_") for key in (*settings, *flags)}
+        for name in sorted(given - own):
+            if holders := [other for other, knobs in TRAIN_KNOBS.items() if name in knobs]:
+                flag = "--" + name.replace("_", "-")
+                raise UsageError(f"{flag} is of {' and '.join(holders)}, not of {args.workload}")
+    return build(TrainConfig, TRAIN_DEFAULTS.get(args.workload, {}), settings, flags)
+
+
+# --- words -----------------------------------------------------------------------------------
+
+
+def lines(results: dict[str, Any], out: Path) -> list[str]:
+    """What became of a run, for people."""
+    ranks, best = results["ranks"], results["best"]
+    devices = f"{results['world_size']} x {results['device']}"
+    told = []
+    told.append(
+        f"{results['workload']}: {results['parameters']:,} parameters, {devices}, "
+        f"{results['steps']} steps of {results['global_batch_size']} samples"
+    )
+    if results["samples_per_s"]:
+        told.append(
+            f"{significant(results['samples_per_s'])} samples/s: {results['samples']:,} samples "
+            f"in {format_seconds(results['training_s'])}, and "
+            f"{format_seconds(results['validation_s'])} of validation"
+        )
+    for rank in ranks:
+        step = rank["phases"]["step"]
+        if step is not None:
+            shares = ", ".join(
+                f"{name} {phase['total_s'] / step['total_s']:.0%}"
+                for name, phase in rank["phases"].items()
+                if phase is not None and name != "step"
+            )
+            told.append(f"rank {rank['rank']}: {format_seconds(step['median_s'])} a step: {shares}")
+        peaks = [("host", rank["memory"]["host_peak"]), ("device", rank["memory"]["device_peak"])]
+        held = ", ".join(f"{format_bytes(most)} of {kind}" for kind, most in peaks if most)
+        told.append(f"rank {rank['rank']}: at most {held} memory")
+    if best is not None:
+        told.append(
+            f"best {results['judge']} {best['score']:.4f} after epoch {best['epoch']}: "
+            f"{out / 'best_model.pth'}"
+        )
+    return told
+
+
+def epoch_line(now: Progress) -> str:
+    first = list(now.scores.items())[:MOST_SCORES]
+    scores = ", ".join(f"{name} {value:.4f}" for name, value in first)
+    return f"epoch {now.epoch}, step {now.step} of {now.steps}: loss {now.loss:.4f}; {scores}"
+
+
+@contextlib.contextmanager
+def shown_progress() -> Iterator[Callable[[Progress], None]]:
+    """A bar on a terminal, a line at each validated epoch elsewhere; both on stderr, of rank 0."""
+    said: set[int] = set()
+
+    def is_new(now: Progress) -> bool:
+        """Whether this is the first word of a validation that has ended."""
+        if now.epoch in said or not now.validated:
+            return False
+        said.add(now.epoch)
+        return True
+
+    if not sys.stderr.isatty():
+
+        def say(now: Progress) -> None:
+            if is_new(now):
+                print(epoch_line(now), file=sys.stderr, flush=True)
+
+        yield say
+        return
+    from rich import progress as bars
+    from rich.console import Console
+
+    columns = (
+        bars.TextColumn("epoch {task.fields[epoch]}"),
+        bars.BarColumn(),
+        bars.MofNCompleteColumn(),
+        bars.TextColumn("steps, loss {task.fields[loss]:.4f}"),
+        bars.TimeRemainingColumn(),
+    )
+    with bars.Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=None, epoch=0, loss=float("nan"))
+
+        def move(now: Progress) -> None:
+            bar.update(task, completed=now.step, total=now.steps, epoch=now.epoch, loss=now.loss)
+            if is_new(now):
+                bar.console.print(epoch_line(now))
+
+        yield move

@@ -1,0 +1,287 @@
+"""A compact weather emulator: encode, process, decode on a mesh around the globe.
+
+    grid (rows x columns)  ──▶  mesh (icosahedron, refined)  ──▶  grid
+      each point tells its        messages along edges of          each point hears from
+      three nearest nodes         every level of refinement        its three nearest nodes
+
+The shape is that of GraphCast (Lam et al., 2023, https://doi.org/10.1126/science.adi2336), small.
+An edge knows where its sender lies as seen from its receiver, *eastward* and *poleward*, and a
+node how far it is from the equator. Neither says which hemisphere, so what is learnt of one holds
+in the other; who feeds the net turns meridional winds poleward (see `workloads.emulator`).
+
+A grid has equal steps around the globe, from any meridian, and rows from one pole to the other:
+with an odd number of rows the first and last are the poles, with an even number they lie half a
+step away.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..errors import UsageError, require
+
+Points = NDArray[np.float64]
+"""On the unit sphere, (n, 3)."""
+Pairs = NDArray[np.int64]
+"""Of senders and receivers, (n, 2)."""
+_NEAREST = 3
+_PLACE, _AWAY = 2, 3
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Who tells whom, and from where."""
+
+    senders: Tensor
+    """int64 (edges,)."""
+    receivers: Tensor
+    where: Tensor
+    """Where the sender lies from the receiver: eastward, poleward, upward; (edges, 3)."""
+    share: Tensor
+    """1 / edges of each receiver, (receivers, 1)."""
+
+    def to(self, device: torch.device) -> Graph:
+        return Graph(*(part.to(device) for part in vars(self).values()))
+
+
+class Messages(nn.Module):
+    """Every receiver hears the mean of what its senders tell, and changes by it."""
+
+    def __init__(self, latent: int) -> None:
+        super().__init__()
+        self.where = nn.Linear(_AWAY, latent)
+        # What a linear map would make of an edge's two ends joined, made at the ends: there are
+        # far fewer of them than edges.
+        self.sender = nn.Linear(latent, latent, bias=False)
+        self.receiver = nn.Linear(latent, latent, bias=False)
+        self.tell = nn.Linear(latent, latent)
+        self.change = mlp(2 * latent, latent, latent)
+        self.norm = nn.LayerNorm(latent)
+
+    def forward(self, sending: Tensor, receiving: Tensor, graph: Graph) -> Tensor:
+        """Nodes are (batch, node, latent)."""
+        told = self.where(graph.where) + self.sender(sending).index_select(1, graph.senders)
+        told = told + self.receiver(receiving).index_select(1, graph.receivers)
+        told = self.tell(functional.silu(told))
+        heard = told.new_zeros(len(told), receiving.shape[1], told.shape[2])
+        heard = heard.index_add(1, graph.receivers, told) * graph.share.to(told.dtype)
+        changed = self.change(torch.cat([receiving, heard.to(receiving.dtype)], dim=-1))
+        moved: Tensor = receiving + self.norm(changed)
+        return moved
+
+
+class Emulator(nn.Module):
+    """Fields (batch, channels, row, column) to fields on the same grid, whatever its size."""
+
+    spatial_axes = 2
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        latent_size: int,
+        message_steps: int,
+        mesh_level: int,
+    ) -> None:
+        super().__init__()
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self._vertices, edges = icosphere(mesh_level)
+        self._mesh = graph_of(self._vertices, self._vertices, edges)
+        self._grids: dict[tuple[int, int, torch.device], tuple[Tensor, ...]] = {}
+        self._graphs: dict[tuple[int, int, torch.device], tuple[Graph, Graph, Graph]] = {}
+        self.from_grid = mlp(in_channels + _PLACE, latent_size, latent_size)
+        self.from_mesh = mlp(_PLACE, latent_size, latent_size)
+        self.encode = Messages(latent_size)
+        self.process = nn.ModuleList(Messages(latent_size) for _ in range(message_steps))
+        self.decode = Messages(latent_size)
+        self.to_grid = mlp(latent_size, latent_size, out_channels)
+        # It begins by saying nothing; what it adds to, persistence for one, stands.
+        last = self.to_grid[-1]
+        assert isinstance(last, nn.Linear)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, _, rows, columns = x.shape
+        (places, vertices), (up, across, down) = self._geometry(rows, columns, x.device)
+        values = x.flatten(2).transpose(1, 2)  # (batch, point, channel)
+        grid = self.from_grid(torch.cat([values, places.expand(batch, -1, -1)], dim=-1))
+        mesh = self.from_mesh(vertices.expand(batch, -1, -1))
+        mesh = self.encode(grid, mesh, up)
+        for messages in self.process:
+            mesh = messages(mesh, mesh, across)
+        grid = self.decode(mesh, grid, down)
+        out: Tensor = self.to_grid(grid).transpose(1, 2)
+        return out.reshape(batch, self.out_channels, rows, columns)
+
+    def _geometry(
+        self, rows: int, columns: int, device: torch.device
+    ) -> tuple[tuple[Tensor, ...], tuple[Graph, Graph, Graph]]:
+        """The places of the grid's points and the mesh's nodes, and the graphs between them."""
+        key = rows, columns, device
+        if key not in self._grids:
+            points = grid_points(rows, columns)
+            near = nearest(points, self._vertices)
+            up = graph_of(points, self._vertices, near)
+            down = graph_of(self._vertices, points, near[:, ::-1])
+            places = (place_of(points).to(device), place_of(self._vertices).to(device))
+            self._grids[key] = places
+            self._graphs[key] = (up.to(device), self._mesh.to(device), down.to(device))
+        return self._grids[key], self._graphs[key]
+
+
+def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inputs, hidden), nn.SiLU(), nn.Linear(hidden, outputs))
+
+
+# --- geometry ----------------------------------------------------------------------------------
+
+
+def latitudes(rows: int) -> NDArray[np.float64]:
+    """Radians, north first.
+
+    >>> np.degrees(latitudes(3)), np.degrees(latitudes(2))
+    (array([ 90.,   0., -90.]), array([ 45., -45.]))
+    """
+    if rows % 2:
+        return np.linspace(math.pi / 2, -math.pi / 2, rows) if rows > 1 else np.zeros(1)
+    return math.pi * (0.5 - (np.arange(rows) + 0.5) / rows)
+
+
+def grid_points(rows: int, columns: int) -> Points:
+    """The points of a grid, row by row."""
+    # Half a step from the planes in which the icosahedron is its own mirror image, and in which
+    # a point would have more than three nodes nearest to it.
+    longitudes = (np.arange(columns) + 0.5) * (2 * math.pi / columns)
+    latitude, longitude = np.meshgrid(latitudes(rows), longitudes, indexing="ij")
+    shadow = np.cos(latitude)
+    points = [shadow * np.cos(longitude), shadow * np.sin(longitude), np.sin(latitude)]
+    return np.stack(points, axis=-1).reshape(-1, 3)
+
+
+def icosphere(level: int) -> tuple[Points, Pairs]:
+    """Nodes of an icosahedron each of whose faces was cut into four ``level`` times, and the edges
+    of every level, both ways.
+
+    >>> [len(icosphere(level)[0]) for level in range(4)]
+    [12, 42, 162, 642]
+    """
+    golden = (1 + math.sqrt(5)) / 2
+    points = [
+        point
+        for a in (-1.0, 1.0)
+        for b in (-golden, golden)
+        for point in ((0.0, a, b), (a, b, 0.0), (b, 0.0, a))
+    ]
+    vertices = [np.array(point) / np.linalg.norm(point) for point in points]
+    side = 2 / math.sqrt(1 + golden**2)
+    near = [
+        [j for j in range(12) if math.isclose(np.linalg.norm(vertices[i] - vertices[j]), side)]
+        for i in range(12)
+    ]
+    faces = [
+        (i, j, k) for i in range(12) for j in near[i] for k in near[i] if i < j < k and k in near[j]
+    ]
+    edges: set[tuple[int, int]] = set()
+    for _ in range(level):
+        edges |= _edges(faces)
+        middles: dict[tuple[int, int], int] = {}
+
+        def middle(i: int, j: int, middles: dict[tuple[int, int], int] = middles) -> int:
+            pair = min(i, j), max(i, j)
+            if pair not in middles:
+                between = vertices[i] + vertices[j]
+                vertices.append(between / np.linalg.norm(between))
+                middles[pair] = len(vertices) - 1
+            return middles[pair]
+
+        cut = []
+        for i, j, k in faces:
+            ij, jk, ki = middle(i, j), middle(j, k), middle(k, i)
+            cut += [(i, ij, ki), (j, jk, ij), (k, ki, jk), (ij, jk, ki)]
+        faces = cut
+    edges |= _edges(faces)
+    return np.array(vertices), np.array(sorted(edges), np.int64)
+
+
+def _edges(faces: Sequence[tuple[int, int, int]]) -> set[tuple[int, int]]:
+    return {(i, j) for face in faces for i in face for j in face if i != j}
+
+
+def nearest(points: Points, vertices: Points) -> Pairs:
+    """Each point with each of its nearest vertices."""
+    tree = require("scipy.spatial", "train").cKDTree(vertices)
+    _, found = tree.query(points, k=_NEAREST)
+    return np.stack([np.repeat(np.arange(len(points)), _NEAREST), found.ravel()], axis=1)
+
+
+def graph_of(senders: Points, receivers: Points, pairs: Pairs) -> Graph:
+    at, seen = receivers[pairs[:, 1]], senders[pairs[:, 0]]
+    shadow = np.maximum(np.hypot(at[:, 0], at[:, 1]), 1e-9)[:, None]
+    east = np.stack([-at[:, 1], at[:, 0], np.zeros(len(at))], axis=1) / shadow
+    away = seen - at
+    eastward, northward, upward = ((away * axis).sum(1) for axis in (east, np.cross(at, east), at))
+    height = np.round(at[:, 2], 9)  # on the equator, either way is poleward
+    poleward = np.where(height == 0, np.abs(northward), northward * np.sign(height))
+    where = np.stack([eastward, poleward, upward], axis=1)
+    where /= max(float(np.abs(where).max()), 1e-9)
+    counts = np.maximum(np.bincount(pairs[:, 1], minlength=len(receivers)), 1)
+    return Graph(
+        torch.from_numpy(pairs[:, 0].copy()),
+        torch.from_numpy(pairs[:, 1].copy()),
+        torch.from_numpy(where).float(),
+        torch.from_numpy(1.0 / counts).float()[:, None],
+    )
+
+
+def place_of(points: Points) -> Tensor:
+    """How far from the equator: the sine of the latitude without its sign, and the cosine."""
+    height = torch.from_numpy(points[:, 2]).abs().clamp(max=1.0)
+    return torch.stack([height, (1 - height**2).sqrt()], dim=1).float()
+
+
+# --- sizes to measure --------------------------------------------------------------------------
+
+
+def emulator(
+    in_channels: int = 9, latent_size: int = 64, message_steps: int = 4, mesh_level: int = 3
+) -> Emulator:
+    """As many fields out as in."""
+    if mesh_level > 7:
+        raise UsageError(f"mesh_level {mesh_level}: 7 has 163,842 nodes, and no grid needs more")
+    return Emulator(
+        in_channels,
+        in_channels,
+        latent_size=latent_size,
+        message_steps=message_steps,
+        mesh_level=mesh_level,
+    )
+
+
+def latent_32(in_channels: int = 9) -> Emulator:
+    return emulator(in_channels, 32)
+
+
+def latent_64(in_channels: int = 9) -> Emulator:
+    return emulator(in_channels, 64)
+
+
+def latent_128(in_channels: int = 9) -> Emulator:
+    return emulator(in_channels, 128)
+
+
+def latent_256(in_channels: int = 9) -> Emulator:
+    return emulator(in_channels, 256)
+
+
+def latent_512(in_channels: int = 9) -> Emulator:
+    return emulator(in_channels, 512)

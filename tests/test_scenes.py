@@ -1,0 +1,463 @@
+"""xView3 scenes: made, written, read by windows, refused where they are broken."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.cli import main
+from penstock.errors import UsageError
+from penstock.scenes import (
+    CHANNELS,
+    COLUMNS,
+    NO_SHORE_KM,
+    NODATA,
+    TIFF,
+    Scene,
+    channels_of,
+    is_missing,
+    read_labels,
+    scene_folders,
+    write_data_set,
+    write_scene,
+)
+from penstock.shoreline import read_shoreline
+from penstock.synthetic_scenes import APART, STRIP, SyntheticScene
+
+rasterio = pytest.importorskip("rasterio")
+pytest.importorskip("contourpy")
+pytest.importorskip("tifffile")
+ndimage = pytest.importorskip("scipy.ndimage")
+
+SIZE = (330, 470)
+COASTAL = 2  # a seed with land
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("xview3")
+    write_data_set(root, SIZE, scenes=3, validation=1, objects=6, tiff="strips", seed=0)
+    return root
+
+
+@pytest.fixture(scope="module")
+def folder(data: Path) -> Path:
+    return next(iter(scene_folders(data, "train").values()))
+
+
+def whole(path: Path) -> np.ndarray:
+    """The oracle: rasterio reads all of it."""
+    with rasterio.open(path) as file:
+        values = file.read(1)
+    values[values == NODATA] = np.nan
+    return np.asarray(values)
+
+
+# --- scenes that never were ------------------------------------------------------------------
+
+
+def pixels(scene: SyntheticScene) -> tuple[np.ndarray, np.ndarray]:
+    strips = list(scene.strips())
+    return (np.concatenate([strip[1] for strip in strips]),
+            np.concatenate([strip[2] for strip in strips]))  # fmt: skip
+
+
+def test_a_scene_is_the_same_from_the_same_seed_and_another_from_another() -> None:
+    first, again, other = (pixels(SyntheticScene((300, 260), seed, 5)) for seed in (3, 3, 4))
+    np.testing.assert_array_equal(first, again)
+    assert first[0].shape == first[1].shape == (300, 260)
+    assert np.nanmax(np.abs(first[0] - other[0])) > 1
+
+
+def test_sea_looks_like_the_sea_of_sentinel_1() -> None:
+    scene = SyntheticScene((600, 700), COASTAL, 10)
+    vh, vv = pixels(scene)
+    ndi = ndimage.zoom(scene.elevation, 10, order=1)[:600, :700]
+    sea = (ndi < -30) & np.isfinite(vv)
+    assert -20 < np.median(vv[sea]) < -12
+    assert -31 < np.median(vh[sea]) < -22
+    # Heavier tails than speckle of that many looks alone has: the sea is K-distributed.
+    power = 10 ** (vv[sea] / 10)
+    assert np.var(power) / np.mean(power) ** 2 > 1.2 / 4.4
+    land = (ndi > 10) & np.isfinite(vv)
+    assert np.median(vh[land]) > np.median(vh[sea]) + 4
+    assert 0.005 < np.isnan(vv).mean() < 0.1
+
+
+def test_targets_shine_where_they_are_said_to_be() -> None:
+    scene = SyntheticScene((900, 900), COASTAL, 20)
+    _, vv = pixels(scene)
+    assert len(scene.targets) == 20
+    bright = 0
+    for target in scene.targets:
+        row, column = round(target.row), round(target.column)
+        near = vv[max(row - 3, 0) : row + 4, max(column - 3, 0) : column + 4]
+        around = vv[max(row - 20, 0) : row + 21, max(column - 20, 0) : column + 21]
+        bright += bool(np.nanmax(near) > np.nanmedian(around) + 5)
+    assert bright >= 17
+    spots = np.array([(target.row, target.column) for target in scene.targets])
+    apart = np.hypot(*(spots[:, None] - spots[None]).transpose(2, 0, 1))
+    assert apart[~np.eye(len(spots), dtype=bool)].min() >= APART
+
+
+def test_a_strip_border_leaves_no_seam_in_a_target() -> None:
+    """A target drawn in two strips is the one drawn in a single one."""
+    scene = SyntheticScene((2 * STRIP, 300), 5, 1)
+    (target,) = scene.targets
+    parts = []
+    for first, stop in ((0, 2 * STRIP), (0, STRIP), (STRIP, 2 * STRIP)):
+        vv, vh = (np.ones((stop - first, 300), np.float32) for _ in range(2))
+        scene._draw(target, first, vv, vh)
+        parts.append(vv)
+    np.testing.assert_array_equal(parts[0], np.concatenate(parts[1:]))
+    assert parts[0].max() > 1
+
+
+def test_the_data_set_is_laid_out_as_the_real_one(data: Path) -> None:
+    for split, scenes in (("train", 2), ("validation", 1)):
+        folders = scene_folders(data, split)  # type: ignore[arg-type]
+        assert len(folders) == scenes
+        labels = read_labels(data / "labels" / f"{split}.csv")
+        assert labels.keys() == folders.keys()
+        for name, path in folders.items():
+            assert len(name) == 17 and name[-1] == split[0] and int(name[:16], 16) >= 0
+            assert {file.name for file in path.iterdir()} == {c.file for c in CHANNELS.values()}
+            labels[name].check_inside(SIZE, name, path)
+            lines = read_shoreline(data / "shoreline" / f"{name}_shoreline.npy")
+            if not lines:
+                assert (labels[name].shore_km == np.float32(NO_SHORE_KM)).all()
+                continue
+            # The distances of the labels are those to the nearest vertex.
+            spots, vertices = labels[name].points, np.concatenate(lines)
+            nearest = np.hypot(*(spots[:, None] - vertices).transpose(2, 0, 1)).min(axis=1)
+            np.testing.assert_allclose(labels[name].shore_km, nearest * 0.01, atol=0.02)
+    with (data / "labels" / "train.csv").open(newline="") as file:
+        assert next(csv.reader(file)) == COLUMNS
+
+
+def test_rasters_have_the_real_ones_pixels_places_and_bits(folder: Path) -> None:
+    import tifffile
+
+    with rasterio.open(folder / "VH_dB.tif") as fine, rasterio.open(folder / "owiMask.tif") as mask:
+        assert fine.shape == SIZE and fine.nodata == NODATA
+        assert fine.transform.a == 10 and mask.transform.a == 500
+        assert fine.crs == mask.crs and fine.crs.to_epsg() // 100 in (326, 327)
+        assert mask.shape == (7, 10)
+    with tifffile.TiffFile(folder / "VH_dB.tif") as tiff:
+        assert tiff.pages[0].dtype == np.float16
+
+
+def test_labels_lie_on_earth_where_the_raster_says(data: Path, folder: Path) -> None:
+    with (data / "labels" / "train.csv").open(newline="") as file:
+        row = next(row for row in csv.DictReader(file) if row["scene_id"] == folder.name)
+    from rasterio.warp import transform
+
+    with rasterio.open(folder / "VH_dB.tif") as fine:
+        east, north = transform(
+            "EPSG:4326", fine.crs, [float(row["detect_lon"])], [float(row["detect_lat"])]
+        )
+        place = fine.index(east[0], north[0])
+    assert abs(place[0] - int(row["detect_scene_row"])) <= 1
+    assert abs(place[1] - int(row["detect_scene_column"])) <= 1
+
+
+# --- windows ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tiff", TIFF)
+def test_windows_of_the_radar_are_those_of_the_file(tiff: str, tmp_path: Path) -> None:
+    write_scene(tmp_path / "s", SyntheticScene((600, 700), 1, 3), tiff)
+    expected = whole(tmp_path / "s" / "VV_dB.tif")
+    with Scene(tmp_path / "s", ("vv",)) as scene:
+        assert scene.size == (600, 700)
+        for rows, columns in (((0, 600), (0, 700)), ((511, 513), (3, 690)), ((64, 65), (699, 700))):
+            found = scene.read("vv", rows, columns)
+            assert found.dtype == np.float16
+            np.testing.assert_array_equal(found, expected[slice(*rows), slice(*columns)])
+
+
+def test_rasters_of_32_bit_and_of_integers_are_read_too(folder: Path, tmp_path: Path) -> None:
+    values = np.arange(60 * 70, dtype=np.float32).reshape(60, 70) / 7
+    values[3, 4] = NODATA
+    profile = {"driver": "GTiff", "height": 60, "width": 70, "count": 1, "nodata": NODATA}
+    for dtype in ("float32", "int16"):
+        with (
+            pytest.warns(rasterio.errors.NotGeoreferencedWarning),
+            rasterio.open(tmp_path / "VH_dB.tif", "w", dtype=dtype, **profile) as file,
+        ):
+            file.write(values.astype(dtype), 1)
+        with Scene(tmp_path, ("vh",)) as scene:
+            found = scene.read("vh", (0, 60), (0, 70))
+        assert found.dtype == np.float32
+        expected = values.astype(dtype).astype(np.float32)
+        expected[3, 4] = np.nan
+        np.testing.assert_array_equal(found, expected)
+
+
+@settings(max_examples=25, deadline=None)
+@given(rows=st.tuples(st.integers(0, 329), st.integers(1, 200)),
+       columns=st.tuples(st.integers(0, 469), st.integers(1, 200)),
+       name=st.sampled_from(sorted(CHANNELS)))  # fmt: skip
+def test_a_window_is_a_piece_of_the_whole(
+    folder: Path, rows: tuple[int, int], columns: tuple[int, int], name: str
+) -> None:
+    """Wherever it lies: no seam between windows that are read one by one."""
+    window = (rows[0], min(sum(rows), SIZE[0])), (columns[0], min(sum(columns), SIZE[1]))
+    with Scene(folder, (name,)) as scene:
+        whole_scene = scene.read(name, (0, SIZE[0]), (0, SIZE[1]))
+        part = scene.read(name, *window)
+    np.testing.assert_allclose(
+        part, whole_scene[slice(*window[0]), slice(*window[1])], rtol=1e-5, atol=1e-3
+    )
+
+
+def coarse_scene(
+    folder: Path, name: str, values: np.ndarray, size: tuple[int, int], shift: float = 0
+) -> None:
+    """A scene whose radar is flat and whose coarse raster ``name`` holds ``values``."""
+    common = {"driver": "GTiff", "count": 1, "dtype": "float32", "nodata": NODATA,
+              "crs": "EPSG:32631"}  # fmt: skip
+    folder.mkdir(exist_ok=True)
+    for file, array, pixel, west in (
+        ("VH_dB.tif", np.zeros(size, np.float32), 10, 500_000.0),
+        (CHANNELS[name].file, values, 500, 500_000.0 + shift),
+    ):
+        place = rasterio.Affine(pixel, 0, west, 0, -pixel, 4_000_000.0)
+        with rasterio.open(folder / file, "w", height=array.shape[0], width=array.shape[1],
+                           transform=place, **common) as out:  # fmt: skip
+            out.write(array.astype(np.float32), 1)
+
+
+def test_a_coarse_raster_is_interpolated_between_its_centres(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).normal(size=(5, 6)) * 100
+    coarse_scene(tmp_path, "bathymetry", values, (230, 290))
+    with Scene(tmp_path, ("vh", "bathymetry")) as scene:
+        found = scene.read("bathymetry", (20, 200), (37, 280))
+    at = np.meshgrid((np.arange(20, 200) + 0.5) / 50 - 0.5, (np.arange(37, 280) + 0.5) / 50 - 0.5,
+                     indexing="ij")  # fmt: skip
+    oracle = ndimage.map_coordinates(values, at, order=1, mode="nearest")
+    np.testing.assert_allclose(found, oracle, rtol=1e-4, atol=1e-3)
+
+
+def test_a_raster_that_begins_elsewhere_is_laid_where_it_belongs(tmp_path: Path) -> None:
+    ramp = np.broadcast_to(np.arange(8.0), (4, 8))
+    coarse_scene(tmp_path, "bathymetry", ramp, (150, 250), shift=-500)
+    with Scene(tmp_path, ("bathymetry",)) as scene:
+        found = scene.read("bathymetry", (0, 150), (0, 250))
+    # Its second pixel lies over the first 50 of ours.
+    expected = (np.arange(250) + 0.5) / 50 + 0.5
+    np.testing.assert_allclose(found, np.broadcast_to(expected, (150, 250)), atol=1e-5)
+
+
+def test_what_is_missing_is_not_spread_and_not_made_up(tmp_path: Path) -> None:
+    values = np.full((4, 4), 8.0)
+    values[1, 2] = NODATA
+    coarse_scene(tmp_path, "wind_speed", values, (200, 200))
+    with Scene(tmp_path, ("wind_speed",)) as scene:
+        found = scene.read("wind_speed", (0, 200), (0, 200))
+    lost = is_missing(found)
+    assert lost[75, 125] and not lost[:40].any() and not lost[:, :90].any()
+    assert 0.3 * 2500 < lost.sum() < 1.5 * 2500
+    np.testing.assert_allclose(found[~lost], 8, rtol=1e-6)
+    values[1, 2] = 0  # how wind speeds say that they are not known
+    coarse_scene(tmp_path, "wind_speed", values, (200, 200))
+    with Scene(tmp_path, ("wind_speed",)) as scene:
+        np.testing.assert_array_equal(scene.read("wind_speed", (0, 200), (0, 200)), found)
+
+
+def test_directions_go_round_and_classes_stay_classes(tmp_path: Path) -> None:
+    coarse_scene(tmp_path, "wind_direction", np.array([[350.0, 10.0]] * 2), (100, 100))
+    coarse_scene(tmp_path, "mask", np.array([[0.0, 2.0]] * 2), (100, 100))
+    with Scene(tmp_path, ("wind_direction", "mask")) as scene:
+        direction = scene.read("wind_direction", (0, 100), (0, 100))
+        mask = scene.read("mask", (0, 100), (0, 100))
+    away = np.minimum(direction, 360 - direction)
+    assert away.max() <= 10.01 and away[:, 49:51].max() < 0.5
+    assert set(np.unique(mask)) == {0, 2}
+    assert (mask[:, :50] == 0).all() and (mask[:, 50:] == 2).all()
+
+
+# --- bad scenes ------------------------------------------------------------------------------
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def garbled(path: Path) -> None:
+    path.write_bytes(b"this is no TIFF")
+
+
+@pytest.mark.parametrize("tiff", TIFF)
+@pytest.mark.parametrize(
+    ("file", "damage", "sentence"),
+    [
+        ("VV_dB.tif", Path.unlink, "VV_dB.tif is missing"),
+        ("bathymetry.tif", Path.unlink, "bathymetry.tif is missing"),
+        ("VV_dB.tif", garbled, "VV_dB.tif is no raster that can be read"),
+        ("bathymetry.tif", cut_short, "bathymetry.tif "),
+        ("VV_dB.tif", cut_short, "VV_dB.tif cannot be read at rows 0 to 330"),
+    ],
+)
+def test_a_damaged_raster_is_named_and_never_zeros(
+    file: str, damage: Callable[[Path], Any], sentence: str, tiff: str, tmp_path: Path
+) -> None:
+    write_scene(tmp_path / "s", SyntheticScene(SIZE, 1, 3), tiff)
+    damage(tmp_path / "s" / file)
+    with pytest.raises(UsageError, match=sentence) as caught:  # noqa: SIM117
+        with Scene(tmp_path / "s", ("vh", "vv", "bathymetry")) as scene:
+            for name in scene.channels:
+                scene.read(name, (0, SIZE[0]), (0, SIZE[1]))
+    assert "\n" not in str(caught.value)
+
+
+def test_one_changed_byte_of_a_deflated_raster_is_noticed(tmp_path: Path) -> None:
+    write_scene(tmp_path / "s", SyntheticScene((600, 700), 1, 3), "tiled")
+    path = tmp_path / "s" / "VV_dB.tif"
+    damaged = bytearray(path.read_bytes())
+    damaged[len(damaged) // 2] ^= 0x10
+    path.write_bytes(damaged)
+    with Scene(tmp_path / "s", ("vv",)) as scene, pytest.raises(UsageError, match=r"VV_dB\.tif"):
+        scene.read("vv", (0, 600), (0, 700))
+
+
+def test_rasters_that_do_not_fit_each_other_are_refused(folder: Path, tmp_path: Path) -> None:
+    write_scene(tmp_path / "a", SyntheticScene(SIZE, 1, 3))
+    write_scene(tmp_path / "b", SyntheticScene((330, 480), 2, 3))
+    (tmp_path / "b" / "VV_dB.tif").replace(tmp_path / "a" / "VV_dB.tif")
+    with pytest.raises(UsageError, match=r"VV_dB.tif has 330 x 480 pixels and VH_dB.tif 330 x 470"):
+        Scene(tmp_path / "a", ("vh", "vv"))
+    (tmp_path / "b" / "bathymetry.tif").replace(tmp_path / "a" / "bathymetry.tif")
+    with pytest.raises(UsageError, match=r"bathymetry.tif is in EPSG:\d+, and the radar in EPSG"):
+        Scene(tmp_path / "a", ("vh", "bathymetry"))
+
+
+def test_channels_are_known_and_given_once() -> None:
+    assert channels_of("vh, vv,mask") == ("vh", "vv", "mask")
+    with pytest.raises(UsageError, match="there is no channel 'hh'; there are vh, vv, bathymetry"):
+        channels_of("vh,hh")
+    with pytest.raises(UsageError, match="vh is given twice"):
+        channels_of("vh,vv,vh")
+    with pytest.raises(UsageError, match="give vh or vv as well"):
+        channels_of("bathymetry")
+
+
+# --- labels ----------------------------------------------------------------------------------
+
+
+def write_csv(path: Path, rows: list[dict[str, str]], columns: list[str] = COLUMNS) -> Path:
+    plain = dict.fromkeys(columns, "") | {
+        "scene_id": "a", "detect_scene_row": "3", "detect_scene_column": "4", "confidence": "HIGH",
+    }  # fmt: skip
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows({**plain, **row} for row in rows)
+    return path
+
+
+def test_labels_keep_what_is_unknown_apart(tmp_path: Path) -> None:
+    path = write_csv(
+        tmp_path / "labels.csv",
+        [
+            {"is_vessel": "True", "is_fishing": "False", "vessel_length_m": "12.5"},
+            {"is_vessel": "True", "confidence": "low", "distance_from_shore_km": "9999.99"},
+            {"scene_id": "0", "detect_scene_row": "7.0", "is_vessel": "nan"},
+            {"is_vessel": "False", "is_fishing": "", "confidence": "MEDIUM"},
+        ],
+        ["", *COLUMNS],  # the row numbers that pandas writes
+    )
+    labels = read_labels(path)
+    assert list(labels) == ["0", "a"]
+    found = labels["a"]
+    assert found.points.tolist() == [[3, 4]] * 3
+    assert found.is_vessel.tolist() == [1, 1, 0]
+    assert found.is_fishing.tolist() == [0, -1, -1]
+    assert found.confidence.tolist() == [2, 0, 1]
+    assert found.lines.tolist() == [2, 3, 5]
+    np.testing.assert_array_equal(found.length_m, np.float32([12.5, np.nan, np.nan]))
+    np.testing.assert_array_equal(found.shore_km, np.float32([np.nan, 9999.99, np.nan]))
+    assert labels["0"].points.tolist() == [[7, 4]]
+    assert labels["0"].is_vessel.tolist() == [-1]
+
+
+@pytest.mark.parametrize(
+    ("row", "sentence"),
+    [
+        ({"detect_scene_row": "north"}, "line 2: detect_scene_row is 'north', no number"),
+        ({"detect_scene_row": ""}, "line 2: detect_scene_row is '', no number"),
+        ({"vessel_length_m": "inf"}, "line 2: vessel_length_m is 'inf', no number"),
+        ({"is_vessel": "maybe"}, "line 2: 'maybe' may be True, False or empty"),
+        ({"confidence": "SURE"}, "line 2: confidence is 'SURE'; it may be LOW, MEDIUM, HIGH"),
+        ({"scene_id": ""}, "line 2: scene_id is empty"),
+    ],
+)
+def test_a_bad_label_is_named_by_its_line(
+    row: dict[str, str], sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        read_labels(write_csv(tmp_path / "labels.csv", [row]))
+
+
+def test_columns_that_labels_do_not_have_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has a column 'colour', which labels do not have"):
+        read_labels(write_csv(tmp_path / "a.csv", [{}], [*COLUMNS, "colour"]))
+    few = [name for name in COLUMNS if name != "is_fishing"]
+    with pytest.raises(UsageError, match="has no column is_fishing"):
+        read_labels(write_csv(tmp_path / "b.csv", [{}], few))
+    with pytest.raises(UsageError, match=r"none.csv cannot be read: No such file"):
+        read_labels(tmp_path / "none.csv")
+
+
+# --- the verb --------------------------------------------------------------------------------
+
+
+def test_generate_writes_scenes_and_replaces_only_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "x"
+    words = ["generate", "xview3", str(root), "--scenes", "2", "--size", "80", "90",
+             "--objects", "2", "--seed", "3"]  # fmt: skip
+    assert main(words) == 0
+    out, err = capsys.readouterr()
+    assert "2 scenes of 80 x 90 pixels of 10 m" in out
+    assert err.splitlines()[-1] == "2 of 2 scenes"
+    (first,) = (path.name for path in (root / "train").iterdir())
+    before = (root / "train" / first / "VH_dB.tif").read_bytes()
+    assert main(words) == 2
+    assert "use --overwrite" in capsys.readouterr().err
+    assert main([*words, "--overwrite"]) == 0
+    assert (root / "train" / first / "VH_dB.tif").read_bytes() == before
+    (root / "notes.txt").write_text("mine")
+    assert main([*words, "--overwrite"]) == 2
+    assert "holds notes.txt beside its scenes" in capsys.readouterr().err
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("mine")
+    words[2] = str(tmp_path / "other")
+    assert main([*words, "--overwrite"]) == 2
+    assert "holds no synthetic scenes; nothing was removed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--size 80", "--size 80: give two numbers, rows and columns"),
+        ("--size 8 80", "--size 8 80: each side must be at least 40"),
+        ("--scenes 1", "--scenes '1': input should be greater than or equal to 2"),
+        ("--scenes 2 --validation 2", "--validation 2 leaves none of --scenes 2 to train on"),
+        ("--samples 2", "--samples is of a preset and --from, and this is xview3"),
+    ],
+)
+def test_wrong_usage_is_one_sentence_and_exit_2(
+    words: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", "xview3", str(tmp_path / "x"), *words.split()]) == 2
+    err = capsys.readouterr().err
+    assert sentence in err and err.count("\n") == 1

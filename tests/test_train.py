@@ -1,0 +1,451 @@
+"""The loop of training: same steps whatever interrupts it or shares it; what it writes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("lightning_fabric")
+
+from penstock.checkpoint import Checkpoints, random_state, read_file, set_random_state
+from penstock.cli import main
+from penstock.config import TRAIN_DEFAULTS, TrainConfig, build
+from penstock.errors import Incomplete, PenstockError, UsageError
+from penstock.feed import TorchFeed
+from penstock.laps import Laps
+from penstock.order import Order
+from penstock.train import train
+from penstock.workloads import find
+from penstock.workloads.spiral import Spiral, spirals
+
+SMALL = {"num_samples": 203, "batch_size": 8, "epochs": 3, "hidden_dims": (8, 4), "device": "cpu"}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def config_of(out: Path, **changes: Any) -> TrainConfig:
+    return build(TrainConfig, TRAIN_DEFAULTS["spiral"], SMALL, {"output_dir": out}, changes)
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = torch.load(out / "checkpoints" / "last.pt", weights_only=True)[
+        "model"
+    ]
+    return found
+
+
+def rows(out: Path, rank: int = 0) -> list[dict[str, str]]:
+    with (out / "steps" / f"rank{rank}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def assert_same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        assert torch.equal(one[name], other[name]), name
+
+
+# --- what is learnt ----------------------------------------------------------------------------
+
+
+def test_spiral_is_learnt(tmp_path: Path) -> None:
+    config = build(
+        TrainConfig,
+        TRAIN_DEFAULTS["spiral"],
+        {"output_dir": tmp_path, "epochs": 12, "learning_rate": 0.01, "batch_size": 64},
+        {"dropout": 0.0, "schedule": "cosine", "device": "cpu"},
+    )
+    results = train("spiral", config)
+    assert results["best"]["score"] >= 0.95
+    assert results["samples"] == 12 * 7000
+    # The weights that are kept are those of the best epoch.
+    workload = Spiral(config)
+    model = workload.model()
+    model.load_state_dict(torch.load(tmp_path / "best_model.pth", weights_only=True))
+    points, classes = workload.val.tensors
+    right = (model(points).argmax(1) == classes).double().mean()
+    assert float(right) == pytest.approx(results["best"]["score"], abs=1e-12)
+
+
+def test_spirals_without_noise_lie_on_their_curves() -> None:
+    points, classes = spirals(101, noise=0.0, seed=3)
+    radius = points.norm(dim=1)
+    angle = (radius - 0.1) / 0.9 * 4 * math.pi + math.pi * classes
+    expected = radius[:, None] * torch.stack([angle.cos(), angle.sin()], dim=1)
+    assert torch.allclose(points, expected, atol=1e-5)
+    assert int(classes.sum()) == 50
+
+
+# --- stop and go on ----------------------------------------------------------------------------
+
+
+def kill_at(step: int) -> Callable[[Any], None]:
+    def look(now: Any) -> None:
+        if now.step == step and not now.validated:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return look
+
+
+@pytest.mark.parametrize("workers", [0, 2], ids=["in place", "two workers"])
+@pytest.mark.parametrize("step", [1, 7, 18, 35, 53], ids=lambda step: f"killed at {step}")
+def test_a_killed_run_ends_in_the_weights_of_a_whole_one(
+    tmp_path: Path, step: int, workers: int
+) -> None:
+    """There are 18 steps to an epoch: inside the first, at its end, inside the second, ..."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    uninterrupted = train("spiral", config_of(whole))
+    with pytest.raises(Incomplete, match=r"stopped by SIGTERM after step \d+ of 54"):
+        train("spiral", config_of(parts, num_workers=workers), progress=kill_at(step))
+    told = json.loads((parts / "training_results.json").read_text())
+    # The signal falls between two steps, and ends the run at the next boundary.
+    assert (told["status"], told["steps"]) == ("stopped", step + 1)
+    resumed = train("spiral", config_of(parts, resume=True, num_workers=workers))
+    assert_same(weights(whole), weights(parts))
+    assert resumed["resumed_at_steps"] == [step + 1]
+    assert [row["step"] for row in rows(parts)] == [str(n) for n in range(1, 55)]
+    assert [row["loss"] for row in rows(parts)] == [row["loss"] for row in rows(whole)]
+    timeless = {"train_s", "val_s"}
+    assert [{k: v for k, v in row.items() if k not in timeless} for row in resumed["history"]] == [
+        {k: v for k, v in row.items() if k not in timeless} for row in uninterrupted["history"]
+    ]
+    assert resumed["best"] == uninterrupted["best"]
+    best = [torch.load(out / "best_model.pth", weights_only=True) for out in (whole, parts)]
+    assert_same(*best)
+
+
+def test_a_crashed_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
+    class Crash(Exception):
+        pass
+
+    def crash(now: Any) -> None:
+        if now.step == 30:
+            raise Crash
+
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train("spiral", config_of(whole))
+    with pytest.raises(Crash):
+        train("spiral", config_of(parts, checkpoint_every=7), progress=crash)
+    assert len(rows(parts)) == 30  # of which two were not in the checkpoint of step 28
+    resumed = train("spiral", config_of(parts, resume=True))
+    assert resumed["resumed_at_steps"] == [28]
+    assert_same(weights(whole), weights(parts))
+    assert [row["step"] for row in rows(parts)] == [str(n) for n in range(1, 55)]
+
+
+def test_a_signal_before_and_after_a_run_is_not_ours(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    train("spiral", config_of(tmp_path, epochs=1))
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_random_numbers_go_on() -> None:
+    import random
+
+    device = torch.device("cpu")
+    torch.manual_seed(1), np.random.seed(2), random.seed(3)
+    np.random.normal()  # leaves half a pair behind
+    state = random_state(device)
+
+    def draw() -> list[float]:
+        return [float(torch.rand(())), np.random.normal(), random.gauss(0, 1), random.random()]
+
+    first = draw()
+    draw()
+    set_random_state(state, device)
+    assert draw() == first
+
+
+# --- ranks -------------------------------------------------------------------------------------
+
+
+def torchrun(folder: Path, *words: str, seed: str = "0") -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": seed}
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
+    command += ["--local-addr", "127.0.0.1", "-m", "penstock", "train"]
+    return subprocess.run(
+        [*command, *words, "--distributed", "--device", "cpu", "--output-dir", str(folder)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on two ranks of gloo: 80 training samples, whole batches; 17 validation samples."""
+    folder = tmp_path_factory.mktemp("ranks") / "out"
+    done = torchrun(
+        folder, "spiral", "--num-samples", "115", "--batch-size", "4", "--epochs", "2",
+        "--dropout", "0",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.slow
+def test_two_ranks_equal_one_process_with_the_big_batch(two_ranks: Path, tmp_path: Path) -> None:
+    alone = build(
+        TrainConfig,
+        TRAIN_DEFAULTS["spiral"],
+        {"num_samples": 115, "batch_size": 8, "epochs": 2, "dropout": 0.0, "device": "cpu"},
+        {"output_dir": tmp_path},
+    )
+    results = train("spiral", alone)
+    one, two = weights(tmp_path), weights(two_ranks)
+    for name in one:
+        assert torch.allclose(one[name], two[name], rtol=1e-5, atol=1e-6), name
+    both = json.loads((two_ranks / "training_results.json").read_text())
+    assert (both["world_size"], both["global_batch_size"], both["steps"]) == (2, 8, 20)
+    assert both["samples"] == results["samples"] == 160
+    for ours, theirs in zip(results["history"], both["history"], strict=True):
+        for name in ("train_loss", "val_loss", "val_acc"):  # 17 samples, none counted twice
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-4), name
+
+
+@pytest.mark.slow
+def test_ranks_tell_what_summing_costs_them(two_ranks: Path, tmp_path: Path) -> None:
+    both = json.loads((two_ranks / "training_results.json").read_text())
+    assert [rank["rank"] for rank in both["ranks"]] == [0, 1]
+    for rank in both["ranks"]:
+        assert all(rank["phases"][name]["total_s"] > 0 for name in rank["phases"])
+        assert rank["memory"]["host_peak"] > 0
+    for rank in (0, 1):
+        for row in rows(two_ranks, rank):
+            parts = [float(row[f"{name}_s"]) for name in both["ranks"][0]["phases"]]
+            assert sum(parts[1:]) == pytest.approx(parts[0], abs=1e-6)
+
+
+class Struck(Spiral):
+    """Two spirals, and a signal that reaches only one of the ranks, as its seventh step begins."""
+
+    steps = 0
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        self.steps += 1
+        if self.steps == 7 and os.environ["RANK"] == os.environ.get("STRUCK"):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().loss(model, batch)
+
+
+@pytest.mark.slow
+def test_ranks_agree_to_stop_and_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With dropout, so that each rank must go on with random numbers of its own; with 71 samples
+    for two ranks with batches of 4, so that the last one is filled up; and each time with another
+    seed of Python's hashes."""
+    words = ["tests.test_train:Struck", "--num-samples", "102", "--batch-size", "4", "--seed", "1"]
+    words += ["--epochs", "2", "--optimizer", "adam", "--schedule", "constant"]
+    monkeypatch.setenv("STRUCK", "1")
+    stopped = torchrun(tmp_path / "parts", *words, seed="1")
+    monkeypatch.delenv("STRUCK")
+    assert stopped.returncode != 0
+    assert "stopped by SIGTERM after step 8 of 18" in stopped.stderr  # rank 1, which was struck
+    assert "stopped by a signal to another rank after step 8 of 18" in stopped.stderr
+    resumed = torchrun(tmp_path / "parts", *words, "--resume", seed="2")
+    assert resumed.returncode == 0, resumed.stderr
+    whole = torchrun(tmp_path / "whole", *words, seed="3")
+    assert whole.returncode == 0, whole.stderr
+    assert_same(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
+    for rank in (0, 1):
+        losses = [[row["loss"] for row in rows(tmp_path / o, rank)] for o in ("whole", "parts")]
+        assert losses[0] == losses[1]
+        assert len(losses[0]) == 18
+
+
+def test_ranks_without_distributed_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(UsageError, match="4 ranks were started, and without --distributed"):
+        train("spiral", config_of(tmp_path))
+
+
+@given(
+    samples=st.integers(1, 60),
+    batch=st.integers(1, 7),
+    ranks=st.integers(1, 4),
+    first=st.integers(0, 5),
+)
+@settings(max_examples=40, deadline=None)
+def test_a_feed_gives_the_order_from_any_batch_on(
+    samples: int, batch: int, ranks: int, first: int
+) -> None:
+    data: Any = [100 + index for index in range(samples)]
+    seen: list[int] = []
+    for rank in range(ranks):
+        order = Order(samples, batch, 5, "global", rank=rank, world_size=ranks)
+        first = min(first, order.num_batches)
+        config = build(TrainConfig, {"num_workers": 0})
+        feed = TorchFeed(data, order, Listed(), config, pin=False)  # type: ignore[arg-type]
+        got = list(feed.epoch(3, first))
+        expected = [order.items(3, number) for number in range(first, order.num_batches)]
+        assert [items.tolist() for items, _ in got] == [items.tolist() for items in expected]
+        assert [values for _, values in got] == [(100 + items).tolist() for items in expected]
+        seen += [index for items, _ in got for index in items.tolist()]
+        feed.close()
+    if first == 0:
+        assert set(seen) == set(range(samples))
+
+
+class Listed:
+    def collate(self, samples: Sequence[Any]) -> list[Any]:
+        return list(samples)
+
+
+# --- what is written ---------------------------------------------------------------------------
+
+
+def test_the_output_tree(tmp_path: Path) -> None:
+    results = train("spiral", config_of(tmp_path, keep_top=2))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "args.json", "best_model.pth", "checkpoints", "steps", "training_results.json",
+    ]  # fmt: skip
+    assert results.pop("rank") == 0
+    assert json.loads((tmp_path / "training_results.json").read_text()) == results
+    arguments = json.loads((tmp_path / "args.json").read_text())
+    assert (arguments["workload"], arguments["batch_size"]) == ("spiral", 8)
+    best = sorted(results["history"], key=lambda row: -row["val_acc"])[:2]
+    names = {f"epoch={row['epoch']:02d}-val_acc={row['val_acc']:.4f}.pt" for row in best}
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"last.pt", *names}
+    phases = results["ranks"][0]["phases"]
+    assert phases["communication"] is None  # alone there is nobody to tell
+    assert sum(float(row["samples"]) for row in rows(tmp_path)) == results["samples"] == 3 * 142
+
+
+def test_top_k_keeps_the_best_and_ties_go_to_the_earlier(tmp_path: Path) -> None:
+    def write(path: Path, state: Mapping[str, Any]) -> None:
+        path.write_text(str(state["epoch"]))
+
+    kept = Checkpoints(tmp_path, write, writes=True, keep=2, judge="rmse", higher=False)
+    firsts = []
+    for epoch, score in enumerate([3.0, math.nan, 2.0, 2.0, 5.0, 1.0]):
+        firsts.append(kept.rank(epoch, {"rmse": score}))
+        kept.save({"epoch": epoch})
+        kept.tidy()
+    assert firsts == [True, False, True, False, False, True]
+    assert [entry["epoch"] for entry in kept.best] == [5, 2]
+    read = {path.name: path.read_text() for path in (tmp_path / "checkpoints").iterdir()}
+    assert read == {"last.pt": "5", "epoch=05-rmse=1.0000.pt": "5", "epoch=02-rmse=2.0000.pt": "2"}
+
+
+def test_a_write_that_fails_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    def write(path: Path, state: Mapping[str, Any]) -> None:
+        path.write_text(state["text"][:3])
+        if state["text"] == "second":
+            raise OSError("disk full")
+
+    kept = Checkpoints(tmp_path, write, writes=True, keep=1, judge="x", higher=True)
+    kept.save({"text": "first"})
+    with pytest.raises(OSError, match="disk full"):
+        kept.save({"text": "second"})
+    assert (tmp_path / "checkpoints" / "last.pt").read_text() == "fir"
+
+
+def test_laps_add_up_to_the_step() -> None:
+    ticks = iter([0.0, 1.0, 3.0, 3.5, 10.0, 10.0, 12.0])
+    laps = Laps(lambda: next(ticks))
+    laps.begin()
+    for phase in ("data_wait", "forward", "data_wait"):
+        laps.lap(phase)
+    laps.end()
+    laps.begin()
+    laps.lap("data_wait")
+    laps.lap("forward")
+    laps.end()
+    assert laps.drain() == [
+        {"step": 3.5, "data_wait": 1.5, "forward": 2.0},
+        {"step": 2.0, "data_wait": 0.0, "forward": 2.0},
+    ]
+    assert laps.drain() == []
+
+
+# --- bad input ---------------------------------------------------------------------------------
+
+
+def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(PenstockError, match=r"the loss is nan at step \d+; lower --learning-rate"):
+        train("spiral", config_of(tmp_path, learning_rate=1e30))
+
+
+def test_runs_are_not_mixed(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--resume: there is no checkpoint"):
+        train("spiral", config_of(tmp_path, resume=True))
+    train("spiral", config_of(tmp_path, epochs=1))
+    with pytest.raises(UsageError, match="holds a run; use --resume or --overwrite"):
+        train("spiral", config_of(tmp_path, epochs=1))
+    train("spiral", config_of(tmp_path, epochs=1, overwrite=True))
+    with pytest.raises(UsageError, match=r"of another model: 0\.weight is \(8, 2\) there, \(9, 2"):
+        train("spiral", config_of(tmp_path, resume=True, hidden_dims=(9, 4)))
+    with pytest.raises(UsageError, match="saved with seed 42 and cannot be resumed with seed 43"):
+        train("spiral", config_of(tmp_path, resume=True, seed=43))
+    last = tmp_path / "checkpoints" / "last.pt"
+    last.write_bytes(last.read_bytes()[:-100])
+    with pytest.raises(UsageError, match=r"last.pt cannot be read as a file of tensors"):
+        train("spiral", config_of(tmp_path, resume=True))
+
+
+def test_a_file_of_code_is_not_executed(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(tmp_path / "executed"),)
+
+    torch.save({"model": Evil()}, tmp_path / "evil.pt")
+    with pytest.raises(UsageError, match=r"--weights: .* cannot be read as a file of tensors"):
+        read_file(tmp_path / "evil.pt", "--weights")
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["nothing"], "there is no workload 'nothing'; there are detector, emulator, spiral"),
+        (["no.such:Thing"], "there is no workload 'no.such:Thing'"),
+        (["spiral", "--latent-size", "8"], "--latent-size is of emulator, not of spiral"),
+        (["spiral", "--epochs", "0"], "--epochs '0'"),
+        (["spiral", "--weights", "none.pth"], "--weights: there is no file none.pth"),
+        (["spiral", "--resume", "--overwrite"], "--resume goes on with what --overwrite"),
+    ],
+)
+def test_bad_words_are_one_sentence(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *words, "--output-dir", str(tmp_path), "--device", "cpu"]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_the_command_trains_and_tells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--num_samples", "203", "--max_epochs", "2", "--hidden_dims", "8", "4"]
+    code = main(["train", "spiral", *words, "--output_dir", str(tmp_path), "--device", "cpu"])
+    assert code == 0
+    told = capsys.readouterr()
+    assert "epoch 1, step 10 of 10: loss" in told.err
+    assert "spiral: 70 parameters, 1 x cpu, 10 steps of 32 samples" in told.out
+    assert "284 samples in" in told.out
+
+
+def test_a_users_own_workload_is_found_by_name() -> None:
+    assert find("penstock.workloads.spiral:Spiral") is Spiral
