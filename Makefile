@@ -9,10 +9,10 @@ demo: $(VENV)/ready                 ## make a volume, denoise it, show before an
 	$(RUN) -m penstock demo
 
 test: $(VENV)/ready                 ## the default tests: under two minutes on two cores
-	$(RUN) -m pytest -n 2
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2
 
 check: lint types test              ## what CI runs
-	$(RUN) -m pytest -m slow
+	$(RUN) -m pytest -m slow --maxfail 3
 
 lint: $(VENV)/ready
 	$(RUN) -m ruff check

@@ -7,6 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A machine that is busy makes no example wrong; half the usual number of them keeps tests quick.
+settings.register_profile("penstock", deadline=None, max_examples=50)
+settings.load_profile("penstock")
 
 
 @pytest.fixture(scope="session")

@@ -223,6 +223,7 @@ def test_what_cannot_be_read_is_refused(name: str, packed: Packed, tmp_path: Pat
         make(name, {"inputs": str(tmp_path / "none")}, ORDERS["stored"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in LIBRARY if name not in ("torch", "zarrs")])
 def test_the_same_batches_come_over_a_network(
     name: str,

@@ -118,7 +118,7 @@ def some_chips(count: int, channels: int, side: int = 96) -> tuple[list[Any], li
     return images, targets
 
 
-@pytest.mark.parametrize("channels", [1, 5])
+@pytest.mark.parametrize("channels", [pytest.param(1, marks=pytest.mark.slow), 5])
 @pytest.mark.parametrize(
     "backbone", ["mobilenet", pytest.param("resnet50", marks=pytest.mark.slow)]
 )
