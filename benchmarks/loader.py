@@ -85,6 +85,8 @@ def targets(records: Sequence[Record]) -> list[str]:
         if scatter is not None and whole is not None and scatter.launches and whole.launches:
             speed = inverse(ratio(scatter, whole))
             lines.append(target(f"batch {batch}: speed of L4 / L3", speed, OF_SCATTER))
+        else:
+            lines.append(f"- **not measured**: batch {batch}: speed of L4 / L3")
         for other in of_batch:
             if other is ours or not other.launches:
                 continue
@@ -117,6 +119,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             records = measured(Path(folder), samples, grid, flags)
 
+    # By its name alone: where it lay for a while is nobody's concern.
+    names = {r.id: Path(r.case["data"]).name for r in records}
+    records = [r.model_copy(update={"case": {**r.case, "data": names[r.id]}}) for r in records]
     day = records[0].time[:10]
     kept = args.results / f"{day}-loader.jsonl.gz"
     kept.parent.mkdir(parents=True, exist_ok=True)
