@@ -31,6 +31,7 @@ import numpy as np
 import torch
 from torch.utils.benchmark import Timer
 
+import readme
 from penstock import environment
 from penstock.compare import compare
 from penstock.ledger import Ledger, read, to_csv
@@ -38,8 +39,6 @@ from penstock.measure import Rules, measure
 from penstock.record import Record, case_key
 
 HERE = Path(__file__).resolve().parent
-README = HERE / "README.md"
-MARKERS = ("<!-- harness: begin -->", "<!-- harness: end -->")
 STEP_S = 1e-3
 OVERHEAD, AGREEMENT, LEDGER_S = 0.01, 0.02, 2.0
 
@@ -228,10 +227,7 @@ def main() -> None:
     raw = args.results / f"{found['time'][:10]}-harness.json"
     raw.write_text(json.dumps(found) + "\n")
     if not args.quick:
-        text = README.read_text()
-        before, _, rest = text.partition(MARKERS[0])
-        _, _, after = rest.partition(MARKERS[1])
-        README.write_text(before + MARKERS[0] + "\n" + "\n".join(lines) + "\n" + MARKERS[1] + after)
+        readme.write("harness", "\n".join(lines))
 
 
 if __name__ == "__main__":

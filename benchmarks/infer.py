@@ -31,12 +31,11 @@ from typing import Any
 import numpy as np
 import psutil
 
+import readme
 from contenders import CHUNK, spec
 
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE.parent / "src"
-README = HERE / "README.md"
-MARKERS = ("<!-- infer: begin -->", "<!-- infer: end -->")
 
 SIZE, ROUNDS = 512, 5
 QUICK_SIZE, QUICK_ROUNDS = 128, 1
@@ -678,15 +677,6 @@ def trouble(results: Results) -> Iterator[str]:
             )
 
 
-def write_readme(text: str) -> None:
-    """Put the report between the markers, and leave the rest alone."""
-    before, begin, rest = README.read_text().partition(MARKERS[0])
-    _, end, after = rest.partition(MARKERS[1])
-    if not (begin and end):
-        raise SystemExit(f"{README.name} has lost its markers {' '.join(MARKERS)}")
-    README.write_text(f"{before}{begin}\n{text}\n{end}{after}")
-
-
 # --- the command ------------------------------------------------------------------------------
 
 
@@ -730,7 +720,7 @@ def main() -> int:
     text = "\n".join(report(results)).rstrip()
     print(f"\n{text}")
     if not (args.quick or args.no_readme):
-        write_readme(text)
+        readme.write("infer", text)
     good = {"ok", "unsupported"}
     ours = [r for r in results.records if r["kind"] in ("limit", "plan", "penstock")]
     return 0 if all(r["status"] in good for r in ours) else 1

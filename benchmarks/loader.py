@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+import readme
 from penstock import ledger, loader_report, page
 from penstock.order import Order
 from penstock.record import Record
@@ -29,8 +30,6 @@ from penstock.report import inverse, ratio
 from penstock.stats import Interval
 
 HERE = Path(__file__).resolve().parent
-README = HERE / "README.md"
-MARKERS = ("<!-- loader: begin -->", "<!-- loader: end -->")
 OURS = "penstock"
 LEAST = {"dask-stacked": 2.0, "tensorstore-read": 1.5}
 """How many times as fast as these the loader is to be; as any other, at least as fast."""
@@ -136,9 +135,7 @@ def main() -> None:
     lines = [head, "", *targets(records)]
     print("\n".join(lines))
     if not args.quick:
-        before, _, rest = README.read_text().partition(MARKERS[0])
-        after = rest.partition(MARKERS[1])[2]
-        README.write_text("\n".join([before + MARKERS[0], *lines, MARKERS[1] + after]))
+        readme.write("loader", "\n".join(lines))
 
 
 if __name__ == "__main__":

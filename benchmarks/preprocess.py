@@ -39,13 +39,12 @@ from typing import Any
 
 import numpy as np
 
+import readme
 from penstock import environment
 from penstock.chips import preprocess
 from penstock.scenes import CHANNELS, read_labels, scene_folders, write_data_set
 
 HERE = Path(__file__).resolve().parent
-README = HERE / "README.md"
-MARKERS = ("<!-- preprocess: begin -->", "<!-- preprocess: end -->")
 SELECTED = ("vh", "vv", "bathymetry")
 SCENES = 2
 FASTER, SMALLER = 5.0, 0.1
@@ -259,10 +258,7 @@ def main() -> None:
     raw = args.results / f"{found['time'][:10]}-preprocess.json"
     raw.write_text(json.dumps(found) + "\n")
     if not args.quick:
-        text = README.read_text()
-        before, _, rest = text.partition(MARKERS[0])
-        _, _, after = rest.partition(MARKERS[1])
-        README.write_text(before + MARKERS[0] + "\n" + "\n".join(lines) + "\n" + MARKERS[1] + after)
+        readme.write("preprocess", "\n".join(lines))
 
 
 if __name__ == "__main__":

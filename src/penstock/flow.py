@@ -10,6 +10,7 @@ are.
 from __future__ import annotations
 
 import math
+import os
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
@@ -18,6 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 Item = TypeVar("Item")
+
+
+def usable_cores() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Stopped(Exception):

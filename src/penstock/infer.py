@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from .box import Box
 from .config import InferConfig, as_settings, build
 from .errors import Incomplete, StageError
-from .flow import Budget, Channel, Flow, Pool, Stopped
+from .flow import Budget, Channel, Flow, Pool, Stopped, usable_cores
 from .grid import Block, Grid, reflect
 from .job import Job, Volume
 from .journal import Journal
@@ -541,7 +541,7 @@ class _Run:
             units_skipped=self.journal.skipped,
             units_planned=plan.num_units,
             stages=stages,
-            bound_by=bottleneck(stages, seconds, self.cpu_seconds, _cores()),
+            bound_by=bottleneck(stages, seconds, self.cpu_seconds, usable_cores()),
             cpu_seconds=self.cpu_seconds,
             peak_rss=self.sampler.peak_rss if self.sampler else None,
             planned_peak=plan.memory.total,
@@ -580,8 +580,3 @@ def _pieces(source: Source) -> Grid:
         room = max(1, STATISTICS_VOXELS // math.prod(step))
         step[axis] *= min(room, -(-domain.shape[axis] // step[axis]))
     return Grid(domain, tuple(step), source.grid_origin[2:])
-
-
-def _cores() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

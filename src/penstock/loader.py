@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from .batches import PatchGrid, need_of, valid_samples
 from .config import LoaderConfig, build
 from .errors import Refused, StageError, UsageError, require
-from .flow import Budget, Channel, Flow, Stopped
+from .flow import Budget, Channel, Flow, Stopped, usable_cores
 from .loaders import (
     Engine,
     Normaliser,
@@ -138,7 +138,7 @@ class Loader:
                 channel_axis=_for_each(names, channel_axis),
                 normalise=_normalisers(normalise, names),
             ),
-            workers=config.workers or _usable_cpus(),
+            workers=config.workers or usable_cores(),
             fetch=config.fetch,
             cache_bytes=config.cache,
             missing=config.missing,
@@ -662,12 +662,6 @@ def _normalisers(value: Any, names: Sequence[str]) -> dict[str, Normaliser]:
     if isinstance(value, str | Path):
         return {n: v for n, v in read_statistics(Path(value)).items() if n in names}
     return {n: v if isinstance(v, Normaliser) else Normaliser(*v) for n, v in value.items()}
-
-
-def _usable_cpus() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _torch_dataset(loader: Loader) -> torch.utils.data.IterableDataset[dict[str, torch.Tensor]]:

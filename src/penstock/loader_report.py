@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from . import report, stats
 from .loaders import CONTENDERS
 from .record import FAILED, Record
-from .report import Cell, Row, Section
+from .report import Cell, Row, Section, scaled
 from .units import format_bytes, format_seconds, significant
 
 MB = 10**6
@@ -146,8 +146,8 @@ class LoaderCell(Cell):
             "low_seconds": time.low,
             "high_seconds": time.high,
             "samples_per_sec": self.speed("samples"),
-            "decoded_mb_per_sec": _scaled(self.speed("bytes"), 1 / MB),
-            "stored_mb_per_sec": _scaled(self.stored_speed, 1 / MB),
+            "decoded_mb_per_sec": scaled(self.speed("bytes"), 1 / MB),
+            "stored_mb_per_sec": scaled(self.stored_speed, 1 / MB),
             "first_batch_s": self.first_s,
             "wait_p50_s": self.wait(0.5),
             "wait_p95_s": self.wait(0.95),
@@ -155,7 +155,7 @@ class LoaderCell(Cell):
             "wait_max_s": self.wait(1.0),
             "read_amplification": self.per_launch("read_amplification"),
             "cpu_s_per_gb": self.per_launch("cpu_s_per_gb"),
-            "host_peak_mb": _scaled(self.host_peak, 1 / MB),
+            "host_peak_mb": scaled(self.host_peak, 1 / MB),
             "duplicates": self.most("duplicates"),
             "missing": self.most("missing"),
             "wrong": self.most("wrong"),
@@ -179,10 +179,6 @@ def _waits_of(record: Record) -> NDArray[np.float64]:
     waits = np.asarray(record.samples_s["step"])
     begun = [index for index in record.facts.get("begun", ()) if index < len(waits)]
     return waits if len(begun) == len(waits) else np.delete(waits, begun)
-
-
-def _scaled(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
 
 
 def cells(records: Iterable[Record], scenario: str = "loader") -> list[LoaderCell]:
@@ -322,8 +318,8 @@ def _speed_line(cell: LoaderCell) -> tuple[str, ...]:
         cell.loader,
         _shown(cell.seconds),
         spread,
-        _shown(_scaled(cell.speed("bytes"), 1 / MB)),
-        _shown(_scaled(cell.stored_speed, 1 / MB)),
+        _shown(scaled(cell.speed("bytes"), 1 / MB)),
+        _shown(scaled(cell.stored_speed, 1 / MB)),
         _shown(cell.speed("samples")),
         _shown(cell.per_launch("read_amplification")),
         _shown(cell.per_launch("cpu_s_per_gb")),
@@ -512,7 +508,7 @@ class Ladder:
                     name,
                     RUNGS[name],
                     _shown(cell.seconds),
-                    _shown(_scaled(cell.speed("bytes"), 1 / MB)),
+                    _shown(scaled(cell.speed("bytes"), 1 / MB)),
                     _percents(self.kept(name, below)) if below else "-",
                     _percents(self.kept(name, bottom)) if below else "-",
                     str(cell.launches),

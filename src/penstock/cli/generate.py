@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import PRESET_SAMPLES, GenerateConfig, add_flags, as_settings, from_flags
 from ..errors import UsageError
+from ..flow import usable_cores
 from ..units import format_bytes, significant
 
 if TYPE_CHECKING:
@@ -143,7 +143,6 @@ def _write(
 
     if config.shards and len(config.shards) != 1:
         raise UsageError(f"--shards {config.shards}: give one number, the samples in a shard")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     with shown_progress(len(ids)) as progress:
         return dataset.write(
             out,
@@ -153,7 +152,7 @@ def _write(
             codec=config.codec,
             zarr_format=config.zarr_format,
             shards=config.shards[0] if config.shards else None,
-            workers=config.workers or min(cores or 1, MOST_WORKERS),
+            workers=config.workers or min(usable_cores(), MOST_WORKERS),
             overwrite=config.overwrite,
             facts={**facts, "settings": as_settings(config)},
             progress=progress,

@@ -7,7 +7,6 @@ memory -> queues that fit -> short launches that only read, by threads -> settin
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ import psutil
 
 from ..config import LoaderConfig, TuneLoaderConfig, add_flags, build, from_flags
 from ..errors import UsageError
+from ..flow import usable_cores
 from ..units import format_bytes, format_seconds
 from . import bench_queue
 from .bench import shown_progress, writable
@@ -84,8 +84,7 @@ def threads_of(config: TuneLoaderConfig) -> list[int]:
     >>> threads_of(TuneLoaderConfig(step_time=1, threads_up_to=6))
     [1, 2, 4, 6]
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    most = config.threads_up_to or cores or 1
+    most = config.threads_up_to or usable_cores()
     powers = [2**n for n in range(most.bit_length())]
     return [*(count for count in powers if count < most), most]
 
