@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/python
 
-.PHONY: demo test check lint types bench gpu clean
+.PHONY: demo test check lint types bench gpu slurm clean
 
 demo: $(VENV)/ready                 ## make a volume, denoise it, show before and after
 	$(RUN) -m penstock demo
@@ -27,6 +27,9 @@ bench: $(VENV)/ready                ## benchmarks of this machine, recorded in b
 
 gpu: $(VENV)/ready                  ## tests that need a CUDA device
 	$(RUN) -m pytest -m gpu
+
+slurm: $(VENV)/ready                ## tests on a SLURM of two nodes, started here (root, slurm-wlm)
+	$(RUN) -m pytest -m slurm tests/test_slurm_cluster.py
 
 # torch goes in first and by exact version: asked for in a range, or by another package, pip would
 # fetch the newest build with gigabytes of CUDA libraries.

@@ -41,8 +41,10 @@ import numpy as np
 
 import readme
 from penstock import environment
-from penstock.chips import preprocess
-from penstock.scenes import CHANNELS, read_labels, scene_folders, write_data_set
+from penstock.labels import read_labels
+from penstock.preprocess import preprocess
+from penstock.scene_files import write_data_set
+from penstock.scenes import CHANNELS, scene_folders
 
 HERE = Path(__file__).resolve().parent
 SELECTED = ("vh", "vv", "bathymetry")

@@ -341,6 +341,7 @@ def test_figures_are_drawn(tmp_path: Path) -> None:
 # --- end to end ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_from_data_to_a_page(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -511,6 +511,7 @@ def test_the_limit_of_each_tile(fake: Path, capsys: pytest.CaptureFixture[str]) 
 # --- the command, with the real worker -------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_from_a_file_to_a_row(nets: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = f"--model {nets}:convs --tile_sizes 16 --batch_sizes 1 --mode train --device cpu"

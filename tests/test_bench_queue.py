@@ -403,6 +403,7 @@ def test_loaders_are_drawn_a_line_each(tmp_path: Path) -> None:
 # --- from end to end ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_small_benchmark_from_end_to_end(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,11 +21,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import penstock.chips
-from penstock.chips import Cut, cuts_of, open_chips
+import penstock.preprocess
+from penstock.chips import open_chips
 from penstock.cli import main
 from penstock.errors import UsageError
-from penstock.scenes import CHANNELS, NODATA, Scene, read_labels, scene_folders, write_data_set
+from penstock.labels import read_labels
+from penstock.rasters import NODATA
+from penstock.scene_files import write_data_set
+from penstock.scenes import CHANNELS, Scene, scene_folders
+from penstock.windows import Cut, cuts_of
 
 rasterio = pytest.importorskip("rasterio")
 pytest.importorskip("contourpy")
@@ -294,7 +298,7 @@ def test_a_scene_without_a_manifest_is_done_again_and_the_others_are_not(
 def test_a_run_that_dies_leaves_no_manifest_and_no_index(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    read_row = penstock.chips._read_row
+    read_row = penstock.preprocess.read_row
     rows = []
 
     def dies(*args: Any) -> Any:
@@ -303,7 +307,7 @@ def test_a_run_that_dies_leaves_no_manifest_and_no_index(
             raise RuntimeError("the disk is on fire")
         return read_row(*args)
 
-    monkeypatch.setattr(penstock.chips, "_read_row", dies)
+    monkeypatch.setattr(penstock.preprocess, "read_row", dies)
     words = words_of(data, tmp_path, "--overlap", str(OVERLAP))
     words[words.index("--num_workers") + 1] = "1"
     assert main(words) == 1
@@ -410,6 +414,20 @@ def cut_short(data: Path) -> None:
     path.write_bytes(path.read_bytes()[:100_000])
 
 
+def no_raster(data: Path) -> None:
+    next((data / "train").glob("*/owiWindSpeed.tif")).unlink()
+
+
+def no_tiff(data: Path) -> None:
+    next((data / "train").glob("*/bathymetry.tif")).write_bytes(b"II*\x00" + bytes(40))
+
+
+def add_a_column(data: Path) -> None:
+    path = data / "labels" / "validation.csv"
+    header, *rows = path.read_text().splitlines()
+    path.write_text("\n".join([header + ",colour", *(row + "," for row in rows)]) + "\n")
+
+
 def nothing_valid(data: Path) -> None:
     for path in (data / "train").glob("*/V*_dB.tif"):
         with rasterio.open(path, "r+") as file:
@@ -424,6 +442,9 @@ def nothing_valid(data: Path) -> None:
         (put_outside, r"train.csv line 3: row 330, column \d+ is outside scene .* 330 x 470"),
         (no_train, "--data-root .* has no folder train or training"),
         (cut_short, "VV_dB.tif cannot be read at rows"),
+        (no_raster, "owiWindSpeed.tif is missing"),
+        (no_tiff, "bathymetry.tif is no raster that can be read"),
+        (add_a_column, "validation.csv has a column 'colour', which labels do not have"),
         (nothing_valid, "2 scenes under .*train give no chip with a valid pixel"),
     ],
 )
@@ -445,6 +466,16 @@ def test_bad_input_is_one_sentence_and_exit_2(
     if "--partial" in sentence:
         assert main([*words, "--overlap", "8", "--partial"]) == 0
         assert len(open_chips(tmp_path / "c" / "train").scenes) == 1
+
+
+def test_an_unknown_channel_is_refused(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = words_of(data, tmp_path / "c")
+    words[words.index("--channels") + 1] = "vh,hh"
+    assert main(words) == 2
+    assert "there is no channel 'hh'; there are vh, vv, bathymetry" in capsys.readouterr().err
+    assert not (tmp_path / "c").exists()
 
 
 def test_folders_that_hold_no_chips_are_refused(out: Path, tmp_path: Path) -> None:
@@ -523,7 +554,8 @@ def test_the_references_layout_does_not_overlap(
 BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "preprocess.py"
 
 
-def test_verdicts_of_the_benchmark_are_computed() -> None:
+def test_verdicts_of_the_benchmark_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARK.parent))
     bench = runpy.run_path(str(BENCHMARK))
 
     def report(seconds: float, peak: int) -> str:
@@ -544,7 +576,10 @@ def test_verdicts_of_the_benchmark_are_computed() -> None:
 
 
 @pytest.mark.slow
-def test_quick_benchmark_measures_every_contender(tmp_path: Path) -> None:
+def test_quick_benchmark_measures_every_contender(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARK.parent))
     readme = BENCHMARK.with_name("README.md").read_text()
     command = [sys.executable, str(BENCHMARK), "--quick", "--results", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)

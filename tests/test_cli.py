@@ -80,6 +80,7 @@ OUT_SPEC = {
 """The seed's own output spec but for its shape and chunks."""
 
 
+@pytest.mark.slow
 def test_the_seeds_own_command_runs_over_a_real_s3_server(
     volume: np.ndarray, s3_endpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

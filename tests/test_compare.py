@@ -76,6 +76,7 @@ def test_false_alarms_of_five_launches_against_five(threshold: float | None) -> 
     assert alarms <= 0.05 * 300
 
 
+@pytest.mark.slow
 def test_false_alarms_of_a_matrix() -> None:
     """In most matrices none of ten cases is said to differ."""
     rng = np.random.default_rng(1)

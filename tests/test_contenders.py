@@ -115,6 +115,7 @@ def test_batches_are_those_of_numpy_in_the_order_that_was_given(
     loader.close()
 
 
+@pytest.mark.slow
 def test_torch_workers_deliver_two_epochs_and_end_with_the_loader(
     packed: Packed, truth: dict[str, np.ndarray]
 ) -> None:
@@ -164,6 +165,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_killed_worker_of_torch_is_an_error_and_not_a_hang(
     packed: Packed, tmp_path: Path
 ) -> None:

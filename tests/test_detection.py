@@ -15,23 +15,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from penstock import detection
+from penstock.average_precision import ImageResult, coco_ap, distinct
 from penstock.cli import main
 from penstock.config import XView3Rules
 from penstock.detection import (
+    PREDICTED_COLUMNS,
     Counts,
-    ImageResult,
     Objects,
-    best_threshold,
-    coco_ap,
-    distinct,
     keep_strongest,
     match,
-    score_xview3,
+    read_predictions,
+    write_predictions,
 )
 from penstock.errors import UsageError
+from penstock.labels import read_labels
 from penstock.shoreline import read_shoreline, shoreline_path, write_shoreline
+from penstock.xview3 import XView3Score, best_threshold, score_xview3
 
+LOW, HIGH = 0, 2
 ORACLE = Path(__file__).parents[2] / "shared" / "data" / "xview3-metric-oracle"
 needs_oracle = pytest.mark.skipif(not ORACLE.is_dir(), reason=f"{ORACLE} is absent")
 SETTINGS = {
@@ -53,8 +54,8 @@ def oracle_shore(scene: str) -> list[np.ndarray[Any, Any]]:
 @pytest.mark.parametrize("name", SETTINGS)
 def test_strict_is_the_official_script_to_the_last_digits(name: str) -> None:
     rules = XView3Rules(strict_official=True, **SETTINGS[name])
-    predicted = detection.read_predictions(ORACLE / "pred.csv")
-    labels = detection.read_labels(ORACLE / "gt.csv")
+    predicted = read_predictions(ORACLE / "pred.csv")
+    labels = Objects.labelled(read_labels(ORACLE / "gt.csv"))
     found = score_xview3(predicted, labels, rules, oracle_shore).as_dict()
     expected = json.loads((ORACLE / f"expected_{name}.json").read_text())
     assert list(found) == list(expected)
@@ -79,8 +80,8 @@ def test_the_command_writes_the_official_keys(
 @pytest.mark.parametrize("drop_low_detect", [False, True])
 def test_what_is_not_a_quirk_is_scored_alike(drop_low_detect: bool) -> None:
     """On the oracle only the shore differs: there, scenes that have one side only are skipped."""
-    predicted = detection.read_predictions(ORACLE / "pred.csv")
-    labels = detection.read_labels(ORACLE / "gt.csv")
+    predicted = read_predictions(ORACLE / "pred.csv")
+    labels = Objects.labelled(read_labels(ORACLE / "gt.csv"))
     both = [
         score_xview3(
             predicted,
@@ -165,7 +166,7 @@ def some_labels(scene: str = "a") -> Objects:
         is_vessel=[1, 1, 1, 0],
         is_fishing=[1, 0, -1, -1],
         length_m=[20.0, 100.0, 200.0, math.nan],
-        confidence=detection.HIGH,
+        confidence=HIGH,
         shore_km=[0.5, 0.6, 7.0, 8.0],
     )
 
@@ -181,7 +182,7 @@ def as_predictions(labels: Objects) -> Objects:
     )
 
 
-def both_ways(predicted: Objects, labels: Objects, **rules: Any) -> list[detection.XView3Score]:
+def both_ways(predicted: Objects, labels: Objects, **rules: Any) -> list[XView3Score]:
     return [
         score_xview3(
             predicted, labels, XView3Rules(strict_official=strict, **rules), lambda scene: LINE
@@ -199,9 +200,7 @@ def test_perfect_predictions_score_one() -> None:
 
 def test_perfect_predictions_whose_column_and_shoreline_differ() -> None:
     """A label 2.1 km off by its column, 1.9 km by the shoreline: no stray at the shore."""
-    labels = Objects.of(
-        "a", [[190, 100], [10, 700]], confidence=detection.HIGH, shore_km=[2.1, 0.1]
-    )
+    labels = Objects.of("a", [[190, 100], [10, 700]], confidence=HIGH, shore_km=[2.1, 0.1])
     strict, ours = both_ways(as_predictions(labels), labels)
     assert strict.loc_fscore_shore == pytest.approx(2 / 3)
     assert ours.loc_fscore_shore == 1.0
@@ -232,7 +231,7 @@ def test_a_scene_with_one_side_at_the_shore_counts() -> None:
 
 def test_a_vertex_of_the_shoreline_is_near_it() -> None:
     lone = [np.array([[300.0, 300.0]])]
-    labels = Objects.of("a", [[300, 310]], confidence=detection.HIGH, shore_km=[0.1])
+    labels = Objects.of("a", [[300, 310]], confidence=HIGH, shore_km=[0.1])
     predicted = Objects.of("a", [[300, 300], [300, 900]])
     counts = [
         score_xview3(
@@ -246,7 +245,7 @@ def test_a_vertex_of_the_shoreline_is_near_it() -> None:
 def test_far_pairs_never_take_the_place_of_near_ones() -> None:
     """In a row, a label, 25 pixels on a prediction, 19 a label, 25 a prediction: the least total
     distance pairs the outer ones, both too far, and leaves the pair in the middle."""
-    labels = Objects.of("a", [[0, 0], [0, 44]], confidence=detection.HIGH)
+    labels = Objects.of("a", [[0, 0], [0, 44]], confidence=HIGH)
     predicted = Objects.of("a", [[0, 25], [0, 69]])
     strict, ours = both_ways(predicted, labels)
     costly, _ = both_ways(predicted, labels, costly_dist=True)
@@ -255,7 +254,7 @@ def test_far_pairs_never_take_the_place_of_near_ones() -> None:
 
 
 def test_a_scene_left_without_predictions() -> None:
-    labels = Objects.of("a", [[9, 9], [500, 500]], confidence=[detection.LOW, detection.HIGH])
+    labels = Objects.of("a", [[9, 9], [500, 500]], confidence=[LOW, HIGH])
     predicted = Objects.of("a", [[9, 9]])
     ours = score_xview3(predicted, labels, XView3Rules(drop_low_detect=True))
     assert ours.location == Counts(0, 0, 1)
@@ -264,7 +263,7 @@ def test_a_scene_left_without_predictions() -> None:
 
 
 def test_low_labels() -> None:
-    labels = Objects.of("a", [[9, 9], [500, 500]], confidence=[detection.LOW, detection.HIGH])
+    labels = Objects.of("a", [[9, 9], [500, 500]], confidence=[LOW, HIGH])
     predicted = Objects.of("a", [[9, 9], [500, 501]])
     found = {
         name: score_xview3(predicted, labels, XView3Rules(**rules)).location
@@ -294,7 +293,7 @@ def test_lengths(
     predicted_m: list[float], true_m: list[float], strict: float, ours: float | None
 ) -> None:
     points = np.arange(2.0 * len(true_m)).reshape(-1, 2) * 100
-    labels = Objects.of("a", points, length_m=true_m, confidence=detection.HIGH)
+    labels = Objects.of("a", points, length_m=true_m, confidence=HIGH)
     predicted = Objects.of("a", points, length_m=predicted_m)
     found = [score.length_acc for score in both_ways(predicted, labels)]
     assert found == pytest.approx([strict, ours], nan_ok=True)
@@ -313,13 +312,13 @@ def test_lengths(
     ],
 )
 def test_classes(predicted: int, true: int, strict: Counts, ours: Counts) -> None:
-    labels = Objects.of("a", [[9, 9]], is_vessel=true, confidence=detection.HIGH)
+    labels = Objects.of("a", [[9, 9]], is_vessel=true, confidence=HIGH)
     scores = both_ways(Objects.of("a", [[9, 9]], is_vessel=predicted), labels)
     assert [score.vessel for score in scores] == [strict, ours]
-    labels = Objects.of("a", [[9, 9]], is_vessel=1, is_fishing=true, confidence=detection.HIGH)
+    labels = Objects.of("a", [[9, 9]], is_vessel=1, is_fishing=true, confidence=HIGH)
     scores = both_ways(Objects.of("a", [[9, 9]], is_fishing=predicted), labels)
     assert [score.fishing for score in scores] == [strict, ours]
-    labels = Objects.of("a", [[9, 9]], is_vessel=0, is_fishing=true, confidence=detection.HIGH)
+    labels = Objects.of("a", [[9, 9]], is_vessel=0, is_fishing=true, confidence=HIGH)
     scores = both_ways(Objects.of("a", [[9, 9]], is_fishing=predicted), labels)
     assert [score.fishing for score in scores] == [Counts(), Counts()]
 
@@ -368,7 +367,7 @@ def test_the_best_threshold_leaves_the_strays() -> None:
 
 # --- files --------------------------------------------------------------------------------------
 
-HEADER = ",".join(detection.NEEDED_OF_LABELS)
+HEADER = ",".join([*PREDICTED_COLUMNS, "distance_from_shore_km", "confidence"])
 
 
 def test_predictions_come_back(tmp_path: Path) -> None:
@@ -377,8 +376,8 @@ def test_predictions_come_back(tmp_path: Path) -> None:
         labels.scene, labels.points + 0.25, is_vessel=[1, 0, -1, 1], is_fishing=[0, 1, -1, 0],
         length_m=[1 / 3, math.nan, 2, 3], score=[0.1, 0.2, math.nan, 1],
     )  # fmt: skip
-    detection.write_predictions(tmp_path / "p.csv", predicted)
-    back = detection.read_predictions(tmp_path / "p.csv")
+    write_predictions(tmp_path / "p.csv", predicted)
+    back = read_predictions(tmp_path / "p.csv")
     for column in Objects.__slots__:
         np.testing.assert_array_equal(getattr(back, column), getattr(predicted, column))
 
@@ -387,16 +386,25 @@ def test_predictions_come_back(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("scene_id\na\n", "has no column detect_scene_row"),
-        (f"{HEADER},speed\n", "has a column speed, which xView3 does not know"),
-        (f"{HEADER}\n1,2,a,maybe,,,1,HIGH\n", "line 2: is_vessel cannot be 'maybe'"),
+        (f"{HEADER},speed\n", "has a column 'speed', which labels do not have"),
+        (
+            f"{HEADER}\n1,2,a,maybe,,,1,HIGH\n",
+            "line 2: is_vessel: 'maybe' may be True, False or empty",
+        ),
         (
             f"{HEADER}\n1,2,a,True,,,1,HIGH\n1,2,a,,,,1,SURE\n",
-            "line 3: confidence cannot be 'SURE'",
+            "line 3: confidence is 'SURE'; it may be LOW, MEDIUM, HIGH",
         ),
-        (f"{HEADER}\nnan,2,a,True,,,1,HIGH\n", "line 2: detect_scene_row cannot be 'nan'"),
-        (f"{HEADER}\n1,-2,a,True,,,1,HIGH\n", "line 2: detect_scene_column cannot be '-2'"),
-        (f"{HEADER}\n1,2,,True,,,1,HIGH\n", "line 2: scene_id cannot be ''"),
-        (f"{HEADER}\n1,2,a,True,,-5,1,HIGH\n", "line 2: vessel_length_m cannot be '-5'"),
+        (f"{HEADER}\nnan,2,a,True,,,1,HIGH\n", "line 2: detect_scene_row is 'nan', no number"),
+        (
+            f"{HEADER}\n1,-2,a,True,,,1,HIGH\n",
+            "line 2: detect_scene_column is '-2', which is outside of any scene",
+        ),
+        (f"{HEADER}\n1,2,,True,,,1,HIGH\n", "line 2: scene_id is empty"),
+        (
+            f"{HEADER}\n1,2,a,True,,-5,1,HIGH\n",
+            "line 2: vessel_length_m is '-5', less than nothing",
+        ),
         (f"{HEADER}\n", "holds no labels to score against"),
     ],
 )
@@ -405,7 +413,7 @@ def test_what_is_wrong_with_labels_is_said_in_one_sentence(
 ) -> None:
     labels, predicted = tmp_path / "labels.csv", tmp_path / "p.csv"
     labels.write_text(text)
-    detection.write_predictions(predicted, as_predictions(some_labels()))
+    write_predictions(predicted, as_predictions(some_labels()))
     command = ["score", "xview3", "--inference_file", str(predicted), "--label_file", str(labels)]
     assert main(command) == 2
     error = capsys.readouterr().err
@@ -417,7 +425,7 @@ def test_the_command_says_what_is_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     predicted, labels, out = tmp_path / "p.csv", tmp_path / "labels.csv", tmp_path / "out.json"
-    detection.write_predictions(predicted, as_predictions(some_labels()))
+    write_predictions(predicted, as_predictions(some_labels()))
     labels.write_text(f"{HEADER}\n50,100,a,True,True,20,0.5,HIGH\n")
     command = ["score", "xview3", "--inference_file", str(predicted), "--label_file", str(labels)]
     assert main([*command, "--output", str(out)]) == 0

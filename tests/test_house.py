@@ -73,8 +73,9 @@ def test_help_starts_without_anything_heavy() -> None:
 
 def test_public_names_are_pinned() -> None:
     assert penstock.__all__ == [
-        "Box", "Incomplete", "PenstockError", "Plan", "Progress", "Refused", "StageError",
+        "Box", "Incomplete", "Loader", "PenstockError", "Plan", "Progress", "Refused", "StageError",
         "Summary", "UsageError", "open_sink", "open_source", "plan_inference", "run_inference",
+        "run_training",
     ]  # fmt: skip
     for name in penstock.__all__:
         assert getattr(penstock, name).__doc__, f"{name} has no docstring"

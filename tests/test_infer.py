@@ -249,6 +249,27 @@ def test_floats_are_rounded_into_integers_and_kept_in_range() -> None:
     assert out.tolist() == [[0, 0, 1, 254, 255, 255]]
 
 
+def test_the_pass_for_percentiles_reads_with_no_more_than_the_plan_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    volume = arange((160, 160, 160))
+    readers: list[str] = []
+    spawn = infer.Flow.spawn
+
+    def count(flow: Any, name: str, work: Callable[[], None]) -> None:
+        readers.append(name) if name.startswith("statistics") else None
+        spawn(flow, name, work)
+
+    monkeypatch.setattr(infer.Flow, "spawn", count)
+    knobs: dict[str, Any] = {
+        "patch": 32, "overlap": 0, "block": 32, "prep_workers": 16, "normalize": "global"
+    }  # fmt: skip
+    plan = penstock.plan_inference(volume, volume * 0, model="identity", devices="cpu", **knobs)
+    room = plan.memory.total - plan.memory.base - plan.memory.runtime
+    assert (run(volume, **knobs) == volume).all()
+    assert 1 <= len(readers) <= max(1, room // (2 * volume.nbytes)) < 16
+
+
 @pytest.mark.parametrize("normalize", ["none", "global", "percentile", "fixed"])
 @pytest.mark.parametrize("seam", ["trim", "blend"])
 def test_nan_stays_where_it_was(normalize: str, seam: str) -> None:

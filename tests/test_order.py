@@ -577,6 +577,7 @@ def test_a_block_window_in_the_cache_is_read_once() -> None:
     assert 0.3 < whole.mixing < 0.6 and whole.lag < 0.05
 
 
+@pytest.mark.slow
 def test_a_cache_that_looks_ahead_costs_less() -> None:
     order = Order(480, 2, shuffle="block", window=8, chunk=24)
     paid = [price(order, cache_bytes=4 * 24, lookahead=n) for n in (0, 4, 96)]
@@ -584,6 +585,7 @@ def test_a_cache_that_looks_ahead_costs_less() -> None:
     assert costs == sorted(costs, reverse=True) and costs[2] < 0.75 * costs[0]
 
 
+@pytest.mark.slow
 def test_a_wider_window_mixes_better() -> None:
     lags = [price(Order(9600, 16, shuffle="block", window=w, chunk=24)).lag for w in (1, 20, 400)]
     assert lags == sorted(lags) and lags[0] < 0.05 < lags[1] < 0.5 < 0.9 < lags[2]

@@ -500,6 +500,7 @@ def fingerprint(net: nn.Module) -> str:
     return digest.hexdigest()
 
 
+@pytest.mark.slow
 def test_two_processes_make_the_same_weights(tiny: Refiner) -> None:
     code = (
         "import torch; torch.manual_seed(99)\n"

@@ -14,20 +14,10 @@ from hypothesis import strategies as st
 
 from penstock.cli import main
 from penstock.errors import UsageError
-from penstock.scenes import (
-    CHANNELS,
-    COLUMNS,
-    NO_SHORE_KM,
-    NODATA,
-    TIFF,
-    Scene,
-    channels_of,
-    is_missing,
-    read_labels,
-    scene_folders,
-    write_data_set,
-    write_scene,
-)
+from penstock.labels import COLUMNS, NO_SHORE_KM, read_labels
+from penstock.rasters import NODATA, is_missing
+from penstock.scene_files import TIFF, write_data_set, write_scene
+from penstock.scenes import CHANNELS, Scene, channels_of, scene_folders
 from penstock.shoreline import read_shoreline
 from penstock.synthetic_scenes import APART, STRIP, SyntheticScene
 
@@ -132,7 +122,7 @@ def test_the_data_set_is_laid_out_as_the_real_one(data: Path) -> None:
             labels[name].check_inside(SIZE, name, path)
             lines = read_shoreline(data / "shoreline" / f"{name}_shoreline.npy")
             if not lines:
-                assert (labels[name].shore_km == np.float32(NO_SHORE_KM)).all()
+                assert (labels[name].shore_km == NO_SHORE_KM).all()
                 continue
             # The distances of the labels are those to the nearest vertex.
             spots, vertices = labels[name].points, np.concatenate(lines)
@@ -382,8 +372,8 @@ def test_labels_keep_what_is_unknown_apart(tmp_path: Path) -> None:
     assert found.is_fishing.tolist() == [0, -1, -1]
     assert found.confidence.tolist() == [2, 0, 1]
     assert found.lines.tolist() == [2, 3, 5]
-    np.testing.assert_array_equal(found.length_m, np.float32([12.5, np.nan, np.nan]))
-    np.testing.assert_array_equal(found.shore_km, np.float32([np.nan, 9999.99, np.nan]))
+    np.testing.assert_array_equal(found.length_m, np.array([12.5, np.nan, np.nan]))
+    np.testing.assert_array_equal(found.shore_km, np.array([np.nan, 9999.99, np.nan]))
     assert labels["0"].points.tolist() == [[7, 4]]
     assert labels["0"].is_vessel.tolist() == [-1]
 
@@ -394,7 +384,7 @@ def test_labels_keep_what_is_unknown_apart(tmp_path: Path) -> None:
         ({"detect_scene_row": "north"}, "line 2: detect_scene_row is 'north', no number"),
         ({"detect_scene_row": ""}, "line 2: detect_scene_row is '', no number"),
         ({"vessel_length_m": "inf"}, "line 2: vessel_length_m is 'inf', no number"),
-        ({"is_vessel": "maybe"}, "line 2: 'maybe' may be True, False or empty"),
+        ({"is_vessel": "maybe"}, "line 2: is_vessel: 'maybe' may be True, False or empty"),
         ({"confidence": "SURE"}, "line 2: confidence is 'SURE'; it may be LOW, MEDIUM, HIGH"),
         ({"scene_id": ""}, "line 2: scene_id is empty"),
     ],

@@ -189,6 +189,7 @@ def test_queues_and_at_last_the_batch_give_way_to_memory(data: str) -> None:
         fit(scratch)
 
 
+@pytest.mark.slow
 def test_settings_from_end_to_end(
     data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +21,7 @@ from penstock.cli import main
 from penstock.config import TRAIN_DEFAULTS, TrainConfig, build
 from penstock.dataset import Layout, write
 from penstock.errors import Incomplete, UsageError
+from penstock.flow import usable_cores
 from penstock.models.emulator import Messages, emulator, graph_of, grid_points, icosphere, nearest
 from penstock.train import train
 from penstock.workloads.emulator import Emulator, last_seen
@@ -238,6 +240,8 @@ def test_what_persists_is_the_latest_that_was_seen() -> None:
 if not (find_spec("torchvision") and find_spec("rasterio")):  # importing it may fail: see vision
     pytest.skip("torchvision or rasterio is not installed", allow_module_level=True)
 
+from penstock import vision  # noqa: E402
+from penstock.models.detector import detector  # noqa: E402
 from penstock.workloads.detector import Detector, chosen, turn  # noqa: E402
 
 
@@ -348,16 +352,62 @@ def test_bad_input_of_the_detector(
     changes: dict[str, Any], message: str, chips: dict[str, Path], tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        train("detector", detector_config(chips, tmp_path, **changes))
+        Detector(detector_config(chips, tmp_path, **changes))
 
 
 def test_labels_of_other_chips_are_refused(chips: dict[str, Path], tmp_path: Path) -> None:
     lines = chips["train_label_file"].read_text().splitlines(keepends=True)
     other = tmp_path / "other.csv"
+    config = detector_config(chips, tmp_path, train_label_file=other)
     other.write_text("".join(lines[:-1]))
     with pytest.raises(UsageError, match=r"its chips were cut with \d+; run penstock preprocess"):
-        train("detector", detector_config(chips, tmp_path, train_label_file=other))
+        Detector(config)
+    cells = lines[2].split(",")
+    cells[lines[0].split(",").index("detect_scene_row")] = "1"
+    other.write_text("".join([*lines[:2], ",".join(cells), *lines[3:]]))
+    with pytest.raises(UsageError, match=r"line 3: the chips of scene .* with another label there"):
+        Detector(config)
     with pytest.raises(UsageError, match="has no labels of scene"):
-        train(
-            "detector", detector_config(chips, tmp_path, train_label_file=chips["val_label_file"])
-        )
+        Detector(detector_config(chips, tmp_path, train_label_file=chips["val_label_file"]))
+
+
+def test_scenes_that_chips_were_not_cut_from_are_refused(
+    chips: dict[str, Path], tmp_path: Path
+) -> None:
+    """A root is the folder of the split, or the one above it."""
+    data = chips["val_data_root"].parent
+    Detector(detector_config(chips, tmp_path, train_data_root=data, val_data_root=data))
+    with pytest.raises(
+        UsageError, match=r"--train-data-root .*validation has no scene \w+, of whi"
+    ):
+        Detector(detector_config(chips, tmp_path, train_data_root=data / "validation"))
+    shutil.copytree(data / "train", tmp_path / "train")
+    config = detector_config(chips, tmp_path, train_data_root=tmp_path)
+    raster = next(tmp_path.glob("train/*/VH_dB.tif"))
+    raster.write_bytes(raster.read_bytes() + b"more")
+    with pytest.raises(UsageError, match=r"VH_dB.tif has \d+ bytes and had \d+ when its chips"):
+        Detector(config)
+    raster.unlink()
+    with pytest.raises(UsageError, match=r"VH_dB\.tif is missing, and the chips of its scene hold"):
+        Detector(config)
+
+
+def test_weights_of_another_detector_are_refused(chips: dict[str, Path], tmp_path: Path) -> None:
+    weights = tmp_path / "w.pth"
+    torch.save(detector(5, width=16).state_dict(), weights)
+    with pytest.raises(UsageError, match=r"w\.pth belongs to another model than detector"):
+        train("detector", detector_config(chips, tmp_path, weights=weights))
+
+
+def test_what_it_was_measured_with_is_recorded_and_said_once(
+    chips: dict[str, Path], tmp_path: Path
+) -> None:
+    said: list[str] = []
+    config = detector_config(chips, tmp_path, max_steps=1, num_workers=usable_cores() + 1)
+    results = train("detector", config, say=said.append)
+    assert results["facts"]["compiled_operators"] == vision.COMPILED
+    assert results["facts"]["channels"] == ["vh", "vv"]
+    assert [sentence for sentence in said if "torchvision" in sentence] == [vision.NOTE] * (
+        not vision.COMPILED
+    )
+    assert "they take turns" in said[-1], "in our words, and torch's own warning is no error here"

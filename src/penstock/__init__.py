@@ -25,14 +25,17 @@ if TYPE_CHECKING:
     from .infer import Summary as Summary
     from .infer import plan_inference as plan_inference
     from .infer import run_inference as run_inference
+    from .loader import Loader as Loader
     from .plan import Plan as Plan
     from .store import open_sink as open_sink
     from .store import open_source as open_source
+    from .train import run_training as run_training
 
 _HOMES = {
     "Box": "box",
     "Incomplete": "errors",
     "PenstockError": "errors",
+    "Loader": "loader",
     "Plan": "plan",
     "Progress": "infer",
     "Refused": "errors",
@@ -43,6 +46,7 @@ _HOMES = {
     "open_sink": "store",
     "open_source": "store",
     "run_inference": "infer",
+    "run_training": "train",
 }
 __all__ = sorted(_HOMES)
 

@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from .errors import UsageError
+from .files import replacing
 
 FORMAT, VERSION = "penstock-training", 1
 LAST, BEST = "last.pt", "best_model.pth"
@@ -78,24 +79,20 @@ class Checkpoints:
         self._put(self.out / BEST, weights)
 
     def _put(self, path: Path, state: Mapping[str, Any]) -> None:
-        part = path.with_name(path.name + ".part")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._write(part, state)
-        if self._writes:
-            with part.open("rb") as written:
-                os.fsync(written.fileno())
-            part.replace(path)
+        if not self._writes:
+            self._write(path, state)  # which no other rank does without
+            return
+        with replacing(path) as draft:
+            self._write(draft, state)
 
 
 def _same(old: Path, new: Path) -> None:
     """A second name for a file that is only ever replaced; a copy where there are no links."""
-    part = new.with_name(new.name + ".part")
-    part.unlink(missing_ok=True)
-    try:
-        os.link(old, part)
-    except OSError:
-        shutil.copyfile(old, part)
-    part.replace(new)
+    with replacing(new) as draft:
+        try:
+            os.link(old, draft)
+        except OSError:
+            shutil.copyfile(old, draft)
 
 
 def read(path: Path, workload: str) -> State:
@@ -128,7 +125,7 @@ def read_file(path: Path, flag: str) -> Any:
         raise UsageError(f"{flag}: {path} cannot be read as a file of tensors") from error
 
 
-def load_weights(module: nn.Module, weights: Mapping[str, Any], where: str) -> None:
+def load_state(module: nn.Module, weights: Mapping[str, Any], where: str) -> None:
     """Put weights into a model that has exactly those, by name and shape."""
     own = module.state_dict()
     for name in {**own, **weights}:

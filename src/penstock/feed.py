@@ -1,6 +1,6 @@
-"""Samples by index into batches, in the order of an `Order`, by torch's DataLoader.
+"""Samples by index into batches, in the order of an `Order`, by processes or by threads.
 
-    Order.items(epoch, batch) ──▶ samples[index] in worker processes ──▶ collate ──▶ (items, batch)
+    Order.items(epoch, batch) ──▶ samples[index] in workers ──▶ collate ──▶ (items, batch)
 
 The order is arithmetic, so a feed begins at any batch of any epoch without going through those
 before it.
@@ -8,8 +8,13 @@ before it.
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import warnings
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -17,6 +22,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from .config import TrainConfig
+from .flow import usable_cores
 from .order import Items, Order, Position
 from .workloads import Batch, Samples, Workload
 
@@ -32,26 +38,90 @@ class TorchFeed:
     ) -> None:
         self._batches = _Batches(order)
         workers = config.num_workers
-        self._loader: DataLoader[Any] = DataLoader(
-            _Indexed(samples),  # type: ignore[arg-type]
-            batch_sampler=self._batches,
-            collate_fn=_Collate(workload),
-            num_workers=workers,
-            persistent_workers=config.persistent_workers and workers > 0,
-            prefetch_factor=config.prefetch_factor if workers > 0 else None,
-            pin_memory=pin,
-            worker_init_fn=_leave_signals_to_the_parent,
-            # Of its own, or each iterator would draw its seed from the numbers of the run, and
-            # a run that goes on inside an epoch makes one iterator more.
-            generator=torch.Generator().manual_seed(order.seed),
-        )
+        self.note = _note(workers)
+        with _torch_says_nothing():
+            self._loader: DataLoader[Any] = DataLoader(
+                _Indexed(samples),  # type: ignore[arg-type]
+                batch_sampler=self._batches,
+                collate_fn=_Collate(workload),
+                num_workers=workers,
+                persistent_workers=config.persistent_workers and workers > 0,
+                prefetch_factor=config.prefetch_factor if workers > 0 else None,
+                pin_memory=pin,
+                worker_init_fn=_leave_signals_to_the_parent,
+                # Of its own, or each iterator would draw its seed from the numbers of the run, and
+                # a run that goes on inside an epoch makes one iterator more.
+                generator=torch.Generator().manual_seed(order.seed),
+            )
 
     def epoch(self, epoch: int, first: int) -> Iterator[tuple[Items, Batch]]:
         self._batches.at = Position(epoch, first)
-        return iter(self._loader)
+        with _torch_says_nothing():
+            return iter(self._loader)
 
     def close(self) -> None:
         del self._loader
+
+
+class ThreadFeed:
+    """Samples by index, read by threads: for stores that do not live on in a forked process."""
+
+    def __init__(
+        self, samples: Samples, order: Order, workload: Workload, config: TrainConfig, pin: bool
+    ) -> None:
+        self._samples, self._order, self._workload = samples, order, workload
+        self._pin = pin
+        self._ahead = (config.prefetch_factor or 2) * max(1, config.num_workers)
+        self._pool = ThreadPoolExecutor(max(1, config.num_workers), "feed")
+
+    def epoch(self, epoch: int, first: int) -> Iterator[tuple[Items, Batch]]:
+        under_way: deque[tuple[Items, list[Future[Any]]]] = deque()
+        numbers = iter(range(first, self._order.num_batches))
+        try:
+            while True:
+                for number in islice(numbers, self._ahead - len(under_way)):
+                    items = self._order.items(epoch, number)
+                    reads = [
+                        self._pool.submit(self._samples.__getitem__, i) for i in items.tolist()
+                    ]
+                    under_way.append((items, reads))
+                if not under_way:
+                    return
+                items, reads = under_way.popleft()
+                batch = self._workload.collate([read.result() for read in reads])
+                yield items, _pinned(batch) if self._pin else batch
+        finally:  # left early, or failed
+            for _, reads in under_way:
+                for read in reads:
+                    read.cancel()
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+
+def _note(workers: int) -> str:
+    """What the user should know of so many processes; nothing where there is a core for each."""
+    cores = usable_cores()
+    if workers <= cores:
+        return ""
+    return (
+        f"--num-workers {workers} on {cores} cores: they take turns with each other and with the "
+        f"training; {cores} or fewer may be as fast"
+    )
+
+
+@contextlib.contextmanager
+def _torch_says_nothing() -> Iterator[None]:
+    """Of too many workers: torch says so at each loader and epoch, and we have said it once."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+        yield
+
+
+def _pinned(batch: Batch) -> Batch:
+    from lightning_utilities.core.apply_func import apply_to_collection
+
+    return apply_to_collection(batch, torch.Tensor, torch.Tensor.pin_memory)
 
 
 def _leave_signals_to_the_parent(worker: int) -> None:

@@ -272,9 +272,15 @@ class _Run:
         return scaling
 
     def _stream(self, source: Source, volume: Volume, histogram: Histogram) -> None:
-        """Pass a volume through the histogram once, in whole chunks, read side by side."""
+        """Pass a volume through the histogram once, in whole chunks, read side by side by as many
+        as the plan has room for."""
         flow, lock = Flow(), threading.Lock()
-        pieces = iter(_pieces(source))
+        grid = _pieces(source)
+        pieces = iter(grid)
+        memory = self.plan.memory
+        room = memory.total - memory.base - memory.runtime
+        # As decoded, and once more where it is put.
+        held = 2 * math.prod(grid.step) * len(volume.channels) * source.dtype.itemsize
 
         def work() -> None:
             while not flow.failed:
@@ -288,7 +294,7 @@ class _Run:
                 with lock, self.probe.span("statistics", piece):
                     histogram.add(array)
 
-        for i in range(self.job.config.prep_workers):
+        for i in range(max(1, min(self.job.config.prep_workers, room // held))):
             flow.spawn(f"statistics-{i}", work)
         flow.join()
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from .errors import UsageError
+from .files import replacing
 
 try:
     import fcntl
@@ -112,11 +113,9 @@ class Journal:
     def save(self, name: str, content: Mapping[str, Any]) -> None:
         """Write a JSON file of the folder, whole or not at all."""
         path = self.path(name)
-        if path is None:
-            return
-        draft = path.with_suffix(".tmp")
-        draft.write_text(json.dumps(content, indent=2, default=str) + "\n")
-        draft.replace(path)
+        if path is not None:
+            with replacing(path) as draft:
+                draft.write_text(json.dumps(content, indent=2, default=str) + "\n")
 
     def path(self, name: str) -> Path | None:
         return None if self.folder is None else self.folder / name

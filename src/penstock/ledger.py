@@ -23,6 +23,7 @@ from typing import IO, Any
 from . import record as records_of
 from . import stats
 from .errors import UsageError, describe, require
+from .files import replacing
 from .record import Record
 
 FILE = "records.jsonl"
@@ -201,12 +202,8 @@ def _columns(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def _replace(path: Path, write: Callable[[Path], None]) -> None:
     """Write a file whole or not at all."""
-    path = Path(path)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(draft)
-        draft.replace(path)
+        with replacing(path) as draft:
+            write(draft)
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise UsageError(f"{path} cannot be written: {error}") from error

@@ -24,9 +24,11 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from .errors import MissingDependency
+from .files import write_json
 from .laps import DeviceLaps, Laps
 from .probe import Clock
-from .steplog import StepLog, mark_computed, memory, write_json
+from .step import mark_computed
+from .steplog import StepLog, memory
 
 
 def _callback() -> Any:

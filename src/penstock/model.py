@@ -121,9 +121,13 @@ class Model:
 
 
 def load(
-    model: str | nn.Module, weights: str | Path | None = None, in_channels: int | None = None
+    model: str | nn.Module,
+    weights: str | Path | None = None,
+    in_channels: int | None = None,
+    *,
+    untrained: bool = False,
 ) -> Model:
-    """Find a model and put its weights in.
+    """Find a model and put its weights in; one that has none of its own may be left `untrained`.
 
     `in_channels` is how many channels it takes; by default what the module says of itself in an
     attribute of that name, else what its first convolution takes; a factory that has a parameter of
@@ -135,10 +139,10 @@ def load(
     name = model if isinstance(model, str) else type(model).__name__
     module, weights = _find(model, weights, in_channels)
     entry = REGISTRY.get(model) if isinstance(model, str) else None
-    if entry is not None and entry.needs_weights and weights is None:
+    if entry is not None and entry.needs_weights and weights is None and not untrained:
         raise UsageError(f"--model-type {model} has no weights of its own; give --weights")
     if weights is not None:
-        _load_weights(module, name, Path(weights))
+        load_weights(module, name, Path(weights))
     if not isinstance(module, torch.fx.GraphModule):  # an exported program is what it is
         module.eval()
     first = next((m for m in module.modules() if isinstance(m, nn.Conv2d | nn.Conv3d)), None)
@@ -239,7 +243,8 @@ def _load_program(path: Path) -> nn.Module:
         ) from error
 
 
-def _load_weights(module: nn.Module, name: str, path: Path) -> None:
+def load_weights(module: nn.Module, name: str, path: Path) -> None:
+    """Put the tensors of a file into a module that has exactly those, by name and shape."""
     state = read_state(path)
     from_public = getattr(module, "from_public", None)
     if from_public is not None:

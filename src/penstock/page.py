@@ -13,7 +13,15 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from . import benchplots, loader_report, queue_report, queueplots, report
+from . import (
+    benchplots,
+    loader_report,
+    queue_report,
+    queueplots,
+    report,
+    suite_report,
+    suiteplots,
+)
 from .errors import Refused, UsageError
 from .record import Record
 from .report import Section
@@ -27,23 +35,25 @@ class _Kind(NamedTuple):
 
     title: str
     sections: Callable[[Iterable[Record]], list[Section]]
-    append_csv: Callable[[Iterable[Record], Path], None]
-    plot: Callable[[Path, Path], list[Path]]
+    plot: Callable[..., list[Path]]
+    """Of a table that ``append_csv`` wrote, or where there is none of the records; and a prefix."""
+    append_csv: Callable[[Iterable[Record], Path], None] | None = None
 
 
 _KINDS = {
     "model": _Kind(
-        "Memory and throughput of a model", report.sections, report.append_csv,
-        benchplots.plot_bench,
+        "Memory and throughput of a model", report.sections, benchplots.plot_bench,
+        report.append_csv,
     ),
     "loader": _Kind(
-        "Loading of batches", loader_report.sections, loader_report.append_csv,
-        queueplots.plot_loader,
+        "Loading of batches", loader_report.sections, queueplots.plot_loader,
+        loader_report.append_csv,
     ),
     "queue": _Kind(
-        "The queue between reading and computing", queue_report.sections, queue_report.append_csv,
-        queueplots.plot_queue,
+        "The queue between reading and computing", queue_report.sections, queueplots.plot_queue,
+        queue_report.append_csv,
     ),
+    "train": _Kind("Training", lambda r: suite_report.sections(r, ()), suiteplots.plot_suite),
 }  # fmt: skip
 
 
@@ -66,7 +76,7 @@ def write(records: Sequence[Record], folder: Path, source: str, overwrite: bool)
         folder.mkdir(parents=True, exist_ok=True)
         for name, kind in shown.items():
             figures = _figures(name, kind, records, folder)
-            files += [folder / f"{name}.csv", *figures]
+            files += [*([folder / f"{name}.csv"] if kind.append_csv else []), *figures]
             parts += ["", f"## {kind.title}", ""]
             parts += [f"![{figure.stem}]({figure.name})" for figure in figures]
             parts += ["", report.in_markdown(kind.sections(records)).rstrip()]
@@ -78,11 +88,13 @@ def write(records: Sequence[Record], folder: Path, source: str, overwrite: bool)
 
 def _figures(name: str, kind: _Kind, records: Sequence[Record], folder: Path) -> list[Path]:
     """Those that can be drawn: where every launch failed there is none, and the table says so."""
-    table = folder / f"{name}.csv"
-    table.unlink(missing_ok=True)
-    kind.append_csv(records, table)
+    own: Any = records
+    if kind.append_csv is not None:
+        own = folder / f"{name}.csv"
+        own.unlink(missing_ok=True)
+        kind.append_csv(records, own)
     measured = [r for r in records if r.scenario == name and r.ok]
-    figures = kind.plot(table, folder / name) if measured else []
+    figures = kind.plot(own, folder / name) if measured else []
     if name == "loader":
         figures += queueplots.plot_ladders(records, folder / "ladder")
     return figures

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,8 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .config import TrainConfig
-from .errors import UsageError, require
+from .errors import Incomplete, UsageError, require
 from .feed import SIGNALS
+from .place import Place, find, tasks_elsewhere
 
 
 @contextlib.contextmanager
@@ -23,16 +26,46 @@ def launched(config: TrainConfig) -> Iterator[Any]:
     """Devices and ranks. A process group that is made here ends here."""
     ours = not dist.is_initialized()
     try:
-        yield _fabric(config)
+        fabric = _fabric(config)
+        try:
+            yield fabric
+        except Incomplete:
+            # All ranks raise it. What started them ends the others when one leaves, and the first
+            # is still to write what became of the run.
+            fabric.barrier()
+            raise
     finally:
         if ours and dist.is_initialized():
             dist.destroy_process_group()
 
 
+def here(config: TrainConfig) -> Place:
+    """The place of this process, as it is before Fabric starts what ranks it starts itself."""
+    place = find(os.environ)
+    if config.distributed and not place.launched and config.device in ("auto", "cuda"):
+        return replace(place, world_size=torch.cuda.device_count() or 1)
+    return place
+
+
 def _fabric(config: TrainConfig) -> Any:
     fabric = require("lightning_fabric", "train")
-    from lightning_fabric.plugins import MixedPrecision
+    from lightning_fabric.plugins import HalfPrecision, MixedPrecision
+    from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+    from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
     from lightning_fabric.strategies.ddp import DDPStrategy
+
+    class Started(TorchElasticEnvironment):
+        """Ranks that torchrun or srun has started, on any number of nodes, on each any number."""
+
+        def validate_settings(self, num_devices: int, num_nodes: int) -> None: ...
+
+    class Summed(DDPStrategy):
+        """A rank that was started has one device, whatever its number among the ranks."""
+
+        @property
+        def root_device(self) -> torch.device:
+            own = self.parallel_devices or []
+            return own[0] if place.launched else super().root_device
 
     class Autocast(MixedPrecision):
         """Leaves inputs as they are. Autocast casts what an operator should have in half, and
@@ -41,32 +74,56 @@ def _fabric(config: TrainConfig) -> Any:
         def convert_input(self, data: Any) -> Any:
             return data
 
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    if ranks > 1 and not config.distributed:
+    place = find(os.environ)
+    if place.world_size > 1 and not config.distributed:
         raise UsageError(
-            f"{ranks} ranks were started, and without --distributed each would train alone"
+            f"{place.world_size} ranks were started, and without --distributed each would train "
+            "alone"
+        )
+    if config.distributed and (tasks := tasks_elsewhere(os.environ)) > 1:
+        raise UsageError(
+            f"--distributed: the {tasks} tasks of SLURM's job are not started; say penstock "
+            "launch slurm -- train ..."
         )
     cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
     if config.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda: torch finds no CUDA device here")
-    local = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE")
-    nodes = os.environ.get("GROUP_WORLD_SIZE") or os.environ.get("SLURM_NNODES") or "1"
-    devices: int | str = 1
-    if config.distributed:
-        devices = int(local.partition("(")[0]) if local else torch.cuda.device_count() or 1
-    plugins: list[Any] = []
+    devices: int | list[int] = 1
+    if place.launched and cuda:
+        devices = [own_device(place, torch.cuda.device_count())]
+    elif config.distributed and not place.launched and cuda:
+        devices = torch.cuda.device_count()
+    several = place.world_size > 1 or (isinstance(devices, int) and devices > 1)
+    # Left to itself, Fabric believes the counts of a job, and warns wherever there is an srun.
+    plugins: list[Any] = [Started() if place.launched else LightningEnvironment()]
+    if place.launched:
+        os.environ.update(place.variables())
     if config.amp:
         kind = "cuda" if cuda else "cpu"
         plugins.append(Autocast("16-mixed" if cuda else "bf16-mixed", kind))
+    elif config.dtype != "float32":
+        plugins.append(HalfPrecision("bf16-true" if config.dtype == "bfloat16" else "16-true"))
     made = fabric.Fabric(
         accelerator=config.device,
         devices=devices,
-        num_nodes=int(nodes) if config.distributed else 1,
-        strategy=DDPStrategy(gradient_as_bucket_view=True) if config.distributed else "auto",
+        num_nodes=place.nodes,
+        strategy=Summed(gradient_as_bucket_view=True) if several else "auto",
         plugins=plugins,
     )
     made.launch()
     return made
+
+
+def own_device(place: Place, visible: int) -> int:
+    """The number of a rank's GPU: that of the rank on its node, or the one that it is shown."""
+    if visible == 1:
+        return 0
+    if place.local_rank >= visible:
+        raise UsageError(
+            f"rank {place.rank} is number {place.local_rank} of its node, which has {visible} "
+            "GPUs: start as many ranks"
+        )
+    return place.local_rank
 
 
 def set_flags(config: TrainConfig) -> None:
@@ -122,3 +179,27 @@ class Stop:
         if self._vote is not None:
             self._vote[0].wait()
             self._vote = None
+
+
+# --- where a run runs ---------------------------------------------------------------------------
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def host_name() -> str:
+    """The node as SLURM calls it, where it does: several of its nodes may be one machine."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def launch_of(hosts: Sequence[str]) -> dict[str, Any]:
+    """Where a run runs, and as which job, from the hosts of its ranks."""
+    restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
+    return {
+        "nodes": len(set(hosts)),
+        "hosts": list(dict.fromkeys(hosts)),
+        "job_id": os.environ.get("SLURM_JOB_ID"),
+        "job_name": os.environ.get("SLURM_JOB_NAME"),
+        "restarts": int(restarts) if restarts.isdecimal() else 0,
+    }

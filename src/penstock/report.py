@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +30,7 @@ from numpy.typing import NDArray
 
 from . import stats
 from .errors import UsageError
+from .files import replacing
 from .record import FAILED, Record
 from .units import format_bytes, format_count, format_seconds, significant
 
@@ -401,17 +400,8 @@ def _lines(header: Sequence[str], rows: Iterable[Row], head: bool = False) -> by
 
 
 def _replace(path: Path, header: Sequence[str], rows: Iterable[Row]) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with beside.open("wb") as file:
-            file.write(_lines(header, rows, head=True))
-            file.flush()
-            os.fsync(file.fileno())
-        if path.exists():
-            shutil.copymode(path, beside)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    with replacing(path) as draft:
+        draft.write_bytes(_lines(header, rows, head=True))
 
 
 # --- sentences ----------------------------------------------------------------------------------

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import csv
-import json
-import math
 import resource
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
-from torch import Tensor
 
-from .laps import PHASES, DeviceLaps, Laps
+from .laps import PHASES
 
 STEPS = "steps"
 _COLUMNS = ("step", "epoch", "samples", "loss", "step_s", *(f"{phase}_s" for phase in PHASES))
@@ -72,35 +68,3 @@ def memory(device: torch.device) -> dict[str, int | None]:
         told["device_peak"] = torch.cuda.max_memory_allocated(device)
         told["device_reserved"] = torch.cuda.max_memory_reserved(device)
     return told
-
-
-def mark_computed(loss: Tensor, laps: Laps | DeviceLaps) -> None:
-    """End the lap of the backward pass when all gradients are computed, before DDP waits for sums.
-
-    Autograd calls back when its work is done, in the order in which that was asked for: DDP asks
-    when its last gradient is there, and we ask when the first begins.
-    """
-    engine = torch.autograd.Variable._execution_engine
-
-    def ask(gradient: Tensor) -> None:
-        engine.queue_callback(lambda: laps.lap("backward"))
-
-    loss.register_hook(ask)
-
-
-def write_json(path: Path, value: Any) -> None:
-    part = path.with_name(path.name + ".part")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part.write_text(json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
-    part.replace(path)
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN; what is no number is null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value

@@ -44,6 +44,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import psutil
 
 from .errors import UsageError, describe
+from .files import write_json
 from .probe import Clock
 
 SCHEMA = 1
@@ -466,11 +467,7 @@ def export_reference(rows_path: Path, json_path: Path) -> None:
         "queue_monitor": _reference_queues(header["queues"], rows),
         "system_monitor": _reference_system(rows),
     }
-    json_path = Path(json_path)
-    json_path.parent.mkdir(parents=True, exist_ok=True)
-    partial = json_path.with_name(f".{json_path.name}.{os.getpid()}.part")
-    partial.write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
-    partial.replace(json_path)
+    write_json(json_path, metrics)
 
 
 def _reference_queues(queues: Mapping[str, int], rows: Sequence[Row]) -> Row:

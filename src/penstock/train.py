@@ -15,6 +15,8 @@ on a GPU as far as its kernels are deterministic.
     OUT/steps/rank0.csv         every step of a rank: its phases in seconds, its samples, its loss
     OUT/checkpoints/            see `checkpoint`
     OUT/best_model.pth
+    OUT/events.jsonl            what trackers hear of the run, see `events`; only with --track
+    OUT/profile/                see `profiling`; only with --profile
 
 A signal (SIGTERM, SIGUSR1) sets a flag. The ranks agree on it at a step's boundary, save, and end.
 """
@@ -27,38 +29,38 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
 
-from . import __version__
+from . import __version__, environment, profiling, trackers, tracking
 from .checkpoint import (
     LAST,
     Checkpoints,
     State,
-    load_weights,
+    load_state,
     random_state,
     read,
-    read_file,
     set_random_state,
 )
-from .config import TrainConfig
+from .config import TRAIN_DEFAULTS, TrainConfig, build
 from .errors import Incomplete, PenstockError, UsageError
-from .feed import TorchFeed
-from .laps import DeviceLaps, Laps
+from .events import EVENTS
+from .feed import ThreadFeed, TorchFeed
+from .files import write_json
 from .order import Order, Position
 from .probe import Clock
-from .ranks import Stop, launched, set_flags
-from .steplog import STEPS, StepLog, mark_computed, memory, write_json
-from .workloads import Answer, Batch, Feed, Samples, Workload, make
+from .ranks import Stop, device_name, host_name, launch_of, launched, set_flags
+from .step import Stepper, Taken, rate_of
+from .steplog import STEPS, StepLog, memory
+from .workloads import Answer, Feed, Samples, Workload, make
 
 RESULTS, ARGS = "training_results.json", "args.json"
+OURS = (RESULTS, "checkpoints", STEPS, EVENTS, trackers.FOLDER, profiling.FOLDER)
+"""What one run leaves in its folder and another must not find there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,21 +85,35 @@ def train(
     config: TrainConfig,
     *,
     progress: Callable[[Progress], None] = lambda now: None,
+    say: Callable[[str], None] = lambda sentence: None,
     clock: Clock = time.perf_counter,
 ) -> dict[str, Any]:
     """Train a workload, by name or ``package.module:Class``; what `training_results.json` says,
     and ``rank``, that of the process which asks.
 
     Raises `UsageError` for what cannot be trained so, `Incomplete` where a signal ended the run
-    after its checkpoint, and `PenstockError` where the loss is no longer a number.
+    after its checkpoint, and `PenstockError` where the loss is no longer a number. ``say`` is told,
+    once and before the first step, what of this machine makes the run slower than it could be.
     """
+    trackers.check(config.track)
     with launched(config) as fabric, Stop() as stop:
         _check_output(config, fabric.is_global_zero)
         fabric.barrier()
         set_flags(config)
         run = _Run(fabric, make(workload, config), workload, config, stop, progress, clock)
         with contextlib.closing(run):
+            for sentence in run.notes:
+                say(sentence)
             return run.run()
+
+
+def run_training(workload: str, **knobs: Any) -> dict[str, Any]:
+    """Train a workload, by name or ``package.module:Class``; ``knobs`` are the fields of
+    `TrainConfig`, which are the flags of ``penstock train``.
+
+    Returns what ``training_results.json`` says. Raises as `train` does.
+    """
+    return train(workload, build(TrainConfig, TRAIN_DEFAULTS.get(workload, {}), knobs))
 
 
 # --- set up ------------------------------------------------------------------------------------
@@ -113,7 +129,7 @@ def _check_output(config: TrainConfig, is_first: bool) -> None:
         if not last.is_file():
             raise UsageError(f"--resume: there is no checkpoint {last}")
         return
-    ours = [path for path in (out / RESULTS, out / "checkpoints", out / STEPS) if path.exists()]
+    ours = [out / name for name in OURS if (out / name).exists()]
     if not is_first or not ours:
         return
     if not config.overwrite:
@@ -165,31 +181,13 @@ class _Run:
         self.order = Order(len(workload.train), config.batch_size, config.seed, "global", **ranks)
         self.val_order = Order(len(workload.val), config.batch_size, **ranks)
 
-        torch.manual_seed(config.seed)
-        module = workload.model()
-        if config.weights is not None:
-            load_weights(
-                module, read_file(config.weights, "--weights"), f"--weights {config.weights}"
-            )
-        if config.channels_last:
-            module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.module = module
-        self.parameters = sum(p.numel() for p in module.parameters())
-        optimizer = workload.optimizer(module)
-        net = torch.compile(module) if config.compile else module
-        self.model, self.optimizer = fabric.setup(net, optimizer)
-        # Fabric moved the module; where its own layers went, the optimizer's parameters are.
-        self.raw_optimizer: Optimizer = self.optimizer.optimizer
-        self.steps_per_epoch = self.order.num_batches
+        self.steps_per_epoch = -(-self.order.num_batches // config.grad_accum_steps)
         self.num_steps = config.epochs * self.steps_per_epoch
         if config.max_steps is not None:
             self.num_steps = min(self.num_steps, config.max_steps)
-        self.scheduler = LambdaLR(self.raw_optimizer, self._rate)
-
-        self.laps: Laps | DeviceLaps = Laps(clock)
-        if self.device.type == "cuda":
-            self.laps = DeviceLaps(clock, torch.cuda)
-        self._sums = any(isinstance(m, DistributedDataParallel) for m in self.model.modules())
+        self.rate = partial(rate_of, config, self.num_steps, self.steps_per_epoch)
+        self.stepper = Stepper(fabric, workload, name, config, self.rate, clock)
+        self.module, self.parameters = self.stepper.module, self.stepper.parameters
 
         self.checkpoints = Checkpoints(
             config.output_dir,
@@ -202,24 +200,43 @@ class _Run:
         self.position, self.step = Position(0, 0), 0
         self.tally, self.history = _Tally(), list[dict[str, Any]]()
         self.resumed: list[int] = []
-        self.pending: list[tuple[int, int, int, Tensor, Mapping[str, Tensor]]] = []
+        self.pending: list[tuple[int, int, Taken]] = []
         self.loss = math.nan
         self._seed_rank()
         if config.resume:
             self._load(read(config.output_dir / "checkpoints" / LAST, name))
+        if config.profile:
+            profiling.check(config.profile_steps, self.num_steps - self.step)
+            self.stepper.laps = profiling.ProfiledLaps(
+                self.stepper.laps,
+                config.output_dir,
+                fabric.global_rank,
+                config.profile_steps,
+                self.device.type == "cuda",
+            )
         self.log = StepLog(config.output_dir, fabric.global_rank, self.step)
         self.feed = self._feed("train", workload.train, self.order)
         self.val_feed = self._feed("val", workload.val, self.val_order)
+        self.notes: list[str] = []
         if fabric.is_global_zero:
-            write_json(config.output_dir / ARGS, self._args())
+            self.notes = [*getattr(workload, "notes", ()), getattr(self.feed, "note", "")]
+            self.notes = [sentence for sentence in self.notes if sentence]
+            write_json(config.output_dir / ARGS, trackers.scrubbed(self._args()))
+        self.launch = launch_of(self._gather(host_name()))
+        self.tracking = tracking.Untracked()
+        if config.track and fabric.is_global_zero:
+            self.tracking = tracking.Tracking(config, self.step, self._facts())
 
     def _feed(self, split: str, samples: Samples, order: Order) -> Feed:
         own = getattr(self.workload, "feed", None)
         if own is not None:
             feed: Feed = own(split, order)
             return feed
+        by_threads = getattr(self.workload, "feeds_by_threads", False)
         pin = self.device.type == "cuda"
-        return TorchFeed(samples, order, self.workload, self.config, pin)
+        return (ThreadFeed if by_threads else TorchFeed)(
+            samples, order, self.workload, self.config, pin
+        )
 
     def _seed_rank(self) -> None:
         """From here on each rank draws numbers of its own."""
@@ -230,16 +247,6 @@ class _Run:
         import random
 
         random.seed(seed)
-
-    def _rate(self, step: int) -> float:
-        """The learning rate at a step, as a share of --learning-rate."""
-        config = self.config
-        rise = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
-        if config.schedule == "cosine":
-            return rise * 0.5 * (1 + math.cos(math.pi * min(1.0, step / self.num_steps)))
-        if config.schedule == "step":
-            return rise * float(0.1 ** (step // (self.steps_per_epoch * config.decay_epochs)))
-        return rise
 
     def run(self) -> dict[str, Any]:
         began = self.clock()
@@ -255,60 +262,38 @@ class _Run:
         return self._results("complete", self.clock() - began)
 
     def close(self) -> None:
+        self.tracking.finish("failed", {})  # a run that has ended otherwise has said so
+        if isinstance(self.stepper.laps, profiling.ProfiledLaps):
+            self.stepper.laps.close()
         self.log.close()
         self.feed.close()
         self.val_feed.close()
 
     def _epoch(self, epoch: int) -> bool:
         """The steps of an epoch from where the run stands; whether there was one to take."""
-        laps, number = self.laps, self.position.batch
+        number, last = self.position.batch, self.order.num_batches
         self._since = self.clock()
-        if number < self.steps_per_epoch:
+        if number < last:
             batches = iter(self.feed.epoch(epoch, number))
-        while number < self.steps_per_epoch and self.step < self.num_steps:
-            laps.begin()
-            items, batch = next(batches)
-            laps.lap("data_wait")
-            self._step(batch)
-            number += 1
-            self._boundary(epoch, number, len(items))
+        while number < last and self.step < self.num_steps:
+            share = min(self.config.grad_accum_steps, last - number)
+            taken = self.stepper.take(batches, share)
+            number += share
+            self._boundary(epoch, number, taken)
         self._drain()
         return self.tally.steps > 0
 
-    def _step(self, batch: Batch) -> None:
-        laps, config = self.laps, self.config
-        batch = self._to_device(batch)
-        laps.lap("transfer")
-        loss, metrics = self.workload.loss(self.model, batch)
-        laps.lap("forward")
-        if self._sums:
-            mark_computed(loss, laps)
-        self.fabric.backward(loss)
-        laps.lap("communication" if self._sums else "backward")
-        if config.clip_norm is not None:
-            self.fabric.clip_gradients(self.model, self.optimizer, max_norm=config.clip_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.scheduler.step()
-        laps.lap("optimizer")
-        laps.end()
-        self._newest = loss.detach(), {name: value.detach() for name, value in metrics.items()}
-
-    def _to_device(self, batch: Batch) -> Batch:
-        batch = self.fabric.to_device(batch)
-        return _channels_last(batch) if self.config.channels_last else batch
-
-    def _boundary(self, epoch: int, done: int, samples: int) -> None:
+    def _boundary(self, epoch: int, done: int, taken: Taken) -> None:
         """A step has ended, and nothing of the next has begun."""
         self.step += 1
         self.position = Position(epoch, done)
-        self.pending.append((self.step, epoch, samples, *self._newest))
+        self.pending.append((self.step, epoch, taken))
         every = self.config.checkpoint_every
         save = every is not None and self.step % every == 0
         stop = self.stop.agreed()
-        if save or stop or self.step % self.laps.drain_every == 0:
+        if save or stop or self.step % self.stepper.laps.drain_every == 0:
             self._drain()
-        if done == self.steps_per_epoch or self.step == self.num_steps:
+        if done == self.order.num_batches or self.step == self.num_steps:
             # The epoch is whole; its scores come first, and then its checkpoint.
             if not stop:
                 return
@@ -325,26 +310,27 @@ class _Run:
 
     def _drain(self) -> None:
         """Take the times and losses of the steps since the last time."""
-        times = self.laps.drain()
+        times = self.stepper.laps.drain()
         now = self.clock()
         self.tally.seconds += now - self._since
         self._since = now
-        for row, (step, epoch, samples, loss, metrics) in zip(times, self.pending, strict=True):
-            self.loss = float(loss)
+        for row, (step, epoch, taken) in zip(times, self.pending, strict=True):
+            self.loss = float(taken.loss)
             if not math.isfinite(self.loss):
                 raise PenstockError(
                     f"the loss is {self.loss} at step {step}; lower --learning-rate "
                     f"{self.config.learning_rate} or set --clip-norm"
                 )
-            self.log.add(step, epoch, samples, self.loss, row)
+            self.log.add(step, epoch, taken.samples, self.loss, row)
+            rate = float(self.stepper.scheduler.base_lrs[0]) * self.rate(step - 1)
+            self.tracking.step(step, epoch, self.loss, rate, row)
             tally = self.tally
             tally.steps += 1
-            tally.samples += samples * self.fabric.world_size  # equally many on every rank
-            for name, value in {"train_loss": loss, **metrics}.items():
+            tally.samples += taken.samples * self.fabric.world_size  # equally many on every rank
+            for name, value in {"train_loss": taken.loss, **taken.metrics}.items():
                 tally.sums[name] = tally.sums.get(name, 0.0) + float(value)
         if self.pending:
-            last = self.history[-1] if self.history else {}
-            scores = {k: v for k, v in last.items() if k.startswith("val_")}
+            scores = _scores(self.history[-1]) if self.history else {}
             step, epoch = self.pending[-1][:2]
             self.progress(Progress(step, self.num_steps, epoch, self.loss, scores))
         self.pending.clear()
@@ -359,12 +345,9 @@ class _Run:
         with torch.no_grad():
             for items, batch in self.val_feed.epoch(0, 0):
                 with self.fabric.autocast():
-                    answers = self.workload.answers(self.module, self._to_device(batch))
+                    answers = self.workload.answers(self.module, self.stepper.to_device(batch))
                 mine |= dict(zip(items.tolist(), answers, strict=True))
-        every: list[Any] = [mine]
-        if self.fabric.world_size > 1:
-            every = [None] * self.fabric.world_size
-            dist.all_gather_object(every, mine)
+        every = self._gather(mine)
         scores = None
         if self.fabric.is_global_zero:
             # The last batches are filled up with samples that other ranks have answered too.
@@ -394,11 +377,12 @@ class _Run:
                 "samples": tally.samples,
                 "train_s": seconds,
                 "val_s": self.val_seconds,
-                "learning_rate": self.raw_optimizer.param_groups[0]["lr"],
+                "learning_rate": self.stepper.optimizer.param_groups[0]["lr"],
                 **means,
                 **scores,
             }
         )
+        self.tracking.epoch(self.history[-1])
         self.tally = _Tally()
         self.position = Position(epoch + 1, 0)
         best = self.checkpoints.rank(epoch, scores)
@@ -413,15 +397,12 @@ class _Run:
 
     def _state(self) -> State:
         randoms = random_state(self.device)
-        every: list[Any] = [randoms]
-        if self.fabric.world_size > 1:
-            every = [None] * self.fabric.world_size
-            dist.all_gather_object(every, randoms)
+        every = self._gather(randoms)
         return {
             "workload": self.name,
             "model": self.module.state_dict(),
-            "optimizer": self.raw_optimizer.state_dict(),
-            "scheduler": {"last_epoch": self.scheduler.last_epoch},
+            "optimizer": self.stepper.optimizer.state_dict(),
+            "scheduler": {"last_epoch": self.stepper.scheduler.last_epoch},
             "scaler": self.fabric._precision.state_dict(),
             "order": self.order.state_dict(*self.position),
             "random": every,
@@ -434,15 +415,15 @@ class _Run:
 
     def _load(self, state: State) -> None:
         where = f"--resume: {self.config.output_dir / 'checkpoints' / LAST}"
-        load_weights(self.module, state["model"], where)
+        load_state(self.module, state["model"], where)
         self.position = self.order.from_state(state["order"])
-        self.raw_optimizer.load_state_dict(state["optimizer"])
+        self.stepper.optimizer.load_state_dict(state["optimizer"])
         self.fabric._precision.load_state_dict(state["scaler"])
         self.step = state["step"]
-        self.scheduler.last_epoch = state["scheduler"]["last_epoch"]
+        self.stepper.scheduler.last_epoch = state["scheduler"]["last_epoch"]
         self.tally = _Tally(**state["tally"])
         if self.tally.steps and self.position.batch == 0:  # stopped before an epoch's validation
-            self.position = Position(self.position.epoch - 1, self.steps_per_epoch)
+            self.position = Position(self.position.epoch - 1, self.order.num_batches)
         self.history = state["history"]
         self.checkpoints.best = state["best"]
         self.resumed = [*state["resumed"], self.step]
@@ -450,6 +431,32 @@ class _Run:
             set_random_state(state["random"][self.fabric.global_rank], self.device)
 
     # --- what is told ---------------------------------------------------------------------------
+
+    def _gather(self, mine: Any) -> list[Any]:
+        """What each rank has, on all of them."""
+        every: list[Any] = [mine]
+        if self.fabric.world_size > 1:
+            every = [None] * self.fabric.world_size
+            dist.all_gather_object(every, mine)
+        return every
+
+    def _facts(self) -> dict[str, Any]:
+        """What trackers are told that a run is."""
+        facts = tracking.facts(self.name, self.config, self.fabric.world_size, self.device.type)
+        return {
+            **facts,
+            "parameters": {
+                **facts["parameters"],
+                "global_batch_size": self.order.global_batch * self.config.grad_accum_steps,
+                "model_parameters": self.parameters,
+            },
+            "environment": {
+                "launch": self.launch,
+                "device": device_name(self.device),
+                "torch": environment.torch_flags(),
+                **environment.collect(),
+            },
+        }
 
     def _args(self) -> dict[str, Any]:
         return {
@@ -463,13 +470,11 @@ class _Run:
         """Gather what every rank knows and write it; called on all of them."""
         mine = {
             "rank": self.fabric.global_rank,
+            "host": host_name(),
             "phases": self.log.summary(),
             "memory": memory(self.device),
         }
-        every: list[Any] = [mine]
-        if self.fabric.world_size > 1:
-            every = [None] * self.fabric.world_size
-            dist.all_gather_object(every, mine)
+        every = self._gather(mine)
         rows = self.history
         samples, trained = sum(r["samples"] for r in rows), sum(r["train_s"] for r in rows)
         best = self.checkpoints.best[0] if self.checkpoints.best else None
@@ -477,10 +482,11 @@ class _Run:
             "workload": self.name,
             "status": status,
             "parameters": self.parameters,
-            "device": _device_name(self.device),
+            "facts": dict(getattr(self.workload, "facts", {})),
+            "device": device_name(self.device),
             "world_size": self.fabric.world_size,
             "batch_size": self.config.batch_size,
-            "global_batch_size": self.order.global_batch,
+            "global_batch_size": self.order.global_batch * self.config.grad_accum_steps,
             "epochs": len(rows),
             "steps": self.step,
             "samples": samples,
@@ -491,26 +497,21 @@ class _Run:
             "samples_per_s": samples / trained if trained else None,
             "judge": self.workload.judge,
             "best": best,
-            "final": {k: v for k, v in rows[-1].items() if k.startswith("val_")} if rows else None,
+            "final": _scores(rows[-1]) if rows else None,
             "history": rows,
             "ranks": every,
+            "launch": self.launch,
             "resumed_at_steps": self.resumed,
         }
+        if isinstance(self.stepper.laps, profiling.ProfiledLaps):
+            results["profile"] = self.stepper.laps.told
+        if status != "running":
+            results["trackers"] = self.tracking.finish(status, results)
         if self.fabric.is_global_zero:
             write_json(self.config.output_dir / RESULTS, results)
         return {**results, "rank": self.fabric.global_rank}
 
 
-def _channels_last(batch: Batch) -> Batch:
-    """Every image batch in a batch, (sample, channel, row, column), with channels innermost."""
-    if isinstance(batch, Tensor):
-        return batch.contiguous(memory_format=torch.channels_last) if batch.ndim == 4 else batch
-    if isinstance(batch, Mapping):
-        return {key: _channels_last(value) for key, value in batch.items()}
-    if isinstance(batch, tuple | list):
-        return type(batch)(_channels_last(value) for value in batch)
-    return batch
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+def _scores(row: Mapping[str, Any]) -> dict[str, float]:
+    """Of an epoch of the history."""
+    return {k: v for k, v in row.items() if k.startswith("val_") and k != "val_s"}

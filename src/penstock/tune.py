@@ -255,7 +255,7 @@ def infer_settings(cell: Cell) -> dict[str, Any]:
 
 
 def train_settings(cell: Cell, grad_accum_steps: int) -> dict[str, Any]:
-    """The case in the words of a training job."""
+    """The case in the words of ``penstock train pairs``."""
     case = cell.case
     settings = {
         "model": case["model"],
@@ -264,10 +264,17 @@ def train_settings(cell: Cell, grad_accum_steps: int) -> dict[str, Any]:
         "tile_size": int(cell.tile) if cell.tile.isdigit() else cell.tile,
         "batch_size": cell.batch,
         "grad_accum_steps": grad_accum_steps,
-        "device": case["device"],
+        "device": case["device"].partition(":")[0],
         **{name: case.get(name) for name in ("dtype", *VARIANTS)},
     }
     return {name: value for name, value in settings.items() if value is not None}
+
+
+_USE = {
+    "training": "penstock train pairs --config {file} --in-spec INPUT --target-spec TARGET",
+    "throughput": "penstock infer --config {file} --in-spec INPUT --out-spec OUTPUT",
+}
+"""How the settings of a file, those of its last choice, are used."""
 
 
 def write_yaml(recommendation: Recommendation, path: Path) -> list[Path]:
@@ -287,7 +294,8 @@ def write_yaml(recommendation: Recommendation, path: Path) -> list[Path]:
         file = path.with_name(path.stem + re.sub(r"[^\w.-]+", "_", part) + path.suffix)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(_document(choices), encoding="utf-8")
+            use = f"# {_USE[choices[-1].goal].format(file=file.name)}\n"
+            file.write_text(use + _document(choices), encoding="utf-8")
         except OSError as error:
             raise UsageError(f"--recommend {file} cannot be written: {error.strerror}") from error
         written.append(file)

@@ -24,10 +24,16 @@ VERBS = {
     "generate": "make data to measure with: fields, volumes, scenes, packed NetCDF",
     "preprocess": "cut satellite scenes into chips to train on",
     "train": "train a workload, every step of it timed; stop and go on exactly",
+    "suite": "benchmark a machine with trainings of a detector, by preset",
+    "predict": "find ships in whole scenes with a detector that was trained",
+    "track": "send what a run told to Comet, MLflow or TensorBoard",
+    "launch": "start the ranks of a training: torchrun, or a step of SLURM",
+    "slurm": "jobs of SLURM: render, submit, status, collect, cancel",
     "bench": "measure a model: memory and throughput",
     "tune": "find the settings that keep the accelerator fed",
     "score": "score detections: the xView3 challenge's score",
     "compare": "say whether B is faster or slower than A, and how sure that is",
+    "scaling": "say what more devices gave, from logs, and what more would give",
     "report": "make a page of a ledger: tables, sentences, figures",
     "plot": "draw the figures of a metrics file",
     "doctor": "say what this machine is, what limits it, how noisy it is",
@@ -36,6 +42,8 @@ VERBS = {
 AGAIN = {
     "infer": "; run again with --resume",
     "train": "; run again with --resume",
+    "launch": "; run again with --resume",
+    "suite": "; run again with --resume",
     "bench": "; what was measured is in the ledger, and --resume measures the rest",
 }
 """How to go on after Ctrl-C."""
@@ -100,7 +108,7 @@ def entry() -> None:
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     code = main()
-    if threading.active_count() > 1 or sys.argv[1:2] == ["train"]:
+    if threading.active_count() > 1 or "train" in sys.argv[1:3]:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -187,7 +187,7 @@ def _volume(out: Path, config: GenerateConfig) -> int:
 
 
 def _xview3(out: Path, config: GenerateConfig) -> int:
-    from ..scenes import clear_data_set, write_data_set
+    from ..scene_files import clear_data_set, write_data_set
 
     clear_data_set(out, config.overwrite)
     validation = config.validation or max(1, config.scenes // 4)
@@ -237,10 +237,12 @@ def shown_progress(
 ) -> Iterator[Callable[[int], None]]:
     """A bar on a terminal, a line at each tenth elsewhere; both on stderr."""
     if not sys.stderr.isatty():
-        tenths = {total * tenth // 10 for tenth in range(1, 11)}
+        said = 0
 
         def say(done: int) -> None:
-            if done in tenths:
+            nonlocal said
+            if (tenth := 10 * done // max(1, total)) > said:
+                said = tenth
                 print(f"{done} of {total} {unit}", file=sys.stderr, flush=True)
 
         yield say

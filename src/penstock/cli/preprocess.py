@@ -17,7 +17,7 @@ from ..errors import UsageError
 from .generate import shown_progress
 
 if TYPE_CHECKING:
-    from ..scenes import Labels
+    from ..labels import Labels
 
 SPLITS: tuple[tuple[Literal["train", "validation"], str], ...] = (
     ("train", "train"),
@@ -31,8 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..chips import preprocess
-    from ..scenes import channels_of, read_labels, scene_folders
+    from ..labels import read_labels
+    from ..preprocess import preprocess
+    from ..scenes import channels_of, scene_folders
 
     config = from_flags(PreprocessConfig, args)
     channels = channels_of(config.channels)

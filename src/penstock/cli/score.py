@@ -16,7 +16,8 @@ from ..config import ScoreConfig, add_flags, from_flags
 from ..errors import UsageError
 
 if TYPE_CHECKING:
-    from ..detection import Objects, XView3Score
+    from ..detection import Objects
+    from ..xview3 import XView3Score
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,17 +28,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     config = from_flags(ScoreConfig, args)
 
-    from .. import detection
+    from ..detection import Objects, read_predictions
+    from ..labels import read_labels
     from ..shoreline import read_shoreline, shoreline_path
+    from ..xview3 import score_xview3
 
-    predicted = detection.read_predictions(config.inference_file)
-    labels = detection.read_labels(config.label_file)
+    predicted = read_predictions(config.inference_file)
+    labels = Objects.labelled(read_labels(config.label_file))
     if config.scene_id is not None:
         predicted, labels = _of_scenes(config.scene_id, predicted, labels)
     if not len(labels):
         raise UsageError(f"--label-file {config.label_file} holds no labels to score against")
     root = config.shore_root
-    score = detection.score_xview3(
+    score = score_xview3(
         predicted,
         labels,
         config,

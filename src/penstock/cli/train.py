@@ -3,13 +3,14 @@
 penstock train spiral                              two spirals: a machine's first steps
 penstock train emulator --train-data-root DATA     a graph network on packed fields
 penstock train --train-chips-path ...              the detector of the xView3 scenes
-torchrun --nproc-per-node 8 -m penstock train ... --distributed
+penstock launch torchrun --nproc-per-node 8 -- train ...
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from ..config import (
     read_yaml,
 )
 from ..errors import UsageError
+from ..tracking import became
 from ..units import format_bytes, format_seconds, significant
 
 if TYPE_CHECKING:
@@ -50,12 +52,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = config_of(args)
+    from ..ranks import here
     from ..train import train
+    from ..trainlog import first_lines, last_lines
 
+    place = here(config)
+    logged = not sys.stdout.isatty()
+    if logged and place.rank == 0:
+        print(*first_lines(args.workload, config, place, os.environ), sep="\n", flush=True)
     with shown_progress() as progress:
-        results = train(args.workload, config, progress=progress)
+        results = train(args.workload, config, progress=progress, say=_say)
     if results["rank"] == 0:
-        print("\n".join(lines(results, config.output_dir)))
+        told = lines(results, config.output_dir)
+        print(*told, *(last_lines(results, config.output_dir) if logged else ()), sep="\n")
+        for each in results["trackers"]:
+            if each["status"] == "behind":  # it never said why, so nobody has heard of it yet
+                _say(became(each, config.output_dir))
     return 0
 
 
@@ -71,6 +83,10 @@ def config_of(args: argparse.Namespace) -> TrainConfig:
                 flag = "--" + name.replace("_", "-")
                 raise UsageError(f"{flag} is of {' and '.join(holders)}, not of {args.workload}")
     return build(TrainConfig, TRAIN_DEFAULTS.get(args.workload, {}), settings, flags)
+
+
+def _say(sentence: str) -> None:
+    print(sentence, file=sys.stderr)
 
 
 # --- words -----------------------------------------------------------------------------------
@@ -108,7 +124,12 @@ def lines(results: dict[str, Any], out: Path) -> list[str]:
             f"best {results['judge']} {best['score']:.4f} after epoch {best['epoch']}: "
             f"{out / 'best_model.pth'}"
         )
-    return told
+    if results.get("profile"):
+        from ..profiling import lines as of_profile
+
+        told += of_profile(results["profile"])
+    heard = [each for each in results.get("trackers", ()) if each["status"] != "behind"]
+    return [*told, *(became(each, out) for each in heard)]
 
 
 def epoch_line(now: Progress) -> str:

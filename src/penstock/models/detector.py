@@ -18,7 +18,7 @@ default because it does not care how few chips make a batch, or over how many ra
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import gcd
 from typing import Any, Literal
 
@@ -83,7 +83,7 @@ def targets_of(
     }
 
 
-def points_of(found: Target) -> dict[str, NDArray[Any]]:
+def points_of(found: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
     """What `penstock.detection.Objects.of` takes, from what the detector gives for one image."""
     boxes, labels = found["boxes"].detach().cpu().numpy(), found["labels"].cpu().numpy()
     centre = (boxes[:, :2] + boxes[:, 2:]) / 2 - PIXEL_CENTRE

@@ -26,6 +26,7 @@ SCENARIOS = {
     "loader": "penstock.scenarios.loader:LoaderScenario",
     "ladder": "penstock.scenarios.ladder:rung",
     "queue": "penstock.scenarios.queue:QueueScenario",
+    "train": "penstock.scenarios.train:TrainScenario",
 }
 
 

@@ -14,19 +14,18 @@ import contextlib
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from ..errors import UsageError, describe
-from ..model import REGISTRY, Model, devices, load
+from ..model import Model, devices, load
+from ..recompute import recompute
 from ..record import canonical
 from . import Phase, Work, WrongResult
 from .gpu import Gpu
@@ -224,13 +223,9 @@ def _dtype(case: Mapping[str, Any]) -> torch.dtype:
 
 def _load(case: Mapping[str, Any]) -> Model:
     torch.manual_seed(case["seed"])  # of weights that are not loaded, and of dropout
-    reference = case["model"]
-    entry = REGISTRY.get(reference)
-    if entry is not None and entry.needs_weights and case["weights"] is None:
-        reference = entry.factory  # untrained, it takes the same memory and time
     with _own_flags():
-        model = load(reference, case["weights"], case["channels"])
-    return replace(model, name=case["model"])
+        # Untrained, it takes the same memory and time.
+        return load(case["model"], case["weights"], case["channels"], untrained=True)
 
 
 def _shape(case: Mapping[str, Any], model: Model) -> tuple[int, ...]:
@@ -267,46 +262,7 @@ def _prepare(case: Mapping[str, Any], model: Model) -> None:
     if train:  # torch.export programs are in eval mode for good
         model.module.train()
     if case["checkpointing"]:
-        _recompute(model)
-
-
-def _recompute(model: Model) -> None:
-    """Keep no activations for the backward pass but those at the borders of the module's parts."""
-    for switch, arguments in (
-        ("set_checkpointing", (True,)),
-        ("gradient_checkpointing_enable", ()),
-    ):
-        if callable(method := getattr(model.module, switch, None)):
-            method(*arguments)
-            return
-    parts = list(_parts(model.module))
-    if not parts:
-        raise UsageError(f"--checkpointing: model {model.name} has no parts to recompute")
-    for name, part in parts:
-        leaf = next(m for m in part.modules() if not list(m.children()))
-        inner = [m for m in part.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        if inner or getattr(leaf, "inplace", False):
-            why = "counts its batches" if inner else "overwrites its input"
-            raise UsageError(
-                f"--checkpointing: part {name} of model {model.name} {why}, so it cannot be "
-                "computed twice; give the model a method set_checkpointing(on)"
-            )
-        part.forward = _twice(part.forward)
-
-
-def _parts(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    for name, child in module.named_children():
-        if isinstance(child, nn.ModuleList | nn.ModuleDict):  # a shelf, with no forward of its own
-            yield from _parts(child, f"{prefix}{name}.")
-        else:
-            yield prefix + name, child
-
-
-def _twice(forward: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
-
-    return run
+        recompute(model.module, model.name)
 
 
 def _optimizer(

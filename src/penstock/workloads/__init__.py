@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 WORKLOADS = {
     "detector": "penstock.workloads.detector:Detector",
     "emulator": "penstock.workloads.emulator:Emulator",
+    "pairs": "penstock.workloads.pairs:Pairs",
     "spiral": "penstock.workloads.spiral:Spiral",
 }
 
@@ -82,7 +83,9 @@ class Workload(Protocol):
         ...
 
     # A workload may have ``feed(split, order) -> Feed`` too, where its data come in batches;
-    # samples and collate are then not asked for, but for their number.
+    # samples and collate are then not asked for, but for their number. With ``feeds_by_threads``
+    # its samples are read by threads, not by processes. Its ``facts`` go into the results;
+    # its ``notes``, sentences, are said to the user once.
 
 
 class Feed(Protocol):

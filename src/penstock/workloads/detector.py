@@ -11,21 +11,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..average_precision import ImageResult, coco_ap
 from ..chips import Chip, Chips, open_chips
 from ..config import TrainConfig, XView3Rules
-from ..detection import ImageResult, Objects, best_threshold, coco_ap, keep_strongest, score_xview3
+from ..detection import Objects, keep_strongest
 from ..errors import UsageError
+from ..labels import Labels, read_labels
 from ..models.detector import detector, points_of, targets_of
-from ..scenes import read_labels
-from ..shoreline import Contour, read_shoreline, shoreline_path
+from ..scenes import CHANNELS, SPLITS
+from ..shoreline import read_shoreline, shoreline_path
+from ..vision import COMPILED, NOTE, torchvision
+from ..xview3 import best_threshold, score_xview3
 from . import Answer, optimizer_of
 
 RULES = XView3Rules(drop_low_detect=True, costly_dist=True)
@@ -38,22 +44,28 @@ class Detector:
     """Finds ships."""
 
     name = "detector"
-    judge = "val_loc_fscore"
+    judge = "val_best_loc_fscore"
+    """At the least score that suits the model best, which is what `predict` then takes."""
     higher_is_better = True
 
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
-        train = _open(config.train_chips_path, config.train_label_file, "train")
-        self.chips = _open(config.val_chips_path, config.val_label_file, "val")
+        train = _open(config, "train")
+        self.chips = _open(config, "val")
         if train.channels != self.chips.channels:
             raise UsageError(
                 f"--val-chips-path has channels {','.join(self.chips.channels)} and "
                 f"--train-chips-path {','.join(train.channels)}"
             )
-        for flag, root in (("train", config.train_data_root), ("val", config.val_data_root)):
-            if root is not None and not root.is_dir():
-                raise UsageError(f"--{flag}-data-root {root} is not a folder")
         self.in_channels = len(train.channels) + 1  # the last says which pixels are valid
+        self.facts = {
+            "channels": list(train.channels),
+            "chip_size": train.chip_size,
+            "overlap": train.overlap,
+            "torchvision": torchvision.__version__,
+            "compiled_operators": COMPILED,
+        }
+        self.notes = [NOTE] if NOTE else []
         self.train = Pictures(train, chosen(train.num_points, config.background, config.seed))
         self.val = Pictures(self.chips, np.arange(len(self.chips)))
 
@@ -78,14 +90,10 @@ class Detector:
         images, targets, places = batch
         told = []
         for found, target, place in zip(model(list(images)), targets, places.cpu(), strict=True):
-            row0, row1, col0, col1, row, column = place.tolist()
-            points = points_of(found)
-            at = points["points"]
-            own = (at >= (row0, col0)).all(axis=1) & (at < (row1, col1)).all(axis=1)
+            *core, row, column = place.tolist()
             told.append(
                 {
-                    **{name: values[own] for name, values in points.items()},
-                    "points": at[own] + (row, column),
+                    **owned(found, core, (row, column)),
                     "boxes": found["boxes"].double().cpu().numpy(),
                     "scores": found["scores"].double().cpu().numpy(),
                     "labels": found["labels"].cpu().numpy(),
@@ -97,20 +105,7 @@ class Detector:
 
     def scores(self, answers: Mapping[int, Answer]) -> dict[str, float]:
         found = self.joined(answers)
-        labels = Objects.join(
-            [
-                Objects.of(
-                    name,
-                    of.points,
-                    is_vessel=of.is_vessel,
-                    is_fishing=of.is_fishing,
-                    length_m=of.length_m,
-                    confidence=of.confidence,
-                    shore_km=of.shore_km,
-                )
-                for name, of in self.chips.labels.items()
-            ]
-        )
+        labels = Objects.labelled(self.chips.labels)
         sure = found[found.score >= self.config.score_threshold]
         score = score_xview3(sure, labels, RULES, self._shorelines())
         told = {f"val_{name}": value for name, value in score.as_dict().items()}
@@ -119,10 +114,7 @@ class Detector:
         )
         precision = coco_ap(
             (
-                ImageResult(
-                    index,
-                    *(answer[name] for name in ImageResult.__slots__[1:]),
-                )
+                ImageResult(index, *(answer[name] for name in ImageResult.__slots__[1:]))
                 for index, answer in answers.items()
             ),
             by_class=False,
@@ -135,25 +127,17 @@ class Detector:
         parts = []
         for scene in self.chips.scenes:
             own = [of for index, of in answers.items() if self.chips.scene_of(index) == scene]
-            names = ("points", "is_vessel", "is_fishing", "length_m", "score")
-            if not own:
-                continue
-            columns: dict[str, Any] = {n: np.concatenate([of[n] for of in own]) for n in names}
-            objects = Objects.of(scene, columns.pop("points"), **columns)
-            parts.append(objects[keep_strongest(objects.points, objects.score, _SAME_OBJECT)])
+            parts.append(joined(scene, own))
         return Objects.join(parts)
 
     def _shorelines(self) -> Any:
-        """The shorelines of all scenes, in their folder or in ``shoreline`` beside it, or None."""
+        """The shorelines of all scenes, beside them or in a folder ``shoreline``, or None."""
         root = self.config.val_data_root
-        for folder in (root, root.parent / "shoreline") if root is not None else ():
-            paths = {scene: shoreline_path(folder, scene) for scene in self.chips.scenes}
-            if all(path.is_file() for path in paths.values()):
-
-                def read(scene: str, paths: dict[str, Path] = paths) -> list[Contour]:
-                    return read_shoreline(paths[scene])
-
-                return read
+        if root is None:
+            return None
+        for folder in (root, root / "shoreline", root.parent, root.parent / "shoreline"):
+            if all(shoreline_path(folder, scene).is_file() for scene in self.chips.scenes):
+                return lambda scene, of=folder: read_shoreline(shoreline_path(of, scene))
         return None
 
 
@@ -168,12 +152,16 @@ class Pictures:
 
     def __getitem__(self, index: int) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         chip = self.chips.read(int(self._which[index]))
-        return picture(chip), target(chip), torch.tensor([*chip.core, *chip.offset])
+        return (
+            picture(chip.image, chip.valid),
+            target(chip),
+            torch.tensor([*chip.core, *chip.offset]),
+        )
 
 
-def picture(chip: Chip) -> Tensor:
+def picture(image: NDArray[np.float32], valid: NDArray[np.bool_]) -> Tensor:
     """(channels + 1, row, column); the last channel is 1 where the others are valid."""
-    return torch.from_numpy(np.concatenate([chip.image, chip.valid[None].astype(np.float32)]))
+    return torch.from_numpy(np.concatenate([image, valid[None].astype(np.float32)]))
 
 
 def target(chip: Chip) -> dict[str, Tensor]:
@@ -203,23 +191,102 @@ def chosen(num_points: Any, background: float, seed: int) -> Any:
     return np.sort(np.concatenate([full, some]))
 
 
-def _open(path: Path | None, labels: Path | None, split: str) -> Chips:
-    """The chips of a split; their labels are those of the file, if one is given."""
+# --- detections of chips to those of a scene ---------------------------------------------------
+
+
+def owned(
+    found: Mapping[str, Tensor], core: Sequence[int], offset: tuple[int, int]
+) -> dict[str, NDArray[Any]]:
+    """What was found in the core of a chip (row0, row1, column0, column1), in the coordinates of
+    its scene: columns of `Objects`."""
+    columns = points_of(found)
+    at = columns["points"]
+    row0, row1, column0, column1 = core
+    own = (at >= (row0, column0)).all(axis=1) & (at < (row1, column1)).all(axis=1)
+    return {name: values[own] for name, values in columns.items()} | {"points": at[own] + offset}
+
+
+def joined(scene: str, chips: Sequence[Mapping[str, Any]]) -> Objects:
+    """What the chips of a scene own, each object once, strongest first."""
+    names = ("points", "is_vessel", "is_fishing", "length_m", "score")
+    if not chips:
+        return Objects.of([], [])
+    columns: dict[str, Any] = {name: np.concatenate([of[name] for of in chips]) for name in names}
+    objects = Objects.of(scene, columns.pop("points"), **columns)
+    return objects[keep_strongest(objects.points, objects.score, _SAME_OBJECT)]
+
+
+# --- what chips are of -------------------------------------------------------------------------
+
+
+def _open(config: TrainConfig, split: Literal["train", "val"]) -> Chips:
+    """The chips of a split; the scenes and labels that were named are those they were cut from."""
+    path, root, file = (
+        (config.train_chips_path, config.train_data_root, config.train_label_file)
+        if split == "train"
+        else (config.val_chips_path, config.val_data_root, config.val_label_file)
+    )
     if path is None:
         raise UsageError(f"--{split}-chips-path is required by the detector")
     chips = open_chips(path)
-    if labels is None:
-        return chips
-    flag, given = f"--{split}-label-file {labels}", read_labels(labels)
+    if root is not None:
+        _check_scenes(chips, root, split)
+    if file is not None:
+        _check_labels(chips, file, split)
+    return chips
+
+
+def _check_scenes(chips: Chips, root: Path, split: Literal["train", "val"]) -> None:
+    """``root`` has the scenes of the chips, or a folder of this split that has them."""
+    flag = f"--{split}-data-root {root}"
+    if not root.is_dir():
+        raise UsageError(f"{flag} is not a folder")
+    within = [root / name for name in SPLITS["train" if split == "train" else "validation"]]
+    folders = [folder for folder in (root, *within) if folder.is_dir()]
     for scene in chips.scenes:
+        found = [folder / scene for folder in folders if (folder / scene).is_dir()]
+        if not found:
+            raise UsageError(
+                f"{flag} has no scene {scene}, of which --{split}-chips-path has chips"
+            )
+        for channel, size in chips.input_bytes(scene).items():
+            raster = found[0] / CHANNELS[channel].file
+            if not raster.is_file():
+                raise UsageError(f"{raster} is missing, and the chips of its scene hold {channel}")
+            if raster.stat().st_size != size:
+                raise UsageError(
+                    f"{raster} has {raster.stat().st_size} bytes and had {size} when its chips "
+                    "were cut; run penstock preprocess again"
+                )
+
+
+def _check_labels(chips: Chips, file: Path, split: Literal["train", "val"]) -> None:
+    """The labels of a scene are those its chips were cut with, all of them and in their order."""
+    flag, given = f"--{split}-label-file {file}", read_labels(file)
+    for scene, known in chips.labels.items():
         if scene not in given:
             raise UsageError(
                 f"{flag} has no labels of scene {scene}, which --{split}-chips-path has"
             )
-        there, here = len(given[scene]), len(chips.labels[scene])
-        if there != here:
+        labels = given[scene]
+        if len(labels) != len(known):
             raise UsageError(
-                f"{flag} has {there} labels of scene {scene} and its chips were cut with {here}; "
-                "run penstock preprocess again"
+                f"{flag} has {len(labels)} labels of scene {scene} and its chips were cut with "
+                f"{len(known)}; run penstock preprocess again"
             )
-    return chips
+        if differing := _differing(labels, known):
+            raise UsageError(
+                f"{flag} line {labels.lines[differing[0]]}: the chips of scene {scene} were cut "
+                "with another label there; run penstock preprocess again"
+            )
+
+
+def _differing(labels: Labels, others: Labels) -> list[int]:
+    """Which labels are not the same, wherever in a file they stand."""
+    same = np.ones(len(labels), bool)
+    for field in fields(Labels):
+        if field.name != "lines":
+            one, other = getattr(labels, field.name), getattr(others, field.name)
+            equal = (one == other) | ((one != one) & (other != other))  # NaN is unknown in both
+            same &= equal.all(axis=1) if equal.ndim > 1 else equal
+    return np.flatnonzero(~same).tolist()

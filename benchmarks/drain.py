@@ -1,0 +1,97 @@
+"""Whether a full queue drains when the model says: on this machine, on real chunks.
+
+    python benchmarks/drain.py            the numbers of README.md, about ten minutes
+    python benchmarks/drain.py --quick    a smoke test, README untouched
+
+Reading alone is measured first, R seconds a batch; then steps that sleep 0.4 and 0.6 of R begin
+with a full queue, and n0 = q R / (R - C) is when it should be empty.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import readme
+from penstock import ledger, page, queue_report
+from penstock.record import Record
+from penstock.units import format_seconds
+
+HERE = Path(__file__).resolve().parent
+PENSTOCK = [sys.executable, "-m", "penstock"]
+SHARES = (0.4, 0.6)
+WITHIN, DEEPEST = 1, 8
+
+
+def bench(data: Path, out: Path, flags: Sequence[str]) -> Path:
+    words = ["--workers", "1", "--batch-size", "4", "--output", str(out), *flags]
+    subprocess.run([*PENSTOCK, "bench", "queue", str(data), *words], check=True)
+    return out
+
+
+def lines(records: Sequence[Record], where: str) -> list[str]:
+    machine = records[0].environment["machine"]
+    courses = [c for group in queue_report.courses(records) for c in group if c.off is not None]
+    day = records[0].time[:10]
+    rows = [
+        f"{day}, {machine['processor']}, {machine['cores']} cores: [tables and figures]({where}).",
+        "",
+        "| R, reading | C, a step | queue | n0 | simulated | cleared in each launch |",
+        "|---|---|---|---|---|---|",
+    ]
+    for course in courses:
+        assert course.predicted is not None and course.alone is not None
+        drain = course.predicted.feed.drain
+        cleared = ", ".join("never" if k is None else str(k) for k in course.cell.cleared)
+        rows.append(
+            f"| {format_seconds(course.alone.value)} | {format_seconds(course.cell.compute_s)} | "
+            f"{course.cell.queue} | {'' if drain is None else f'{drain:.1f}'} | "
+            f"{course.predicted.timeline.cleared} | {cleared} |"
+        )
+    near = sum((course.off or 0) <= WITHIN for course in courses)
+    verdict = "met" if near == len(courses) else f"**NOT MET in {len(courses) - near}**"
+    rows += [
+        "",
+        f"- {verdict}: within {WITHIN} iteration at worst in {near} of {len(courses)} cases",
+    ]
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a smoke test; README untouched")
+    parser.add_argument("--results", type=Path, default=HERE / "results")
+    args = parser.parse_args()
+    grid, queues, effort, steps = ["96", "192"], ["1", "2", "4", "8"], "standard", "36"
+    if args.quick:
+        grid, queues, effort, steps = ["16", "32"], ["1", "2"], "quick", "8"
+    with tempfile.TemporaryDirectory() as folder:
+        data, out = Path(folder) / "ufs-p1", Path(folder) / "queue.csv"
+        made = ["generate", "ufs-p1", str(data), "--samples", "32", "--grid", *grid]
+        subprocess.run([*PENSTOCK, *made], check=True)
+        flags = ["--iterations", steps, "--queue-sizes", queues[-1], "--compute-time", "0.001"]
+        with bench(data, Path(folder) / "alone.csv", flags).open(newline="") as file:
+            reading = float(next(csv.DictReader(file))["read_s"])
+        for share in SHARES:
+            compute = f"{share * reading:.4f}"
+            flags = ["--iterations", steps, "--effort", effort, "--resume"]
+            flags += ["--queue-sizes", *queues, "--compute-time", compute]
+            bench(data, out, flags)
+        records = ledger.read(out.with_suffix(".ledger"))
+    records = [r.model_copy(update={"case": {**r.case, "data": "ufs-p1"}}) for r in records]
+    day = records[0].time[:10]
+    folder_of_page = args.results / f"{day}-drain.report"
+    report, *_ = page.write(records, folder_of_page, "the ledger of this run", True)
+    told = lines(records, f"results/{report.parent.name}/{report.name}")
+    print("\n".join(told))
+    if not args.quick:
+        readme.write("drain", "\n".join(told))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""``penstock predict``: a trained detector over whole scenes, as a submission to xView3.
+
+penstock predict RUN/best_model.pth --data-root DATA/validation --output predictions.csv
+penstock score xview3 --inference-file predictions.csv --label-file DATA/labels/validation.csv
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ..config import PredictConfig, add_flags, from_flags
+from .generate import shown_progress
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "weights", type=Path, metavar="WEIGHTS", help="best_model.pth of a run of penstock train"
+    )
+    add_flags(parser, PredictConfig)
+
+
+def run(args: argparse.Namespace) -> int:
+    config = from_flags(PredictConfig, args)
+    from ..predict import predict
+    from ..vision import NOTE
+
+    if NOTE:
+        print(NOTE, file=sys.stderr)
+    began = time.perf_counter()
+    with contextlib.ExitStack() as stack:
+
+        def begin(total: int) -> Callable[[int], None]:
+            return stack.enter_context(shown_progress(total, "windows", "looking"))
+
+        done = predict(args.weights, config, begin=begin)
+    took = time.perf_counter() - began
+    passed = f", {done.empty} without data passed over" if done.empty else ""
+    print(
+        f"{config.output}: {len(done.objects)} objects in {done.scenes} scenes, "
+        f"{done.windows} windows{passed}, in {took:.1f} s"
+    )
+    print(f"least score {done.settings.threshold:.3f}, {done.settings.because}")
+    return 0

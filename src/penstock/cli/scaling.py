@@ -1,0 +1,204 @@
+"""``penstock scaling``: what more devices gave, and what more of them would.
+
+penstock scaling outputs/                        SLURM output, run folders, ledgers, tracker exports
+penstock scaling slurm-*.out --output reports    a page, CSVs and figures too
+penstock scaling outputs/ --metrics              total time, best validation loss, GPU-Util
+penstock scaling simulate RUN --between 50GB     8 to 4,096 devices, from a run of one
+
+logs | results | ledger | tracker -> runs -> studies, by kind -> tables, sentences, figures
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..config import SimulateConfig, add_flags, from_flags
+from ..errors import MissingDependency, UsageError
+
+if TYPE_CHECKING:
+    from ..scaling import Run, Study
+    from ..scaling_simulate import Device
+
+SIMULATE = "simulate"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "penstock scaling (PATH ... | simulate [RUN]) [flags]"
+    parser.add_argument(
+        "paths",
+        type=Path,
+        nargs="+",
+        metavar="PATH",
+        help="output of SLURM jobs, folders of runs, ledgers, exports of Comet or MLflow; a folder "
+        "stands for all that is below it",
+    )
+    parser.add_argument(
+        "--baseline",
+        type=int,
+        metavar="N",
+        help="devices that all is relative to (default: the fewest)",
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="DIR", help="write scaling.md, CSVs and figures here"
+    )
+    parser.add_argument("--csv", action="store_true", help="print CSV in place of tables")
+    parser.add_argument(
+        "--metrics",
+        action="store_true",
+        help="print total time, best validation loss and GPU-Util of each file, and no more",
+    )
+    parser.add_argument(
+        "--machine", metavar="NAME", help="what the machine is called (default: its GPU)"
+    )
+    parser.add_argument(
+        "--anyway", action="store_true", help="compare runs of unlike settings or work too"
+    )
+    about = "predict steps of many devices from a RUN of one, or from what is stated"
+    add_flags(parser.add_argument_group(SIMULATE, about), SimulateConfig)
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 with a study, 3 where no run came to its end."""
+    simulated = args.paths[0] == Path(SIMULATE)
+    _fitting(args, simulated)
+    if simulated:
+        return _simulate(args)
+    from .. import scaling_report as report
+    from .. import scaling_tables as tables
+    from ..report import in_text
+    from ..scaling import studies
+    from ..scaling_sources import read_runs
+
+    runs = read_runs(args.paths)
+    if args.metrics:
+        print(*in_text([report.metrics(runs)]), sep="\n")
+        return 0
+    found = studies(runs, args.baseline, args.anyway)
+    devices = (one.device for one in runs if one.device and not one.on_cpu)
+    machine = args.machine or next(devices, "an unnamed machine")
+    asked = args.baseline is not None
+    if args.csv:
+        print(report.points_csv(found) if found else report.runs_csv(runs), end="")
+    else:
+        print(*tables.summary(runs), sep="\n")
+        for study in found:
+            print("", *tables.speedups(study), sep="\n")
+            print("", *in_text(report.sections(study, asked)), sep="\n")
+            print("", *tables.results(study, machine), sep="\n")
+    if args.output is not None:
+        written = _write(args.output, runs, found, machine, asked)
+        print(*(f"Written: {path}" for path in written), sep="\n", file=sys.stderr)
+    if not found:
+        print("penstock scaling: no run is complete, so nothing is compared", file=sys.stderr)
+        return 3
+    return 0
+
+
+def _fitting(args: argparse.Namespace, simulated: bool) -> None:
+    """Refuse flags that would say nothing here."""
+    given = [name for name in SimulateConfig.model_fields if hasattr(args, name)]
+    if given and not simulated:
+        flag = "--" + given[0].replace("_", "-")
+        raise UsageError(f"{flag} is of penstock scaling simulate")
+    foreign = [
+        n for n in ("baseline", "machine", "metrics", "anyway", "csv", "output") if getattr(args, n)
+    ]
+    if foreign and simulated:
+        raise UsageError(f"--{foreign[0]} is not of penstock scaling simulate")
+
+
+def _write(
+    folder: Path, runs: list[Run], found: list[Study], machine: str, asked: bool
+) -> list[Path]:
+    from .. import scaling_report as report
+    from ..files import replacing
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        figures: list[Path] = []
+        try:
+            from ..scalingplots import plot_scaling
+
+            figures = plot_scaling(found, folder)
+        except MissingDependency as error:
+            print(f"No figure: {error}", file=sys.stderr)
+        names = [figure.name for figure in figures]
+        files = {
+            folder / "scaling.md": report.markdown(runs, found, machine, asked, names),
+            folder / "scaling.csv": report.points_csv(found),
+            folder / "runs.csv": report.runs_csv(runs),
+        }
+        for path, text in files.items():
+            with replacing(path) as draft:
+                draft.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--output {folder} cannot be written: {error.strerror}") from error
+    return [*files, *figures]
+
+
+# --- simulate -----------------------------------------------------------------------------------
+
+
+def _simulate(args: argparse.Namespace) -> int:
+    config = from_flags(SimulateConfig, args)
+    from ..report import Section, in_text
+    from ..scaling_simulate import Network, assumptions, predict, table
+
+    device = _device(args.paths[1:], config)
+    network = Network(
+        per_node=config.gpus_per_node,
+        inside=config.inside,
+        between=config.between,
+        inside_latency=config.inside_latency,
+        between_latency=config.between_latency,
+        algorithm=config.algorithm,
+        overlap=config.overlap,
+        data_rate=config.data_rate,
+    )
+    predictions = predict(device, network, config.devices)
+    title = "Predicted, against one device with the same batch"
+    section = Section(title, table(predictions), assumptions(device, network))
+    print(*in_text([section]), sep="\n")
+    return 0
+
+
+def _device(paths: list[Path], config: SimulateConfig) -> Device:
+    """From a run of one device, from flags, or a run with what flags say in its place."""
+    from ..scaling_simulate import Device, device_of
+    from ..scaling_sources import read_runs
+
+    if len(paths) > 1:
+        raise UsageError(f"simulate takes one RUN, and got {len(paths)}")
+    if paths:
+        runs = read_runs(paths)
+        if len(runs) > 1:
+            raise UsageError(f"{paths[0]} holds {len(runs)} runs; simulate takes one of one device")
+        measured = device_of(runs[0])
+    else:
+        asked = {
+            "--compute-time": config.compute_time,
+            "--gradient-bytes": config.gradient_bytes,
+            "--batch-size": config.batch_size,
+        }
+        missing = [flag for flag, value in asked.items() if value is None]
+        if missing:
+            raise UsageError(f"simulate needs a RUN of one device, or {' and '.join(missing)}")
+        measured = Device(0.0, 0.0, 1, 0.0)
+    compute, backward = config.compute_time, config.backward_time
+    if compute is not None and backward is None:
+        backward = 2 / 3 * compute
+
+    def told(value: float | None, else_: float) -> float:
+        return else_ if value is None else value
+
+    return Device(
+        compute_s=told(compute, measured.compute_s),
+        backward_s=told(backward, measured.backward_s),
+        batch=config.batch_size or measured.batch,
+        gradient_bytes=told(config.gradient_bytes, measured.gradient_bytes),
+        sample_bytes=told(config.sample_bytes, measured.sample_bytes),
+        jitter=told(config.jitter, measured.jitter),
+    )

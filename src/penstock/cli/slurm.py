@@ -1,0 +1,237 @@
+"""``penstock slurm``: trainings as jobs of SLURM.
+
+penstock slurm render --preset raven-4gpu -- train spiral       the script
+penstock slurm submit --study 1,4,8 --preset raven-4gpu -- train spiral
+penstock slurm status outputs                                   what became of the jobs
+penstock slurm collect outputs --into study                     their logs and results together
+penstock slurm cancel outputs
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..config import SLURM_PRESETS, SlurmConfig, add_flags, build, read_yaml
+from ..errors import PenstockError, UsageError
+from .launch import add_command, training
+
+if TYPE_CHECKING:
+    from ..slurm import Job
+    from ..slurm_states import State
+
+KINDS = {
+    "render": "print the script of a job",
+    "submit": "submit a job, or one for each size of a study",
+    "status": "say what has become of jobs",
+    "collect": "bring the logs and results of a study together",
+    "cancel": "cancel jobs",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="kind", metavar="WHAT", required=True)
+    kinds = {
+        kind: verbs.add_parser(kind, help=about, description=about, allow_abbrev=False)
+        for kind, about in KINDS.items()
+    }
+    for kind in (kinds["render"], kinds["submit"]):
+        kind.add_argument("--preset", metavar="NAME", help=", ".join(SLURM_PRESETS))
+        kind.add_argument("--config", type=Path, metavar="FILE.yaml", help="settings; flags win")
+        kind.add_argument(
+            "--study", metavar="N,N,...", help="one job for each of these numbers of devices"
+        )
+        add_flags(kind, SlurmConfig)
+        add_command(kind)
+    kinds["submit"].add_argument("--dry-run", action="store_true", help="print what it would do")
+    about = "a folder that jobs were submitted from, its study.json, or numbers of jobs"
+    for name in ("status", "cancel"):
+        kinds[name].add_argument("jobs", nargs="+", metavar="JOBS", help=about)
+    kinds["collect"].add_argument("study", type=Path, metavar="STUDY", help=about.split(",")[0])
+    kinds["collect"].add_argument(
+        "--into", type=Path, metavar="FOLDER", help="where to (default: the study's own folder)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.kind in ("render", "submit"):
+        return _submit(args)
+    if args.kind == "status":
+        return _status(args.jobs)
+    if args.kind == "collect":
+        return _collect(args.study, args.into)
+    return _cancel(args.jobs)
+
+
+# --- submit --------------------------------------------------------------------------------------
+
+
+def _submit(args: argparse.Namespace) -> int:
+    from .. import slurm
+
+    config = config_of(args)
+    words, trained = training(args.command)
+    if "output_dir" not in trained.model_fields_set:
+        out = f"{config.folder}/%j"
+        words = [*words, "--output-dir", out]
+    else:
+        out = str(trained.output_dir)
+        several = "--study" if args.study else "--array" if config.array else None
+        if several and "%j" not in out:
+            raise UsageError(
+                f"--output-dir {out}: the jobs of {several} need a folder each; put %j, the number "
+                "of a job, into it"
+            )
+    jobs = [config]
+    if args.study:
+        if config.array is not None:
+            raise UsageError("--study submits a job for each size; it does not go with --array")
+        jobs = [slurm.sized(config, ranks) for ranks in slurm.sizes(args.study)]
+    if args.kind == "render" or args.dry_run:
+        print("\n".join(slurm.script(job, words, sys.executable) for job in jobs), end="")
+        return 0
+    for number, job in enumerate(jobs):
+        try:
+            done = slurm.submit(job, words, out, sys.executable)
+        except PenstockError:
+            if number:
+                print(f"{number} of {len(jobs)} jobs were submitted", file=sys.stderr)
+            raise
+        print(f"job {done.id}: {done.name}, {done.ranks} ranks on {done.nodes} nodes")
+    print(f"Written: {Path(config.folder) / slurm.STUDY}")
+    return 0
+
+
+def config_of(args: argparse.Namespace) -> SlurmConfig:
+    """A preset under a YAML file under the flags."""
+    from ..slurm import preset
+
+    flags = {key: value for key, value in vars(args).items() if key in SlurmConfig.model_fields}
+    return build(
+        SlurmConfig, preset(args.preset), read_yaml(args.config) if args.config else {}, flags
+    )
+
+
+# --- status, collect, cancel ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is known of a job, or of one of an array."""
+
+    id: str
+    state: State | None
+    """None where SLURM has forgotten it."""
+    job: Job | None = None
+    """As it was submitted, where its study is known."""
+    folder: Path = Path()
+    """Of that study."""
+
+    @property
+    def training(self) -> str | None:
+        """How far its training is, by its own results."""
+        from ..slurm import numbered
+
+        if self.job is None:
+            return None
+        path = self.folder / numbered(self.job.output_dir, self.id) / "training_results.json"
+        try:
+            return str(json.loads(path.read_text())["status"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def words(self) -> str:
+        if self.state is not None:
+            return self.state.words()
+        return f"unknown to SLURM; its training is {self.training or 'not begun'}"
+
+    def code(self) -> int:
+        """0 done, 1 failed, 3 not ended."""
+        if self.state is None:
+            return 0 if self.training == "complete" else 1
+        return 0 if self.state.ok else 1 if self.state.ended else 3
+
+
+def _status(targets: Sequence[str]) -> int:
+    rows = _rows(targets)
+    _show(rows)
+    return max((row.code() for row in rows), default=0)
+
+
+def _collect(path: Path, into: Path | None) -> int:
+    from .. import slurm
+
+    source = path if path.is_dir() else path.parent
+    target, told = into or source, []
+    rows = _rows([str(path)])
+    for row in rows:
+        assert row.job is not None
+        found = slurm.collect(row.job, row.id, source, target)
+        facts = asdict(row.state) if row.state is not None else {"state": None}
+        job = {"name": row.job.name, "ranks": row.job.ranks, "nodes": row.job.nodes}
+        told.append({**facts, "id": row.id, **job, **found, "training": row.training})
+    _show(rows)
+    for entry in told:
+        missing = [name for name in ("log", "results") if not entry[name]]
+        if missing:
+            print(f"job {entry['id']} has no {' and no '.join(missing)} yet")
+    print(f"Written: {slurm.write_jobs(target, told)}")
+    return max((row.code() for row in rows), default=0)
+
+
+def _cancel(targets: Sequence[str]) -> int:
+    from .. import slurm_states
+
+    # Those of an array that wait share a row: 12_[3-7%2].
+    going = [
+        row.id.partition("_[")[0]
+        for row in _rows(targets)
+        if row.state is not None and not row.state.ended
+    ]
+    if going:
+        slurm_states.cancel(going)
+    print(f"cancelled: {', '.join(going)}" if going else "none of them is waiting or running")
+    return 0
+
+
+def _rows(targets: Sequence[str]) -> list[Row]:
+    """Of studies and of jobs by number. A number that SLURM does not know is a `UsageError`."""
+    from ..slurm import read_study
+    from ..slurm_states import states
+
+    submitted: dict[str, tuple[Job, Path]] = {}
+    numbers = list[str]()
+    for target in targets:
+        if re.fullmatch(r"\d+(_\d+)?", target, re.ASCII) and not Path(target).exists():
+            numbers.append(target)
+            continue
+        path = Path(target)
+        folder = path if path.is_dir() else path.parent
+        submitted |= {job.id: (job, folder) for job in read_study(path).jobs}
+    known = states([*submitted, *numbers])
+    for number in numbers:
+        if not known[number]:
+            raise UsageError(f"SLURM knows no job {number}")
+    rows = [Row(state.id, state) for number in numbers for state in known[number]]
+    for number, (job, folder) in submitted.items():
+        rows += [Row(state.id, state, job, folder) for state in known[number]]
+        if not known[number]:
+            rows.append(Row(number, None, job, folder))
+    return rows
+
+
+def _show(rows: Sequence[Row]) -> None:
+    table = [("job", "name", "ranks", "nodes", "state")]
+    for row in rows:
+        job, nodes = row.job, row.state.nodes if row.state is not None else None
+        name, ranks = (job.name, str(job.ranks)) if job is not None else ("", "")
+        table.append((row.id, name, ranks, nodes or "", row.words()))
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for line in table:
+        print("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip())

@@ -1,0 +1,208 @@
+"""``penstock suite``: a machine benchmarked with trainings of the xView3 detector.
+
+penstock suite preprocess --data-root DATA --train-labels CSV --val-labels CSV --output-dir CHIPS
+penstock suite quick --train-chips CHIPS/train --val-chips CHIPS/val --output-dir OUT
+penstock suite laptop | gb200 | dgx-a100 ...           the presets of those machines
+penstock suite benchmark --config FILE.json ...        a preset of one's own
+penstock suite train ...                               one training, as penstock train
+
+``run_benchmark.sh`` takes the same words. Each flag of the seed has its two spellings:
+``--train-labels`` is ``--train-label-file``, ``--train-chips`` is ``--train-chips-path``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..config import SuiteConfig, add_flags, from_flags
+from ..errors import MissingDependency, Refused, UsageError
+from ..record import Record
+from ..units import format_seconds, significant
+from . import preprocess, train
+
+if TYPE_CHECKING:
+    from ..preset import Preset
+    from ..suite import Case
+
+KINDS = {
+    "preprocess": "cut scenes into chips, as penstock preprocess",
+    "train": "train the detector once, as penstock train",
+    "benchmark": "run the preset of a file, or those of the seed that fit this machine",
+    "laptop": "preset laptop-rtx3080ti: batches of 4 to 16, 2 to 8 workers, 1 GPU",
+    "gb200": "preset gb200: batches of 8 to 64, 4 to 16 workers, 1 GPU",
+    "dgx-a100": "preset dgx-a100: batches of 16 to 128, 8 to 32 workers, 8 GPUs",
+    "quick": "preset quick: batches of 1 and 2, a small backbone, on any machine",
+}
+OTHER_NAMES = {"laptop": ["laptop-rtx3080ti"]}
+SPELLINGS = {
+    "--train-labels": "train_label_file",
+    "--val-labels": "val_label_file",
+    "--train-chips": "train_chips_path",
+    "--val-chips": "val_chips_path",
+}
+"""As run_benchmark.sh of the seed has them; its scripts have the names of the knobs."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    kinds = parser.add_subparsers(dest="kind", metavar="WHAT", required=True)
+    for kind, about in KINDS.items():
+        own = kinds.add_parser(
+            kind,
+            help=about,
+            description=about,
+            allow_abbrev=False,
+            aliases=OTHER_NAMES.get(kind, []),
+        )
+        if kind == "preprocess":
+            preprocess.add_arguments(own)
+            _spell(own, list(SPELLINGS)[:2])
+            continue
+        if kind == "train":
+            train.add_arguments(own)
+            own.add_argument(
+                "--data-root", type=Path, metavar="PATH", help="folder of train/ and validation/"
+            )
+        else:
+            add_flags(own, SuiteConfig)
+            own.add_argument(
+                "--config", type=Path, metavar="FILE.json", help="the preset of suite benchmark"
+            )
+            own.add_argument(
+                "--use-default-configs",
+                action="store_true",
+                help="the presets laptop, gb200 and dgx-a100, as far as they fit this machine",
+            )
+        _spell(own, SPELLINGS)
+
+
+def _spell(parser: argparse.ArgumentParser, flags: Iterable[str]) -> None:
+    for flag in flags:
+        knob = SPELLINGS[flag]
+        same = f"same as --{knob.replace('_', '-')}"
+        parser.add_argument(flag, dest=knob, default=argparse.SUPPRESS, metavar="PATH", help=same)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.kind == "preprocess":
+        return preprocess.run(args)
+    if args.kind == "train":
+        return train.run(_with_roots(args))
+    return _benchmark(args)
+
+
+def _with_roots(args: argparse.Namespace) -> argparse.Namespace:
+    """A training's arguments, its two roots taken from ``--data-root`` where they are not given."""
+    if args.data_root is None:
+        return args
+    roots = {"train_data_root": "train", "val_data_root": "validation"}
+    found = {knob: args.data_root / folder for knob, folder in roots.items()}
+    return argparse.Namespace(**{**found, **vars(args)})
+
+
+# --- a benchmark --------------------------------------------------------------------------------
+
+
+def _benchmark(args: argparse.Namespace) -> int:
+    config = from_flags(SuiteConfig, args)
+    from .. import report, suite, suite_report
+    from .bench import shown_progress
+
+    asked = _presets(args)
+    config = suite.check_paths(config, asked)
+    suite.check_output(config)
+    checked = suite.checked(suite.cases_of(asked[0], config)[0], config.timeout)
+    gpus = checked.facts["gpus"]
+    presets, notes = _fitted(asked, gpus, config.anyway)
+    cases = [case for preset in presets for case in suite.cases_of(preset, config)]
+    if config.resume:
+        suite.check_resumed(config, cases, checked.environment["machine_key"])
+    system = {**checked.environment, "devices": gpus}
+    print(*_plan(cases, config, gpus, notes), sep="\n", flush=True)
+    suite.prepare(config, system)
+    with shown_progress(suite.name_of, outcome) as progress:
+        records = suite.run(cases, config, progress)
+    out = config.output_dir
+    figures = _figures(records, out / suite.REPORT)
+    told = [preset.model_dump(mode="json") for preset in asked]
+    written = suite_report.write(out, records, told, system, notes, figures)
+    print("", *report.in_text(suite_report.sections(records, notes)), sep="\n")
+    written = [*written, *figures, out / suite.SYSTEM, out / suite.LEDGER]
+    print("", *(f"Written: {path}" for path in written), sep="\n")
+    return int(any(record.status == "crash" for record in records))
+
+
+def _presets(args: argparse.Namespace) -> list[Preset]:
+    """What was asked for."""
+    from ..preset import DEFAULTS, preset, read_preset
+
+    given = args.config is not None or args.use_default_configs
+    if args.kind != "benchmark":
+        if given:
+            flag = "--config" if args.config is not None else "--use-default-configs"
+            raise UsageError(f"{flag} is of suite benchmark; suite {args.kind} is a preset itself")
+        return [preset(args.kind)]
+    if args.config is not None and args.use_default_configs:
+        raise UsageError("--config and --use-default-configs both say what to run; give one")
+    if args.config is not None:
+        return [read_preset(args.config)]
+    if args.use_default_configs:
+        return [preset(name) for name in DEFAULTS]
+    raise UsageError(
+        "suite benchmark needs --config FILE.json or --use-default-configs; the presets are "
+        "suite laptop, gb200, dgx-a100 and quick"
+    )
+
+
+def _fitted(
+    asked: Iterable[Preset], gpus: list[str], anyway: bool
+) -> tuple[list[Preset], list[str]]:
+    """Those that can run here, and what is to be said of the others. Of several presets those that
+    do not fit are left out; where none fits, the first says why."""
+    from ..preset import fitted
+
+    presets, notes, refused = [], [], list[Refused]()
+    for one in asked:
+        try:
+            preset, note = fitted(one, gpus, anyway)
+        except Refused as error:
+            refused.append(error)
+            continue
+        presets.append(preset)
+        notes += [note] * bool(note)
+    if not presets:
+        raise refused[0]
+    return presets, notes + [f"left out: {str(error).partition(';')[0]}" for error in refused]
+
+
+def _plan(cases: list[Case], config: SuiteConfig, gpus: list[str], notes: list[str]) -> list[str]:
+    from ..sweep import launches_of
+
+    launches = launches_of(config.effort)
+    devices = ", ".join(gpus) if gpus else "no GPU"
+    return [
+        f"{len(cases)} runs, {launches} launch{'es' * (launches != 1)} of each; {devices}",
+        *notes,
+    ]
+
+
+def outcome(record: Record) -> str:
+    """A launch in a few words."""
+    if not record.ok:
+        return record.status + (f" ({record.error.message})" if record.error else "")
+    training: dict[str, Any] = record.facts["training"]
+    seconds = format_seconds(record.samples_s["step"][0])
+    return f"{significant(training['samples_per_s'])} samples/s, {seconds} in all"
+
+
+def _figures(records: list[Record], prefix: Path) -> list[Path]:
+    from ..suiteplots import plot_suite
+
+    try:
+        return plot_suite(records, prefix)
+    except MissingDependency as error:
+        print(f"No figure: {error}", file=sys.stderr)
+        return []

@@ -1,0 +1,88 @@
+"""``penstock track``: send what a run told to trackers, when there is a network and a key.
+
+penstock track sync outputs                     to those that the run was started with
+penstock track sync outputs --to mlflow         to $MLFLOW_TRACKING_URI, or a file beside the run
+penstock track sync outputs --to comet          to comet.com with a key, else into an archive
+
+What a tracker has is not sent again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import signal
+import sys
+from pathlib import Path
+
+from ..errors import PenstockError, UsageError
+
+NAMES = ("comet", "mlflow", "tensorboard")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=["sync"], metavar="sync")
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder of a run, its --output-dir")
+    parser.add_argument(
+        "--to",
+        nargs="+",
+        metavar="TRACKER",
+        help=f"{', '.join(NAMES)} (default: those that the run was started with)",
+    )
+    parser.add_argument(
+        "--follow",
+        action="store_true",
+        help="go on while the run does, until standard input ends: what penstock train starts",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from .. import tracking
+    from ..trackers import upload
+
+    names = [name for word in args.to or () for name in word.split(",") if name]
+    for name in names:
+        if name not in NAMES:
+            raise UsageError(f"--to {name}: the trackers are {', '.join(NAMES)}")
+    if args.follow:
+        if len(names) != 1:
+            raise UsageError(f"--follow goes with one tracker, such as --to {NAMES[0]}")
+        return _follow(args.out, names[0])
+    failed = []
+    for name in names or tracking.of_run(args.out):
+        delivery = tracking.deliver(args.out, name)
+        told = f"{name}: {delivery.where}" + (f", run {delivery.run}" if delivery.run else "")
+        if delivery.error:
+            failed.append(f"{name} at {delivery.where} did not take the events: {delivery.error}")
+            continue
+        print(f"{told} has all events of {args.out}")
+        for archive in upload(args.out) if name == "comet" else ():
+            print(f"comet: {archive} is uploaded")
+    if failed:
+        raise PenstockError("; ".join(failed))
+    return 0
+
+
+def _follow(out: Path, name: str) -> int:
+    """Quietly, behind the training, and deaf to the signals that are the training's."""
+    from .. import tracking
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    os.nice(19)  # what the training leaves of the processor is enough
+    words = os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1)
+    silence = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):  # libraries say much, some of it from C
+        os.dup2(silence, descriptor)
+
+    def goes_on(seconds: float) -> bool:
+        return not select.select([0], [], [], seconds)[0]
+
+    def tell(sentence: str) -> None:
+        again = f"penstock track sync {out} --to {name}"
+        words.write(
+            f"penstock train: {sentence} (the run goes on; {again} sends what is missing)\n"
+        )
+
+    return int(tracking.deliver(out, name, goes_on, tell).error is not None)

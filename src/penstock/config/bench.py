@@ -1,0 +1,206 @@
+"""The knobs of the benchmarks, and of what tunes by them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+)
+
+from .knobs import (
+    Bytes,
+    Knobs,
+    Natural,
+    Positive,
+    Switches,
+    Tile,
+    flag,
+    many,
+)
+
+
+class BenchModelConfig(Knobs):
+    """Everything that ``penstock bench model`` may be told. Tuples are axes of the sweep."""
+
+    tile_sizes: Annotated[tuple[Tile, ...], BeforeValidator(many), Field(min_length=1)] = flag(
+        ("256", "384"), help="tile sizes, each a number or ZxYxX"
+    )
+    batch_sizes: Annotated[tuple[Positive, ...], BeforeValidator(many), Field(min_length=1)] = flag(
+        (1, 2, 4), help="batch sizes"
+    )
+    mode: Literal["inference", "train"] = flag("inference", help="forward, or a whole step")
+    device: str = flag("auto", help="cpu, cuda, cuda:1, mps (default: the best there is)")
+    output: Path = flag(Path("logs/stage2_bench.csv"), help="CSV to which results are appended")
+    ledger: Path | None = flag(
+        None, help="folder of the raw records (default: OUTPUT with the suffix .ledger)"
+    )
+
+    model: Annotated[tuple[str, ...], BeforeValidator(many), Field(min_length=1)] = flag(
+        ("prithvi-refiner-tiny",), help="models by name, module:function or file.py:function"
+    )
+    weights: Path | None = flag(None, help="state dict: safetensors, or a torch file of tensors")
+    channels: Annotated[tuple[Positive, ...], BeforeValidator(many)] | None = flag(
+        None, help="input channels (default: what the model's first layer takes)"
+    )
+    dtype: Annotated[
+        tuple[Literal["float32", "bfloat16", "float16"], ...], BeforeValidator(many)
+    ] = flag(("float32",), help="dtype of weights and input")
+    amp: Switches = flag((False,), help="autocast: fp16 on CUDA, bf16 elsewhere; off on: both")
+    compile: Switches = flag((False,), help="torch.compile; off on: both")
+    channels_last: Switches = flag((False,), help="channels-last layout; off on: both")
+    checkpointing: Switches = flag(
+        (False,), help="recompute activations in the backward pass; off on: both"
+    )
+    halo: Annotated[tuple[Natural, ...], BeforeValidator(many)] = flag(
+        (0,), help="pixels on each side of a tile that are cropped away: not useful work"
+    )
+    threads: Positive | None = flag(None, help="threads of torch on the CPU (default: its own)")
+
+    effort: Literal["quick", "standard", "rigorous"] = flag(
+        "standard", help="1, 5 or 10 launches of each case; one launch is never compared"
+    )
+    launch_seconds: Annotated[float, Field(gt=0)] = flag(
+        5.0, help="most seconds of samples in a launch"
+    )
+    precision: Annotated[float, Field(gt=0, lt=1)] = flag(
+        0.01,
+        help="stop a launch when the median is known this well (half width of its 95 % interval)",
+    )
+    timeout: Annotated[float, Field(gt=0)] = flag(600.0, help="most seconds of a launch in all")
+    seed: Natural = flag(0, help="seed of the order of launches and of the data")
+    resume: bool = flag(False, help="run only the launches that the ledger lacks")
+
+    find_limit: bool = flag(False, help="find the largest batch of each tile that fits")
+    budget: Bytes | None = flag(
+        None, help="memory that a launch may take, such as 16GiB (default: all there is)"
+    )
+    recommend: Path | None = flag(
+        None,
+        help="write recommended settings to this YAML file (default: OUTPUT with .inference.yaml "
+        "or .train.yaml)",
+    )
+
+
+class BenchLoaderConfig(Knobs):
+    """Everything that ``penstock bench loader`` may be told. Tuples are axes of the sweep."""
+
+    threads: Annotated[tuple[Positive, ...], BeforeValidator(many), Field(min_length=1)] = flag(
+        (1, 2, 4), help="threads of a loader, or its worker processes"
+    )
+    batch_sizes: Annotated[tuple[Positive, ...], BeforeValidator(many), Field(min_length=1)] = flag(
+        (4, 16), help="samples of a batch"
+    )
+    loaders: Annotated[tuple[str, ...], BeforeValidator(many), Field(min_length=1)] = flag(
+        (
+            "penstock",
+            "penstock-tensorstore",
+            "tensorstore-read",
+            "dask-sample",
+            "dask-stacked",
+            "zarr",
+            "torch",
+            "xbatcher",
+            "zarrs",
+        ),
+        help="loaders by name; the first is compared with each of the others",
+    )
+    shuffle: Literal["none", "sample", "block", "global"] = flag(
+        "sample", help="order of the samples, the same for every loader"
+    )
+    window: Positive = flag(16, help="chunks in a window of the block shuffle")
+    cache: Literal["warm", "cold", "as-is"] = flag(
+        "warm",
+        help="files in memory before the first batch: all, none (each launch drops them), or "
+        "whatever is; what was really there is measured and shown",
+    )
+    batches: Positive = flag(10, help="batches that a launch waits for, and are samples")
+    warmup: Natural = flag(
+        4,
+        help="batches between the first, which is told apart, and those that are samples; in fewer "
+        "a loader that uses its memory again has not yet met all of it",
+    )
+    ladder: bool = flag(True, help="measure the ladder of ceilings as well")
+
+    endpoint: str | None = flag(
+        None, help="URL of the S3 server of an s3:// DATA (default: AWS_ENDPOINT_URL)"
+    )
+    latency_ms: Annotated[float, Field(ge=0)] = flag(
+        0.0, help="read DATA over HTTP on loopback, every request so many milliseconds late"
+    )
+
+    output: Path = flag(Path("logs/loader_bench.csv"), help="CSV to which results are appended")
+    ledger: Path | None = flag(
+        None, help="folder of the raw records (default: OUTPUT with the suffix .ledger)"
+    )
+    effort: Literal["quick", "standard", "rigorous"] = flag(
+        "standard", help="1, 5 or 10 launches of each case; one launch is never compared"
+    )
+    timeout: Annotated[float, Field(gt=0)] = flag(600.0, help="most seconds of a launch in all")
+    seed: Natural = flag(0, help="seed of the order of launches and of samples")
+    resume: bool = flag(False, help="run only the launches that the ledger lacks")
+
+
+class BenchQueueConfig(Knobs):
+    """Everything that ``penstock bench queue`` may be told. Tuples are axes of the sweep."""
+
+    workers: Annotated[tuple[Natural, ...], BeforeValidator(many), Field(min_length=1)] = flag(
+        (0, 1, 2, 4), help="threads that read and decode; 0 reads where it computes"
+    )
+    queue_sizes: Annotated[tuple[Positive, ...], BeforeValidator(many), Field(min_length=1)] = flag(
+        (1, 2, 4, 8), help="most batches that are read ahead"
+    )
+    batch_size: Positive = flag(16, help="samples of a batch")
+    iterations: Annotated[int, Field(ge=3)] = flag(
+        30, help="steps of a launch, the first of which begins with a full queue"
+    )
+    compute: Literal["sleep", "busy", "train"] = flag(
+        "sleep", help="what a step does: sleep, keep one core busy, or train a real network"
+    )
+    compute_time: Annotated[float, Field(gt=0)] = flag(
+        1.0, help="seconds of a step (train takes what it takes)"
+    )
+    model: str = flag("prithvi-refiner-tiny", help="the network of --compute train")
+    tile_size: Tile = flag("64", help="its tiles, a number or ZxYxX")
+    device: str = flag("auto", help="where it trains: cpu, cuda, cuda:1, mps")
+    shuffle: Literal["none", "sample", "global"] = flag("sample", help="order of the samples")
+
+    output: Path = flag(Path("logs/queue_bench.csv"), help="CSV to which results are appended")
+    ledger: Path | None = flag(
+        None, help="folder of the raw records (default: OUTPUT with the suffix .ledger)"
+    )
+    effort: Literal["quick", "standard", "rigorous"] = flag(
+        "quick", help="1, 5 or 10 launches of each case; one launch is never compared"
+    )
+    timeout: Annotated[float, Field(gt=0)] = flag(600.0, help="most seconds of a launch in all")
+    seed: Natural = flag(0, help="seed of the order of launches and of samples")
+    resume: bool = flag(False, help="run only the launches that the ledger lacks")
+
+
+class TuneLoaderConfig(Knobs):
+    """Everything that ``penstock tune loader`` may be told."""
+
+    step_time: Annotated[float, Field(gt=0)] = flag(
+        help="seconds of a step for a batch of --batch-size samples on the accelerator"
+    )
+    batch_size: Positive = flag(16, help="samples of a batch")
+    threads_up_to: Positive | None = flag(
+        None, help="most threads to try (default: the cores that this process may use)"
+    )
+    max_memory: Bytes | None = flag(
+        None, help="most host memory of the batches, such as 16GiB (default: half of what is free)"
+    )
+    utilisation: Annotated[float, Field(gt=0, lt=1)] = flag(
+        0.9, help="share of the time that the accelerator must be computing"
+    )
+    batches: Annotated[int, Field(ge=6)] = flag(16, help="batches that a launch reads")
+    launches: Positive = flag(3, help="launches of each number of threads")
+    shuffle: Literal["none", "sample", "global"] = flag("sample", help="order of the samples")
+    output: Path = flag(Path("logs/loader.yaml"), help="YAML file for the settings")
+    ledger: Path | None = flag(
+        None, help="folder of the raw records (default: OUTPUT with the suffix .ledger)"
+    )
+    timeout: Annotated[float, Field(gt=0)] = flag(600.0, help="most seconds of a launch in all")
+    seed: Natural = flag(0, help="seed of the order of launches and of samples")

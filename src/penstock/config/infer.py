@@ -1,0 +1,145 @@
+"""The knobs of ``penstock infer``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    model_validator,
+)
+
+from .knobs import (
+    Bytes,
+    Knobs,
+    Natural,
+    PerAxis,
+    Positive,
+    Selection,
+    Shape,
+    flag,
+    many,
+)
+
+
+class InferConfig(Knobs):
+    """Everything that ``penstock infer`` and ``penstock.infer`` may be told."""
+
+    # what
+    in_spec: Any = flag(help="input: TensorStore JSON (inline or a file), a path or a URL")
+    out_spec: Annotated[tuple[Any, ...], BeforeValidator(many), Field(min_length=1)] = flag(
+        help="output, the same forms; one for each head of the model"
+    )
+    model_type: Any = flag(
+        help="a model by name, package.module:function, file.py:function, .pt2 or TorchScript"
+    )
+    weights: Path | None = flag(None, help="state dict: safetensors, or a torch file of tensors")
+    in_channels: Positive | None = flag(
+        None, help="channels that the model takes at once (default: what its first layer takes)"
+    )
+    level: Natural = flag(0, help="resolution level of an OME-Zarr input")
+    t: Selection = flag(("all",), help="time points: all, 0, 0:5 or several")
+    c: Selection = flag(("all",), help="channels: all, 0, 0:2 or several")
+
+    # geometry
+    patch: Shape = flag((64,), help="what the model sees: one number, z y x, or y x for a 2-D net")
+    overlap: PerAxis = flag((10,), help="voxels that neighbouring patches share")
+    block: Shape | None = flag(
+        None, help="shape of a write unit, whole chunks of the output (default: fitted)"
+    )
+    batch: Positive | None = flag(
+        None, help="patches gathered for one forward (default: 16 on a GPU, 1 on a CPU)"
+    )
+    seam_mode: Literal["trim", "blend"] = flag(
+        "trim", help="trim: each voxel from one patch; blend: a weighted mean of all that see it"
+    )
+    trim_voxels: Natural | None = flag(
+        None, help="voxels cut from each face of a patch, at most overlap // 2 (default: that)"
+    )
+    halo: PerAxis | None = flag(
+        None, help="voxels around a block that count in its own percentiles (default: trim)"
+    )
+    min_blend_weight: Annotated[float, Field(gt=0, le=1)] = flag(
+        0.05, help="least weight of a voxel before weights are made to add up to one"
+    )
+
+    # values
+    normalize: Literal["percentile", "global", "fixed", "none"] = flag(
+        "percentile",
+        help="percentile: of each block; global: exact, of the whole volume; "
+        "fixed: --norm-lower and --norm-upper are intensities; none",
+    )
+    norm_lower: float = flag(0.5, help="lower percentile, or lower intensity when fixed")
+    norm_upper: float = flag(99.9, help="upper percentile, or upper intensity when fixed")
+    norm_level: Natural | None = flag(
+        None, help="take global percentiles from this level of an OME-Zarr pyramid"
+    )
+    clip_norm: tuple[float, float] | tuple[()] | None = flag(
+        None, help="clip normalised values to LO HI; without numbers to 0 1 (default: no clipping)"
+    )
+    denormalize: bool = flag(
+        True,
+        help="undo the normalisation on the way out",
+        alias="--no-output-denormalize",
+        const=False,
+    )
+    out_dtype: str | None = flag(None, help="dtype of a new output (default: the input's)")
+
+    # devices
+    devices: Annotated[tuple[str, ...], BeforeValidator(many)] = flag(
+        ("auto",), help="auto, cpu, mps, cuda:0 cuda:1 ..."
+    )
+    amp: Literal["auto", "fp16", "bf16", "off"] = flag(
+        "auto",
+        help="autocast: fp16 on CUDA and off elsewhere by default",
+        alias="--no-amp",
+        const="off",
+    )
+    tf32: bool = flag(False, help="let CUDA use TF32 in float32 arithmetic")
+    compile: bool = flag(False, help="torch.compile the model")
+    compile_mode: Literal[
+        "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
+    ] = flag("default", help="mode of torch.compile")
+    cudnn_benchmark: bool = flag(False, help="let cuDNN time its algorithms first")
+    threads: Positive | None = flag(None, help="threads of torch on the CPU (default: its own)")
+
+    # flow
+    prep_workers: Positive = flag(4, help="threads that read, over all devices")
+    writer_workers: Positive = flag(4, help="threads that write")
+    max_inflight_batches: Positive | None = flag(
+        None, help="most batches between reading and writing (default: by memory alone)"
+    )
+    max_memory: Bytes | None = flag(
+        None, help="most host memory, such as 16GiB (default: 80 % of what is free)"
+    )
+
+    # output and records
+    chunks: Shape | None = flag(None, help="chunks of a new output, z y x")
+    shards: Shape | None = flag(None, help="shards of a new output, z y x (zarr v3)")
+    overwrite: bool = flag(False, help="replace an output that exists")
+    resume: bool = flag(False, help="write only the blocks that an earlier run did not")
+    run_dir: Path | None = flag(
+        None, help="folder of the run's records (default: OUTPUT.penstock beside the output)"
+    )
+    metrics_json: Path | None = flag(None, help="write queue and system metrics to this file")
+    metrics_interval: Annotated[float, Field(gt=0)] = flag(
+        1.0, help="seconds between rows of metrics"
+    )
+    trace: Path | None = flag(None, help="write a trace that Perfetto and chrome://tracing open")
+
+    @model_validator(mode="after")
+    def _ranges(self) -> InferConfig:
+        lower, upper = self.norm_lower, self.norm_upper
+        if not lower < upper:
+            raise ValueError(f"--norm-lower {lower} must be less than --norm-upper {upper}")
+        if self.normalize in ("percentile", "global") and not 0 <= lower < upper <= 100:
+            raise ValueError(
+                f"--norm-lower {lower} and --norm-upper {upper} must be percentiles from 0 to 100"
+            )
+        if self.clip_norm and not self.clip_norm[0] < self.clip_norm[1]:
+            raise ValueError(
+                f"--clip-norm {self.clip_norm[0]} must be less than {self.clip_norm[1]}"
+            )
+        return self

@@ -1,0 +1,49 @@
+"""Files that are there whole or not at all, whatever is killed or stops."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """A path beside ``path`` to write to; what is written takes its place when the block ends.
+
+    Where the block fails, ``path`` is what it was and nothing is left beside it.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield draft
+        with draft.open("rb") as written:
+            os.fsync(written.fileno())
+        if path.exists():
+            shutil.copymode(path, draft)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def write_json(path: str | Path, document: Any) -> None:
+    """A document as JSON, which has no NaN: what is no finite number is null."""
+    text = json.dumps(_finite(document), indent=2, allow_nan=False)
+    with replacing(path) as draft:
+        draft.write_text(text + "\n", encoding="utf-8")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,288 @@
+"""A trained detector over whole scenes: what there is in them, each object once.
+
+    scene ── rows of windows, one ahead ──▶ batches ──▶ detections in each window's core ──▶ joined
+
+A scene is cut into windows as the chips were that the detector learned from, and each is shown to
+it as they were (`windows`). What two windows both claim along a border is one object. Windows in
+which the radar has no value are passed over. How the detector was built, cut for and judged is read
+from the run beside its weights; what the user says comes first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from .config import PredictConfig
+from .detection import Objects, write_predictions
+from .errors import UsageError, describe
+from .model import load_weights
+from .models.detector import detector
+from .scenes import CHANNELS, Scene, channels_of, radar_of
+from .train import ARGS, RESULTS
+from .windows import Cut, cuts_of, read_row, valid_pixels, view
+from .workloads.detector import joined, owned, picture
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a detector was built, and how it is to be asked."""
+
+    channels: tuple[str, ...]
+    backbone: str
+    chip_size: int
+    overlap: int
+    threshold: float
+    """Least score of a detection."""
+    because: str
+    """Where the threshold is from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What became of it."""
+
+    scenes: int
+    windows: int
+    """That the detector saw."""
+    empty: int
+    """Windows without a valid pixel, which it did not see."""
+    objects: Objects
+    settings: Settings
+
+
+def predict(
+    weights: Path,
+    config: PredictConfig,
+    *,
+    begin: Callable[[int], Callable[[int], None]] = lambda total: lambda done: None,
+) -> Done:
+    """Detect in every scene and write ``--output``, all of it at the end and beside it as ``.part``
+    after each scene.
+
+    ``begin`` is told how many windows there are when nothing is wrong with what was asked, and
+    returns what is told how many are done. Raises `UsageError`.
+    """
+    _check_output(config)
+    settings = settings_of(weights, config)
+    folders = scene_folders(config.data_root, config.scenes, settings.channels)
+    cuts = {name: _cuts(folder, settings) for name, folder in folders.items()}
+    device = _device(config.device)
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    net = _load(weights, settings).to(device)
+
+    progress = begin(sum(rows.num * columns.num for rows, columns in cuts.values()))
+    part = config.output.with_name(config.output.name + ".part")
+    found, passed, seen = list[Objects](), 0, 0
+
+    def advance(windows: int, valid: int) -> None:
+        nonlocal passed, seen
+        passed, seen = passed + windows, seen + valid
+        progress(passed)
+
+    for name, folder in folders.items():
+        with Scene(folder, settings.channels) as scene:
+            found.append(_detect(net, scene, cuts[name], settings, config, device, advance))
+        write_predictions(part, Objects.join(found))
+    part.replace(config.output)
+    return Done(len(folders), seen, passed - seen, Objects.join(found), settings)
+
+
+# --- before anything is read --------------------------------------------------------------------
+
+
+def settings_of(weights: Path, config: PredictConfig) -> Settings:
+    """What the user says, and for the rest what the run says whose weights these are."""
+    if not weights.is_file():
+        raise UsageError(f"there are no weights {weights}")
+    args, results = (_json(weights.parent / name) for name in (ARGS, RESULTS))
+    if args and (of := args.get("workload")) != "detector":
+        raise UsageError(f"{weights.parent / ARGS} is of workload {of}, and this takes detectors")
+    facts = results.get("facts", {})
+
+    def known(flag: str, said: Any, of_run: Any) -> Any:
+        value = of_run if said is None else said
+        if value is None:
+            raise UsageError(
+                f"give {flag}: the run of {weights} is not beside it, or does not tell"
+            )
+        return value
+
+    of_run = ",".join(facts["channels"]) if "channels" in facts else None
+    threshold, because = _threshold(config, args, results)
+    return Settings(
+        channels_of(known("--channels", config.channels, of_run)),
+        known(
+            "--backbone", None if config.backbone == "auto" else config.backbone,
+            args.get("backbone"),
+        ),
+        known("--chip-size", config.chip_size, facts.get("chip_size")),
+        known("--overlap", config.overlap, facts.get("overlap")),
+        threshold,
+        because,
+    )  # fmt: skip
+
+
+def _threshold(
+    config: PredictConfig, args: Mapping[str, Any], results: Mapping[str, Any]
+) -> tuple[float, str]:
+    if config.score_threshold is not None:
+        return config.score_threshold, "as --score-threshold says"
+    best = (results.get("best") or {}).get("epoch")
+    for row in results.get("history", ()):
+        if row["epoch"] == best and row.get("val_best_threshold"):
+            return row["val_best_threshold"], "the best on the run's validation scenes"
+    if "score_threshold" in args:
+        return args["score_threshold"], "as the run counted"
+    raise UsageError("give --score-threshold: there is no run beside the weights that tells it")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """Nothing where there is no file."""
+    try:
+        document = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read: {describe(error)}") from error
+    if not isinstance(document, dict):
+        raise UsageError(f"{path} is not of a run")
+    return document
+
+
+def scene_folders(
+    root: Path, names: Sequence[str] | None, channels: Sequence[str]
+) -> dict[str, Path]:
+    """The scenes of a folder by name, sorted, or those that are named. Every raster is there."""
+    if not root.is_dir():
+        raise UsageError(f"--data-root {root} is not a folder")
+    files = {channel.file for channel in CHANNELS.values()}
+    found = {
+        path.name: path
+        for path in sorted(root.iterdir())
+        if path.is_dir() and any((path / file).exists() for file in files)
+    }
+    if names is None and not found:
+        raise UsageError(
+            f"--data-root {root} holds no scenes: no folder in it has a {CHANNELS['vh'].file}"
+        )
+    for name in names or ():
+        if name not in found:
+            raise UsageError(f"--scenes {name}: there is no such scene in --data-root {root}")
+    wanted = {name: path for name, path in found.items() if names is None or name in names}
+    for path in wanted.values():
+        for channel in channels:
+            if not (path / CHANNELS[channel].file).is_file():
+                raise UsageError(
+                    f"{path / CHANNELS[channel].file} is missing, and the detector sees {channel}"
+                )
+    return wanted
+
+
+def _cuts(folder: Path, settings: Settings) -> tuple[Cut, Cut]:
+    with Scene(folder, settings.channels) as scene:
+        return cuts_of(scene.size, settings.chip_size, settings.overlap)
+
+
+def _check_output(config: PredictConfig) -> None:
+    if config.output.exists() and not config.overwrite:
+        raise UsageError(f"--output {config.output} exists; use --overwrite to replace it")
+    if not config.output.parent.is_dir():
+        raise UsageError(f"--output {config.output}: there is no folder {config.output.parent}")
+
+
+def _device(name: str) -> torch.device:
+    """As for training: a CUDA device where there is one."""
+    there = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
+    if name == "auto":
+        name = "cuda" if there["cuda"] else "cpu"
+    if not there[name]:
+        raise UsageError(f"--device {name}: torch finds no such device here")
+    return torch.device(name)
+
+
+def _load(weights: Path, settings: Settings) -> nn.Module:
+    net: nn.Module = detector(len(settings.channels) + 1, settings.backbone)  # type: ignore[arg-type]
+    told = f"the detector on {settings.backbone} that sees {', '.join(settings.channels)}"
+    load_weights(net, told, weights)
+    return net.eval()
+
+
+# --- a scene ------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def _detect(
+    net: nn.Module,
+    scene: Scene,
+    cuts: tuple[Cut, Cut],
+    settings: Settings,
+    config: PredictConfig,
+    device: torch.device,
+    advance: Callable[[int, int], None],
+) -> Objects:
+    """What is in a scene. ``advance`` is told how many windows were passed, how many looked at."""
+    rows, columns = cuts
+    half = torch.float16 if device.type == "cuda" else torch.bfloat16
+    parts: list[dict[str, NDArray[Any]]] = []
+    for row, (band, counts) in enumerate(_rows_ahead(scene, rows, columns, settings.chip_size)):
+        valid = np.flatnonzero(counts).tolist()
+        for first in range(0, len(valid), config.batch_size):
+            some = valid[first : first + config.batch_size]
+            images = [
+                _picture(scene, band[column], rows.read(row), columns.read(column))
+                for column in some
+            ]
+            with torch.autocast(device.type, dtype=half, enabled=config.amp):
+                answers = net([image.to(device) for image in images])
+            for column, found in zip(some, answers, strict=True):
+                core = (*rows.own(row), *columns.own(column))
+                parts.append(owned(found, core, (rows.start(row), columns.start(column))))
+        advance(columns.num, len(valid))
+    objects = joined(scene.name, parts)
+    return objects[objects.score >= settings.threshold]
+
+
+def _picture(
+    scene: Scene, radar: NDArray[Any], rows: tuple[int, int], columns: tuple[int, int]
+) -> Tensor:
+    image = view(scene.channels, radar, scene.coarse, rows, columns)
+    return picture(image, valid_pixels(radar))
+
+
+def _rows_ahead(
+    scene: Scene, rows: Cut, columns: Cut, side: int
+) -> Iterator[tuple[NDArray[np.float16], NDArray[np.int64]]]:
+    """The radar of each row of windows (column, channel, y, x) and how many valid pixels each has.
+
+    The next row is read meanwhile, into a second buffer; the first is good until the next is asked
+    for. Values are held in 16 bits, as they are in chips.
+    """
+    radar = radar_of(scene.channels)
+    shape = (columns.num, len(radar), side, side)
+    bands = [np.full(shape, np.nan, np.float16) for _ in range(min(2, rows.num))]
+
+    def read(row: int) -> NDArray[np.int64]:
+        return read_row(scene, radar, rows.read(row), columns, bands[row % 2])
+
+    with ThreadPoolExecutor(1, thread_name_prefix="read") as reader:
+        ahead = reader.submit(read, 0)
+        for row in range(rows.num):
+            counts = ahead.result()
+            if row + 1 < rows.num:
+                ahead = reader.submit(read, row + 1)
+            yield bands[row % 2], counts

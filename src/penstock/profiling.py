@@ -1,0 +1,203 @@
+"""Some steps of a training under torch's profiler: a trace, its operators, the time of each phase.
+
+    step    1  2  3      4  5        6  …  10        11  …
+            as usual     warm up     recorded        as usual
+
+    OUT/profile/rank0.json       a trace that Perfetto and chrome://tracing open, of each rank
+    OUT/profile/operators.txt    the operators that took most, and the phases of a step; of rank 0
+
+Our phases stand in the trace as annotations. A lap says which phase it was when the phase ends, and
+an annotation wants its name when it begins, so each is given a number then and its name at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .errors import UsageError
+from .files import replacing
+from .laps import DeviceLaps, Laps, Seconds
+from .units import format_seconds
+
+FOLDER = "profile"
+USUAL_STEPS, WARM_STEPS = 3, 2
+MOST_ROWS = 30
+"""Of the table."""
+MOST_TOLD = 5
+"""Of the operators, in a few lines."""
+_MARK = "penstock phase "
+
+
+def check(profiled: int, left: int) -> None:
+    """Refuse a run that is too short to be profiled."""
+    needed = USUAL_STEPS + WARM_STEPS + profiled
+    if left < needed:
+        raise UsageError(
+            f"--profile-steps {profiled} come after {USUAL_STEPS + WARM_STEPS} others, "
+            f"and this run has {left} steps of the {needed}"
+        )
+
+
+class ProfiledLaps(Laps):
+    """The laps that it is given, each of which also names a stretch of the profiler's trace."""
+
+    def __init__(
+        self, laps: Laps | DeviceLaps, out: Path, rank: int, steps: int, cuda: bool
+    ) -> None:
+        self._laps, self.drain_every = laps, laps.drain_every
+        self._folder, self._rank, self._profiled = out / FOLDER, rank, steps
+        self._cuda = cuda
+        self.told: dict[str, Any] | None = None
+        """What was found; None until the steps were taken."""
+        self._thread = threading.get_ident()
+        self._names: dict[str, str] = {}
+        self._mark: Any = None
+        self._phase: str | None = None
+        self._number = 0
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if cuda:
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        self._profiler = torch.profiler.profile(
+            activities=activities,
+            schedule=torch.profiler.schedule(
+                wait=USUAL_STEPS, warmup=WARM_STEPS, active=steps, repeat=1
+            ),
+            on_trace_ready=self._save,
+        )
+        self._runs = False
+
+    def begin(self) -> None:
+        if not self._number:  # here begins the run, and what may fail before it is over
+            os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it says when it starts and stops
+            self._profiler.start()
+            self._runs = True
+        self._laps.begin()
+        self._open()
+
+    def lap(self, phase: str) -> None:
+        self._laps.lap(phase)
+        # The end of a backward pass may be told by a thread of autograd's, which cannot end what
+        # this one began; what follows it, the wait for other ranks, then bears its name too.
+        self._phase = self._phase or phase
+        if threading.get_ident() == self._thread:
+            self._close()
+            self._open()
+
+    def end(self) -> None:
+        self._close()
+        self._laps.end()
+        if self._runs:
+            self._profiler.step()
+
+    def drain(self) -> list[Seconds]:
+        return self._laps.drain()
+
+    def close(self) -> None:
+        """The run ends, perhaps before the steps that were to be recorded."""
+        if self._runs:
+            self._runs = False
+            self._profiler.stop()
+
+    # --- annotations ----------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        self._phase = None
+        if self._runs:
+            self._number += 1
+            self._mark = torch.profiler.record_function(f"{_MARK}{self._number}")
+            self._mark.__enter__()
+
+    def _close(self) -> None:
+        if self._mark is not None:
+            self._mark.__exit__(None, None, None)
+            self._mark = None
+            if self._phase is not None:
+                self._names[f"{_MARK}{self._number}"] = self._phase
+
+    # --- what is written ------------------------------------------------------------------------
+
+    def _save(self, profiler: torch.profiler.profile) -> None:
+        """The steps were taken; or the run ended within them, and there is nothing to tell."""
+        if not self._runs:
+            return
+        self._runs = False
+        path = self._folder / f"rank{self._rank}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        profiler.export_chrome_trace(str(path))
+        trace = json.loads(path.read_text())
+        trace["traceEvents"] = [e for e in map(self._named, trace["traceEvents"]) if e]
+        with replacing(path) as draft:
+            draft.write_text(json.dumps(trace, separators=(",", ":")))
+        host, device = self._phases(trace["traceEvents"])
+
+        events: Any = profiler.events()
+        for event in events:
+            event.name = self._names.get(event.name, event.name)
+        averages = events.key_averages()
+        by = "self_device_time_total" if self._cuda else "self_cpu_time_total"
+        rows = [row for row in averages if not row.key.startswith((_MARK, "ProfilerStep"))]
+        total = sum(getattr(row, by) for row in rows)
+        operators = [
+            {"name": row.key, "calls": row.count, "self_s": getattr(row, by) / 1e6}
+            for row in sorted(rows, key=lambda row: -getattr(row, by))
+            if row.key not in host
+        ]
+        self.told = {
+            "trace": f"{FOLDER}/rank{self._rank}.json",
+            "steps": self._profiled,
+            "phases_s": host,
+            "device_phases_s": device or None,
+            "self_s": total / 1e6,
+            "operators": operators[:MOST_ROWS],
+        }
+        if self._rank == 0:
+            table = averages.table(sort_by=by, row_limit=MOST_ROWS, max_name_column_width=60)
+            text = "\n".join([*lines(self.told), "", table, ""])
+            (self._folder / "operators.txt").write_text(text)
+
+    def _named(self, event: dict[str, Any]) -> dict[str, Any] | None:
+        """An event of the trace under its phase's name; None for a stretch between two steps."""
+        name = str(event.get("name", ""))
+        if not name.startswith(_MARK):
+            return event
+        return {**event, "name": self._names[name]} if name in self._names else None
+
+    def _phases(
+        self, events: Sequence[dict[str, Any]]
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        """Seconds of each phase in a step, by the host's clock and, on a GPU, by the device's."""
+        clocks: dict[str, dict[str, float]] = {"user_annotation": {}, "gpu_user_annotation": {}}
+        known = set(self._names.values())
+        for event in events:
+            seconds = clocks.get(event.get("cat", ""))
+            if seconds is not None and event["name"] in known:
+                spent = event["dur"] / 1e6 / self._profiled
+                seconds[event["name"]] = seconds.get(event["name"], 0.0) + spent
+        return clocks["user_annotation"], clocks["gpu_user_annotation"]
+
+
+def lines(told: dict[str, Any]) -> list[str]:
+    """What was found, for people."""
+    said = []
+    clocks = (("phases_s", "the host"), ("device_phases_s", "the device"))
+    for phases, whose in ((told[key], whose) for key, whose in clocks if told[key]):
+        step = sum(phases.values())
+        parts = ", ".join(
+            f"{name} {format_seconds(seconds)} ({seconds / step:.0%})"
+            for name, seconds in phases.items()
+        )
+        said.append(
+            f"{told['steps']} steps profiled, {format_seconds(step)} each on {whose}: {parts}"
+        )
+    for row in told["operators"][:MOST_TOLD]:
+        share = row["self_s"] / told["self_s"] if told["self_s"] else 0.0
+        calls = row["calls"] / told["steps"]
+        said.append(f"  {share:4.0%}  {row['name']}, {calls:.3g} times a step")
+    return said

@@ -1,0 +1,287 @@
+"""Output of SLURM jobs -> Runs: what a training printed about itself, whoever's it was.
+
+    Job ID: 13   Job Name: ...   Number of tasks: 2   ──┐
+    Batch size (per GPU): 32 | Effective ...: 64         │
+    \\rEpoch 2: 100%|███| 110/110 [..., val_acc=0.542]    ├──▶ one Run
+    Total training time: 7.40 seconds  (rank 0)          │
+    Total training time: 7.77 seconds  (rank 1)        ──┘
+    Job ID: 13   (the same job, requeued)              ─────▶ another
+
+A file is read once, line by line, a carriage return ending a line as well, so its size only costs
+time. Under srun every rank prints: the slowest counts, and all are kept. ``WORLD_SIZE`` is what a
+launcher set and is 1 under srun; tasks and batches tell better. A job that did not end well leaves
+what it told so far, marked with what became of it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .errors import UsageError
+from .scaling import Run, Status
+
+_CHUNK = 1 << 20
+_LONGEST = 1 << 14
+"""Bytes of a line that are looked at."""
+
+_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""What moves a cursor, and whatever else a terminal would obey."""
+_FIELDS = re.compile(r"\s{2,}|\s\|\s|\t")
+_ASIDE = re.compile(r"\([^()]*\)")
+_ACCUMULATED = re.compile(r"x (\d{1,6}) accumulated")
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)")
+_COUNT = re.compile(r"\d{1,15}")
+_PROGRESS = re.compile(r"Epoch (\d{1,9})(?:/(\d{1,9}))?: .*?(\d{1,9})/(\d{1,9}) \[")
+_SCORE = re.compile(r"\b(val_loss|val_acc)=([-+0-9.e]+|nan|inf)")
+_IN_NAME = re.compile(r"([\w-]*?)-epoch=\d+")
+_SMI_ROW = re.compile(r"MiB\s*/\s*\d+MiB\s*\|\s*(\d{1,3})%")
+_SMI_CSV = re.compile(r"\d{1,3}, *(\d{1,3}) ?%, *\d{1,3} ?%")
+_ENDS: tuple[tuple[str, Status], ...] = (
+    ("DUE TO PREEMPTION", "preempted"),
+    ("DUE TO TIME LIMIT", "timeout"),
+    (" CANCELLED AT ", "cancelled"),
+    ("Traceback (most recent call last)", "crashed"),
+    ("Segmentation fault", "crashed"),
+    ("oom-kill event", "crashed"),
+    ("Out Of Memory", "crashed"),
+    ("exited with exit code", "crashed"),
+)
+"""Signs of a bad end, the most telling first: a job that is cancelled also prints what it broke."""
+
+_SETTINGS = {
+    "max epochs": "number of epochs",
+    "learning rate": "learning rate",
+    "hidden dimensions": "hidden layers",
+    "dropout": "dropout",
+    "noise level": "noise",
+    "number of workers": "number of workers",
+    "workload": "workload",
+}
+"""What must be equal among runs, by how a log and how a sentence call it."""
+
+
+@dataclass
+class _Attempt:
+    """What a job has told since its header."""
+
+    told: dict[str, str] = field(default_factory=dict)
+    """The first value of each field."""
+    totals: list[float] = field(default_factory=list)
+    """Training time, of each rank that printed one."""
+    per_epoch: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    best: list[float] = field(default_factory=list)
+    accuracies: list[float] = field(default_factory=list)
+    epochs: set[int] = field(default_factory=set)
+    """Those that came to their end, from 0."""
+    first_epoch: int | None = None
+    steps: int | None = None
+    workload: str | None = None
+    utilisation: list[float] = field(default_factory=list)
+    end: Status | None = None
+
+    @property
+    def trained(self) -> bool:
+        """Whether it came to speak of a training, or to an end."""
+        told = {"max epochs", "effective batch size", "batch size", "batch size per gpu"}
+        return bool(self.told.keys() & told or self.totals or self.epochs or self.end)
+
+    def count(self, *names: str) -> int | None:
+        """The first of these fields that holds a whole number above 0."""
+        for name in names:
+            found = _COUNT.search(self.told.get(name, ""))
+            if found and int(found[0]) > 0:
+                return int(found[0])
+        return None
+
+
+def read_log(path: Path) -> list[Run]:
+    """The runs of a job's output, an attempt each; none where it holds nothing of a training."""
+    attempts = [_Attempt()]
+    for line in lines_of(path):
+        # A script and its program may both print the header.
+        if line.lstrip().startswith("Job ID:") and attempts[-1].trained:
+            attempts.append(_Attempt())
+        _take(attempts[-1], line)
+    last = attempts[-1]
+    if len(attempts) == 1 and not last.totals and path.suffix != ".err":
+        last.end = _end_in(path.with_suffix(".err")) or last.end
+    runs: list[Run] = []
+    for attempt in attempts:
+        if attempt.trained or "job id" in attempt.told:
+            job = _job(path, attempt)
+            broken = [run for run in runs if run.job == job and run.status != "complete"]
+            runs.append(_run(path, attempt, len(broken)))
+    return runs
+
+
+def lines_of(path: Path) -> Iterator[str]:
+    """The lines of a file without escapes, whatever its bytes are."""
+    try:
+        with path.open("rb") as file:
+            rest = b""
+            while chunk := file.read(_CHUNK):
+                *lines, rest = (rest + chunk).replace(b"\r", b"\n").split(b"\n")
+                rest = rest[:_LONGEST]  # or a file without an end of line would cost its square
+                yield from map(_text, lines)
+            yield _text(rest)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _text(line: bytes) -> str:
+    text = line[:_LONGEST].decode("utf-8", "replace")
+    return text if text.isprintable() else _ESCAPE.sub("", text)
+
+
+def _take(attempt: _Attempt, line: str) -> None:
+    """Keep what a line tells."""
+    if line.startswith("Epoch ") and (found := _PROGRESS.match(line)):
+        _take_progress(attempt, line, found)
+    elif (found := _SMI_ROW.search(line)) or (found := _SMI_CSV.match(line)):
+        attempt.utilisation.append(float(found[1]))
+    elif ":" in line:
+        for piece in _FIELDS.split(line):
+            name, colon, value = piece.partition(":")
+            if colon:
+                if accumulated := _ACCUMULATED.search(name):
+                    attempt.told.setdefault("accumulated", accumulated[1])
+                _take_field(attempt, _ASIDE.sub("", name).strip().lower(), value.strip())
+    if attempt.end is None or attempt.end == "crashed":
+        attempt.end = _end(line) or attempt.end
+
+
+def _take_progress(attempt: _Attempt, line: str, found: re.Match[str]) -> None:
+    number, of, done, steps = found.groups()
+    epoch = int(number) - (of is not None)  # "Epoch 50/50" counts from 1, "Epoch 49" from 0
+    attempt.steps = int(steps) or attempt.steps
+    if attempt.first_epoch is None:
+        attempt.first_epoch = epoch
+    if done == steps:
+        attempt.epochs.add(epoch)
+    for name, value in _SCORE.findall(line):
+        kept = attempt.losses if name == "val_loss" else attempt.accuracies
+        kept += [number for number in _number(value) if math.isfinite(number)]
+
+
+def _take_field(attempt: _Attempt, name: str, value: str) -> None:
+    if name == "total training time":
+        attempt.totals += _number(value)
+    elif name == "time per epoch":
+        attempt.per_epoch += _number(value)
+    elif name == "best validation loss":
+        attempt.best += _number(value)
+    elif name == "best validation accuracy":
+        attempt.accuracies += _number(value)
+    elif name == "best checkpoint":
+        stem = value.rpartition("/")[2]
+        found = _IN_NAME.match(stem)
+        attempt.workload = found[1] if found else attempt.workload
+    else:
+        attempt.told.setdefault(name, value)
+
+
+def _number(text: str) -> list[float]:
+    """The number that a text begins with, or nothing."""
+    found = _NUMBER.match(text)
+    return [float(found[0])] if found else []
+
+
+def _end(line: str) -> Status | None:
+    return next((status for sign, status in _ENDS if sign in line), None)
+
+
+def _end_in(path: Path) -> Status | None:
+    """How a job ended by its other file, the last attempt's word first."""
+    if not path.is_file():
+        return None
+    found: Status | None = None
+    for line in lines_of(path):
+        if (status := _end(line)) and (status != "crashed" or found is None):
+            found = status
+    return found
+
+
+# --- an attempt as a run ------------------------------------------------------------------------
+
+
+def _job(path: Path, attempt: _Attempt) -> str:
+    in_name = re.search(r"(\d+(?:_\d+)?)(?:\.\w+)?$", path.name)
+    told = attempt.told.get("job id") or attempt.told.get("slurm_job_id") or ""
+    return told.split()[0][:40] if told.strip() else in_name[1] if in_name else path.stem
+
+
+def _run(path: Path, attempt: _Attempt, before: int) -> Run:
+    told = attempt.told
+    batch = attempt.count("batch size", "batch size per gpu")
+    total = _COUNT.findall(told.get("effective batch size", ""))
+    global_batch = int(total[-1]) if total and int(total[-1]) > 0 else None
+    devices = _devices(attempt, batch, global_batch)
+    planned = attempt.count("max epochs")
+    # A log without a bar of progress tells the end alone.
+    done = planned if attempt.totals else None
+    if attempt.epochs:  # from where this attempt went on
+        done = max(attempt.epochs) + 1 - min(attempt.first_epoch or 0, *attempt.epochs)
+    status: Status = "complete" if attempt.totals else attempt.end or "unfinished"
+    losses = attempt.best or attempt.losses
+    device = "cpu" if told.get("cuda available", "").startswith("False") else told.get("gpu 0")
+    settings = _settings(attempt) | ({"device": device} if device else {})
+    restarts = _COUNT.match(told.get("restarts") or told.get("slurm_restart_count") or "")
+    return Run(
+        source=str(path),
+        job=_job(path, attempt),
+        name=told.get("job name") or told.get("slurm_job_name") or path.stem,
+        devices=devices,
+        nodes=attempt.count("number of nodes", "slurm_nnodes"),
+        seconds=max(attempt.totals, default=None),
+        epochs=done,
+        planned_epochs=planned,
+        epoch_seconds=max(attempt.per_epoch, default=None),
+        samples=attempt.count("number of samples"),
+        batch=batch,
+        global_batch=global_batch or (batch * devices if batch else None),
+        steps=attempt.steps,
+        val_loss=min(losses, default=None),
+        val_acc=max(attempt.accuracies, default=None),
+        status=status,
+        restarts=int(restarts[0]) if restarts else before,
+        device=device or None,
+        rank_seconds=tuple(attempt.totals),
+        utilisation=tuple(attempt.utilisation),
+        settings=settings,
+    )
+
+
+def _devices(attempt: _Attempt, batch: int | None, global_batch: int | None) -> int:
+    """From the program's own batches, from SLURM's tasks, and at last from what launchers set."""
+    each = (batch or 0) * (attempt.count("accumulated") or 1)
+    if each and global_batch and global_batch % each == 0:
+        return global_batch // each
+    guesses: tuple[Callable[[], int | None], ...] = (
+        lambda: attempt.count("slurm_ntasks", "number of tasks"),
+        lambda: attempt.count("total gpus", "world_size", "number of gpus"),
+    )
+    return next((found for guess in guesses if (found := guess())), 1)
+
+
+def _settings(attempt: _Attempt) -> dict[str, str]:
+    named = {_SETTINGS[name]: told for name, told in attempt.told.items() if name in _SETTINGS}
+    if attempt.workload:
+        named.setdefault("workload", attempt.workload)
+    return {name: plain(value) for name, value in named.items() if value}
+
+
+def plain(value: object) -> str:
+    """A setting in one spelling.
+
+    >>> plain("1e-3"), plain(0.001), plain("[64, 32]")
+    ('0.001', '0.001', '[64, 32]')
+    """
+    try:
+        return f"{float(str(value)):g}"
+    except ValueError:
+        return str(value)

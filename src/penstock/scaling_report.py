@@ -1,0 +1,239 @@
+"""What a scaling study says: our table and sentences beside the seed's tables, CSV and a page.
+
+Every sentence is computed, with the number of runs and the interval behind it. Scaling is called
+good or poor by the seed's bounds; the causes of poor scaling are named only where phases that were
+measured show them.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from .report import Section, field, in_markdown
+from .scaling import Configuration, Point, Run, Study
+from .scaling_advice import advice, exposed, interval_text, quality, rank_lines
+from .scaling_laws import Amdahl, Usl
+from .scaling_tables import fixed, label, mark, results, speedups, summary
+from .stats import Interval
+from .units import format_seconds, significant
+
+COLUMNS = tuple(
+    "kind devices nodes runs seconds speedup speedup_low speedup_high efficiency efficiency_low "
+    "efficiency_high karp_flatt samples_per_s seconds_per_epoch device_hours_per_epoch "
+    "exposed_communication val_loss val_acc".split()
+)
+RUN_COLUMNS = tuple(
+    "source job name status restarts devices nodes device seconds epochs planned_epochs "
+    "seconds_per_epoch samples batch global_batch steps val_loss val_acc".split()
+)
+
+_KINDS = {
+    "strong": "Strong scaling",
+    "weak": "Weak scaling",
+    "hybrid": "Hybrid scaling",
+    "undetermined": "Scaling of an undetermined kind",
+}
+
+
+# --- ours ---------------------------------------------------------------------------------------
+
+
+def sections(study: Study, asked: bool = False) -> list[Section]:
+    """A table and sentences. ``asked``: the baseline was asked for."""
+    told = [*_kind_lines(study, asked), *_law_lines(study), *advice(study)]
+    told += [*quality(study), *rank_lines(study)]
+    return [Section(_KINDS[study.kind], _table(study), told)]
+
+
+def _table(study: Study) -> list[tuple[str, ...]]:
+    hours = "process h" if study.base.first.on_cpu else "GPU h"
+    head = ("configuration", "runs", "time", "speed-up", "95 %", "efficiency", "95 % ")
+    lines = [(*head, "samples/s", "Karp-Flatt", f"{hours} an epoch", "exposed sum")]
+    for point in study.points:
+        lines.append(
+            (
+                label(point.at.first),
+                str(len(point.at.runs)),
+                format_seconds(point.at.seconds),
+                f"{point.speedup.value:.4f}",
+                interval_text(point.speedup, 1, 3),
+                f"{100 * point.efficiency.value:.2f} %",
+                interval_text(point.efficiency, 100, 1),
+                _shown(point.throughput, significant),
+                _shown(point.karp_flatt, lambda share: f"{share:.6f}"),
+                _shown(point.device_hours, significant),
+                _shown(exposed(point.at), lambda share: f"{share:.1%}"),
+            )
+        )
+    kept = [c for c in zip(*lines, strict=True) if any(text != "-" for text in c[1:])]
+    return list(zip(*kept, strict=True))
+
+
+def _shown(value: float | None, form: Callable[[float], str]) -> str:
+    return "-" if value is None else form(value)
+
+
+def _kind_lines(study: Study, asked: bool) -> list[str]:
+    first, last = study.base.first, study.points[-1].at.first
+    lines = []
+    samples, more = f"{first.work or 0:,}", f"{last.work or 0:,}"
+    batches = f"the global batch grows from {first.global_batch} to {last.global_batch}"
+    if study.kind == "strong":
+        lines.append(
+            f"The {samples} samples of an epoch and the global batch of {first.global_batch} stay; "
+            f"a device's batch falls from {first.batch} to {last.batch}."
+        )
+    elif study.kind == "weak":
+        lines.append(
+            f"A device's batch of {first.batch} stays and the samples of an epoch grow from "
+            f"{samples} to {more}; speed-up is of samples a second."
+        )
+    elif study.kind == "hybrid":
+        lines.append(
+            f"The {samples} samples of an epoch and a device's batch of {first.batch} stay; "
+            f"{batches}, so an epoch has fewer steps and the training is another."
+        )
+    elif len(study.points) > 1:
+        lines.append(
+            "The logs do not tell batch and samples of every run, so weak and strong scaling "
+            "cannot be told apart; the work is taken to be the same."
+        )
+    if asked:
+        lines.append(f"All is relative to {study.base.devices} devices, as was asked for.")
+    elif study.base.devices > 1:
+        lines.append(
+            f"There is no complete run of 1 device: all is normalised to {study.base.devices}, "
+            "the fewest there are."
+        )
+    return lines
+
+
+def _law_lines(study: Study) -> list[str]:
+    lines = []
+    shares = [p.karp_flatt for p in study.points if p.karp_flatt is not None]
+    if len(shares) > 1:
+        first, last = shares[0], shares[-1]
+        means = "rises" if last > first else "does not rise"
+        why = "overhead grows with the devices" if last > first else "a fixed share is serial"
+        lines.append(f"The Karp-Flatt share {means}, from {first:.6f} to {last:.6f}: {why}.")
+    if isinstance(study.amdahl, Amdahl):
+        serial = study.amdahl.serial
+        lines.append(
+            f"Amdahl: a serial share of {serial.value:.6f}{_in_brackets(serial)}, so at most "
+            f"{significant(study.amdahl.most)}x on any number of devices."
+            if serial.value > 0
+            else f"Amdahl: no serial share{_in_brackets(serial)}."
+        )
+    else:
+        lines.append(f"{study.amdahl}.")
+    if isinstance(study.usl, Usl):
+        law = study.usl
+        lines.append(
+            f"USL: sigma {law.sigma.value:.6f}{_in_brackets(law.sigma)}, kappa "
+            f"{law.kappa.value:.6f}{_in_brackets(law.kappa)}: {_turn(law.peak)}."
+        )
+    else:
+        lines.append(f"{study.usl[:1].upper()}{study.usl[1:]}.")
+    return lines
+
+
+def _turn(peak: Interval | None) -> str:
+    if peak is None:
+        return "no number of devices is too many"
+    ends = interval_text(peak, 1, 0).replace("inf", "no end")
+    return f"fastest on {peak.value:.0f} devices" + (f" [{ends}]" if ends != "-" else "")
+
+
+def _in_brackets(interval: Interval) -> str:
+    if interval.low is None or interval.high is None:
+        return " [one run of a size: no interval]"
+    return f" [{interval.low:.6f}-{interval.high:.6f}, {interval.n} runs of each size]"
+
+
+# --- files --------------------------------------------------------------------------------------
+
+
+def metrics(runs: Sequence[Run]) -> Section:
+    """Total training time, best validation loss and GPU-Util of each file."""
+    lines: list[tuple[str, ...]] = [
+        ("file", "job", "Total training time", "Best validation loss", "GPU-Util")
+    ]
+    for run in runs:
+        used = run.utilisation
+        mean = f"{sum(used) / len(used):.0f} % ({len(used)} readings)" if used else "not logged"
+        time = "not told"
+        if run.seconds is not None:
+            time = f"{run.seconds:.2f} seconds ({run.seconds / 60:.2f} minutes)"
+            time += "" if run.complete else "*"
+        lines.append((run.source, run.job, time, fixed(run.val_loss, 4), mean))
+    return Section("Metrics", lines, [note[2:] for run in runs if (note := mark(run))])
+
+
+def points_csv(found: Iterable[Study]) -> str:
+    """A row for each configuration of each study."""
+    return _csv(COLUMNS, (_point_row(study, point) for study in found for point in study.points))
+
+
+def _point_row(study: Study, point: Point) -> dict[str, Any]:
+    at: Configuration = point.at
+    return {
+        "kind": study.kind,
+        "devices": at.devices,
+        "nodes": at.nodes,
+        "runs": len(at.runs),
+        "seconds": at.seconds,
+        "speedup": point.speedup.value,
+        "speedup_low": point.speedup.low,
+        "speedup_high": point.speedup.high,
+        "efficiency": point.efficiency.value,
+        "efficiency_low": point.efficiency.low,
+        "efficiency_high": point.efficiency.high,
+        "karp_flatt": point.karp_flatt,
+        "samples_per_s": point.throughput,
+        "seconds_per_epoch": at.mean(lambda run: run.per_epoch),
+        "device_hours_per_epoch": point.device_hours,
+        "exposed_communication": exposed(at),
+        "val_loss": at.mean(lambda run: run.val_loss),
+        "val_acc": at.mean(lambda run: run.val_acc),
+    }
+
+
+def runs_csv(runs: Iterable[Run]) -> str:
+    """A row for each run, those that broke off too."""
+    rows = (
+        {name: getattr(run, name, None) for name in RUN_COLUMNS}
+        | {"seconds_per_epoch": run.per_epoch}
+        for run in runs
+    )
+    return _csv(RUN_COLUMNS, rows)
+
+
+def _csv(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: field(value) for name, value in row.items()} for row in rows)
+    return text.getvalue()
+
+
+def markdown(
+    runs: Sequence[Run],
+    found: Sequence[Study],
+    machine: str,
+    asked: bool,
+    figures: Sequence[str],
+) -> str:
+    """The whole of it as a page."""
+    parts = [f"# Training Results on {machine}", _fenced(summary(runs))]
+    for study in found:
+        parts += [_fenced(speedups(study)), _fenced(results(study, machine))]
+        parts.append(in_markdown(sections(study, asked)).rstrip())
+    parts += [f"![{name.removesuffix('.png')}]({name})" for name in figures]
+    return "\n\n".join(parts) + "\n"
+
+
+def _fenced(lines: Iterable[str]) -> str:
+    return "\n".join(["```", *lines, "```"])

@@ -1,0 +1,273 @@
+"""What more devices would give, from the phases of one device and a network that is stated.
+
+    one device     │ data │ forward │ backward ······ │ optimizer │
+    N devices      │ data │ forward │ backward ······ │ rest of the sum │ optimizer │
+                                      └── part of the sum is hidden here
+
+Each device keeps its batch (weak or hybrid scaling). The gradients of ``M`` bytes are summed over
+``g`` devices of a node and over ``n`` nodes, one after the other:
+
+    ring   2 (k - 1) / k M / B + 2 (k - 1) L        each of k members sends its share round twice
+    tree   2 (k - 1) / k M / B + 2 log2(k) L        the same bytes, in fewer turns
+
+with the bandwidth ``B``, per device within a node and per node between nodes, and the latency
+``L`` of a message. A share of that (``overlap``) runs beside the backward pass, if that lasts long
+enough; the rest is waited for. Data is read while a device computes, from a store of a stated rate
+for all devices together: a step is as long as the slower of the two. Steps vary by ``jitter``, a
+standard deviation over mean, and each step waits for the slowest of N devices.
+
+What it does not know: contention of the sum with computing, congestion of a shared network, hosts
+that are slower with all their devices at work, and other jobs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from statistics import NormalDist, median
+from typing import Literal
+
+from .errors import UsageError
+from .scaling import Run
+from .stats import mad
+from .straggler import phases_of
+from .units import format_bytes, format_seconds, significant
+
+Algorithm = Literal["ring", "tree"]
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A step of one device."""
+
+    compute_s: float
+    """All that computes, backward included."""
+    backward_s: float
+    batch: int
+    gradient_bytes: float
+    sample_bytes: float = 0.0
+    """Read for each sample."""
+    jitter: float = 0.0
+    """Standard deviation over mean of a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """What joins the devices; bytes and seconds."""
+
+    per_node: int
+    """Devices of a node."""
+    inside: float
+    """Bytes a second and device, in one direction, within a node."""
+    between: float
+    """Bytes a second and node, in one direction, between nodes."""
+    inside_latency: float
+    between_latency: float
+    algorithm: Algorithm
+    overlap: float
+    """The share of the sum that may be hidden behind the backward pass."""
+    data_rate: float | None = None
+    """Bytes a second that the store gives to all devices together; None: more than they need."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A step of N devices."""
+
+    devices: int
+    nodes: int
+    sum_s: float
+    """Of the all-reduce, hidden or not."""
+    exposed_s: float
+    data_s: float
+    """Until the batches of all devices are read."""
+    step_s: float
+    samples_per_s: float
+    efficiency: float
+    worst: float
+    """Efficiency if nothing of the sum is hidden."""
+    best: float
+    """Efficiency if all of it is that the backward pass can hide."""
+
+    @property
+    def bound_by(self) -> str:
+        """What most of a step is."""
+        if self.data_s >= self.step_s:
+            return "data"
+        return "the sum" if self.exposed_s > self.step_s / 2 else "computing"
+
+
+def predict(device: Device, network: Network, sizes: Iterable[int]) -> list[Prediction]:
+    """The step at each number of devices.
+
+    Raises `UsageError` for what is no device and no network.
+    """
+    _check(device, network)
+    return [_at(device, network, n) for n in sizes]
+
+
+def _at(device: Device, network: Network, n: int) -> Prediction:
+    def rate(size: int, overlap: float) -> float:
+        return device.batch * size / _step(device, replace(network, overlap=overlap), size)
+
+    alone = rate(1, 0.0)
+    summed, exposed = _sum(device, network, n)
+    step = _step(device, network, n)
+    return Prediction(
+        devices=n,
+        nodes=-(-n // network.per_node),
+        sum_s=summed,
+        exposed_s=exposed,
+        data_s=_data(device, network, n),
+        step_s=step,
+        samples_per_s=device.batch * n / step,
+        efficiency=rate(n, network.overlap) / (n * alone),
+        worst=rate(n, 0.0) / (n * alone),
+        best=rate(n, 1.0) / (n * alone),
+    )
+
+
+def _step(device: Device, network: Network, n: int) -> float:
+    slowest = device.compute_s * (1 + device.jitter * _largest(n))
+    return max(slowest + _sum(device, network, n)[1], _data(device, network, n))
+
+
+def _sum(device: Device, network: Network, n: int) -> tuple[float, float]:
+    """Seconds of the all-reduce, and what of them is waited for."""
+    inside, nodes = min(n, network.per_node), -(-n // network.per_node)
+    summed = all_reduce(
+        device.gradient_bytes, inside, network.inside, network.inside_latency, network.algorithm
+    ) + all_reduce(
+        device.gradient_bytes, nodes, network.between, network.between_latency, network.algorithm
+    )
+    hidden = min(network.overlap * summed, device.backward_s)
+    return summed, summed - hidden
+
+
+def all_reduce(
+    size: float, members: int, bandwidth: float, latency: float, algorithm: Algorithm
+) -> float:
+    """Seconds to sum ``size`` bytes over ``members``.
+
+    >>> all_reduce(1e9, 4, 1e9, 0.0, "ring"), all_reduce(1e9, 1, 1e9, 1.0, "tree")
+    (1.5, 0.0)
+    """
+    if members < 2:
+        return 0.0
+    turns = members - 1 if algorithm == "ring" else math.ceil(math.log2(members))
+    return 2 * (members - 1) / members * size / bandwidth + 2 * turns * latency
+
+
+def _data(device: Device, network: Network, n: int) -> float:
+    if network.data_rate is None:
+        return 0.0
+    return n * device.batch * device.sample_bytes / network.data_rate
+
+
+def _largest(n: int) -> float:
+    """Expected largest of n standard normal numbers, by Blom's formula."""
+    return NormalDist().inv_cdf((n - 0.375) / (n + 0.25)) if n > 1 else 0.0
+
+
+def _check(device: Device, network: Network) -> None:
+    for flag, value, zero in (
+        ("--compute-time", device.compute_s, False),
+        ("--gradient-bytes", device.gradient_bytes, True),
+        ("--inside", network.inside, False),
+        ("--between", network.between, False),
+        ("--inside-latency", network.inside_latency, True),
+        ("--between-latency", network.between_latency, True),
+        ("--data-rate", 1.0 if network.data_rate is None else network.data_rate, False),
+    ):
+        if not (0 < value < math.inf) and not (zero and value == 0):
+            raise UsageError(f"{flag} {value:g} must be above 0")
+    if network.data_rate is not None and not device.sample_bytes:
+        raise UsageError("--data-rate says nothing without --sample-bytes")
+    if not 0 <= device.backward_s <= device.compute_s:
+        raise UsageError(
+            f"a backward pass of {device.backward_s:g} s is not a part of the {device.compute_s:g} "
+            "s that a step computes"
+        )
+
+
+# --- measured and told --------------------------------------------------------------------------
+
+
+def device_of(run: Run) -> Device:
+    """A device as a run of one measured it: totals over steps, and how much these vary.
+
+    Raises `UsageError` for a run of several devices, or without phases or parameters.
+    """
+    if run.devices != 1:
+        raise UsageError(f"{run.source} is of {run.devices} devices; a run of 1 is asked for")
+    phases = phases_of([run])
+    parameters = run.settings.get("parameters")
+    if not phases or not run.steps or not run.batch or parameters is None:
+        raise UsageError(f"{run.source} tells no phases, steps, batch or parameters of its model")
+    each = {name: total / run.steps for name, total in phases.items()}
+    compute = sum(each.get(name, 0.0) for name in ("transfer", "forward", "backward", "optimizer"))
+    local = run.ranks[0].local
+    # The spread of the middle: checkpoints and first steps are not what every step varies by.
+    jitter = 1.4826 * mad(local) / median(local) if len(local) > 1 else 0.0
+    return Device(
+        compute_s=compute,
+        backward_s=each.get("backward", 0.0),
+        batch=run.batch,
+        gradient_bytes=4 * float(parameters),
+        jitter=jitter,
+    )
+
+
+def assumptions(device: Device, network: Network) -> list[str]:
+    """What a prediction takes for given."""
+    compute, backward = format_seconds(device.compute_s), format_seconds(device.backward_s)
+    inside, between = (
+        f"{significant(rate / 1e9)} GB/s" for rate in (network.inside, network.between)
+    )
+    waits = (network.inside_latency, network.between_latency)
+    inside_wait, between_wait = (f"{significant(wait * 1e6)} µs" for wait in waits)
+    gradients = format_bytes(device.gradient_bytes)
+    lines = [
+        f"A device computes {compute} a step, {backward} of it backward, on {device.batch} samples",
+        f"{gradients} of gradients are summed by a {network.algorithm}, first within each node",
+        f"within a node of {network.per_node} devices each has {inside}, {inside_wait} a message",
+        f"between nodes each node has {between}, {between_wait} a message",
+        f"{network.overlap:.0%} of the sum may hide behind that; the range is for none and all",
+    ]
+    if device.jitter:
+        lines.append(f"steps vary by {device.jitter:.1%}, and each waits for the slowest device")
+    else:
+        lines.append("every step takes the same time on every device")
+    if network.data_rate is not None:
+        rate = f"{significant(network.data_rate / 1e9)} GB/s"
+        read = format_bytes(device.sample_bytes)
+        lines.append(f"{read} a sample are read from a store that gives {rate} to all devices")
+    else:
+        lines.append("data is always there in time")
+    lines.append(
+        "the sum does not slow computing, no other job shares the network, and hosts are as quick "
+        "with all devices at work as with one: the figures are the most that is to be had"
+    )
+    return [f"{line[:1].upper()}{line[1:]}." for line in lines]
+
+
+def table(predictions: Iterable[Prediction]) -> list[tuple[str, ...]]:
+    """Header and a line for each number of devices."""
+    head = ("devices", "nodes", "sum", "exposed", "step", "samples/s", "efficiency", "none - all")
+    lines: list[tuple[str, ...]] = [(*head, "bound by")]
+    for made in predictions:
+        lines.append(
+            (
+                f"{made.devices:,}",
+                f"{made.nodes:,}",
+                format_seconds(made.sum_s),
+                format_seconds(made.exposed_s),
+                format_seconds(made.step_s),
+                significant(made.samples_per_s),
+                f"{made.efficiency:.1%}",
+                f"{made.worst:.1%} - {made.best:.1%}",
+                made.bound_by,
+            )
+        )
+    return lines

@@ -1,0 +1,194 @@
+"""What has become of jobs, by SLURM's own words.
+
+    squeue ──▶ scontrol show job ──▶ sacct -D ──▶ sacct -c
+    waits, runs   has just ended    accounting    a file of ended jobs, without accounting
+
+Each is asked for what those before it did not know. Their text is read: not every SLURM in use
+writes JSON. A job that was preempted or put back into the queue has not ended; it comes back
+under the same number, and accounting then has a row for each of its lives, of which the last tells.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from .errors import PenstockError, UsageError
+from .slurm import ask, said
+
+ENDS = frozenset(
+    "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY REVOKED TIMEOUT".split()
+)
+"""After these a job does not come back. After PREEMPTED and REQUEUED it does."""
+SAVED = 3
+"""The exit code of a training that was stopped and has saved."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Of a job, or of one of an array."""
+
+    id: str
+    """12, or 12_3 of an array."""
+    state: str
+    reason: str | None = None
+    """Why it waits, or has failed."""
+    exit_code: int | None = None
+    signal: int | None = None
+    """Of which it died."""
+    restarts: int | None = None
+    nodes: str | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDS
+
+    @property
+    def ok(self) -> bool:
+        return self.state == "COMPLETED"
+
+    def words(self) -> str:
+        told = [self.state]
+        if self.exit_code == SAVED and self.ended:
+            told.append(f"exit code {SAVED}: it has saved, and --resume goes on")
+        elif self.exit_code:
+            told.append(f"exit code {self.exit_code}")
+        if self.signal:
+            told.append(f"killed by signal {self.signal}")
+        if self.reason is not None and not self.exit_code:  # of which it is NonZeroExitCode
+            told.append(self.reason)
+        if self.restarts:
+            told.append(f"{self.restarts} restart{'s' if self.restarts > 1 else ''}")
+        return ", ".join(told)
+
+
+def states(jobs: Sequence[str]) -> dict[str, list[State]]:
+    """Of each job what is known, an array's elements one by one; [] where nothing is."""
+    if not jobs:
+        return {}
+    wanted = [job.partition("_")[0] for job in jobs]
+    rows = _squeue(_heard(["squeue", "--noheader", "--format=%i|%T|%N|%r", _jobs(wanted)]))
+    return {job: _of(job, rows) for job in jobs}
+
+
+def _of(job: str, queue: Iterable[State]) -> list[State]:
+    found = _pick(job, queue)
+    if found and "_" not in found[0].id:
+        return found
+    ended = _pick(job, _scontrol(_heard(["scontrol", "--oneliner", "show", "job", job])))
+    known = {state.id for state in found}
+    found += [state for state in ended if state.id not in known]
+    if not found:
+        fields = "--format=JobID,State,ExitCode,NodeList"
+        accounting = ["sacct", "--noheader", "--parsable2", "--allocations", "--duplicates"]
+        found = _pick(job, _sacct(_heard([*accounting, fields, _jobs([job])])))
+    if not found:
+        fields = "--format=JobID,State,NodeList"
+        completion = ["sacct", "--noheader", "--parsable2", "--completion"]
+        found = _pick(job, _completion(_heard([*completion, fields, _jobs([job])])))
+    return found
+
+
+def cancel(jobs: Sequence[str]) -> None:
+    """Cancel jobs; those that have ended are no fault."""
+    ended = ask(["scancel", *jobs])
+    if ended.returncode or "error: " in ended.stderr:
+        complaint = said(ended)
+        if "already comp" not in complaint.lower():
+            raise UsageError(f"SLURM did not cancel {' '.join(jobs)}: {complaint}")
+
+
+def _jobs(jobs: Sequence[str]) -> str:
+    return f"--jobs={','.join(jobs)}"
+
+
+def _pick(job: str, rows: Iterable[State]) -> list[State]:
+    """The last of each element of a job, in their order."""
+    last = {row.id: row for row in rows if job in (row.id, row.id.partition("_")[0])}
+    return list(last.values())
+
+
+def _heard(command: Sequence[str]) -> str:
+    """What a command says of jobs, "" where it knows none of them."""
+    ended = ask(command)
+    if ended.returncode == 0:
+        return ended.stdout
+    complaint = said(ended)
+    if command[0] == "sacct" or "invalid job id" in complaint.lower():
+        return ""  # no accounting here, or no such job
+    raise PenstockError(f"{command[0]}: {complaint}")
+
+
+# --- their text --------------------------------------------------------------------------------
+
+
+def _squeue(text: str) -> list[State]:
+    """Rows of ``%i|%T|%N|%r``."""
+    rows = []
+    for line in text.split("\n"):
+        job, state, nodes, reason = (*line.strip().split("|", 3), "", "", "")[:4]
+        job = re.sub(r"\[(\d+)\]$", r"\1", job)  # one that waits alone is like others
+        if re.match(r"\d", job) and state:
+            rows.append(State(job, state, _told(reason), nodes=_told(nodes)))
+    return rows
+
+
+def _scontrol(text: str) -> list[State]:
+    """One job a line, ``Key=Value`` after ``Key=Value``."""
+    rows = []
+    for line in text.split("\n"):
+        values = dict(re.findall(r"(\S+?)=(\S*)", line)[::-1])  # the first of a name wins
+        state = re.search(r" JobState=([A-Z_]+) Reason=(.*?) Dependency=", line)
+        if "JobId" not in values or state is None:
+            continue
+        job = values["JobId"]
+        if "ArrayJobId" in values:
+            tasks = values.get("ArrayTaskId", "")  # those that wait share a row, as in squeue
+            job = f"{values['ArrayJobId']}_{tasks if tasks.isdecimal() else f'[{tasks}]'}"
+        code, signal = _exit(values.get("ExitCode", ""))
+        restarts = values.get("Restarts", "")
+        rows.append(
+            State(
+                job,
+                state[1],
+                _told(state[2]),
+                code,
+                signal,
+                int(restarts) if restarts.isdecimal() else None,
+                _told(values.get("NodeList", "")),
+            )
+        )
+    return rows
+
+
+def _sacct(text: str) -> list[State]:
+    """Rows of ``JobID|State|ExitCode|NodeList``, one for each life of a job."""
+    rows: list[State] = []
+    lives: dict[str, int] = {}
+    for line in text.split("\n"):
+        job, state, code, nodes = (*line.strip().split("|"), "", "", "")[:4]
+        if not re.match(r"\d", job) or not state:
+            continue
+        lives[job] = lives.get(job, -1) + 1
+        row = State(job, state.split()[0], None, *_exit(code), nodes=_told(nodes))
+        rows.append(replace(row, restarts=lives[job]))
+    return rows
+
+
+def _completion(text: str) -> list[State]:
+    """Rows of ``JobID|State|NodeList``, likewise."""
+    lines = [line.strip().split("|") for line in text.split("\n")]
+    return _sacct("\n".join("|".join((*line[:2], "", *line[2:])) for line in lines))
+
+
+def _exit(text: str) -> tuple[int | None, int | None]:
+    """Exit code and signal of ``3:0``."""
+    match = re.fullmatch(r"(\d+):(\d+)", text)
+    return (int(match[1]), int(match[2])) if match else (None, None)
+
+
+def _told(text: str) -> str | None:
+    """SLURM's many words for nothing are None."""
+    text = text.strip()
+    return None if text in ("", "None", "(null)", "None assigned", "Unknown") else text

@@ -1,0 +1,268 @@
+"""The suite: a preset's batch sizes and numbers of workers, each a training in a fresh process.
+
+    preset ── batch sizes × workers ──▶ cases ── check ──▶ launches ──▶ ledger ──▶ `suite_report`
+
+    OUT/suite.ledger/records.jsonl          a line for each launch
+    OUT/system_info.json                    what it ran on
+    OUT/benchmark_NAME_batch8_workers4/     the folder of a training, as `train` draws it, and
+                                            telemetry.jsonl; a second launch has _launch1 behind it
+
+Data, labels and devices are checked in a process of its own before anything is created.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from .chips import open_chips
+from .config import (
+    TRAIN_DEFAULTS,
+    TRAIN_KNOBS,
+    SuiteConfig,
+    TrainConfig,
+    build,
+)
+from .errors import PenstockError, UsageError
+from .files import write_json
+from .launch import Request, launch
+from .ledger import Ledger
+from .preset import OWN, Preset
+from .record import Record, case_key
+from .scenes import channels_of
+from .sweep import Step, launches_of, sweep
+
+LEDGER, SYSTEM, REPORT = "suite.ledger", "system_info.json", "benchmark_report"
+FOLDERS = "benchmark_*_batch*_workers*"
+WORKLOAD = "detector"
+RULES = {"seconds": 0.0, "precision": 0.0, "warmup_samples": 0, "series": 1}
+"""One training in a launch."""
+
+Case = dict[str, Any]
+
+
+# --- before anything is measured ----------------------------------------------------------------
+
+
+def check_paths(config: SuiteConfig, presets: Iterable[Preset]) -> SuiteConfig:
+    """The config with its roots spelled out, where all that it names is there.
+
+    Raises `UsageError`, for chips that are not there with the command that makes them.
+    """
+    if config.data_root is not None:
+        roots = {"train_data_root": "train", "val_data_root": "validation"}
+        found = {knob: config.data_root / folder for knob, folder in roots.items()}
+        given = {knob: path for knob in roots if (path := getattr(config, knob)) is not None}
+        config = config.model_copy(update={**found, **given})
+    for knob in ("train_data_root", "val_data_root"):
+        root = getattr(config, knob)
+        if root is not None and not root.is_dir():
+            raise UsageError(f"--{knob.replace('_', '-')} {root}: there is no such folder")
+    for split in ("train", "val"):
+        labels = getattr(config, f"{split}_label_file")
+        if labels is not None and not labels.is_file():
+            raise UsageError(f"--{split}-labels {labels}: there is no such file")
+        path = getattr(config, f"{split}_chips_path")
+        if path is None:
+            raise UsageError(f"--{split}-chips is required; {_how_to_cut(config)}")
+        try:
+            have = open_chips(path).channels
+        except UsageError as error:
+            raise UsageError(f"--{split}-chips {error}; {_how_to_cut(config)}") from error
+        for one in presets:
+            if channels_of(one.channels) != have:
+                raise UsageError(
+                    f"preset {one.name} is for channels {one.channels} and --{split}-chips {path} "
+                    f"has {','.join(have)}"
+                )
+    return config
+
+
+def _how_to_cut(config: SuiteConfig) -> str:
+    """The command, with what the user has said of it."""
+    chips = config.train_chips_path
+    out = chips.parent if chips is not None and chips.name == "train" else Path("CHIPS")
+    flags = {
+        "--data-root": config.data_root or "DATA",
+        "--train-labels": config.train_label_file or "TRAIN.csv",
+        "--val-labels": config.val_label_file or "VALIDATION.csv",
+        "--output-dir": out,
+    }
+    words = [str(word) for pair in flags.items() for word in pair]
+    return f"to make {out}/train and {out}/val: penstock suite preprocess {shlex.join(words)}"
+
+
+def cases_of(preset: Preset, config: SuiteConfig) -> list[Case]:
+    """Its batch sizes by its numbers of workers, each a case of scenario ``train``."""
+    others = [knobs for workload, knobs in TRAIN_KNOBS.items() if workload != WORKLOAD]
+    left_out = frozenset().union(*others) - TRAIN_KNOBS[WORKLOAD]
+    left_out |= {"output_dir", "resume", "overwrite"}
+    data = {name: getattr(config, name) for name in sorted(OWN & SuiteConfig.model_fields.keys())}
+    cases = []
+    for batch, workers in itertools.product(
+        dict.fromkeys(preset.batch_sizes), dict.fromkeys(preset.num_workers_list)
+    ):
+        knobs = build(
+            TrainConfig,
+            TRAIN_DEFAULTS[WORKLOAD],
+            preset.train or {},
+            {name: value for name, value in data.items() if name not in left_out},
+            {"epochs": preset.epochs, "learning_rate": preset.learning_rate},
+            {"batch_size": batch, "num_workers": workers, "distributed": preset.distributed},
+        )
+        about = {"workload": WORKLOAD, "preset": preset.name}
+        kept = ("world_size", "save_checkpoints", "profile_memory", "profile_gpu")
+        about |= {name: getattr(preset, name) for name in kept}
+        cases.append({**knobs.model_dump(mode="json", exclude=set(left_out)), **about})
+    return cases
+
+
+def checked(case: Case, timeout_s: float) -> Record:
+    """What a process of its own says of the data and of the machine: samples, and names of GPUs.
+
+    Raises `UsageError` for data that cannot be trained on, in the sentence of the training.
+    """
+    request = Request(task="check", scenario="train", case=case)
+    record = launch(request, launch=0, order=None, timeout_s=timeout_s)
+    if record.error is not None:
+        kind = UsageError if record.status == "unsupported" else PenstockError
+        raise kind(record.error.message)
+    return record
+
+
+def check_output(config: SuiteConfig) -> None:
+    """Raise `UsageError` where ``--output-dir`` holds a suite and nobody said what is to become of
+    it."""
+    out = config.output_dir
+    there = next(place for place in (out, *out.absolute().parents) if place.exists())
+    if not there.is_dir():
+        raise UsageError(f"--output-dir {out}: {there} is not a folder")
+    if config.resume and config.overwrite:
+        raise UsageError("--resume goes on with what --overwrite would remove; give one")
+    if _parts(out) and not (config.resume or config.overwrite):
+        raise UsageError(
+            f"--output-dir {out} holds a suite; --resume runs what it lacks, --overwrite "
+            "replaces it"
+        )
+
+
+def check_resumed(config: SuiteConfig, cases: Iterable[Case], here: str) -> None:
+    """Raise `UsageError` where the ledger is of other runs, or of another machine than ``here``."""
+    ours = {case_key("train", case) for case in cases}
+    for record in _ledger(config.output_dir).records():
+        if record.key not in ours:
+            raise UsageError(
+                f"--resume: --output-dir {config.output_dir} holds another suite, with a run of "
+                f"{name_of(record.case)} that is none of these; give another folder"
+            )
+        machine = record.environment.get("machine_key")
+        if machine and machine != here:
+            raise UsageError(
+                f"--resume: --output-dir {config.output_dir} was measured on another machine "
+                f"({machine}, not {here}); give another folder"
+            )
+
+
+def _ledger(out: Path) -> Ledger:
+    return Ledger(out / LEDGER)
+
+
+def _parts(out: Path) -> list[Path]:
+    """What of a suite there is in a folder: one that was killed may have no ledger yet."""
+    names = (LEDGER, SYSTEM, f"{REPORT}.*", f"{REPORT}_*.png", FOLDERS)
+    return [path for name in names for path in out.glob(name)]
+
+
+# --- the launches -------------------------------------------------------------------------------
+
+
+def prepare(config: SuiteConfig, system: Mapping[str, Any]) -> None:
+    """Make the folder, without what ``--overwrite`` replaces, and say in it what it is run on."""
+    out = config.output_dir
+    for path in _parts(out) if config.overwrite else ():
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    try:
+        write_json(out / SYSTEM, system)
+    except OSError as error:
+        raise UsageError(f"--output-dir {out} cannot be written: {error.strerror}") from error
+
+
+def run(
+    cases: Sequence[Case], config: SuiteConfig, progress: Callable[[Step], None]
+) -> list[Record]:
+    """Launch what is to be launched; the records of all cases, the resumed ones among them."""
+    out = config.output_dir
+
+    def start(request: Request, **how: Any) -> Record:
+        folder = out / folder_of(request.case, how["launch"])
+        shutil.rmtree(folder, ignore_errors=True)  # of a launch that was interrupted
+        told = replace(request, case={**request.case, "output_dir": str(folder)})
+        record = launch(told, **how)
+        if not request.case["save_checkpoints"]:
+            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+        return finished(record, request.case)
+
+    return sweep(
+        "train",
+        cases,
+        launches_of(config.effort),
+        _ledger(out),
+        rules=RULES,
+        timeout_s=config.timeout,
+        memory_limit=None,
+        seed=config.seed,
+        resume=config.resume,
+        run=start,
+        progress=progress,
+    )
+
+
+def folder_of(case: Mapping[str, Any], launch: int) -> str:
+    name = f"benchmark_{case['preset']}_batch{case['batch_size']}_workers{case['num_workers']}"
+    return f"{name}_launch{launch}" if launch else name
+
+
+def name_of(case: Mapping[str, Any]) -> str:
+    return (
+        f"{case['preset']}, batch {case['batch_size']}, "
+        f"{case['num_workers']} worker{'s' * (case['num_workers'] != 1)}"
+    )
+
+
+def finished(record: Record, case: Mapping[str, Any]) -> Record:
+    """A launch under the case that its folder is no part of, with the training's own seconds beside
+    those of the whole run, and the peaks of the processes that trained."""
+    told: dict[str, Any] = {"case": dict(case), "key": case_key(record.scenario, case)}
+    training = record.facts.get("training")
+    if training is not None:
+        seconds = {"training": training["training_s"], "validation": training["validation_s"]}
+        seconds |= phases_of(training)
+        told["samples_s"] = {**record.samples_s, **{name: (s,) for name, s in seconds.items()}}
+        peaks = {name: peak_of(training, name) for name in ("device_peak", "device_reserved")}
+        told["memory"] = record.memory.model_copy(update=peaks)
+    return record.model_copy(update=told)
+
+
+def peak_of(training: Mapping[str, Any], name: str) -> int | None:
+    """The most of any rank."""
+    peaks = (rank["memory"][name] for rank in training["ranks"])
+    return max((peak for peak in peaks if peak is not None), default=None)
+
+
+def phases_of(training: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds of each phase of all steps, the mean over ranks; a phase that no rank had is left
+    out."""
+    phases: dict[str, list[float]] = {}
+    for rank in training["ranks"]:
+        for name, times in rank["phases"].items():
+            if times is not None and name != "step":
+                phases.setdefault(name, []).append(times["total_s"])
+    return {name: sum(seconds) / len(seconds) for name, seconds in phases.items()}

@@ -1,0 +1,302 @@
+"""A training that is watched: it tells, and processes beside it carry that to its trackers.
+
+    train ──▶ OUT/events.jsonl ──▶ penstock track sync OUT --to mlflow --follow ──▶ a server
+                   (`events`)  ──▶ penstock track sync OUT --to comet  --follow ──▶ OUT/track/
+
+For the training a tracker is a file that grows. A tracker that fails is tried again, later and
+later, and told of once. What it has not taken when the run ends is counted, and ``penstock track
+sync OUT`` sends it: the same code, with nobody to wait for. How far it came stands in
+OUT/track/NAME.json, so nothing is sent twice, and a run that goes on goes on there too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .config import TRAIN_KNOBS, TrainConfig
+from .errors import UsageError, describe
+from .events import EVENTS, Event, EventLog, Taken, read, read_from
+from .files import replacing
+from .telemetry import Row, Sampler
+from .trackers import FOLDER, TRACKERS, check, scrub, scrubbed
+
+METRICS = "metrics.jsonl"
+SYSTEM_EVERY_S = 10.0
+LOOK_EVERY_S = 1.0
+TRY_AGAIN_WITHIN_S = 60.0
+FINISH_WITHIN_S = 30.0
+"""How long a run that is complete waits for its trackers."""
+STOP_WITHIN_S = 5.0
+"""The same of one that a signal stops: it will go on, and its trackers with it."""
+
+
+# --- in the training ---------------------------------------------------------------------------
+
+
+class Untracked:
+    """Nobody watches."""
+
+    def step(
+        self, step: int, epoch: int, loss: float, rate: float, seconds: Mapping[str, float]
+    ) -> None:
+        """A step was taken, at a learning rate; seconds of it and of its phases."""
+
+    def epoch(self, row: Mapping[str, Any]) -> None:
+        """An epoch and its validation have ended."""
+
+    def finish(self, status: str, results: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The run has ended; what became of each tracker."""
+        return []
+
+
+class Tracking(Untracked):
+    """Of rank 0: tells what happens, and keeps a process for each tracker that is to hear it."""
+
+    def __init__(self, config: TrainConfig, step: int, facts: Mapping[str, Any]) -> None:
+        """``facts``: project, name, tags, parameters, environment."""
+        out = config.output_dir
+        self._out, self._every, self._step = out, config.track_every, step
+        self._trackers = config.track
+        self._told: list[dict[str, Any]] | None = None
+        self._log = EventLog(out / EVENTS)
+        known = next((event["run"] for _, event in _begins(out)), None)
+        run = {"run": known or uuid.uuid4().hex, "trackers": list(config.track)}
+        self._log.begin(event="begin", step=step, **scrubbed({**run, **facts}))
+        self._followers = dict[str, subprocess.Popen[bytes]]()
+        for name in config.track:
+            with contextlib.suppress(OSError):  # no process can be had; the file stays
+                self._followers[name] = _follower(out, name)
+        rows = out / FOLDER / METRICS
+        if rows.exists():  # of the part of the run that this one goes on with
+            number = len(list(rows.parent.glob("metrics*.jsonl")))
+            rows.rename(rows.with_name(f"metrics-{number}.jsonl"))
+        self._sampler = _Telling(rows, SYSTEM_EVERY_S, dict, {})
+        self._sampler.tell = lambda row: self._log.tell(
+            "system", self._step, metrics=system_metrics(row)
+        )
+        self._sampler.start()
+
+    def step(
+        self, step: int, epoch: int, loss: float, rate: float, seconds: Mapping[str, float]
+    ) -> None:
+        self._step = step
+        if step == 1 or step % self._every == 0:
+            times = {f"{phase}_s": spent for phase, spent in seconds.items()}
+            metrics = {"train_loss_step": loss, "learning_rate": rate, **times}
+            self._log.tell("step", step, epoch=epoch, metrics=metrics)
+
+    def epoch(self, row: Mapping[str, Any]) -> None:
+        told = {k: v for k, v in row.items() if k not in ("epoch", "step", "learning_rate")}
+        self._log.tell("epoch", row["step"], epoch=row["epoch"], metrics=told)
+
+    def finish(self, status: str, results: Mapping[str, Any]) -> list[dict[str, Any]]:
+        if self._told is not None:
+            return self._told
+        self._sampler.stop()
+        self._log.tell("end", self._step, status=status, metrics=_totals(results))
+        self._log.close()
+        for follower in self._followers.values():
+            assert follower.stdin is not None
+            with contextlib.suppress(OSError):  # it died before
+                follower.stdin.write(b"\n")  # processes that make batches hold the pipe open
+                follower.stdin.close()
+        until = time.monotonic() + (FINISH_WITHIN_S if status == "complete" else STOP_WITHIN_S)
+        for follower in self._followers.values():
+            try:
+                follower.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                follower.kill()
+                follower.wait()
+        self._told = [self._became(name) for name in self._trackers]
+        return self._told
+
+    def _became(self, name: str) -> dict[str, Any]:
+        deliveries = Delivery.load(self._out, name)
+        last = deliveries[-1] if deliveries else Delivery(FOLDER)
+        missing = sum(1 for place, _ in read(self._out / EVENTS) if place >= last.sent)
+        dropped = missing + self._log.lost
+        status = "ok" if not dropped else "failed" if last.error or self._log.fault else "behind"
+        told = {"name": name, "where": last.where, "run": last.run, "status": status}
+        return {**told, "dropped": dropped, "error": last.error or self._log.fault}
+
+
+class _Telling(Sampler):
+    """A sampler that tells each row when it is written."""
+
+    tell: Callable[[Row], None]
+
+    def sample(self) -> Row:
+        row = super().sample()
+        self.tell(row)
+        return row
+
+
+def became(told: Mapping[str, Any], out: Path) -> str:
+    """What became of a tracker, in a sentence."""
+    name, where = told["name"], told["where"]
+    where = where if "://" in where else str(out / where)
+    if told["status"] == "ok":
+        return f"{name}: all is in {where}"
+    why = f" ({told['error']})" if told["error"] else ""
+    return (
+        f"{name}: {told['dropped']} events are missing in {where}{why}; "
+        f"penstock track sync {out} --to {name} sends them"
+    )
+
+
+def facts(workload: str, config: TrainConfig, world_size: int, device: str) -> dict[str, Any]:
+    """How a run is called and what it was told, less what says nothing of it."""
+    kind = "gpu" if device == "cuda" else device
+    label = re.sub(r"\W+", "_", workload.rpartition(":")[2])
+    settings = config.model_dump(mode="json", exclude_none=True)
+    others = frozenset().union(*TRAIN_KNOBS.values()) - TRAIN_KNOBS.get(workload, frozenset())
+    silent = _SILENT if workload not in TRAIN_KNOBS else _SILENT | others
+    return {
+        "project": config.project,
+        "name": config.experiment_name or f"{label}_{world_size}{kind}",
+        "tags": [label, f"{world_size}{kind}"],
+        "parameters": {
+            "workload": workload,
+            "world_size": world_size,
+            **{name: value for name, value in settings.items() if name not in silent},
+        },
+    }
+
+
+_SILENT = frozenset(
+    "output_dir resume overwrite track track_every project experiment_name profile "
+    "profile_steps".split()
+)
+"""Knobs that change nothing of what is learned or how fast."""
+
+
+def system_metrics(row: Row) -> dict[str, Any]:
+    """A row of `telemetry` as metrics: the process tree, disks and network, and each GPU."""
+    names = [name for name in row if name.endswith(("_percent", "_bytes", "_per_s"))]
+    told = {f"system/{name}": row[name] for name in names}
+    for gpu in row["gpus"] or ():
+        for name in ("util_percent", "memory_bytes"):
+            told[f"system/gpu{gpu['index']}_{name}"] = gpu[name]
+    return told
+
+
+def _totals(results: Mapping[str, Any]) -> dict[str, Any]:
+    told = {name: results.get(name) for name in ("training_s", "validation_s", "session_s")}
+    if results.get("epochs"):
+        told["time_per_epoch_s"] = results["training_s"] / results["epochs"]
+    if results.get("best"):
+        told[f"best_{results['judge']}"] = results["best"]["score"]
+    return told
+
+
+def _follower(out: Path, name: str) -> subprocess.Popen[bytes]:
+    """It ends when its standard input has something to say or ends, and so when the run does,
+    however that was."""
+    where = str(out.resolve())
+    command = [sys.executable, "-m", "penstock", "track", "sync", where, "--to", name, "--follow"]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, bufsize=0)
+
+
+# --- in the follower, or later -----------------------------------------------------------------
+
+
+@dataclass
+class Delivery:
+    """How far a tracker has come with the events of a run."""
+
+    where: str
+    run: str | None = None
+    sent: int = 0
+    """The place in the file of events before which it has all."""
+    error: str | None = None
+    """Why it has no more."""
+
+    @staticmethod
+    def load(out: Path, name: str) -> list[Delivery]:
+        """To every place where this tracker of a run ever was, the newest last."""
+        path = out / FOLDER / f"{name}.json"
+        try:
+            return [Delivery(**told) for told in json.loads(path.read_text())]
+        except FileNotFoundError:
+            return []
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"{path} is none of ours: {describe(error)}") from error
+
+    def save(self, out: Path, name: str) -> None:
+        others = [other for other in Delivery.load(out, name) if other.where != self.where]
+        path = out / FOLDER / f"{name}.json"
+        told = json.dumps([asdict(each) for each in (*others, self)], indent=1)
+        with replacing(path) as draft:
+            draft.write_text(told + "\n")
+
+
+def deliver(
+    out: Path,
+    name: str,
+    goes_on: Callable[[float], bool] = lambda seconds: False,
+    tell: Callable[[str], None] = lambda sentence: None,
+) -> Delivery:
+    """Send a tracker the events that it lacks; where it failed, `Delivery.error` says why.
+
+    ``goes_on(seconds)`` waits at most so long, and says whether more events may come. While they
+    may, a failure is told once and tried again.
+    """
+    begins = list(_begins(out))
+    if not begins:
+        raise UsageError(f"{out} holds no {EVENTS} of a run; train with --track {name}")
+    check([name])
+    tracker = TRACKERS[name](out)
+    known = [each for each in Delivery.load(out, name) if each.where == tracker.where]
+    delivery = known[0] if known else Delivery(tracker.where)
+    delivery.save(out, name)
+    taken = Taken([(place, event["step"]) for place, event in begins])
+    run, place, wait, failures = "", delivery.sent, 0.0, 0
+    while True:
+        going = goes_on(wait)  # asked first, so that all that was told before the end is read
+        found, place = read_from(out / EVENTS, place)
+        if not (run or found or going):
+            return delivery  # it had all
+        try:
+            if not run:
+                run = tracker.open(begins[0][1], delivery.run)
+                delivery.run = run if tracker.durable else delivery.run
+            tracker.send([event for at, event in found if not taken.again(at, event)])
+            over = not found and not going
+            if over:
+                tracker.close()
+            if over or tracker.durable:
+                delivery.run, delivery.sent = run, place
+            delivery.error, failures = None, 0
+        except Exception as error:  # theirs have no type in common
+            delivery.error = scrub(f"{type(error).__name__}: {describe(error)}")
+            if not failures:
+                tell(f"{name} at {delivery.where}: {delivery.error}")
+            run, place, failures, over = "", delivery.sent, failures + 1, not going
+        if found or over or failures:
+            delivery.save(out, name)
+        if over:
+            return delivery
+        wait = min(LOOK_EVERY_S * 2**failures, TRY_AGAIN_WITHIN_S) if going else 0.0
+
+
+def of_run(out: Path) -> list[str]:
+    """The trackers that a run was started with."""
+    names = [name for _, event in _begins(out) for name in event.get("trackers", ())]
+    if not names:
+        raise UsageError(f"{out} holds no {EVENTS} of a run; train with --track")
+    return list(dict.fromkeys(names))
+
+
+def _begins(out: Path) -> Iterator[tuple[int, Event]]:
+    with contextlib.suppress(FileNotFoundError):
+        yield from ((at, event) for at, event in read(out / EVENTS) if event["event"] == "begin")

@@ -1,0 +1,162 @@
+"""Runs and logs of scaling studies that never were, for the tests of scaling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.scaling import Run
+
+SEED = {1: 362.45, 4: 95.23, 8: 57.14}
+"""Devices and seconds of the seed's table."""
+NODES = {1: 1, 2: 1, 4: 1, 8: 2, 16: 4, 32: 8}
+LOSS = {1: 0.1187, 4: 0.1192, 8: 0.1190}
+ACCURACY = {1: 0.9530, 4: 0.9525, 8: 0.9527}
+
+
+def run(devices: int = 1, seconds: float | None = 10.0, **fields: Any) -> Run:
+    """A run of a hybrid study: 10,000 samples, 32 on each device."""
+    given: dict[str, Any] = {
+        "source": f"slurm-{devices}.out",
+        "job": str(100 + devices),
+        "name": "spiral",
+        "devices": devices,
+        "nodes": NODES.get(devices, 1),
+        "seconds": seconds,
+        "epochs": 50,
+        "planned_epochs": 50,
+        "samples": 10000,
+        "batch": 32,
+        "global_batch": 32 * devices,
+    }
+    return Run(**(given | fields))
+
+
+def seed_runs() -> list[Run]:
+    settings = {"workload": "spiral_mlp", "hidden layers": "[64, 32, 16]"}
+    return [
+        run(
+            n,
+            seconds,
+            job=str(123456 + i),
+            epoch_seconds=round(seconds / 50, 2),
+            val_loss=LOSS[n],
+            val_acc=ACCURACY[n],
+            settings=settings,
+        )
+        for i, (n, seconds) in enumerate(SEED.items())
+    ]
+
+
+def repeated(
+    speedup: Callable[[float], float],
+    sizes: tuple[int, ...],
+    runs: int = 5,
+    noise: float = 0.01,
+    seed: int = 0,
+    **fields: Any,
+) -> list[Run]:
+    """Runs whose true speed-up is known, each with its noise."""
+    rng = np.random.default_rng(seed)
+    return [
+        run(n, 1000 / speedup(n) * rng.lognormal(0, noise), job=f"{n}-{i}", **fields)
+        for n in sizes
+        for i in range(runs)
+    ]
+
+
+def log(
+    job: str,
+    devices: int,
+    seconds: float | None,
+    *,
+    nodes: int = 1,
+    epochs: int = 50,
+    batch: int = 32,
+    samples: int = 10000,
+    ranks: int = 1,
+    done: int | None = None,
+    first: int = 0,
+    rate: str = "0.001",
+    end: str = "",
+) -> str:
+    """What the seed's training prints, every rank's blocks and a bar of progress."""
+    head = (
+        f"SLURM Job Information\nJob ID: {job}              Job Name: mlp\nNode(s): raven0123\n"
+        f"Number of nodes: {nodes}          Number of tasks: {devices}            "
+        f"Tasks per node: {devices // nodes}      CPUs per task: 18\n"
+    )
+    block = (
+        "=" * 70 + "\nENVIRONMENT INFORMATION\n" + f"  SLURM_JOB_ID: {job}\n  WORLD_SIZE: 1\n"
+        "  GPU 0: NVIDIA A100-SXM4-40GB\n"
+        f"Max epochs: {epochs}\nBatch size (per GPU): {batch}\nLearning rate: {rate}\n"
+        f"Hidden dimensions: [64, 32, 16]\nNumber of samples: {samples}\n\n"
+        f"Effective batch size (batch_size × num_gpus): {batch * devices}\nStarting training...\n"
+    )
+    steps = max(1, round(0.7 * samples / batch / devices))
+    bars = "".join(
+        f"\rEpoch {e}:  50%|█████     | {steps // 2}/{steps} [00:01<00:01, 99it/s, v_num=1]"
+        f"\rEpoch {e}: 100%|██████████| {steps}/{steps} [00:02<00:00, 99it/s, v_num=1, "
+        f"val_loss=0.{200 - min(e, 80):03d}, val_acc=0.{900 + min(e, 53):03d}]\x1b[A\n"
+        for e in range(first, epochs if done is None else done)
+    )
+    tail = ""
+    if seconds is not None:
+        for rank in range(ranks):
+            own = seconds - 0.1 * rank
+            tail += (
+                f"\nTRAINING COMPLETE\nTotal training time: {own:.2f} seconds "
+                f"({own / 60:.2f} minutes)\nTime per epoch: {own / epochs:.2f} seconds\n"
+                "Best checkpoint: outputs/spiral_mlp-epoch=42-val_loss=0.1187.ckpt\n"
+                "Best validation loss: 0.1187\n"
+            )
+    return head + block * ranks + bars + tail + end
+
+
+def results(
+    devices: int,
+    seconds: float,
+    *,
+    samples: int = 7008,
+    batch: int = 32,
+    epochs: int = 3,
+    job: str | None = None,
+    nodes: int = 1,
+    phases: Mapping[str, float] | None = None,
+    status: str = "complete",
+) -> dict[str, Any]:
+    """`training_results.json`; ``phases`` are seconds of a step."""
+    steps = epochs * -(-samples // (batch * devices))
+    told = {
+        name: {"total_s": each * steps, "median_s": each} for name, each in (phases or {}).items()
+    }
+    if told:
+        step = sum(phases.values()) if phases else 0.0
+        told["step"] = {"total_s": step * steps, "median_s": step}
+    return {
+        "workload": "spiral",
+        "status": status,
+        "parameters": 2834,
+        "device": "cpu",
+        "world_size": devices,
+        "batch_size": batch,
+        "global_batch_size": batch * devices,
+        "epochs": epochs,
+        "steps": steps,
+        "samples": samples * epochs,
+        "training_s": seconds,
+        "validation_s": 0.5,
+        "history": [{"epoch": e, "val_loss": 0.7 - e / 100, "val_acc": 0.5} for e in range(epochs)],
+        "ranks": [{"rank": rank, "host": "n1", "phases": told} for rank in range(devices)],
+        "launch": {"nodes": nodes, "job_id": job, "job_name": None, "restarts": 0},
+    }
+
+
+def write(folder: Path, texts: Mapping[str, str]) -> list[Path]:
+    paths = [folder / name for name in texts]
+    for path, text in zip(paths, texts.values(), strict=True):
+        path.write_text(text, encoding="utf-8")
+    return paths

@@ -1,0 +1,268 @@
+"""Which rank a process is, what a launcher adds to a training, and what its log says."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cli import launch, main
+from penstock.config import TRAIN_DEFAULTS, TrainConfig, build
+from penstock.errors import UsageError
+from penstock.place import Place, find, first_host, tasks_elsewhere
+from penstock.trainlog import first_lines, last_lines
+
+SPIRAL = ("train", "spiral")
+JOB = {
+    "SLURM_JOB_ID": "123456", "SLURM_NTASKS": "8", "SLURM_NTASKS_PER_NODE": "4",
+    "SLURM_NNODES": "2", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0",
+}  # fmt: skip
+"""What a batch script sees: a job's counts, and the numbers of a rank that it is not."""
+STEP = {
+    **JOB, "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "1",
+    "SLURM_STEP_NUM_TASKS": "6", "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NODELIST": "raven[0123,0124]",
+}  # fmt: skip
+"""What a task sees of a step that was started on fewer tasks than its job has."""
+
+
+def config_of(**settings: Any) -> TrainConfig:
+    return build(TrainConfig, TRAIN_DEFAULTS["spiral"], settings)
+
+
+# --- ranks -------------------------------------------------------------------------------------
+
+
+def test_a_step_is_believed_and_not_its_job() -> None:
+    place = find(STEP)
+    assert place == Place(5, 6, 1, 1, 2, "raven0123", 15_000 + 3456, launched=True)
+    assert place.variables() == {
+        "RANK": "5", "WORLD_SIZE": "6", "LOCAL_RANK": "1", "GROUP_RANK": "1",
+        "GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "raven0123", "MASTER_PORT": "18456",
+    }  # fmt: skip
+    assert find(place.variables()) == place
+
+
+def test_the_name_of_a_job_is_no_matter() -> None:
+    """Other tools take a job of the name bash or interactive for none."""
+    assert find({**STEP, "SLURM_JOB_NAME": "bash"}) == find(STEP)
+
+
+def test_a_batch_script_is_no_rank() -> None:
+    assert find(JOB) == Place()
+    assert tasks_elsewhere(JOB) == 8
+    assert tasks_elsewhere(STEP) == tasks_elsewhere({}) == 0
+    # Nor is the shell of an interactive job, a step of one task.
+    shell = {**JOB, "SLURM_STEP_NUM_TASKS": "1"}
+    assert find(shell).world_size == 1 and tasks_elsewhere(shell) == 8
+
+
+def test_torchrun_inside_a_step_wins() -> None:
+    elastic = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_PORT": "4321"}
+    assert find({**STEP, **elastic}) == Place(1, 2, 1, port=4321, launched=True)
+    assert tasks_elsewhere({**JOB, **elastic}) == 0
+
+
+def test_where_ranks_meet() -> None:
+    one = {**STEP, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "raven0123"}
+    assert find(one).address == "127.0.0.1"
+    chosen = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "5000"}
+    assert (find({**STEP, **chosen}).address, find({**STEP, **chosen}).port) == ("10.0.0.1", 5000)
+    with pytest.raises(UsageError, match="2 nodes, and neither MASTER_ADDR nor SLURM_STEP_NOD"):
+        find({name: text for name, text in STEP.items() if name != "SLURM_STEP_NODELIST"})
+    with pytest.raises(UsageError, match="SLURM_PROCID is 'five'"):
+        find({**STEP, "SLURM_PROCID": "five"})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("n1", "n1"), ("n1,n2", "n1"), ("n[1-2]", "n1"), ("n[01,03-07]", "n01"), ("n[7]", "n7"),
+        ("gpu-a[0123,0124],cpu[1-9]", "gpu-a0123"), ("r[1-2]n[3-4]", "r1n3"),
+        ("a-1.b-2", "a-1.b-2"),
+    ],
+)  # fmt: skip
+def test_the_first_host(nodes: str, first: str) -> None:
+    assert first_host(nodes) == first
+
+
+def test_a_rank_has_the_device_of_its_number_or_the_one_it_sees() -> None:
+    pytest.importorskip("torch")
+    from penstock.ranks import own_device
+
+    third = Place(rank=6, world_size=8, local_rank=2, launched=True)
+    assert own_device(third, visible=4) == 2
+    assert own_device(third, visible=1) == 0  # SLURM shows each task its own
+    with pytest.raises(UsageError, match="rank 6 is number 2 of its node, which has 2 GPUs"):
+        own_device(third, visible=2)
+
+
+def test_a_job_whose_tasks_are_not_started_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("lightning_fabric")
+    for name, text in JOB.items():
+        monkeypatch.setenv(name, text)
+    assert main([*SPIRAL, "--distributed", "--output-dir", str(tmp_path / "out")]) == 2
+    assert "the 8 tasks of SLURM's job are not started; say penstock launch slurm" in (
+        capsys.readouterr().err
+    )
+    for name, text in STEP.items():
+        monkeypatch.setenv(name, text)
+    assert main([*SPIRAL, "--output-dir", str(tmp_path / "out")]) == 2
+    assert "6 ranks were started, and without --distributed each" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+# --- a step --------------------------------------------------------------------------------------
+
+
+def test_what_a_job_adds_to_its_training(tmp_path: Path) -> None:
+    config = config_of(output_dir=str(tmp_path / "%j"))
+    out = ["--distributed", "--output-dir", str(tmp_path / "123456")]
+    assert launch.added(config, JOB) == out
+    assert launch.added(config_of(output_dir=tmp_path), JOB) == ["--distributed"]
+    again = {**JOB, "SLURM_RESTART_COUNT": "1"}
+    # Killed before it had saved, it begins again; later it goes on.
+    assert launch.added(config, again) == [*out, "--no-resume", "--overwrite"]
+    saved = tmp_path / "123456" / "checkpoints" / "last.pt"
+    saved.parent.mkdir(parents=True)
+    saved.touch()
+    assert launch.added(config, again) == [*out, "--resume", "--no-overwrite"]
+    array = {**again, "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
+    assert launch.added(config, array)[2] == str(tmp_path / "7_3")
+
+
+def test_srun_is_told_what_it_would_forget() -> None:
+    assert "--cpus-per-task=18" in launch.srun({**JOB, "SLURM_CPUS_PER_TASK": "18"})
+    assert not any("cpus" in word for word in launch.srun(JOB))
+
+
+@pytest.mark.parametrize(
+    ("environ", "words", "sentence"),
+    [
+        ({}, ["slurm"], "SLURM_JOB_ID is not set; penstock slurm submit makes a job"),
+        (STEP, ["slurm"], "this is rank 5 of 6 already: leave out srun"),
+        ({}, ["torchrun", "--nnodes", "2"], "--nnodes 2 must be told where to meet"),
+        ({}, ["torchrun", "--nproc-per-node", "0"], "--nproc-per-node '0'"),
+        ({}, ["torchrun", "--nnodes", "2", "--rdzv-endpoint", "here"], "'here' is not HOST:PORT"),
+    ],
+)
+def test_what_cannot_be_launched(
+    environ: dict[str, str],
+    words: list[str],
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, text in environ.items():
+        monkeypatch.setenv(name, text)
+    assert main(["launch", *words, "--", *SPIRAL]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("penstock launch: ") and sentence in line
+
+
+# --- the log -------------------------------------------------------------------------------------
+
+
+def test_the_lines_of_the_seed() -> None:
+    environ = {**JOB, "SLURM_JOB_NAME": "mlp", "SLURM_JOB_NODELIST": "raven[0123,0124]"}
+    told = first_lines("spiral", config_of(epochs=50), find(STEP), environ)
+    assert told == [
+        "Job ID: 123456",
+        "Job Name: mlp",
+        "Node(s): raven[0123,0124]",
+        "Restarts: 0",
+        "Number of nodes: 2",
+        "Number of tasks: 6",
+        "Workload: spiral",
+        "Max epochs: 50",
+        "Batch size (per GPU): 32",
+        "Effective batch size (batch_size x num_gpus): 192",
+        "Learning rate: 0.001",
+        "Hidden dimensions: [64, 32, 16]",
+        "Number of samples: 10000",
+        "Output directory: outputs",
+    ]
+    alone = first_lines("emulator", config_of(batch_size=4, grad_accum_steps=2), Place(), {})
+    assert alone[0] == "Number of nodes: 1"
+    assert "Effective batch size (batch_size x num_gpus x 2 accumulated): 8" in alone
+    assert not any(line.startswith("Number of samples") for line in alone)
+
+
+def test_the_last_lines_are_of_all_the_lives_of_a_run() -> None:
+    results = {
+        "training_s": 360.0, "validation_s": 2.45, "session_s": 100.0, "epochs": 50,
+        "best": {"score": 0.953, "epoch": 42, "file": "epoch=42-val_acc=0.9530.pt"},
+        "history": [{"val_loss": 0.1187, "val_acc": 0.95}, {"val_loss": 0.2, "val_acc": 0.953}],
+    }  # fmt: skip
+    assert last_lines(results, Path("out")) == [
+        "Total training time: 362.45 seconds (6.04 minutes)",
+        "Time per epoch: 7.25 seconds",
+        "Best checkpoint: out/checkpoints/epoch=42-val_acc=0.9530.pt",
+        "Best validation loss: 0.1187",
+        "Best validation accuracy: 0.9530",
+    ]
+    nothing = {"training_s": 0.0, "validation_s": 0.0, "epochs": 0, "best": None, "history": []}
+    assert last_lines(nothing, Path("out")) == ["Total training time: 0.00 seconds (0.00 minutes)"]
+
+
+# --- real ranks ----------------------------------------------------------------------------------
+
+TRAIN = [
+    *SPIRAL, "--num-samples", "600", "--batch-size", "8", "--epochs", "20", "--device", "cpu",
+    "--threads", "1",
+]  # fmt: skip
+
+
+def started(*words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "penstock", "launch", "torchrun", "--nproc-per-node", "2", "--",
+         *TRAIN, *words],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_two_ranks_of_torchrun_are_stopped_and_go_on(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    one = started("--output-dir", str(whole))
+    out, err = one.communicate(timeout=300)
+    assert one.returncode == 0, err
+    assert out.count("Number of tasks: 2") == out.count("Total training time: ") == 1
+    results = json.loads((whole / "training_results.json").read_text())
+    assert results["world_size"] == 2 and [r["rank"] for r in results["ranks"]] == [0, 1]
+
+    two = started("--output-dir", str(parts))
+    while not (parts / "training_results.json").exists() and two.poll() is None:
+        time.sleep(0.05)
+    two.send_signal(signal.SIGUSR1)  # which the launcher hands on as SIGTERM
+    out, err = two.communicate(timeout=300)
+    assert two.returncode == 3, err
+    assert "--resume goes on from" in err and "Total training time" not in out
+    assert json.loads((parts / "training_results.json").read_text())["status"] == "stopped"
+    three = started("--output-dir", str(parts), "--resume")
+    out, err = three.communicate(timeout=300)
+    assert three.returncode == 0, err
+    first, second = (
+        torch.load(path / "checkpoints" / "last.pt", weights_only=True)["model"]
+        for path in (whole, parts)
+    )
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.slow
+def test_a_failure_of_a_rank_is_the_launcher_s(tmp_path: Path) -> None:
+    (tmp_path / "steps").mkdir()
+    process = started("--output-dir", str(tmp_path))
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 2
+    assert f"--output-dir {tmp_path} holds a run; use --resume or --overwrite" in err
+    assert "Traceback" not in err

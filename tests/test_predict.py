@@ -1,0 +1,257 @@
+"""Detectors over whole scenes: the same as over chips, nothing twice, refused in one sentence."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+if not all(map(find_spec, ("torchvision", "rasterio", "lightning_fabric", "numcodecs"))):
+    pytest.skip("torchvision, rasterio or lightning is not installed", allow_module_level=True)
+
+import rasterio
+
+from penstock.cli import main
+from penstock.config import TRAIN_DEFAULTS, PredictConfig, TrainConfig, build
+from penstock.detection import PREDICTED_COLUMNS, Objects, read_predictions
+from penstock.models.detector import detector
+from penstock.predict import Done, predict
+from penstock.rasters import NODATA
+from penstock.train import train
+from penstock.windows import Cut
+from penstock.workloads.detector import Detector
+
+SIZE, CHIP, OVERLAP = "200", "128", "32"
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("scenes")
+    words = ["--scenes", "2", "--size", SIZE, SIZE, "--objects", "9", "--seed", "5"]
+    assert main(["generate", "xview3", str(root / "data"), *words]) == 0
+    words = ["--chip_size", CHIP, "--overlap", OVERLAP]
+    for name, split in (("train", "train"), ("val", "validation")):
+        words += [f"--{name}_label_file", str(root / "data" / "labels" / f"{split}.csv")]
+    words += ["--data_root", str(root / "data"), "--output_dir", str(root / "chips")]
+    assert main(["preprocess", *words]) == 0
+    return root
+
+
+def config_of(data: Path, out: Path) -> TrainConfig:
+    chips = {f"{split}_chips_path": data / "chips" / split for split in ("train", "val")}
+    small = {"backbone": "mobilenet", "epochs": 1, "max_steps": 1, "batch_size": 2}
+    small |= {"num_workers": 0, "device": "cpu", "output_dir": out, "background": 0.0}
+    return build(TrainConfig, TRAIN_DEFAULTS["detector"], small, chips)
+
+
+@pytest.fixture(scope="module")
+def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One step of training: it has learnt nothing, and finds much."""
+    out = tmp_path_factory.mktemp("run")
+    train("detector", config_of(data, out))
+    return out
+
+
+def predicted(run: Path, root: Path, out: Path, **changes: Any) -> Done:
+    settings = {"data_root": root, "output": out, "device": "cpu", "batch_size": 3}
+    return predict(run / "best_model.pth", build(PredictConfig, settings, changes))
+
+
+@pytest.mark.slow
+def test_a_scene_gives_what_its_chips_give(data: Path, run: Path, tmp_path: Path) -> None:
+    """The other way to the same: cut into chips, stored, read by number, joined by the workload."""
+    out = tmp_path / "p.csv"
+    done = predicted(run, data / "data" / "validation", out, score_threshold=0.05)
+    workload = Detector(config_of(data, tmp_path))
+    net = workload.model()
+    net.load_state_dict(torch.load(run / "best_model.pth", weights_only=True))
+    net.eval()
+    with torch.no_grad():
+        answers = {
+            index: workload.answers(net, workload.collate([workload.val[index]]))[0]
+            for index in range(len(workload.val))
+        }
+    expected = workload.joined(answers)
+    assert done.windows == len(workload.val) and done.scenes == 1
+    assert done.settings.channels == workload.chips.channels
+    assert (done.settings.chip_size, done.settings.overlap) == (int(CHIP), int(OVERLAP))
+    assert len(expected) == len(done.objects) > 50
+    order, other = (np.lexsort(of.points.T) for of in (expected, done.objects))
+    for column in Objects.__slots__:
+        one, two = getattr(expected, column)[order], getattr(done.objects, column)[other]
+        if one.dtype.kind == "f":
+            np.testing.assert_allclose(one, two, rtol=1e-3, atol=1e-3)
+        else:
+            assert (one == two).mean() > 0.99, "kinds on the edge of another may tip"
+    back = read_predictions(out)
+    np.testing.assert_array_equal(back.points, done.objects.points)
+    np.testing.assert_array_equal(back.score, done.objects.score)
+
+
+def test_the_command_writes_a_submission_that_is_scored(
+    data: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = json.loads((run / "training_results.json").read_text())
+    threshold = results["history"][0]["val_best_threshold"]
+    scenes, out = data / "data" / "validation", tmp_path / "p.csv"
+    words = [str(run / "best_model.pth"), "--data-root", str(scenes), "--output", str(out)]
+    assert main(["predict", *words, "--device", "cpu"]) == 0
+    told = capsys.readouterr()
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == (*PREDICTED_COLUMNS, "score")
+    assert f"{len(rows)} objects in 1 scenes" in told.out
+    assert all(float(row["score"]) >= threshold for row in rows)
+    assert f"least score {threshold:.3f}, the best on the run's validation scenes" in told.out
+    assert re.search(r"^(\d+) of \1 windows$", told.err, re.MULTILINE)
+    assert not list(tmp_path.glob("*.part"))
+    labels = data / "data" / "labels" / "validation.csv"
+    words = ["--inference_file", str(out), "--label_file", str(labels), "--shore_root"]
+    words += [str(data / "data" / "shoreline"), "--output", str(tmp_path / "score.json")]
+    assert main(["score", "xview3", *words]) == 0
+    score = json.loads((tmp_path / "score.json").read_text())
+    assert score["loc_fscore"] == pytest.approx(
+        results["history"][0]["val_best_loc_fscore"], abs=0.05
+    ), "but for labels of LOW confidence"
+
+
+def test_windows_without_data_are_passed_over(data: Path, run: Path, tmp_path: Path) -> None:
+    shutil.copytree(data / "data" / "validation", tmp_path / "v")
+    for path in tmp_path.glob("v/*/V*_dB.tif"):
+        with rasterio.open(path, "r+") as file:
+            values = file.read(1)
+            assert (values[:, : int(CHIP)] != NODATA).any()
+            values[: int(CHIP), : int(CHIP)] = NODATA
+            file.write(values, 1)
+    done = predicted(run, tmp_path / "v", tmp_path / "p.csv")
+    assert (done.empty, done.windows) == (1, 3)
+    _, corner = Cut(int(SIZE), int(CHIP), int(OVERLAP)).core(0)
+    assert not ((done.objects.points < corner).all(axis=1)).any()
+
+
+def test_what_the_user_says_comes_before_what_the_run_says(
+    data: Path, run: Path, tmp_path: Path
+) -> None:
+    root = data / "data" / "validation"
+    done = predicted(run, root, tmp_path / "q.csv", chip_size=256, overlap=0, score_threshold=0.9)
+    assert done.windows == 1 and done.settings.threshold == 0.9
+    # Without a run beside them weights do, where the user says the rest.
+    shutil.copy(run / "best_model.pth", tmp_path)
+    said = {"channels": "vh,vv,bathymetry", "backbone": "mobilenet", "chip_size": 256}
+    again = predicted(tmp_path, root, tmp_path / "r.csv", **said, overlap=0, score_threshold=0.9)
+    np.testing.assert_array_equal(again.objects.points, done.objects.points)
+
+
+# --- bad input ----------------------------------------------------------------------------------
+
+Words = list[str]
+
+
+def another_model(folder: Path) -> Words:
+    torch.save(detector(3, width=16).state_dict(), folder / "run" / "best_model.pth")
+    return []
+
+
+def no_tensors(folder: Path) -> Words:
+    (folder / "run" / "best_model.pth").write_text("weights")
+    return []
+
+
+def no_weights(folder: Path) -> Words:
+    (folder / "run" / "best_model.pth").unlink()
+    return []
+
+
+def other_workload(folder: Path) -> Words:
+    (folder / "run" / "args.json").write_text('{"workload": "spiral"}')
+    return []
+
+
+def no_run(folder: Path) -> Words:
+    (folder / "run" / "training_results.json").unlink()
+    return ["--score-threshold", "0.5"]
+
+
+def no_raster(folder: Path) -> Words:
+    next(folder.glob("scenes/*/bathymetry.tif")).unlink()
+    return []
+
+
+def cut_short(folder: Path) -> Words:
+    path = next(folder.glob("scenes/*/VV_dB.tif"))
+    path.write_bytes(path.read_bytes()[:40_000])
+    return []
+
+
+def no_scenes(folder: Path) -> Words:
+    shutil.rmtree(folder / "scenes")
+    (folder / "scenes" / "labels").mkdir(parents=True)
+    return []
+
+
+def an_output(folder: Path) -> Words:
+    (folder / "p.csv").write_text("mine")
+    return []
+
+
+def words(*said: str) -> Callable[[Path], Words]:
+    return lambda folder: list(said)
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (another_model, "best_model.pth belongs to another model than the detector on mobilenet"),
+        (words("--channels", "vh,vv"), "belongs to another model than .* that sees vh, vv: "),
+        (no_tensors, "best_model.pth is no file of tensors only"),
+        (no_weights, "there are no weights .*best_model.pth"),
+        (other_workload, "args.json is of workload spiral, and this takes detectors"),
+        (no_run, "give --channels: the run of .*best_model.pth is not beside it"),
+        (no_raster, "bathymetry.tif is missing, and the detector sees bathymetry"),
+        (cut_short, "VV_dB.tif cannot be read at rows"),
+        (no_scenes, "--data-root .*scenes holds no scenes: no folder in it has a VH_dB.tif"),
+        (words("--data-root", "/no/such"), "--data-root /no/such is not a folder"),
+        (words("--scenes", "abc"), "--scenes abc: there is no such scene in --data-root"),
+        (words("--channels", "vh,hh"), "there is no channel 'hh'; there are vh, vv"),
+        (words("--overlap", "128"), "--overlap 128 must be less than --chip-size 128"),
+        (words("--score-threshold", "0.01"), "--score-threshold '0.01': input should be greater"),
+        (an_output, "p.csv exists; use --overwrite to replace it"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_2(
+    damage: Callable[[Path], Words],
+    sentence: str,
+    data: Path,
+    run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree(data / "data" / "validation", tmp_path / "scenes")
+    (tmp_path / "run").mkdir()
+    for name in ("best_model.pth", "args.json", "training_results.json"):
+        shutil.copy(run / name, tmp_path / "run")
+    out = tmp_path / "p.csv"
+    said = ["--data-root", str(tmp_path / "scenes"), "--output", str(out), "--device", "cpu"]
+    said += damage(tmp_path)
+    capsys.readouterr()
+    assert main(["predict", str(tmp_path / "run" / "best_model.pth"), *said]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("penstock predict: ") and re.search(sentence, last), last
+    assert not out.exists() or out.read_text() == "mine"

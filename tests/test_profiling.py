@@ -1,0 +1,144 @@
+"""Steps under torch's profiler: what the trace holds, under which names, and what is told of it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("lightning_fabric")
+
+from penstock import profiling
+from penstock.cli import main
+from penstock.config import TRAIN_DEFAULTS, TrainConfig, build
+from penstock.errors import UsageError
+from penstock.laps import Laps
+from penstock.train import train
+
+SMALL = {"num_samples": 203, "batch_size": 8, "epochs": 1, "hidden_dims": (8, 4), "device": "cpu"}
+PHASES = ["data_wait", "transfer", "forward", "backward", "optimizer"]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def profiled(out: Path, **changes: Any) -> dict[str, Any]:
+    settings = {"output_dir": out, "profile": True, **changes}
+    return train("spiral", build(TrainConfig, TRAIN_DEFAULTS["spiral"], SMALL, settings))
+
+
+def spans(trace: Path) -> list[dict[str, Any]]:
+    """Our annotations in the order in which they began."""
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert not [e for e in events if str(e.get("name")).startswith("penstock")]
+    found = [e for e in events if e.get("cat") == "user_annotation" and e["name"] in PHASES]
+    return sorted(found, key=lambda event: event["ts"])
+
+
+def test_a_trace_holds_the_phases_of_the_steps_asked_for(tmp_path: Path) -> None:
+    results = profiled(tmp_path, profile_steps=3)
+    trace = tmp_path / "profile" / "rank0.json"
+    assert [span["name"] for span in spans(trace)] == PHASES * 3
+    events = json.loads(trace.read_text())["traceEvents"]
+    # An operator of the forward pass lies within the span of that name.
+    linear = [e for e in events if e.get("name") == "aten::linear"]
+    forward = [span for span in spans(trace) if span["name"] == "forward"]
+    assert len(linear) == 3 * 3  # layers, steps
+    for event in linear:
+        assert any(
+            span["ts"] <= event["ts"] and event["ts"] + event["dur"] <= span["ts"] + span["dur"]
+            for span in forward
+        )
+    told = results["profile"]
+    assert (told["trace"], told["steps"]) == ("profile/rank0.json", 3)
+    assert list(told["phases_s"]) == PHASES
+    for name, seconds in told["phases_s"].items():
+        spent = sum(span["dur"] for span in spans(trace) if span["name"] == name)
+        assert seconds == pytest.approx(spent / 1e6 / 3)
+    calls = {row["name"]: row["calls"] for row in told["operators"]}
+    assert calls["aten::addmm"] == 9
+    assert not set(calls) & {*PHASES, "ProfilerStep*"}
+    assert json.loads((tmp_path / "training_results.json").read_text())["profile"] == told
+
+
+def test_the_table_names_operators_and_phases(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "spiral", "--num-samples", "203", "--batch-size", "8", "--epochs", "1"]
+    assert main([*words, "--device", "cpu", "--profile", "--output-dir", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    table = (tmp_path / "profile" / "operators.txt").read_text()
+    for text in (said, table):
+        assert "5 steps profiled" in text
+        assert "aten::" in text
+        for name in PHASES:
+            assert f"{name} " in text
+    assert "Self CPU" in table
+    assert "penstock phase" not in table
+
+
+def test_batches_of_a_step_are_each_in_the_trace(tmp_path: Path) -> None:
+    """With gradients added up over two batches, phases come again in another order."""
+    profiled(tmp_path, profile_steps=2, grad_accum_steps=2)
+    names = [span["name"] for span in spans(tmp_path / "profile" / "rank0.json")]
+    assert names == (PHASES[:4] * 2 + PHASES[4:]) * 2
+
+
+def test_profiling_changes_no_step(tmp_path: Path) -> None:
+    profiled(tmp_path / "with")
+    settings = {"output_dir": tmp_path / "without"}
+    train("spiral", build(TrainConfig, TRAIN_DEFAULTS["spiral"], SMALL, settings))
+    one, other = (
+        torch.load(tmp_path / name / "best_model.pth", weights_only=True)
+        for name in ("with", "without")
+    )
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert not (tmp_path / "without" / "profile").exists()
+
+
+def test_a_run_that_is_too_short_is_refused(tmp_path: Path) -> None:
+    told = "--profile-steps 5 come after 5 others, and this run has 9 steps of the 10"
+    with pytest.raises(UsageError, match=told):
+        profiled(tmp_path, max_steps=9)
+    assert profiled(tmp_path, max_steps=10)["profile"]["steps"] == 5
+
+
+def test_a_run_that_fails_early_leaves_no_trace(tmp_path: Path) -> None:
+    laps = profiling.ProfiledLaps(Laps(lambda: 0.0), tmp_path, 0, 5, cuda=False)
+    for _ in range(7):
+        laps.begin()
+        laps.lap("forward")
+        laps.end()
+    laps.close()
+    assert laps.told is None
+    assert not (tmp_path / "profile").exists()
+    assert [row["forward"] for row in laps.drain()] == [0.0] * 7
+
+
+def test_a_lap_that_another_thread_ends(tmp_path: Path) -> None:
+    """As autograd ends the backward pass on a GPU: what follows bears that name too."""
+    from threading import Thread
+
+    laps = profiling.ProfiledLaps(Laps(lambda: 0.0), tmp_path, 0, 1, cuda=False)
+    for _ in range(7):
+        laps.begin()
+        laps.lap("forward")
+        other = Thread(target=laps.lap, args=("backward",))
+        other.start()
+        other.join()
+        laps.lap("communication")
+        laps.lap("optimizer")
+        laps.end()
+    found = Counter(span["name"] for span in spans(tmp_path / "profile" / "rank0.json"))
+    assert found == {"forward": 1, "backward": 1, "optimizer": 1}
+    assert all("communication" in row for row in laps.drain())

@@ -1,0 +1,621 @@
+"""Logs, folders, ledgers and trackers as runs: real ones, invented ones, and 10,000 broken ones."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import sqlite3
+import subprocess
+import sys
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import UsageError
+from penstock.ledger import Ledger
+from penstock.record import Record, case_key
+from penstock.scaling import Run, studies
+from penstock.scaling_logs import lines_of, plain, read_log
+from penstock.scaling_sources import read_runs
+
+from .scaling_zoo import log, results, write
+
+REAL = Path(__file__).parents[2] / "shared" / "data" / "slurm-logs"
+real_logs = pytest.mark.skipif(not REAL.is_dir(), reason=f"there are no real logs in {REAL.name}")
+
+
+def one(path: Path) -> Run:
+    (found,) = read_log(path)
+    return found
+
+
+def read_text(folder: Path, text: str, name: str = "slurm-77.out") -> list[Run]:
+    (path,) = write(folder, {name: text})
+    return read_log(path)
+
+
+# --- real logs ----------------------------------------------------------------------------------
+
+
+@real_logs
+def test_a_real_log_of_one_rank() -> None:
+    found = one(REAL / "slurm-12.out")
+    assert (found.job, found.name, found.devices, found.nodes) == ("12", "mlp_single_gpu", 1, 1)
+    assert (found.seconds, found.per_epoch, found.val_loss) == (4.33, 1.44, 0.6752)
+    assert (found.epochs, found.planned_epochs, found.steps) == (3, 3, 219)
+    assert (found.samples, found.batch, found.global_batch) == (10000, 32, 32)
+    assert found.val_acc == pytest.approx(0.553)
+    assert found.device == "cpu"
+    assert found.complete
+    assert found.settings["workload"] == "spiral_mlp"
+
+
+@real_logs
+def test_a_real_log_of_two_ranks_that_both_print() -> None:
+    """Each says WORLD_SIZE: 1; the slower counts."""
+    found = one(REAL / "slurm-13.out")
+    assert (found.devices, found.nodes, found.global_batch, found.steps) == (2, 2, 64, 110)
+    assert found.rank_seconds == (7.40, 7.77)
+    assert (found.seconds, found.per_epoch, found.val_loss) == (7.77, 2.59, 0.6781)
+
+
+@real_logs
+def test_real_logs_are_one_hybrid_study() -> None:
+    (study,) = studies(read_runs([REAL]), None, False)
+    assert study.kind == "hybrid"
+    assert study.points[1].speedup.value == pytest.approx(4.33 / 7.77)
+
+
+# --- the lines ----------------------------------------------------------------------------------
+
+
+def test_fields_that_share_a_line(tmp_path: Path) -> None:
+    text = (
+        "Job ID: 5              Job Name: a b    Node(s): raven[0123,0124]\n"
+        "Number of nodes: 2          Number of tasks: 8            Total GPUs: 8\n"
+        "Max epochs: 50 | Batch size (per GPU): 32 | Learning rate: 0.0001 | "
+        "Hidden dimensions: [64, 32, 16] | Number of samples: 10000\n"
+        "Number of GPUs: 4 /   GPU 0: NVIDIA A100-SXM4-40GB\n"
+        "WORLD_SIZE: 4 GPUs on 1 node | Batch size per GPU: 32 | "
+        "Effective batch size: 32 × 8 = 256\n"
+        "Total training time: 57.14 seconds (0.95 minutes)\n"
+    )
+    (found,) = read_text(tmp_path, text)
+    assert (found.job, found.name, found.devices, found.nodes) == ("5", "a b", 8, 2)
+    assert (found.batch, found.global_batch, found.samples) == (32, 256, 10000)
+    assert found.device == "NVIDIA A100-SXM4-40GB"
+    assert found.settings["learning rate"] == "0.0001"
+    assert found.settings["hidden layers"] == "[64, 32, 16]"
+    assert found.complete
+
+
+@pytest.mark.parametrize(
+    "lines, devices",
+    [
+        ("WORLD_SIZE: 4 GPUs on 1 node", 4),
+        ("WORLD_SIZE: 1\n  SLURM_NTASKS: 8", 8),
+        ("Number of tasks: 2\nBatch size (per GPU): 16\nEffective batch size (a × b): 128", 8),
+        ("Total GPUs: 4", 4),
+        ("Batch size (per GPU): 8\nEffective batch size (b x n x 4 accumulated): 64", 2),
+        ("  SLURM_NTASKS: Not set", 1),
+    ],
+)
+def test_devices_by_what_tells_best(tmp_path: Path, lines: str, devices: int) -> None:
+    (found,) = read_text(tmp_path, f"Job ID: 1\n{lines}\n")
+    assert found.devices == devices
+
+
+def test_epochs_counted_from_one_and_from_zero(tmp_path: Path) -> None:
+    bar = "100%|███| 219/219 [00:07<00:00, 29.13it/s, loss=0.1, val_acc=0.953]"
+    text = f"Job ID: 1\nMax epochs: 2\nEpoch 1/2: {bar}\rEpoch 2/2: {bar}\n"
+    (found,) = read_text(tmp_path, text + "Total training time: 14.0 seconds\n")
+    assert (found.epochs, found.val_acc, found.complete) == (2, 0.953, True)
+
+
+def test_the_slowest_rank_counts_and_all_are_kept(tmp_path: Path) -> None:
+    (found,) = read_text(tmp_path, log("7", 4, 95.23, ranks=4))
+    assert found.seconds == 95.23
+    assert found.rank_seconds == (95.23, 95.13, 95.03, 94.93)
+    assert (found.val_loss, found.val_acc) == (0.1187, 0.949)
+
+
+def test_gpu_utilisation_of_a_table_and_of_a_csv(tmp_path: Path) -> None:
+    text = (
+        "Job ID: 1\n| Fan Temp Perf Pwr:Usage/Cap | Memory-Usage | GPU-Util Compute M. |\n"
+        "| N/A 30C P0 55W / 400W | 0MiB / 40960MiB | 7% Default |\n0, 97 %, 41 %, 55\n"
+    )
+    (found,) = read_text(tmp_path, text)
+    assert found.utilisation == (7.0, 97.0)
+
+
+def test_the_lines_of_our_own_training(tmp_path: Path) -> None:
+    text = (
+        "Job ID: 31\nJob ID: 31\nJob Name: study\nNode(s): n1\nRestarts: 1\nNumber of nodes: 1\n"
+        "Number of tasks: 2\nWorkload: spiral\nMax epochs: 3\nBatch size (per GPU): 32\n"
+        "Effective batch size (batch_size x num_gpus): 64\nLearning rate: 0.001\n"
+        "Total training time: 7.40 seconds (0.12 minutes)\nBest validation loss: 0.5\n"
+        "Best validation accuracy: 0.8125\n"
+    )
+    (found,) = read_text(tmp_path, text)  # the script's header and the program's are one
+    assert (found.job, found.devices, found.restarts, found.val_acc) == ("31", 2, 1, 0.8125)
+    assert found.complete
+
+
+def test_a_log_without_a_header_is_named_by_its_file(tmp_path: Path) -> None:
+    (found,) = read_text(tmp_path, "Max epochs: 2\nTotal training time: 3.0 seconds\n")
+    assert found.job == "77"
+    (found,) = read_text(tmp_path, "Max epochs: 2\n", "mine.log")
+    assert found.job == "mine"
+
+
+def test_a_file_without_an_end_of_line_costs_no_square(tmp_path: Path) -> None:
+    path = tmp_path / "long.out"
+    path.write_bytes(b"x" * 5_000_000 + b"\rJob ID: 3\r" + b"\xff\x1b[A" * 500_000)
+    assert max(map(len, lines_of(path))) <= 1 << 14
+    assert [found.job for found in read_log(path)] == ["3"]
+
+
+def test_a_log_gives_no_orders_to_a_terminal(tmp_path: Path) -> None:
+    (found,) = read_text(tmp_path, "Job ID: 5\x1b]0;owned\x07\x1b[2J\x00\nJob Name: a\x9bb\n")
+    assert (found.job, found.name) == ("5]0;owned", "ab")
+    (found,) = read_text(tmp_path, f"Job ID: {'9' * 5000}\n")
+    assert found.job == "9" * 40
+
+
+def test_settings_have_one_spelling() -> None:
+    assert plain("1e-3") == plain(0.001) == "0.001"
+    assert plain("adam") == "adam"
+
+
+# --- what broke off -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "end, status",
+    [
+        ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T10:00:00 ***", "cancelled"),
+        ("*** STEP 7.0 ON n1 CANCELLED AT 2026-01-01T10:00:00 DUE TO TIME LIMIT ***", "timeout"),
+        ("*** JOB 7 ON n1 CANCELLED AT 2026-01-01 DUE TO PREEMPTION ***", "preempted"),
+        ("Traceback (most recent call last):\nRuntimeError: CUDA out of memory", "crashed"),
+        ("srun: error: n1: task 0: Exited with exit code 1".replace("E", "e"), "crashed"),
+        ("", "unfinished"),
+    ],
+)
+@pytest.mark.parametrize("where", ["out", "err"])
+def test_partial_results_are_kept_and_marked(
+    tmp_path: Path, end: str, status: str, where: str
+) -> None:
+    text = log("7", 4, None, done=20)
+    files = {"slurm-7.out": text + end * (where == "out"), "slurm-7.err": end * (where == "err")}
+    found = one(write(tmp_path, files)[0])
+    assert (found.status, found.epochs, found.planned_epochs) == (status, 20, 50)
+    assert (found.val_loss, found.val_acc) == (0.181, 0.919)
+    assert not found.complete
+
+
+def test_what_a_cancelled_job_broke_is_not_its_end(tmp_path: Path) -> None:
+    end = "Traceback (most recent call last):\n*** JOB 7 ON n1 CANCELLED AT 2026-01-01 ***\n"
+    assert read_text(tmp_path, log("7", 4, None, done=2, end=end))[0].status == "cancelled"
+
+
+def test_a_requeued_job_in_one_file_is_an_attempt_each(tmp_path: Path) -> None:
+    end = "*** JOB 9 ON n1 CANCELLED AT 2026-01-01 DUE TO PREEMPTION ***\n"
+    first, second = log("9", 4, None, done=20, end=end), log("9", 4, 60.0, first=20)
+    before, after = read_text(tmp_path, first + second)
+    assert (before.status, before.restarts, before.epochs) == ("preempted", 0, 20)
+    assert (after.status, after.restarts, after.epochs) == ("complete", 1, 30)
+    assert not after.complete  # its time is of 30 epochs
+    _, anew = read_text(tmp_path, first + log("9", 4, 95.0))
+    assert anew.complete
+
+
+def test_several_jobs_in_one_file(tmp_path: Path) -> None:
+    text = log("1", 1, 362.45) + log("2", 4, 95.23)
+    assert [(r.job, r.devices, r.restarts) for r in read_text(tmp_path, text)] == [
+        ("1", 1, 0), ("2", 4, 0),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("seconds", ["0.00", "-3.5", "nan"])
+def test_zero_and_negative_times_are_refused(tmp_path: Path, seconds: str) -> None:
+    text = f"Job ID: 1\nTotal training time: {seconds} seconds\n"
+    with pytest.raises(UsageError, match=r"slurm-77.out: the training time is .* above 0"):
+        read_text(tmp_path, text)
+
+
+# --- fuzz ---------------------------------------------------------------------------------------
+
+
+def mutated(text: bytes, rng: random.Random) -> bytes:
+    """A log that a bad disk, two writers or a joker got at."""
+    data = bytearray(text)
+    for _ in range(rng.randint(1, 12)):
+        at, size = rng.randrange(len(data) + 1), rng.choice((1, 1, 5, 40, 400))
+        kind = rng.randrange(6)
+        if kind == 0:
+            del data[at : at + size]
+        elif kind == 1:
+            data[at:at] = rng.randbytes(size)
+        elif kind == 2:
+            data[at:at] = data[rng.randrange(len(data) + 1) :][:size]
+        elif kind == 3:
+            data[at:at] = rng.choice(JOKES)
+        elif kind == 4 and (digits := [i for i, b in enumerate(data) if 48 <= b < 58]):
+            data[rng.choice(digits)] = rng.choice(b"0123456789-.e")
+        else:
+            data = data[: max(at, 1)]
+    return bytes(data)
+
+
+JOKES = (
+    b"\rJob ID:", b"9" * 400, b"Effective batch size: 0\n", b"Max epochs: -1\n", b"\x1b[A" * 9,
+    b"Total training time: 1e999 seconds\n", b"Batch size (per GPU): 0\n", b"(" * 300, b" " * 3000,
+    b"Epoch 999999999/0: 1/1 [", b"Number of tasks: 99999999999999999999\n", b"\n" * 40, b"| | |",
+    b"Total training time: nan\n", b"val_acc=--e..1", b"MiB / 1MiB | 999% ", b"Restarts: x\n",
+    b"SLURM_JOB_ID:    \n", b"a-" * 200 + b"-epoch=", b"Best checkpoint: " + b"-epoch" * 50 + b"\n",
+)  # fmt: skip
+
+
+def fuzz(folder: Path, rounds: range) -> None:
+    """Read whatever comes; only `UsageError` may be raised, here and by the study."""
+    whole = [
+        log("5", 4, 95.23, ranks=2, epochs=6).encode(),
+        (log("5", 4, None, done=3, epochs=6) + log("5", 4, 60.0, first=3, epochs=6)).encode(),
+    ]
+    path, kept = folder / "fuzz.out", 0
+    for seed in rounds:
+        rng = random.Random(seed)
+        path.write_bytes(mutated(rng.choice(whole), rng))
+        try:
+            found = read_log(path)
+            kept += bool(found)
+            studies(found, None, anyway=True)
+        except UsageError:
+            continue
+    assert kept > len(rounds) / 2
+
+
+def test_five_hundred_mutated_logs(tmp_path: Path) -> None:
+    fuzz(tmp_path, range(500))
+
+
+@pytest.mark.slow
+def test_ten_thousand_mutated_logs(tmp_path: Path) -> None:
+    fuzz(tmp_path, range(10_000))
+
+
+# --- folders, ledgers ---------------------------------------------------------------------------
+
+
+def run_folder(path: Path, told: dict[str, Any], epochs: int = 3, **args: Any) -> Path:
+    path.mkdir(parents=True)
+    (path / "training_results.json").write_text(json.dumps(told))
+    asked = {"epochs": epochs, "learning_rate": 0.001, "max_steps": None} | args
+    (path / "args.json").write_text(json.dumps(asked))
+    return path
+
+
+def test_run_folders_below_a_folder(tmp_path: Path) -> None:
+    phases = {"forward": 0.004, "backward": 0.006, "communication": 0.002}
+    run_folder(tmp_path / "a" / "one", results(1, 9.123))
+    two = run_folder(tmp_path / "a" / "two", results(2, 5.456, nodes=2, phases=phases))
+    steps = two / "steps"
+    steps.mkdir()
+    header = "step,epoch,samples,loss,step_s,forward_s,backward_s,communication_s\n"
+    for rank in range(2):
+        (steps / f"rank{rank}.csv").write_text(header + "1,0,32,0.7,0.012,0.004,0.006,0.002\n2,0,3")
+    first, second = read_runs([tmp_path])
+    assert (first.job, first.devices, first.seconds) == ("one", 1, pytest.approx(9.623))
+    assert (first.samples, first.batch, first.steps) == (7008, 32, 219)
+    assert first.val_loss == pytest.approx(0.68)
+    assert (second.devices, second.nodes, second.global_batch) == (2, 2, 64)
+    assert second.ranks[1].local == (pytest.approx(0.01),)
+    assert second.ranks[1].host == "n1"
+    assert second.settings["learning rate"] == "0.001"
+    (study,) = studies([first, second], None, False)
+    assert study.kind == "hybrid"
+    assert read_runs([two, tmp_path / "a" / "one" / "training_results.json"])[0].devices == 1
+
+
+def test_phases_without_steps_are_medians(tmp_path: Path) -> None:
+    told = results(2, 5.0, phases={"forward": 0.004, "communication": 0.002})
+    (found,) = read_runs([run_folder(tmp_path / "two", told)])
+    assert found.ranks[0].local == (0.004,)
+    assert found.ranks[0].waits == (0.002,)
+
+
+def test_a_run_that_was_stopped_is_partial(tmp_path: Path) -> None:
+    (found,) = read_runs([run_folder(tmp_path / "x", results(2, 5.0, status="stopped"), epochs=9)])
+    assert (found.status, found.epochs, found.planned_epochs) == ("stopped", 3, 9)
+    assert not found.complete
+
+
+def test_a_run_and_its_log_are_one(tmp_path: Path) -> None:
+    run_folder(tmp_path / "run", results(2, 6.9031, job="31"))
+    write(tmp_path, {"slurm-31.out": log("31", 2, 7.40, epochs=3, samples=7008)})
+    (found,) = read_runs([tmp_path])
+    assert found.seconds == pytest.approx(7.4031)
+    # Two trainings of one job are two.
+    run_folder(tmp_path / "again", results(2, 6.8031, job="31"))
+    assert len(read_runs([tmp_path])) == 2
+
+
+def record(told: dict[str, Any], launch: int, status: str = "ok") -> Record:
+    case = {"workload": "spiral", "preset": None, "epochs": 3, "world_size": told["world_size"]}
+    given = {
+        "id": f"r{launch}",
+        "time": "2026-01-01T00:00:00+00:00",
+        "scenario": "train",
+        "case": case,
+        "key": case_key("train", case),
+        "launch": launch,
+        "status": status,
+        "facts": {"training": told} if status == "ok" else {},
+    }
+    return Record.model_validate(given)
+
+
+def test_a_ledger_of_trainings(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "study.ledger")
+    for launch, (devices, seconds) in enumerate([(1, 9.1), (1, 9.2), (2, 5.3)]):
+        told = results(devices, seconds + 0.0123)
+        del told["history"]
+        ledger.append(record(told, launch))
+    ledger.append(record(results(2, 5.3), 3, "crash"))
+    ledger.append(record(results(1, 1.0), 4).model_copy(update={"scenario": "model"}))
+    found = read_runs([tmp_path / "study.ledger"])
+    assert [(r.devices, r.status) for r in found] == [
+        (1, "complete"), (1, "complete"), (2, "crashed"), (2, "complete"),
+    ]  # fmt: skip
+    again = read_runs([tmp_path / "study.ledger" / "records.jsonl"])
+    assert [(r.job, r.seconds) for r in again] == [(r.job, r.seconds) for r in found]
+    (study,) = studies(found, None, False)
+    assert [len(p.at.runs) for p in study.points] == [2, 1]
+
+
+# --- trackers -----------------------------------------------------------------------------------
+
+SCHEMA = """
+create table runs (run_uuid text, name text, status text, start_time int, end_time int,
+                   lifecycle_stage text);
+create table metrics (key text, value real, timestamp int, run_uuid text, step int, is_nan int);
+create table params (key text, value text, run_uuid text);
+create table tags (key text, value text, run_uuid text);
+"""
+
+
+def mlflow_database(path: Path) -> None:
+    with sqlite3.connect(path) as db:
+        db.executescript(SCHEMA)
+        for n, seconds in ((1, 100.5), (4, 30.25)):
+            run = f"run{n}" * 8
+            db.execute(
+                "insert into runs values (?,?,?,?,?,?)",
+                (run, f"spiral_{n}gpu", "FINISHED", 0, 1, "active"),
+            )
+            params = {
+                "world_size": n,
+                "batch_size": 32,
+                "epochs": 2,
+                "num_samples": 10000,
+                "learning_rate": 0.001,
+            }
+            db.executemany(
+                "insert into params values (?,?,?)", [(k, str(v), run) for k, v in params.items()]
+            )
+            db.execute("insert into tags values ('launch.job_id', ?, ?)", (str(40 + n), run))
+            rows = [("train_s", seconds / 2, 0, run, e, 0) for e in range(2)]
+            rows += [("val_loss", 0.5 - e / 10, 0, run, e, 0) for e in range(2)]
+            rows += [("val_acc", 0.5 + e / 10, 0, run, e, 0) for e in range(2)]
+            rows += [("system/gpu0_util_percent", 90.0, 0, run, 0, 0), ("x", 0.0, 0, run, 0, 1)]
+            db.executemany("insert into metrics values (?,?,?,?,?,?)", rows)
+        db.execute("insert into runs values ('gone', 'gone', 'FINISHED', 0, 1, 'deleted')")
+    db.close()
+
+
+def check_tracked(found: list[Run]) -> None:
+    assert [(r.devices, r.epochs, r.batch, r.global_batch) for r in found] == [
+        (1, 2, 32, 32), (4, 2, 32, 128),
+    ]  # fmt: skip
+    assert [r.seconds for r in found] == [100.5, 30.25]
+    assert [(r.val_loss, r.val_acc) for r in found] == [(0.4, 0.6)] * 2
+    (study,) = studies(found, None, False)
+    assert study.kind == "hybrid"
+
+
+def test_a_database_of_mlflow(tmp_path: Path) -> None:
+    mlflow_database(tmp_path / "mlflow.db")
+    found = read_runs([tmp_path / "mlflow.db"])
+    check_tracked(found)
+    assert [r.job for r in found] == ["41", "44"]
+    assert found[0].utilisation == (90.0,)
+    assert found == read_runs([tmp_path])
+
+
+def test_a_database_of_something_else(tmp_path: Path) -> None:
+    path = tmp_path / "other.db"
+    with sqlite3.connect(path) as db:
+        db.execute("create table songs (name text)")
+    db.close()
+    with pytest.raises(UsageError, match=r"other.db is not a database of MLflow: no such table"):
+        read_runs([path])
+
+
+def test_files_of_mlflow(tmp_path: Path) -> None:
+    for n, seconds in ((1, 100.5), (4, 30.25)):
+        home = tmp_path / "mlruns" / "0" / f"run{n}"
+        for kind in ("params", "metrics", "tags"):
+            (home / kind).mkdir(parents=True)
+        (home / "meta.yaml").write_text(
+            f"run_name: spiral_{n}\nstatus: 3\nstart_time: 0\nend_time: {seconds * 1000}\n"
+            "lifecycle_stage: active\n"
+        )
+        told = {"world_size": n, "batch_size": 32, "epochs": 2, "num_samples": 10000}
+        for name, value in told.items():
+            (home / "params" / name).write_text(str(value))
+        (home / "metrics" / "val_loss").write_text("1 0.5 0\n2 0.4 1\ntorn")
+        (home / "metrics" / "val_acc").write_text("1 0.5 0\n2 0.6 1\n")
+    (tmp_path / "mlruns" / "0" / "meta.yaml").write_text("name: Default\n")
+    check_tracked(read_runs([tmp_path / "mlruns"]))
+
+
+def comet_rows(key: str, seconds: float) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for epoch in range(2):
+        time = 1_700_000_000_000 + 1000 * epoch * seconds
+        for name, value in (("val_loss", 0.5 - epoch / 10), ("val_acc", 0.5 + epoch / 10)):
+            rows.append({
+                "experimentKey": key, "metricName": name, "metricValue": str(value),
+                "timestamp": time, "step": epoch, "epoch": epoch,
+            })  # fmt: skip
+    return rows
+
+
+PARAMETERS = {"batch_size": 32, "max_epochs": 2, "num_samples": 10000, "learning_rate": 0.001}
+
+
+def test_metrics_of_comet_as_json(tmp_path: Path) -> None:
+    """As its API gives them, with an experiment's parameters beside them."""
+    told = [
+        {
+            "experimentKey": f"key{n}",
+            "parameters": [{"name": k, "valueCurrent": str(v)}
+                           for k, v in {**PARAMETERS, "num_gpus": n}.items()],
+            "metrics": comet_rows(f"key{n}", seconds),
+        }
+        for n, seconds in ((1, 100.5), (4, 30.25))
+    ]  # fmt: skip
+    (path,) = write(tmp_path, {"comet.json": json.dumps(told)})
+    check_tracked(read_runs([path]))
+
+
+def test_metrics_of_comet_as_rows(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    rows = [
+        {**row, **PARAMETERS, "num_gpus": n}
+        for n, seconds in ((1, 100.5), (4, 30.25))
+        for row in comet_rows(f"key{n}", seconds)
+    ]
+    with path.open("w", newline="") as file:
+        table = csv.DictWriter(file, rows[0])
+        table.writeheader()
+        table.writerows(rows)
+    check_tracked(read_runs([path]))
+
+
+def test_experiments_of_comet_as_rows(tmp_path: Path) -> None:
+    text = (
+        "Name,num_gpus,batch_size,max_epochs,num_samples,duration,val_loss,val_acc\n"
+        "spiral_1gpu,1,32,2,10000,00:01:40,0.4,0.6\nspiral_4gpu,4,32,2,10000,30.25,0.4,0.6\n"
+    )
+    (path,) = write(tmp_path, {"experiments.csv": text})
+    found = read_runs([path])
+    assert [(r.name, r.devices, r.seconds) for r in found] == [
+        ("spiral_1gpu", 1, 100.0), ("spiral_4gpu", 4, 30.25),
+    ]  # fmt: skip
+
+
+def test_an_offline_archive_of_comet(tmp_path: Path) -> None:
+    for n, seconds in ((1, 100.5), (4, 30.25)):
+        messages: list[dict[str, Any]] = [
+            {"type": "log_other", "payload": {"key": "launch.nodes", "value": 1}},
+            *(
+                {"type": "parameter_msg", "payload": {"param": {"paramName": k, "paramValue": v}}}
+                for k, v in {**PARAMETERS, "world_size": str(n)}.items()
+            ),
+        ]
+        for row in comet_rows("x", seconds):
+            metric = {k: row[k] for k in ("metricName", "metricValue", "step")}
+            told = {"metric": metric, "local_timestamp": row["timestamp"]}
+            messages.append({"type": "metric_msg", "payload": told})
+        with zipfile.ZipFile(tmp_path / f"{n}.zip", "w") as archive:
+            archive.writestr("experiment.json", json.dumps({"offline_id": f"key{n}"}))
+            archive.writestr("messages.json", "\n".join(map(json.dumps, messages)))
+    found = read_runs([tmp_path])
+    check_tracked(found)
+    assert [r.nodes for r in found] == [1, 1]
+    (tmp_path / "training_results.json").write_text(json.dumps(results(1, 9.123)))
+    assert [r.seconds for r in read_runs([tmp_path])] == [9.623]
+
+
+@pytest.mark.slow
+def test_a_real_training_is_the_same_run_wherever_it_is_read(tmp_path: Path) -> None:
+    """Its folder, its log, a real database of MLflow and a real archive of Comet."""
+    pytest.importorskip("torch")
+    words = "train spiral --epochs 2 --num-samples 1000 --device cpu --track".split()
+    trackers = [
+        name
+        for name, package in (("mlflow", "mlflow"), ("comet", "comet_ml"))
+        if find_spec(package)
+    ]
+    told = subprocess.run(
+        [sys.executable, "-m", "penstock", *words, *trackers, "--output-dir", tmp_path / "run"],
+        check=True, capture_output=True, text=True, env={**os.environ, "SLURM_JOB_ID": "31"},
+    )  # fmt: skip
+    (folder,) = read_runs([tmp_path / "run"])
+    others = [*tmp_path.glob("run/**/*.db"), *tmp_path.glob("run/**/*.zip")]
+    assert len(others) == len(trackers)
+    assert folder.complete and folder.ranks[0].local
+    for other in others:
+        (tracked,) = read_runs([other])
+        for name in ("devices", "seconds", "epochs", "samples", "batch", "val_loss", "val_acc"):
+            assert getattr(tracked, name) == pytest.approx(getattr(folder, name)), (name, other)
+        assert len(read_runs([tmp_path / "run", other])) == 1
+    (path,) = write(tmp_path, {"slurm-31.out": told.stdout})
+    log_run = one(path)
+    assert folder.seconds is not None
+    assert log_run.seconds == pytest.approx(folder.seconds, abs=0.006)
+    assert (log_run.job, log_run.devices, log_run.epochs, log_run.batch) == ("31", 1, 2, 32)
+    assert log_run.val_acc == pytest.approx(folder.val_acc, abs=1e-4)
+
+
+# --- none of these ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("empty.out", b""),
+        ("poem.txt", b"Shall I compare thee\nto a summer's day?\n"),
+        ("numbers.csv", b"a,b\n1,2\n"),
+        ("list.json", b"[1, 2]"),
+        ("picture.png", b"\x89PNG\r\n\x1a\n\x00\x00"),
+    ],
+)
+def test_what_holds_no_run_is_said_in_a_sentence(tmp_path: Path, name: str, content: bytes) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=rf"{name} holds no run: it is neither the output of"):
+        read_runs([path])
+
+
+@pytest.mark.parametrize(
+    "name, content, words",
+    [
+        ("torn.json", b'{"world_size": 1,', "torn.json is not JSON"),
+        ("odd.json", b'{"world_size": "many"}', "odd.json is not what a training left"),
+        ("odd.json", b'{"world_size": 1, "ranks": [3]}', "odd.json is not what a training left"),
+        ("records.jsonl", b"{}\n", "records.jsonl, line 1"),
+        ("bad.zip", b"PK\x03\x04" + b"x" * 100, "bad.zip is not an archive of Comet"),
+        ("bad.db", b"SQLite format 3\0" + b"x" * 100, "bad.db is not a database of MLflow"),
+    ],
+)
+def test_what_is_broken_is_said_in_a_sentence(
+    tmp_path: Path, name: str, content: bytes, words: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=words):
+        read_runs([path])
+
+
+def test_a_path_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"nothing cannot be read: No such file"):
+        read_runs([tmp_path / "nothing"])
+    with pytest.raises(UsageError, match="holds no run"):
+        read_runs([tmp_path])

@@ -1,0 +1,263 @@
+"""Trainings on a real SLURM of two nodes, which this file starts and ends: see `slurm_cluster`."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cli import main
+from penstock.slurm import read_study
+from penstock.slurm_states import State, states
+
+from .slurm_cluster import Cluster, missing
+
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.skipif(missing() is not None, reason=f"no SLURM here: {missing()}"),
+]
+
+NAME = "a b'$(touch x)\"&;#--nodes=9 é`"
+TRAIN = [
+    "--", "train", "spiral", "--num-samples", "800", "--batch-size", "8", "--epochs", "30",
+    "--device", "cpu", "--threads", "1",
+]  # fmt: skip
+TWO_NODES = [
+    "--nodes", "2", "--exclusive", "--time", "10", "--env", "MASTER_ADDR=127.0.0.1",
+    "OMP_NUM_THREADS=1",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    made = Cluster(tmp_path_factory.mktemp("slurm"))
+    try:
+        made.start()
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture(autouse=True)
+def _as_its_user(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PATH", "SLURM_CONF"):
+        monkeypatch.setenv(name, cluster.environment[name])
+
+
+@pytest.fixture(scope="module")
+def whole(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a study of one rank and of two, run to its end."""
+    folder = tmp_path_factory.mktemp("study") / "it's here"
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("PATH", "SLURM_CONF"):
+            patch.setenv(name, cluster.environment[name])
+        assert submit(folder, "--study", "1,2", "--job-name", NAME, *TWO_NODES[3:]) == 0
+        for job in read_study(folder).jobs:
+            until(cluster, folder, job.id, "COMPLETED")
+    return folder
+
+
+def submit(folder: Path, *words: str) -> int:
+    return main(["slurm", "submit", "--folder", str(folder), *words, *TRAIN])
+
+
+def newest(folder: Path) -> str:
+    return read_study(folder).jobs[-1].id
+
+
+def state(job: str) -> State:
+    (found,) = states([job])[job]
+    return found
+
+
+def until(cluster: Cluster, folder: Path, job: str, word: str) -> None:
+    def reached() -> bool:
+        now = state(job)
+        log = folder / f"slurm-{job}.out"
+        said = log.read_text()[-3000:] if log.exists() else "(no log)"
+        assert now.state == word or not now.ended, f"{now.words()}\n{said}"
+        return now.state == word
+
+    cluster.wait(f"{word} of job {job}", reached)
+
+
+def results(folder: Path, job: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / job / "training_results.json").read_text())
+    return found
+
+
+def weights(folder: Path, job: str) -> dict[str, Any]:
+    import torch
+
+    path = folder / job / "checkpoints" / "last.pt"
+    found: dict[str, Any] = torch.load(path, weights_only=True)["model"]
+    return found
+
+
+def assert_same_training(whole: Path, folder: Path, job: str) -> None:
+    """As the job of two ranks that nobody disturbed, to the last bit."""
+    import torch
+
+    undisturbed = newest(whole)
+    one, other = weights(whole, undisturbed), weights(folder, job)
+    assert one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+    assert results(folder, job)["status"] == "complete"
+    assert results(folder, job)["best"] == results(whole, undisturbed)["best"]
+    for rank in (0, 1):
+        with (folder / job / "steps" / f"rank{rank}.csv").open() as file:
+            taken = [int(row["step"]) for row in csv.DictReader(file)]
+        assert taken == list(range(1, results(folder, job)["steps"] + 1))
+
+
+def start_training(cluster: Cluster, folder: Path, *words: str) -> str:
+    """A job of two nodes that is some epochs into its training."""
+    assert submit(folder, *TWO_NODES, *words) == 0
+    job = newest(folder)
+    path = folder / job / "training_results.json"
+    cluster.wait("an epoch", lambda: path.exists() or state(job).ended)
+    assert results(folder, job)["status"] == "running"
+    return job
+
+
+# --- what SLURM hands to a task ------------------------------------------------------------------
+
+
+def test_ranks_on_nodes_of_unequal_shares(cluster: Cluster) -> None:
+    ask = "from penstock.place import find; import os; print(find(os.environ))"
+    said = cluster.say("srun", "--nodes=2", "--ntasks=3", sys.executable, "-c", ask)
+    places = sorted(re.findall(r"rank=(\d), world_size=(\d), local_rank=(\d), node=(\d)", said))
+    assert places == [tuple("0300"), tuple("1310"), tuple("2301")]
+    assert said.count("nodes=2, address='n1', port=150") == 3
+
+
+def test_a_study_ends_and_is_collected(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, two = read_study(whole).jobs
+    assert (one.name, one.ranks, one.nodes) == (f"{NAME}-1", 1, 1)
+    assert (two.name, two.ranks, two.nodes) == (f"{NAME}-2", 2, 2)
+    shown = subprocess.run(
+        ["squeue", "--noheader", "--states=all", "--format=%j", f"--jobs={two.id}"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert shown.stdout.strip() == f"{NAME}-2"
+    assert not Path("x").exists()
+
+    assert main(["slurm", "status", str(whole)]) == 0
+    said = capsys.readouterr().out
+    assert said.splitlines()[0].split() == ["job", "name", "ranks", "nodes", "state"]
+    assert said.count("COMPLETED") == 2
+
+    assert main(["slurm", "collect", str(whole), "--into", str(tmp_path)]) == 0
+    listed = json.loads((tmp_path / "jobs.json").read_text())["jobs"]
+    assert [(row["id"], row["ranks"], row["state"], row["exit_code"]) for row in listed] == [
+        (one.id, 1, "COMPLETED", 0),
+        (two.id, 2, "COMPLETED", 0),
+    ]
+    for job in (one, two):
+        log = (tmp_path / f"slurm-{job.id}.out").read_text()
+        told = results(tmp_path, job.id)
+        assert told["world_size"] == job.ranks and told["status"] == "complete"
+        assert sorted(rank["rank"] for rank in told["ranks"]) == list(range(job.ranks))
+        assert len(list((tmp_path / job.id / "steps").glob("rank*.csv"))) == job.ranks
+        for line in (
+            f"Job ID: {job.id}", f"Number of nodes: {job.nodes}", f"Number of tasks: {job.ranks}",
+            f"Effective batch size (batch_size x num_gpus): {8 * job.ranks}", "Restarts: 0",
+        ):  # fmt: skip
+            assert log.splitlines().count(line) == 1, line
+        assert log.count("Total training time: ") == log.count("Best validation loss: ") == 1
+    # Two ranks take half the steps for the same samples.
+    halves = results(tmp_path, one.id), results(tmp_path, two.id)
+    assert halves[0]["steps"] == 2 * halves[1]["steps"]
+
+
+# --- stopped and on -------------------------------------------------------------------------------
+
+
+def test_a_job_that_is_told_to_save_requeues_itself_and_goes_on(
+    cluster: Cluster, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = start_training(cluster, tmp_path)
+    # As SLURM does it before the time is up: --signal=B:USR1@120.
+    cluster.say("scancel", "--batch", "--signal=USR1", job)
+    until(cluster, tmp_path, job, "PENDING")
+    assert main(["slurm", "status", job]) == 3
+    until(cluster, tmp_path, job, "COMPLETED")
+    assert state(job).restarts == 1
+    assert_same_training(whole, tmp_path, job)
+    (resumed,) = results(tmp_path, job)["resumed_at_steps"]
+    assert 0 < resumed < results(tmp_path, job)["steps"]
+    log = (tmp_path / f"slurm-{job}.out").read_text()
+    assert f"stopped by SIGUSR1 after step {resumed} of" in log
+    assert f"job {job} has saved and is back in the queue" in log
+    assert log.count(f"Job ID: {job}\n") == 2 and "Restarts: 1\n" in log
+    assert log.count("Total training time: ") == 1
+    capsys.readouterr()
+    assert main(["slurm", "status", str(tmp_path)]) == 0
+    assert "COMPLETED, 1 restart" in capsys.readouterr().out
+
+
+def test_a_job_that_is_preempted_comes_back_and_goes_on(
+    cluster: Cluster, whole: Path, tmp_path: Path
+) -> None:
+    job = start_training(cluster, tmp_path)
+    ended = cluster.say(
+        "sbatch", "--parsable", "--partition=high", "--exclusive", "--nodes=2",
+        "--output=/dev/null", "--wrap=sleep 1",
+    )  # fmt: skip
+    until(cluster, tmp_path, ended.strip(), "COMPLETED")
+    until(cluster, tmp_path, job, "COMPLETED")
+    assert state(job).restarts == 1
+    assert_same_training(whole, tmp_path, job)
+    # SLURM told the ranks by SIGTERM, and the launcher by SIGUSR1; they saved before they were
+    # killed.
+    (resumed,) = results(tmp_path, job)["resumed_at_steps"]
+    log = (tmp_path / f"slurm-{job}.out").read_text()
+    assert "DUE TO PREEMPTION" in log
+    assert re.search(rf"stopped by SIG(TERM|USR1) after step {resumed} of", log)
+    assert "back in the queue" not in log
+
+
+# --- refused, cancelled ---------------------------------------------------------------------------
+
+
+def test_what_slurm_does_not_know_or_refuses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["slurm", "status", "99999"]) == 2
+    assert capsys.readouterr().err == "penstock slurm: SLURM knows no job 99999\n"
+    assert main(["slurm", "cancel", "99999"]) == 2
+    assert capsys.readouterr().err == "penstock slurm: SLURM knows no job 99999\n"
+    assert submit(tmp_path / "out", "--partition", "nosuch") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "SLURM refused the job penstock: " in line and "partition" in line
+    assert not (tmp_path / "out" / "study.json").exists()
+
+
+def test_jobs_are_cancelled(
+    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held = ["--array", "0-3%2", "--dependency", "singleton", "--job-name", "held"]
+    cluster.say("sbatch", "--job-name=held", "--output=/dev/null", "--wrap=sleep 60")
+    assert submit(tmp_path, *held) == 0
+    job = newest(tmp_path)
+    cluster.wait("reason", lambda: states([job])[job][0].reason is not None)
+    assert main(["slurm", "status", str(tmp_path)]) == 3
+    assert (
+        "8_[0-3%2]  held  1             PENDING, Dependency\n".partition("_")[2]
+        in capsys.readouterr().out
+    )
+    assert main(["slurm", "collect", str(tmp_path)]) == 3
+    assert "has no log and no results yet" in capsys.readouterr().out
+    assert main(["slurm", "cancel", str(tmp_path)]) == 0
+    cluster.say("scancel", "--name=held")
+    cluster.wait("end", lambda: all(row.ended for row in states([job])[job]))
+    assert main(["slurm", "status", job]) == 1
+    assert "CANCELLED" in capsys.readouterr().out

@@ -1,0 +1,653 @@
+"""What a run tells, and to whom: a real MLflow server, Comet's archive,
+TensorBoard's files; and that none of them is ever felt by the run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+import zipfile
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("lightning_fabric")
+
+from penstock import events, trackers, tracking
+from penstock.cli import main
+from penstock.config import TRAIN_DEFAULTS, TrainConfig, build
+from penstock.errors import Incomplete, MissingDependency, UsageError
+from penstock.train import train
+
+SMALL = {"num_samples": 203, "batch_size": 8, "epochs": 2, "hidden_dims": (8, 4), "device": "cpu"}
+WORDS = "--num-samples 203 --batch-size 8 --epochs 2 --hidden-dims 8 4 --device cpu".split()
+"""Of the spirals: 18 steps to an epoch."""
+KEY = "planted-4f1c9e77a0b24d6c"
+
+needs = {
+    name: pytest.mark.skipif(not find_spec(package), reason=f"{package} is not installed")
+    for name, package in trackers.PACKAGES.items()
+}
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(tracking, "FINISH_WITHIN_S", 120.0)  # of a machine that is busy
+    for name in ("COMET_API_KEY", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+    yield
+    torch.set_num_threads(threads)
+
+
+def tracked(out: Path, *names: str, **changes: Any) -> dict[str, Any]:
+    settings = {"output_dir": out, "track": names, **changes}
+    return train("spiral", build(TrainConfig, TRAIN_DEFAULTS["spiral"], SMALL, settings))
+
+
+def told(out: Path, kind: str) -> list[dict[str, Any]]:
+    return [event for _, event in events.read(out / "events.jsonl") if event["event"] == kind]
+
+
+def series(out: Path) -> dict[str, list[tuple[int, float]]]:
+    """Of each metric its steps and values, as the file of events has them."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for _, event in events.read(out / "events.jsonl"):
+        for name, value in event.get("metrics", {}).items():
+            found.setdefault(name, []).append((event["step"], value))
+    return {name: sorted(points) for name, points in found.items()}
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = torch.load(out / "best_model.pth", weights_only=True)
+    return found
+
+
+# --- what a step pays --------------------------------------------------------------------------
+
+
+def calls_of(work: Any) -> list[str]:
+    """The functions of C that this thread calls meanwhile: all that can write, send or wait."""
+    found: list[str] = []
+
+    def look(frame: Any, event: str, argument: Any) -> None:
+        if event == "c_call":
+            found.append(f"{argument.__module__ or ''}.{argument.__qualname__}")
+
+    sys.setprofile(look)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return [name for name in found if name != "sys.setprofile"]
+
+
+@pytest.fixture
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tracking.Tracking]:
+    """A run that is tracked, by nobody who is really there."""
+    monkeypatch.setattr(tracking, "SYSTEM_EVERY_S", 1e6)
+    config = build(TrainConfig, {"output_dir": tmp_path})
+    made = tracking.Tracking(config, 0, tracking.facts("spiral", config, 1, "cpu"))
+    yield made
+    made.finish("complete", {})
+
+
+def test_a_step_writes_nothing_and_waits_for_nobody(watched: tracking.Tracking) -> None:
+    times = {"step": 0.01, "forward": 0.004}
+    silent = calls_of(lambda: watched.step(3, 0, 0.5, 0.001, times))
+    assert silent == []  # one remainder, and that is all
+    said = calls_of(lambda: watched.step(10, 0, 0.5, 0.001, times))
+    harmless = ("lock.", "LockType.", "deque.", "dict.", "round", "time.time", "len")
+    strange = [name for name in said if not any(word in name for word in harmless)]
+    assert strange == [] and len(said) < 20, said
+
+
+@pytest.mark.slow
+@needs["tensorboard"]
+def test_runs_that_are_tracked_take_the_same_steps(tmp_path: Path) -> None:
+    tracked(tmp_path / "with", "tensorboard")
+    tracked(tmp_path / "without")
+    one, other = weights(tmp_path / "with"), weights(tmp_path / "without")
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert not (tmp_path / "without" / "events.jsonl").exists()
+    results = json.loads((tmp_path / "without" / "training_results.json").read_text())
+    assert results["trackers"] == []
+
+
+# --- what is told ------------------------------------------------------------------------------
+
+
+@needs["tensorboard"]
+def test_events_are_those_of_the_run_and_tensorboard_reads_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    monkeypatch.setenv("SLURM_JOB_NAME", "spirals")
+    results = tracked(tmp_path, "tensorboard", project="seas")
+    (begin,) = told(tmp_path, "begin")
+    assert (begin["project"], begin["name"], begin["tags"]) == ("seas", "spiral_1cpu",
+                                                                ["spiral", "1cpu"])  # fmt: skip
+    assert begin["parameters"]["batch_size"] == 8
+    assert begin["parameters"]["global_batch_size"] == results["global_batch_size"] == 8
+    assert begin["parameters"]["hidden_dims"] == [8, 4]
+    assert not {"backbone", "output_dir", "track"} & begin["parameters"].keys()
+    assert begin["environment"]["launch"]["job_id"] == "4711"
+    assert begin["environment"]["libraries"]["torch"] == torch.__version__
+    assert results["launch"] == begin["environment"]["launch"]
+    assert results["launch"]["job_name"] == "spirals"
+    assert results["ranks"][0]["host"] in results["launch"]["hosts"]
+
+    import csv
+
+    with (tmp_path / "steps" / "rank0.csv").open(newline="") as file:
+        rows = {int(row["step"]): row for row in csv.DictReader(file)}
+    steps = told(tmp_path, "step")
+    assert [event["step"] for event in steps] == [1, 10, 20, 30]
+    for event in steps:
+        row = rows[event["step"]]
+        assert event["metrics"]["train_loss_step"] == float(row["loss"])
+        for phase in ("step_s", "data_wait_s", "forward_s", "optimizer_s"):
+            assert event["metrics"][phase] == pytest.approx(float(row[phase]), abs=1e-9)
+    for event, row in zip(told(tmp_path, "epoch"), results["history"], strict=True):
+        assert (event["step"], event["epoch"]) == (row["step"], row["epoch"])
+        assert event["metrics"]["val_loss"] == row["val_loss"]
+        assert event["metrics"]["val_acc"] == row["val_acc"]
+    assert all(event["metrics"]["system/rss_bytes"] > 0 for event in told(tmp_path, "system"))
+    (end,) = told(tmp_path, "end")
+    assert (end["status"], end["step"]) == ("complete", 36)
+    assert end["metrics"]["best_val_acc"] == results["best"]["score"]
+
+    (tracker,) = results["trackers"]
+    assert tracker == {
+        "name": "tensorboard", "where": "track/tensorboard", "run": "spiral_1cpu",
+        "status": "ok", "dropped": 0, "error": None,
+    }  # fmt: skip
+    assert read_tensorboard(tmp_path) == rounded(series(tmp_path))
+
+
+def read_tensorboard(out: Path) -> dict[str, list[tuple[int, float]]]:
+    """By TensorBoard's own loader. It keeps 32 bits of a number."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(out / "track" / "tensorboard"), {"scalars": 0}).Reload()
+    tags = found.Tags()["scalars"]
+    return {tag: sorted((e.step, e.value) for e in found.Scalars(tag)) for tag in tags}
+
+
+def rounded(values: dict[str, list[tuple[int, float]]]) -> dict[str, list[tuple[int, float]]]:
+    short = torch.float32
+    return {
+        name: [(step, float(torch.tensor(value, dtype=short))) for step, value in points]
+        for name, points in values.items()
+    }
+
+
+@pytest.mark.slow
+@needs["tensorboard"]
+def test_only_the_first_of_two_ranks_tells(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
+    command += ["--local-addr", "127.0.0.1", "-m", "penstock", "train", "spiral", *WORDS]
+    command += ["--distributed", "--track", "tensorboard", "--profile", "--profile-steps", "2"]
+    done = subprocess.run(
+        [*command, "--output-dir", str(tmp_path)], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    (begin,) = told(tmp_path, "begin")
+    assert begin["name"] == "spiral_2cpu"
+    assert begin["parameters"]["world_size"] == 2
+    results = json.loads((tmp_path / "training_results.json").read_text())
+    assert [event["step"] for event in told(tmp_path, "epoch")] == [9, 18]
+    assert results["launch"]["nodes"] == 1
+    assert len({rank["host"] for rank in results["ranks"]}) == 1
+    assert [each["status"] for each in results["trackers"]] == ["ok"]
+    # Each rank has a trace, and in it the wait for the other.
+    for rank in (0, 1):
+        events_of = json.loads((tmp_path / "profile" / f"rank{rank}.json").read_text())
+        names = {event.get("name") for event in events_of["traceEvents"]}
+        assert {"forward", "backward", "communication", "optimizer"} <= names
+
+
+def stop_after_21(out: Path, *names: str) -> None:
+    def stop(now: Any) -> None:
+        if now.step == 21:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    settings = {"output_dir": out, "track": names}
+    config = build(TrainConfig, TRAIN_DEFAULTS["spiral"], SMALL, settings)
+    with pytest.raises(Incomplete):
+        train("spiral", config, progress=stop)
+
+
+@pytest.mark.slow
+@needs["tensorboard"]
+def test_a_run_that_goes_on_is_one_run(tmp_path: Path) -> None:
+    stop_after_21(tmp_path, "tensorboard")
+    stopped = json.loads((tmp_path / "training_results.json").read_text())
+    assert stopped["status"] == "stopped"
+    results = tracked(tmp_path, "tensorboard", resume=True)
+    first, second = told(tmp_path, "begin")
+    assert first["run"] == second["run"]
+    assert (first["step"], second["step"]) == (0, 22)
+    assert [end["status"] for end in told(tmp_path, "end")] == ["stopped", "complete"]
+    assert results["trackers"][0]["status"] == "ok"
+    assert read_tensorboard(tmp_path) == rounded(series(tmp_path))
+    # And another run in its place begins anew.
+    tracked(tmp_path, overwrite=True)
+    assert not (tmp_path / "events.jsonl").exists()
+    assert not (tmp_path / "track").exists()
+
+
+# --- Comet, offline ----------------------------------------------------------------------------
+
+
+def read_comet(out: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Of the one archive of a run what stands over the experiment, and its messages."""
+    (archive,) = (out / "track" / "comet").glob("*.zip")
+    with zipfile.ZipFile(archive) as file:
+        messages = file.read("messages.json").decode().splitlines()
+        return json.loads(file.read("experiment.json")), [json.loads(line) for line in messages]
+
+
+@pytest.mark.slow
+@needs["comet"]
+def test_without_a_key_comet_is_an_archive(tmp_path: Path) -> None:
+    results = tracked(tmp_path, "comet", project="seas", experiment_name="mine")
+    (tracker,) = results["trackers"]
+    (begin,) = told(tmp_path, "begin")
+    assert (tracker["status"], tracker["dropped"]) == ("ok", 0), tracker
+    assert (tracker["where"], tracker["run"]) == ("track/comet", begin["run"])
+    experiment, messages = read_comet(tmp_path)
+    assert (experiment["offline_id"], experiment["project_name"]) == (begin["run"], "seas")
+    assert set(experiment["tags"]) == {"spiral", "1cpu"}
+    payloads = [message["payload"] for message in messages]
+    others = {each["key"]: each["value"] for each in payloads if "key" in each}
+    assert others["Name"] == "mine"
+    assert others["libraries.torch"] == torch.__version__
+    parameters = {
+        each["param"]["paramName"]: each["param"]["paramValue"]
+        for each in payloads if "param" in each
+    }  # fmt: skip
+    assert (parameters["batch_size"], parameters["hidden_dims"]) == ("8", "8 4")
+    values: dict[str, list[tuple[int, float]]] = {}
+    times = []
+    for each in payloads:
+        if "metric" in each and each["metric"]["metricName"] != "process duration":
+            metric = each["metric"]
+            point = metric["step"], metric["metricValue"]
+            values.setdefault(metric["metricName"], []).append(point)
+            times.append(each["local_timestamp"])
+    assert {name: sorted(points) for name, points in values.items()} == series(tmp_path)
+    whole = [event for _, event in events.read(tmp_path / "events.jsonl")]
+    assert set(times) == {round(e["time"] * 1000) for e in whole if e.get("metrics")}
+    lasted = (experiment["stop_time"] - experiment["start_time"]) / 1000
+    assert whole[-1]["time"] - whole[0]["time"] <= lasted
+    # Nothing that Comet would collect by itself.
+    assert {message["type"] for message in messages} <= {"log_other", "parameter_msg", "metric_msg"}
+
+
+@pytest.mark.slow
+@needs["comet"]
+def test_a_run_that_goes_on_is_two_archives_of_one_experiment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracking, "STOP_WITHIN_S", 60.0)
+    stop_after_21(tmp_path, "comet")
+    (archive,) = (tmp_path / "track" / "comet").glob("*.zip")
+    results = tracked(tmp_path, "comet", resume=True)
+    assert [each["status"] for each in results["trackers"]] == ["ok"]
+    values: dict[str, list[tuple[int, float]]] = {}
+    strategies = {}
+    for path in (tmp_path / "track" / "comet").glob("*.zip"):
+        with zipfile.ZipFile(path) as file:
+            experiment = json.loads(file.read("experiment.json"))
+            messages = [json.loads(line) for line in file.read("messages.json").splitlines()]
+        assert experiment["offline_id"] == archive.stem
+        strategies[path == archive] = experiment["resume_strategy"]
+        for payload in (message["payload"] for message in messages):
+            if "metric" in payload and payload["metric"]["metricName"] != "process duration":
+                metric = payload["metric"]
+                point = metric["step"], metric["metricValue"]
+                values.setdefault(metric["metricName"], []).append(point)
+    assert strategies == {True: "create", False: "get"}
+    assert {name: sorted(points) for name, points in values.items()} == series(tmp_path)
+
+
+@pytest.mark.slow
+@needs["comet"]
+def test_an_archive_is_made_later_and_uploaded_where_there_is_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = events.EventLog(tmp_path / "events.jsonl")
+    config = build(TrainConfig, {"output_dir": tmp_path})
+    known = tracking.facts("spiral", config, 4, "cuda")
+    log.begin(event="begin", step=0, run="a" * 32, trackers=["comet"], environment={}, **known)
+    log.tell("step", 1, metrics={"train_loss_step": 0.5})
+    log.close()
+    command = [sys.executable, "-m", "penstock", "track", "sync", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"comet: track/comet, run {'a' * 32} has all events of {tmp_path}\n"
+    experiment, messages = read_comet(tmp_path)
+    assert set(experiment["tags"]) == {"spiral", "4gpu"}
+    names = [m["payload"]["metric"]["metricName"] for m in messages if "metric" in m["payload"]]
+    assert names.count("train_loss_step") == 1
+
+    with socket.socket() as free:  # a key, and nobody who takes it
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/clientlib/"
+    environment = {**os.environ, "COMET_API_KEY": KEY, "COMET_URL_OVERRIDE": url}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert "penstock track: comet: 127.0.0.1 does not answer; " in done.stderr
+    assert KEY not in done.stdout + done.stderr
+    assert no_file_holds(KEY, tmp_path)
+
+
+# --- MLflow, by a real server ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of an MLflow server on loopback, its store an SQLite database."""
+    pytest.importorskip("mlflow")
+    folder = tmp_path_factory.mktemp("mlflow")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--backend-store-uri", f"sqlite:///{folder}/store.db", "--workers", "1"]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            command, cwd=folder, stdout=log, stderr=log, start_new_session=True,
+            env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true",
+                 "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+        )  # fmt: skip
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(600):
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health"):
+                break
+            assert process.poll() is None, (folder / "log").read_text()
+            time.sleep(0.2)
+        yield url
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def read_mlflow(uri: str, run: str) -> tuple[Any, dict[str, list[tuple[int, float]]]]:
+    """A run, and of each metric its steps and values, as MLflow's API tells them."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(uri)
+    found = client.get_run(run)
+    histories = {name: client.get_metric_history(run, name) for name in found.data.metrics}
+    return found, {
+        name: sorted((each.step, each.value) for each in history)
+        for name, history in histories.items()
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@needs["mlflow"]
+def test_a_run_is_read_back_from_a_server(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    results = tracked(tmp_path / "live", "mlflow", project="live", experiment_name="mine")
+    (tracker,) = results["trackers"]
+    assert (tracker["status"], tracker["where"], tracker["dropped"]) == ("ok", server, 0)
+    run, values = read_mlflow(server, tracker["run"])
+    assert values == series(tmp_path / "live")
+    assert run.info.run_name == "mine"
+    assert run.info.status == "FINISHED"
+    assert run.data.params["batch_size"] == "8"
+    assert run.data.params["hidden_dims"] == "8 4"
+    assert run.data.tags["launch.job_id"] == "4711"
+    assert run.data.metrics["val_acc"] == results["history"][-1]["val_acc"]
+    (begin,) = told(tmp_path / "live", "begin")
+    assert run.info.start_time == round(begin["time"] * 1000)
+
+    # Later, from the file alone, on another server's books: the same values.
+    later = tmp_path / "later"
+    later.mkdir()
+    shutil.copy(tmp_path / "live" / "events.jsonl", later)
+    assert main(["track", "sync", str(later), "--to", "mlflow"]) == 0
+    synced = json.loads((later / "track" / "mlflow.json").read_text())[0]["run"]
+    assert synced != tracker["run"]
+    again, values_again = read_mlflow(server, synced)
+    assert values_again == values
+    assert again.data.params == run.data.params
+    assert again.info.status == "FINISHED"
+    # And nothing is sent twice.
+    assert main(["track", "sync", str(later)]) == 0
+    again, values_again = read_mlflow(server, synced)
+    assert (again.info.status, values_again) == ("FINISHED", values)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@needs["mlflow"]
+def test_a_run_that_goes_on_is_one_run_of_the_server(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
+    monkeypatch.setattr(tracking, "STOP_WITHIN_S", 60.0)
+    stop_after_21(tmp_path, "mlflow")
+    (first,) = json.loads((tmp_path / "training_results.json").read_text())["trackers"]
+    assert first["status"] == "ok"
+    assert read_mlflow(server, first["run"])[0].info.status == "KILLED"
+    (second,) = tracked(tmp_path, "mlflow", resume=True)["trackers"]
+    assert second == first
+    run, values = read_mlflow(server, first["run"])
+    assert run.info.status == "FINISHED"
+    assert values == series(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@needs["mlflow"]
+def test_a_run_that_was_killed_is_told_to_its_end(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGKILL: nobody can say goodbye. Who follows the file sees it end."""
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": server}
+    words = ["train", "spiral", *WORDS, "--epochs", "5000", "--output-dir", str(tmp_path)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "penstock", *words, "--track", "mlflow"],
+        env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    state = tmp_path / "track" / "mlflow.json"
+    until(lambda: state.exists() and json.loads(state.read_text())[0]["sent"] > 0)
+    process.kill()
+    process.wait()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
+    run = json.loads(state.read_text())[0]["run"]
+    until(lambda: read_mlflow(server, run)[0].info.status == "FAILED")
+    assert read_mlflow(server, run)[1] == series(tmp_path)
+
+
+def until(true: Any) -> None:
+    for _ in range(1200):
+        if true():
+            return
+        time.sleep(0.1)
+    raise AssertionError("it never was")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@needs["mlflow"]
+def test_without_a_server_mlflow_is_a_database_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    results = tracked(tmp_path / "out", "mlflow")
+    (tracker,) = results["trackers"]
+    assert (tracker["status"], tracker["where"]) == ("ok", "mlflow.db")
+    run, values = read_mlflow(f"sqlite:///{tmp_path}/out/mlflow.db", tracker["run"])
+    assert values == series(tmp_path / "out")
+    assert run.info.artifact_uri.startswith((tmp_path / "out").as_uri())
+    assert list(elsewhere.iterdir()) == []
+
+
+# --- trackers that fail ------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@needs["mlflow"]
+def test_a_server_that_hangs_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the connection, and never answers."""
+    monkeypatch.setattr(tracking, "FINISH_WITHIN_S", 1.0)
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen()
+        url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", url)
+        results = tracked(tmp_path / "with", "mlflow")
+    (tracker,) = results["trackers"]
+    number = sum(1 for _ in events.read(tmp_path / "with" / "events.jsonl"))
+    assert (tracker["status"], tracker["dropped"]) == ("behind", number)
+    assert tracker["where"] == url
+    assert results["status"] == "complete"
+    tracked(tmp_path / "without")
+    one, other = weights(tmp_path / "with"), weights(tmp_path / "without")
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@needs["mlflow"]
+def test_a_server_that_refuses_is_told_of_once_and_sent_to_later(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        nobody = f"http://user:{KEY}@127.0.0.1:{free.getsockname()[1]}/mlflow"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", nobody)
+    words = ["train", "spiral", *WORDS, "--track", "mlflow", "--output-dir", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock", *words], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stderr.splitlines() if "mlflow" in line]
+    assert len(said) == 1 and said[0].startswith("penstock train: mlflow at http://127.0.0.1:")
+    assert "the run goes on" in said[0] and "penstock track sync" in said[0]
+    (tracker,) = json.loads((tmp_path / "training_results.json").read_text())["trackers"]
+    number = sum(1 for _ in events.read(tmp_path / "events.jsonl"))
+    assert (tracker["status"], tracker["dropped"]) == ("failed", number)
+    assert f"mlflow: {number} events are missing in http://127.0.0.1:" in done.stdout
+    assert KEY not in done.stderr + done.stdout
+    assert no_file_holds(KEY, tmp_path)
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
+    assert main(["track", "sync", str(tmp_path)]) == 0
+    run = json.loads((tmp_path / "track" / "mlflow.json").read_text())[-1]["run"]
+    assert read_mlflow(server, run)[1] == series(tmp_path)
+
+
+# --- keys --------------------------------------------------------------------------------------
+
+
+def no_file_holds(key: str, out: Path) -> bool:
+    """Not even inside an archive; of a file in a database, its bytes."""
+    for path in out.rglob("*"):
+        if not path.is_file():
+            continue
+        assert key.encode() not in path.read_bytes(), path
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                for name in archive.namelist():
+                    assert key.encode() not in archive.read(name), (path, name)
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not all(find_spec(package) for package in trackers.PACKAGES.values()),
+    reason="not all trackers are installed",
+)
+def test_no_file_of_a_run_holds_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    keys = "COMET_API_KEY MLFLOW_TRACKING_TOKEN MLFLOW_TRACKING_PASSWORD AWS_SECRET_ACCESS_KEY"
+    for name in keys.split():
+        monkeypatch.setenv(name, KEY)
+    monkeypatch.setenv("COMET_URL_OVERRIDE", "http://127.0.0.1:9/clientlib/")  # nobody is there
+    name = f"run-{KEY}"  # as somebody might call it who holds the key
+    words = ["train", "spiral", *WORDS, "--output-dir", str(tmp_path), "--profile"]
+    words += ["--track", "comet,mlflow,tensorboard", "--experiment-name", name]
+    assert main(words) == 0
+    assert KEY not in "".join(capfd.readouterr())
+    told_of = json.loads((tmp_path / "training_results.json").read_text())["trackers"]
+    assert [each["status"] for each in told_of] == ["ok", "ok", "ok"]
+    written = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert {"events.jsonl", "mlflow.db", "rank0.json", "args.json"} <= written
+    assert no_file_holds(KEY, tmp_path)
+
+
+# --- bad input ---------------------------------------------------------------------------------
+
+
+def test_an_unknown_tracker_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "spiral", "--track", "comet,wandb"]) == 2
+    said = capsys.readouterr().err
+    assert said == (
+        "penstock train: --track 'wandb': input should be 'comet', 'mlflow' or 'tensorboard'\n"
+    )
+    assert main(["track", "sync", "outputs", "--to", "wandb"]) == 2
+    assert capsys.readouterr().err == (
+        "penstock track: --to wandb: the trackers are comet, mlflow, tensorboard\n"
+    )
+    assert main(["track", "sync", "outputs", "--follow"]) == 2
+    assert "--follow goes with one tracker" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", trackers.TRACKERS)
+def test_a_library_that_is_missing_is_named_before_anything_is_written(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = trackers.PACKAGES[name]
+    monkeypatch.setitem(sys.modules, package, None)
+    told = rf"--track {name}: {package} is not installed; run: pip install 'penstock\[track\]'"
+    with pytest.raises(MissingDependency, match=told):
+        tracked(tmp_path / "out", name)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_without_events_is_refused(tmp_path: Path) -> None:
+    told = "holds no events.jsonl of a run; train with --track"
+    for names in ([], ["--to", "tensorboard"]):
+        assert main(["track", "sync", str(tmp_path), *names]) == 2
+    with pytest.raises(UsageError, match=told):
+        tracking.of_run(tmp_path)
+    (tmp_path / "events.jsonl").write_text('{"event": "step", "time": 1, "step": 3}\nnonsense')
+    with pytest.raises(UsageError, match=told):
+        tracking.deliver(tmp_path, "tensorboard")
+
+
+def test_texts_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_API_KEY", KEY)
+    monkeypatch.setenv("SOME_SECRET", "short")
+    nested = {"a": [f"x{KEY}y", 3], "b": ("https://me:pass@host:8/p?q", None)}
+    assert trackers.scrubbed(nested) == {"a": ["x***y", 3], "b": ["https://host:8/p?q", None]}
+    assert trackers.scrub("short") == "short"
