@@ -12,7 +12,7 @@ test: $(VENV)/ready                 ## the default tests: under two minutes on t
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2
 
 check: lint types test              ## what CI runs
-	$(RUN) -m pytest -m slow --maxfail 3
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 -m slow --maxfail 3
 
 lint: $(VENV)/ready
 	$(RUN) -m ruff check
@@ -24,6 +24,11 @@ types: $(VENV)/ready
 bench: $(VENV)/ready                ## benchmarks of this machine, recorded in benchmarks/
 	$(RUN) benchmarks/infer.py
 	$(RUN) benchmarks/harness.py
+	$(RUN) benchmarks/loader.py
+	$(RUN) benchmarks/loader_remote.py
+	$(RUN) benchmarks/drain.py
+	$(RUN) benchmarks/preprocess.py
+	$(RUN) benchmarks/detector.py
 
 gpu: $(VENV)/ready                  ## tests that need a CUDA device
 	$(RUN) -m pytest -m gpu
