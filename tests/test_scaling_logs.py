@@ -6,9 +6,11 @@ import csv
 import json
 import os
 import random
+import re
 import sqlite3
 import subprocess
 import sys
+import time
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from penstock.cli import main
 from penstock.errors import UsageError
 from penstock.ledger import Ledger
 from penstock.record import Record, case_key
@@ -24,6 +27,7 @@ from penstock.scaling_logs import lines_of, plain, read_log
 from penstock.scaling_sources import read_runs
 
 from .scaling_zoo import log, results, write
+from .test_train import Spiral, torchrun
 
 REAL = Path(__file__).parents[2] / "shared" / "data" / "slurm-logs"
 real_logs = pytest.mark.skipif(not REAL.is_dir(), reason=f"there are no real logs in {REAL.name}")
@@ -619,3 +623,24 @@ def test_a_path_that_is_not_there(tmp_path: Path) -> None:
         read_runs([tmp_path / "nothing"])
     with pytest.raises(UsageError, match="holds no run"):
         read_runs([tmp_path])
+
+
+class Slowed(Spiral):
+    """Two spirals, on whose second rank every step takes 50 ms more."""
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        if os.environ["RANK"] == "1":
+            time.sleep(0.05)
+        return super().loss(model, batch)
+
+
+@pytest.mark.slow
+def test_a_rank_slowed_by_50_ms_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["tests.test_scaling_logs:Slowed", "--num-samples", "200", "--batch-size", "4"]
+    done = torchrun(tmp_path / "run", *words, "--epochs", "2", "--optimizer", "adam")
+    assert done.returncode == 0, done.stderr
+    assert main(["scaling", str(tmp_path / "run")]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"rank 1\b[^.]* holds the others up: [4-9]\d\.?\d* ms", said), said
