@@ -1,39 +1,92 @@
 #!/usr/bin/env bash
-# What a GPU does with the refiner: memory and throughput, variants, the largest batch that fits.
+# What a GPU does with the refiner: memory and throughput, variants, the largest batch that fits; and
+# with the detector: the suite on generated scenes, ResNet-50 FPN in mixed precision, batch by batch.
 #
-#     bash benchmarks/gpu.sh [FOLDER]          about 25 minutes on one card; it goes on where it ended
+#     bash benchmarks/gpu.sh [FOLDER [PART...]]    about 40 minutes on one card; it goes on where it ended
 #
-# Everything lands in FOLDER (default benchmarks/results/gpu): ledgers of raw records, CSV, figures,
-# settings. Each part can be killed and run again: --resume measures only what is missing.
+# Parts: check limits variants tiles suite (default: all). What is kept lands in FOLDER (default
+# benchmarks/results/gpu): ledgers of raw records, CSV, reports, figures, settings. Each part can be
+# killed and run again: --resume measures only what is missing. Scenes, chips and weights of the
+# suite lie in WORK (default /tmp/penstock-gpu) and are not kept.
+#
+# DEVICE, PRESET, SCENES and CUT are there for tests/test_gpu.py, which runs a small suite on a CPU.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=${1:-benchmarks/results/gpu}
-mkdir -p "$folder"
+parts=("${@:2}")
+((${#parts[@]})) || parts=(check limits variants tiles suite)
+device=${DEVICE:-cuda}
+preset=$(realpath "${PRESET:-benchmarks/gpu_suite.json}")
+work=${WORK:-/tmp/penstock-gpu}
+read -ra scenes <<<"${SCENES:---scenes 10 --validation 2 --size 4000 4000 --objects 200}"
+read -ra cut <<<"${CUT:---chip-size 800 --overlap 64}"
+mkdir -p "$folder" "$work"
+
 penstock() { "${PYTHON:-python3}" -m penstock "$@"; }
 bench() { # NAME FLAGS...: one sweep and its figure
     local name=$1
     shift
-    penstock bench model --device cuda --resume --launch-seconds 3 --output "$folder/$name.csv" "$@"
+    penstock bench model --device "$device" --resume --launch-seconds 3 \
+        --output "$folder/$name.csv" "$@"
     penstock plot "$folder/$name.csv" --output "$folder/$name.png"
 }
 
-penstock doctor --device cuda --effort quick --ledger "$folder/doctor.ledger" \
-    --json "$folder/doctor.json"
+check() {
+    penstock doctor --device "$device" --effort quick --ledger "$folder/doctor.ledger" \
+        --json "$folder/doctor.json"
+}
 
-# 1. The largest batch of each tile, verified on both sides.
-for size in 100m 300m; do
-    penstock bench model --device cuda --model prithvi-refiner-$size --mode train --amp \
-        --tile-sizes 256 384 --find-limit --output "$folder/limit-$size.csv" | tee "$folder/limit-$size.txt"
-done
+limits() { # The largest batch of each tile, verified on both sides.
+    local size
+    for size in 100m 300m; do
+        penstock bench model --device "$device" --model "prithvi-refiner-$size" --mode train --amp \
+            --tile-sizes 256 384 --find-limit --output "$folder/limit-$size.csv" |
+            tee "$folder/limit-$size.txt"
+    done
+}
 
-# 2. Precision and layout, at one tile and batch. Five launches: these are compared.
-bench variants --model prithvi-refiner-100m --tile-sizes 256 --batch-sizes 8 \
-    --amp off on --compile off on --channels-last off on
+variants() { # Precision and layout, at one tile and batch. Five launches: these are compared.
+    bench variants --model prithvi-refiner-100m --tile-sizes 256 --batch-sizes 8 \
+        --amp off on --compile off on --channels-last off on
+}
 
-# 3. Tile against batch, inference and training.
-for size in 100m 300m; do
-    bench "inference-$size" --effort quick --model prithvi-refiner-$size --amp \
-        --tile-sizes 256 384 512 --batch-sizes 1 4 16
-    bench "train-$size" --effort quick --model prithvi-refiner-$size --amp --mode train \
-        --tile-sizes 256 384 --batch-sizes 1 4 16
+tiles() { # Tile against batch, inference and training.
+    local size
+    for size in 100m 300m; do
+        bench "inference-$size" --effort quick --model "prithvi-refiner-$size" --amp \
+            --tile-sizes 256 384 512 --batch-sizes 1 4 16
+        bench "train-$size" --effort quick --model "prithvi-refiner-$size" --amp --mode train \
+            --tile-sizes 256 384 --batch-sizes 1 4 16
+    done
+}
+
+suite() ( # In the folder of its data, so that no record holds a path of this machine.
+    folder=$(realpath "$folder")
+    cd "$work"
+    if [[ ! -d scenes ]]; then
+        rm -rf scenes.part
+        penstock generate xview3 scenes.part "${scenes[@]}"
+        mv scenes.part scenes
+    fi
+    data=(--data-root scenes --train-labels scenes/labels/train.csv
+        --val-labels scenes/labels/validation.csv)
+    penstock suite preprocess "${data[@]}" --output-dir chips "${cut[@]}"
+    # 1 says that a run crashed, which is a row of the report.
+    status=0
+    penstock suite benchmark --config "$preset" "${data[@]}" --train-chips chips/train \
+        --val-chips chips/val --output-dir suite --resume || status=$?
+    ((status <= 1)) || exit "$status"
+    mkdir -p "$folder/suite"
+    cp -R suite/suite.ledger suite/system_info.json suite/benchmark_report* "$folder/suite/"
+    exit "$status"
+)
+
+for part in "${parts[@]}"; do
+    case $part in
+    check | limits | variants | tiles | suite) "$part" ;;
+    *)
+        echo "there is no part $part; there are check, limits, variants, tiles, suite" >&2
+        exit 2
+        ;;
+    esac
 done
