@@ -29,6 +29,7 @@ bench: $(VENV)/ready                ## benchmarks of this machine, recorded in b
 	$(RUN) benchmarks/drain.py
 	$(RUN) benchmarks/preprocess.py
 	$(RUN) benchmarks/detector.py
+	$(RUN) benchmarks/trackers.py
 
 gpu: $(VENV)/ready                  ## tests that need a CUDA device
 	$(RUN) -m pytest -m gpu

@@ -1,6 +1,6 @@
 """What ``--track`` costs a training: runs with trackers and without, in turns.
 
-    python benchmarks/trackers.py            the numbers of README.md, about ten minutes
+    python benchmarks/trackers.py            the numbers of README.md, about six minutes
     python benchmarks/trackers.py --quick    a smoke test, README untouched
 
 The spiral's steps are as short as steps get, so what a tracker takes of one shows most there. All
@@ -101,7 +101,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a smoke test; README untouched")
     parser.add_argument("--results", type=Path, default=HERE / "results")
     args = parser.parse_args()
-    number, flags = 5, ["--num-samples", "60000", "--epochs", "12", "--threads", "1"]
+    number, flags = 5, ["--num-samples", "60000", "--epochs", "5", "--threads", "1"]
     if args.quick:
         number, flags = 1, ["--num-samples", "400", "--epochs", "2", "--threads", "1"]
     rounds: list[dict[str, Sample]] = []

@@ -64,3 +64,26 @@ def test_report_is_computed_from_records(tmp_path: Path, monkeypatch: pytest.Mon
     above = {1: {"seconds": 2.0}, 2: {"seconds": 9.0}}
     below = {1: {"seconds": 1.0}, 3: {"seconds": 1.0}}
     assert bench["ratios"](above, below) == [2.0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "left"),
+    [
+        ("loader_remote", "*-loader-remote.jsonl.gz"),
+        ("drain", "*-drain.report/report.md"),
+        ("study", "*-study/scaling.md"),
+    ],
+)
+def test_quick_benchmarks_leave_what_they_say(script: str, left: str, tmp_path: Path) -> None:
+    for library in ("torch", "lightning_fabric", "xarray", "dask", "boto3", "matplotlib"):
+        pytest.importorskip(library)
+    readme = (BENCHMARKS / "README.md").read_text()
+    command = [sys.executable, str(BENCHMARKS / f"{script}.py"), "--quick"]
+    done = subprocess.run(
+        [*command, "--results", str(tmp_path)], capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (BENCHMARKS / "README.md").read_text() == readme
+    assert list(tmp_path.glob(left))
+    assert "| " in done.stdout

@@ -24,6 +24,7 @@ from penstock.detection import (
     Objects,
     keep_strongest,
     match,
+    more_pairs,
     read_predictions,
     write_predictions,
 )
@@ -124,8 +125,22 @@ def test_a_matching_has_the_most_pairs_and_the_least_distance(predicted: Any, tr
     assert (len(rows), distance.sum()) == (pairs, pytest.approx(total, abs=1e-6))
 
 
+@given(
+    *[
+        hnp.arrays(np.float64, st.tuples(st.integers(0, most), st.just(2)),
+                   elements=st.integers(0, 70))
+        for most in (14, 9)
+    ]
+)  # fmt: skip
+def test_pairs_are_counted_as_predictions_come(predicted: Any, true: Any) -> None:
+    counts = np.cumsum(more_pairs(predicted, true, 200.0))
+    for number, count in enumerate(counts, 1):
+        assert count == len(match(predicted[:number], true, 200.0)[0])
+
+
 def test_exactly_at_the_tolerance_is_not_near() -> None:
     here, at, under = (np.array([[0.0, column]]) for column in (0, 20, 19.999))
+    assert [more_pairs(here, there, 200.0).item() for there in (at, under)] == [False, True]
     for far in ("never", "costly", "as they are"):
         assert len(match(here, at, 200.0, far=far)[0]) == 0
         assert len(match(here, under, 200.0, far=far)[0]) == 1
@@ -363,6 +378,49 @@ def test_the_best_threshold_leaves_the_strays() -> None:
     threshold, f1 = best_threshold(Objects.join([strays, right]), labels)
     assert (threshold, f1) == (0.6, 1.0)
     assert best_threshold(Objects.of([], []), labels) == (0.0, 0.0)
+
+
+def test_the_best_threshold_is_found_among_thousands_of_strays() -> None:
+    """Of 64 quantiles of these scores the strongest leaves 1 detection, and the next 128."""
+    rng = np.random.default_rng(0)
+    places = rng.permutation(90_000)[:8050]
+    points = 40.0 * np.stack([places // 300, places % 300], axis=1)
+    scores = np.concatenate([rng.uniform(0.8, 0.9, 50), rng.uniform(0.1, 0.8, 8000)])
+    labels = Objects.of("a", points[:50], confidence=HIGH)
+    found = Objects.of("a", points, score=scores)
+    assert best_threshold(found, labels) == (scores[:50].min(), 1.0)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.sampled_from("ab"), st.booleans()), max_size=12),
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(1, 9)), max_size=14),
+    st.booleans(),
+)
+def test_the_score_that_promises_most_is_the_best(
+    true: list[Any], found: list[Any], drop: bool
+) -> None:
+    """All others were tried. Places are of one or several labels, all LOW there or none."""
+    low = {(place, scene) for place, scene, is_low in true if is_low}
+    labels = Objects.of(
+        np.array([scene for _, scene, _ in true], np.str_),
+        [[100.0 * place, 5 * number] for number, (place, _, _) in enumerate(true)],
+        confidence=[LOW if (place, scene) in low else HIGH for place, scene, _ in true],
+    )
+    predicted = Objects.of(
+        np.array(["ab"[at % 2] for _, at, _ in found], np.str_),
+        [[100.0 * place + at, 20 * at] for place, at, _ in found],
+        score=[score / 10 for *_, score in found],
+    )
+    rules = XView3Rules(drop_low_detect=drop)
+    tried = [
+        score_xview3(predicted[predicted.score >= least], labels, rules).loc_fscore or 0.0
+        for least in np.unique(predicted.score)
+    ]
+    threshold, f1 = best_threshold(predicted, labels, rules, most=1)
+    assert f1 == max(tried, default=0.0)
+    if f1:
+        kept = predicted[predicted.score >= threshold]
+        assert score_xview3(kept, labels, rules).loc_fscore == f1
 
 
 # --- files --------------------------------------------------------------------------------------

@@ -1,7 +1,18 @@
-"""The CUDA path against its CPU twin: ``pytest -m gpu`` on a machine that has a device."""
+"""The CUDA path against its CPU twin: ``pytest -m gpu`` on a machine that has a device.
+
+What a training does is asked of both, so that the same calls are tested where there is none.
+"""
 
 from __future__ import annotations
 
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +22,23 @@ import torch
 from torch import nn
 
 import penstock
+from penstock.cli import main
+from penstock.config import TRAIN_DEFAULTS, SuiteConfig, TrainConfig, build
+from penstock.errors import Incomplete
+from penstock.preset import read_preset
+from penstock.suite import cases_of
 
-pytestmark = [
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+ON_GPU = (
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+)
+
+
+def on_gpu(test: Any) -> Any:
+    for mark in ON_GPU:
+        test = mark(test)
+    return test
 
 
 def run(volume: np.ndarray, net: Any, device: str, **knobs: Any) -> np.ndarray:
@@ -29,6 +52,7 @@ def conv() -> nn.Module:
     return nn.Sequential(nn.Conv3d(1, 8, 3, padding=1), nn.GELU(), nn.Conv3d(8, 1, 3, padding=1))
 
 
+@on_gpu
 @pytest.mark.parametrize("seam", ["trim", "blend"])
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int32", "float32"])
 def test_identity_is_exact(seam: str, dtype: str) -> None:
@@ -37,6 +61,7 @@ def test_identity_is_exact(seam: str, dtype: str) -> None:
     assert np.allclose(run(volume, "identity", "cuda:0", amp="off", **knobs), volume, atol=1e-3)
 
 
+@on_gpu
 @pytest.mark.parametrize("seam", ["trim", "blend"])
 def test_cuda_agrees_with_the_cpu(seam: str) -> None:
     volume = np.random.default_rng(1).normal(size=(70, 90, 110)).astype("float32")
@@ -48,6 +73,7 @@ def test_cuda_agrees_with_the_cpu(seam: str) -> None:
     assert np.abs(half - expected).max() < 2e-2 * np.abs(expected).max()
 
 
+@on_gpu
 def test_the_result_does_not_depend_on_block_or_workers() -> None:
     volume = np.random.default_rng(2).integers(0, 5000, (70, 90, 110)).astype("uint16")
     knobs: dict[str, Any] = {"patch": 32, "overlap": 8, "seam_mode": "blend", "normalize": "global"}
@@ -58,6 +84,7 @@ def test_the_result_does_not_depend_on_block_or_workers() -> None:
     assert (results[0] == results[1]).all()
 
 
+@on_gpu
 def test_nan_and_a_failing_model_behave_as_on_the_cpu() -> None:
     volume = np.ones((20, 20, 20), "float32")
     volume[3, 4, 5] = np.nan
@@ -73,15 +100,16 @@ def test_nan_and_a_failing_model_behave_as_on_the_cpu() -> None:
         run(np.ones((20, 20, 20), "float32"), Overflows(), "cuda:0", patch=16, overlap=4)
 
 
+@on_gpu
 @pytest.mark.parametrize("mode", ["inference", "train"])
 def test_a_model_is_measured_by_events_and_its_memory_by_the_driver(
     tmp_path: Path, mode: str
 ) -> None:
-    from penstock import cli, ledger
+    from penstock import ledger
 
     flags = ["--tile-sizes", "64", "--batch-sizes", "2", "--effort", "quick", "--mode", mode]
     out = tmp_path / "bench.csv"
-    assert cli.main(["bench", "model", *flags, "--launch-seconds", "1", "--output", str(out)]) == 0
+    assert main(["bench", "model", *flags, "--launch-seconds", "1", "--output", str(out)]) == 0
     (record,) = ledger.read(tmp_path / "bench.ledger")
     assert record.ok and record.case["device"].startswith("cuda")
     phases = {"forward", "backward", "optimizer"} if mode == "train" else set()
@@ -89,3 +117,188 @@ def test_a_model_is_measured_by_events_and_its_memory_by_the_driver(
     assert record.memory.device_peak and record.memory.device_reserved
     assert record.memory.device_reserved >= record.memory.device_peak
     assert record.clocks
+
+
+# --- training, there and on the CPU --------------------------------------------------------------
+
+PHASES = ("data_wait", "transfer", "forward", "backward", "optimizer")
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=ON_GPU)])
+def device(request: pytest.FixtureRequest) -> str:
+    pytest.importorskip("lightning_fabric")
+    name: str = request.param
+    return name
+
+
+def train(workload: str, *settings: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    from penstock.train import train
+
+    progress = more.pop("progress", lambda now: None)
+    config = build(TrainConfig, TRAIN_DEFAULTS[workload], *settings, more)
+    return train(workload, config, progress=progress)
+
+
+def spiral(out: Path, device: str, **more: Any) -> dict[str, Any]:
+    small: dict[str, Any] = {"num_samples": 203, "batch_size": 8, "epochs": 3}
+    small |= {"hidden_dims": (8, 4), "dropout": 0.0, "output_dir": out, "device": device}
+    return train("spiral", small, **more)
+
+
+def read(out: Path, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = torch.load(out / name, weights_only=True, map_location="cpu")
+    return found
+
+
+def assert_close(one: Mapping[str, Any], other: Mapping[str, Any], tolerance: float) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        assert torch.allclose(one[name], other[name], rtol=tolerance, atol=tolerance), name
+
+
+def assert_told(out: Path, results: Mapping[str, Any], device: str) -> None:
+    """Each step has its phases, and the peaks are of the device that trained."""
+    with (out / "steps" / "rank0.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == results["steps"]
+    for row in rows:
+        phases = [float(row[f"{name}_s"]) for name in PHASES]
+        assert min(phases) >= 0
+        assert phases[0] <= float(row["step_s"])
+        if device == "cpu":  # on a GPU they are the device's, and the step is the host's
+            assert sum(phases) == pytest.approx(float(row["step_s"]), abs=1e-6)
+    (rank,) = results["ranks"]
+    for name in PHASES[2:]:
+        assert rank["phases"][name]["total_s"] > 0
+    peaks = [rank["memory"][name] for name in ("device_peak", "device_reserved")]
+    assert all(peaks) if device == "cuda" else peaks == [None, None]
+    assert (results["device"] == "cpu") == (device == "cpu")
+
+
+def test_the_spiral_is_trained_as_on_the_cpu(device: str, tmp_path: Path) -> None:
+    results = spiral(tmp_path / "there", device)
+    assert_told(tmp_path / "there", results, device)
+    here = spiral(tmp_path / "here", "cpu")
+    assert results["samples"] == here["samples"]
+    assert results["final"]["val_loss"] == pytest.approx(here["final"]["val_loss"], rel=1e-2)
+    one, other = (read(tmp_path / name, "best_model.pth") for name in ("there", "here"))
+    assert one.keys() == other.keys()
+
+
+def test_a_training_that_is_stopped_goes_on(device: str, tmp_path: Path) -> None:
+    """With dropout, whose random numbers are the device's own."""
+
+    def strike(now: Any) -> None:
+        if not now.validated and 20 < now.step < 54:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    spiral(tmp_path / "whole", device, dropout=0.2)
+    with pytest.raises(Incomplete, match="stopped by SIGTERM"):
+        spiral(tmp_path / "parts", device, dropout=0.2, progress=strike)
+    # Where steps are queued, the signal comes when they are drained.
+    results = spiral(tmp_path / "parts", device, dropout=0.2, resume=True)
+    assert results["steps"] == 54 and len(results["resumed_at_steps"]) == 1
+    whole, parts = (
+        read(tmp_path / name, "checkpoints/last.pt")["model"] for name in ("whole", "parts")
+    )
+    assert_close(whole, parts, 0 if device == "cpu" else 1e-4)
+
+
+def tiny(in_channels: int = 1) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv3d(in_channels, 4, 3, padding=1), nn.ReLU(), nn.Conv3d(4, 1, 3, padding=1)
+    )
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    clean = rng.integers(0, 4000, (16, 24, 40)).astype(np.uint16)
+    noisy = clean + rng.integers(0, 500, clean.shape).astype(np.uint16)
+    found: dict[str, Any] = {"model": f"{__name__}:tiny", "tile_size": "8", "num_workers": 2}
+    for flag, array in {"in_spec": noisy, "target_spec": clean}.items():
+        np.save(tmp_path / f"{flag}.npy", array)
+        found[flag] = str(tmp_path / f"{flag}.npy")
+    return found
+
+
+def test_mixed_precision_learns_with_clipped_gradients(
+    device: str, pairs: dict[str, Any], tmp_path: Path
+) -> None:
+    """By the command; and it goes on with the scaler, which only CUDA's half precision has."""
+    out = tmp_path / "out"
+    words = [part for name, value in pairs.items() for part in (f"--{name}", str(value))]
+    words += ["--amp", "--clip-norm", "1", "--learning-rate", "0.01", "--batch-size", "4"]
+    words += ["--device", device, "--output-dir", str(out)]
+    assert main(["train", "pairs", *words, "--epochs", "4", "--schedule", "constant"]) == 0
+    results = json.loads((out / "training_results.json").read_text())
+    assert_told(out, results, device)
+    history = results["history"]
+    assert history[-1]["train_loss"] < history[0]["train_loss"]
+    assert np.isfinite(results["final"]["val_psnr"])
+    scaler = read(out, "checkpoints/last.pt")["scaler"]
+    assert scaler["scale"] > 0 if device == "cuda" else not scaler
+    more = [*words, "--epochs", "5", "--schedule", "constant", "--resume"]
+    assert main(["train", "pairs", *more]) == 0
+    resumed = json.loads((out / "training_results.json").read_text())
+    assert (resumed["epochs"], resumed["resumed_at_steps"]) == (5, [results["steps"]])
+
+
+def test_accumulated_batches_equal_the_big_one_and_all_are_timed(
+    device: str, pairs: dict[str, Any], tmp_path: Path
+) -> None:
+    big = train("pairs", pairs, batch_size=6, epochs=2, device=device, output_dir=tmp_path / "big")
+    out = tmp_path / "small"
+    small = train(
+        "pairs", pairs, batch_size=2, grad_accum_steps=3, epochs=2, device=device, output_dir=out
+    )
+    assert (small["steps"], small["global_batch_size"]) == (big["steps"], 6)
+    assert_told(out, small, device)
+    one, other = (read(tmp_path / name, "best_model.pth") for name in ("big", "small"))
+    assert_close(one, other, 1e-4 if device == "cpu" else 1e-2)
+
+
+# --- the benchmark of a GPU ----------------------------------------------------------------------
+
+
+def test_the_suite_of_the_benchmark_is_resnet50_in_mixed_precision(tmp_path: Path) -> None:
+    preset = read_preset(BENCHMARKS / "gpu_suite.json")
+    cases = cases_of(preset, build(SuiteConfig, {"output_dir": tmp_path}))
+    assert len(cases) == 10
+    for case in cases:
+        assert (case["device"], case["backbone"], case["amp"]) == ("cuda", "resnet50", True)
+
+
+@pytest.mark.slow
+def test_the_benchmark_keeps_ledger_report_and_figures(tmp_path: Path) -> None:
+    """gpu.sh, with a preset, scenes and chips that a CPU has time for. It goes on where it was."""
+    needed = ("lightning_fabric", "torchvision", "rasterio", "matplotlib")
+    if not all(map(find_spec, needed)):
+        pytest.skip(f"one of {', '.join(needed)} is not installed")
+    settings = json.loads((BENCHMARKS / "gpu_suite.json").read_text())
+    settings |= {"batch_sizes": [1], "num_workers_list": [0], "epochs": 1}
+    settings["train"] |= {"device": "cpu", "backbone": "mobilenet", "max_steps": 2}
+    (tmp_path / "preset.json").write_text(json.dumps(settings))
+    small = {
+        "PRESET": str(tmp_path / "preset.json"), "WORK": str(tmp_path / "work"),
+        "SCENES": "--scenes 2 --size 256 256 --objects 8", "CUT": "--chip-size 128 --overlap 32",
+        "PYTHON": sys.executable, "DEVICE": "cpu",
+    }  # fmt: skip
+    command = ["bash", str(BENCHMARKS / "gpu.sh"), str(tmp_path / "kept"), "suite"]
+    for said in ("ok", "skipped, the ledger has it"):
+        done = subprocess.run(
+            command, env={**os.environ, **small}, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+        assert said in done.stdout + done.stderr
+    kept = tmp_path / "kept" / "suite"
+    assert {path.name for path in kept.iterdir()} == {
+        "suite.ledger", "system_info.json", "benchmark_report.json", "benchmark_report.md",
+        "benchmark_report.png",
+    }  # fmt: skip
+    (record,) = (kept / "suite.ledger" / "records.jsonl").read_text().splitlines()
+    assert json.loads(record)["case"]["amp"] is True
+    assert str(tmp_path) not in record
+    words = [*command[:-1], "suit"]
+    done = subprocess.run(words, env={**os.environ, **small}, capture_output=True, text=True)
+    assert done.returncode == 2 and "there is no part suit; there are check" in done.stderr

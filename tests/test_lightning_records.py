@@ -62,3 +62,42 @@ def test_a_trainer_tells_its_steps(tmp_path: Path) -> None:
     told = json.loads((tmp_path / "training_results.json").read_text())
     assert (told["steps"], told["samples"], told["status"]) == (6, 20, "complete")
     assert told["ranks"][0]["phases"]["forward"]["total_s"] > 0
+
+
+class Slow(Line):
+    """A step takes a second and the validation of a batch a hundred, by a clock of its own."""
+
+    now = 0.0
+
+    def training_step(self, batch: Any, number: int) -> torch.Tensor:
+        self.now += 1
+        return super().training_step(batch, number)
+
+    def validation_step(self, batch: Any, number: int) -> None:
+        self.now += 100
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("every", "validations"), [(1, 6), (1.0, 2)], ids=["steps", "epochs"])
+def test_validation_is_no_part_of_training_nor_of_a_step(
+    every: float, validations: int, tmp_path: Path
+) -> None:
+    """After each step, or at an epoch's end; before training Lightning validates two batches."""
+    points = torch.arange(20.0).reshape(10, 2) / 20
+    data = DataLoader(TensorDataset(points, points.sum(1, keepdim=True)), batch_size=4)
+    line = Slow()
+    records = Records(tmp_path, clock=lambda: line.now)
+    trainer = lightning.Trainer(
+        max_epochs=2, accelerator="cpu", devices=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, callbacks=[records],
+        val_check_interval=every,
+    )  # fmt: skip
+    trainer.fit(line, data, data)
+    trainer.validate(line, data, verbose=False)
+    assert line.now == 6 + 100 * (2 + 3 * validations + 3)
+    told = json.loads((tmp_path / "training_results.json").read_text())
+    assert (told["training_s"], told["validation_s"]) == (6, 300 * validations)
+    assert told["samples_per_s"] == 20 / 6
+    phases = told["ranks"][0]["phases"]
+    assert (phases["step"]["total_s"], phases["forward"]["total_s"]) == (6, 6)
+    assert phases["data_wait"]["total_s"] == 0

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ STEP = {
     "SLURM_STEP_NODELIST": "raven[0123,0124]",
 }  # fmt: skip
 """What a task sees of a step that was started on fewer tasks than its job has."""
+AGAIN = {**JOB, "SLURM_RESTART_COUNT": "1"}
 
 
 def config_of(**settings: Any) -> TrainConfig:
@@ -103,6 +106,22 @@ def test_a_rank_has_the_device_of_its_number_or_the_one_it_sees() -> None:
         own_device(third, visible=2)
 
 
+def test_an_element_of_an_array_has_one_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its log and in its results: scaling takes the two together by it."""
+    pytest.importorskip("torch")
+    from penstock.ranks import launch_of
+
+    for name in [name for name in os.environ if name.startswith("SLURM_")]:
+        monkeypatch.delenv(name)
+    assert launch_of(["n1", "n1"])["job_id"] is None
+    element = {**STEP, "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
+    for name, text in element.items():
+        monkeypatch.setenv(name, text)
+    told = launch_of(["n1", "n1", "n2"])
+    assert (told["job_id"], told["nodes"], told["hosts"]) == ("7_3", 2, ["n1", "n2"])
+    assert first_lines("spiral", config_of(), find(STEP), element)[0] == "Job ID: 7_3"
+
+
 def test_a_job_whose_tasks_are_not_started_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,15 +147,99 @@ def test_what_a_job_adds_to_its_training(tmp_path: Path) -> None:
     out = ["--distributed", "--output-dir", str(tmp_path / "123456")]
     assert launch.added(config, JOB) == out
     assert launch.added(config_of(output_dir=tmp_path), JOB) == ["--distributed"]
-    again = {**JOB, "SLURM_RESTART_COUNT": "1"}
-    # Killed before it had saved, it begins again; later it goes on.
-    assert launch.added(config, again) == [*out, "--no-resume", "--overwrite"]
-    saved = tmp_path / "123456" / "checkpoints" / "last.pt"
-    saved.parent.mkdir(parents=True)
-    saved.touch()
-    assert launch.added(config, again) == [*out, "--resume", "--no-overwrite"]
-    array = {**again, "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
-    assert launch.added(config, array)[2] == str(tmp_path / "7_3")
+    # Killed before it had begun a run, it begins; before it had saved, again; later it goes on.
+    assert launch.added(config, AGAIN) == out
+    begun_by("123456", tmp_path / "123456")
+    assert launch.added(config, AGAIN) == [*out, "--no-resume", "--overwrite"]
+    saved_in(tmp_path / "123456")
+    assert launch.added(config, AGAIN) == [*out, "--resume", "--no-overwrite"]
+    array = {**AGAIN, "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
+    assert launch.added(config, array) == ["--distributed", "--output-dir", str(tmp_path / "7_3")]
+    begun_by("7_3", tmp_path / "7_3")
+    assert launch.added(config, array)[3:] == ["--no-resume", "--overwrite"]
+
+
+def begun_by(job: str | None, out: Path) -> None:
+    out.mkdir(exist_ok=True)
+    (out / "args.json").write_text(json.dumps({"workload": "spiral", "launch": {"job_id": job}}))
+
+
+def saved_in(out: Path) -> None:
+    (out / "checkpoints").mkdir(exist_ok=True)
+    (out / "checkpoints" / "last.pt").touch()
+
+
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize(
+    ("text", "whose"),
+    [('{"launch": {"job_id": "77"}}', "job 77"), ('{"launch": {"job_id": null}}', "no job"),
+     ("{}", "no job"), ("[3]", "no job")],
+)  # fmt: skip
+def test_a_job_goes_on_with_no_run_but_its_own(
+    text: str, whose: str, saved: bool, tmp_path: Path
+) -> None:
+    """Its first life may have ended before it had begun; what lies there is another's then."""
+    (tmp_path / "args.json").write_text(text)
+    if saved:
+        saved_in(tmp_path)
+    with pytest.raises(UsageError) as told:
+        launch.added(config_of(output_dir=tmp_path), AGAIN)
+    assert f"--output-dir {tmp_path} holds a run of {whose}, and job 123456 had not" in (
+        str(told.value)
+    )
+    # Unless it was asked to.
+    for knob in ("resume", "overwrite"):
+        asked = config_of(output_dir=tmp_path, **{knob: True})
+        assert launch.added(asked, AGAIN) == ["--distributed"]
+
+
+@pytest.fixture
+def in_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
+    """The words that begin a life of a job whose srun does what it is told; `requeued` is how
+    often it was put back."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "scontrol").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/requeued\n')
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    for name, text in JOB.items():
+        monkeypatch.setenv(name, text)
+
+    def life(text: str) -> list[str]:
+        (tmp_path / "bin" / "srun").write_text(f"#!/bin/sh\n{text}\n")
+        for name in ("srun", "scontrol"):
+            (tmp_path / "bin" / name).chmod(0o755)
+        return ["launch", "slurm", "--requeue", "--", *SPIRAL, "--output-dir", str(tmp_path / "o")]
+
+    return life
+
+
+def test_a_job_that_gets_nowhere_is_not_put_back_for_ever(
+    in_a_job: Callable[[str], list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    last = tmp_path / "o" / "checkpoints" / "last.pt"
+    too_early = "kill -USR1 $PPID; exec sleep 60"  # which the signal ends, and nobody hears
+    while_it_began = "trap 'exit 3' USR1; kill -USR1 $PPID; while :; do sleep 0.02; done"
+    saves = f"mkdir -p {last.parent}; echo >> {last}; {while_it_began}"
+
+    def lived(text: str) -> tuple[int, str, int]:
+        """Its exit code, what it said, and how often the job was put back so far."""
+        code = main(in_a_job(text))
+        said = capsys.readouterr().err
+        heard = tmp_path / "requeued"
+        return code, said, len(heard.read_text().splitlines()) if heard.exists() else 0
+
+    nothing = "penstock launch: job 123456 was stopped before it had saved anything new"
+    assert lived(too_early) == (138, f"{nothing} and is back in the queue\n", 1)
+    code, said, times = lived(while_it_began)
+    assert (code, times) == (1, 1)
+    assert said.startswith(f"{nothing}, as in an earlier life: it is not put back into the queue")
+    # What it saves is new in each life; without that, the first is put back, and no other.
+    for times in (2, 3):
+        time.sleep(0.01)  # of a clock of files that is coarse
+        told = "penstock launch: job 123456 has saved and is back in the queue\n"
+        assert lived(saves) == (3, told, times)
+    assert lived(while_it_began) == (3, f"{nothing} and is back in the queue\n", 4)
+    assert lived(too_early)[::2] == (1, 4)
+    assert (tmp_path / "requeued").read_text().splitlines() == ["requeue 123456"] * 4
 
 
 def test_srun_is_told_what_it_would_forget() -> None:
@@ -199,12 +302,16 @@ def test_the_lines_of_the_seed() -> None:
 def test_the_last_lines_are_of_all_the_lives_of_a_run() -> None:
     results = {
         "training_s": 360.0, "validation_s": 2.45, "session_s": 100.0, "epochs": 50,
+        "samples": 50 * 7008, "steps": 50 * 219,
         "best": {"score": 0.953, "epoch": 42, "file": "epoch=42-val_acc=0.9530.pt"},
         "history": [{"val_loss": 0.1187, "val_acc": 0.95}, {"val_loss": 0.2, "val_acc": 0.953}],
     }  # fmt: skip
     assert last_lines(results, Path("out")) == [
         "Total training time: 362.45 seconds (6.04 minutes)",
         "Time per epoch: 7.25 seconds",
+        "Epochs done: 50",
+        "Samples per epoch: 7008",
+        "Steps per epoch: 219",
         "Best checkpoint: out/checkpoints/epoch=42-val_acc=0.9530.pt",
         "Best validation loss: 0.1187",
         "Best validation accuracy: 0.9530",
@@ -256,6 +363,29 @@ def test_two_ranks_of_torchrun_are_stopped_and_go_on(tmp_path: Path) -> None:
         for path in (whole, parts)
     )
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize(("saves", "code"), [(True, 3), (False, 143)])
+def test_torchrun_says_that_it_saved_where_it_did(
+    saves: bool, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """A checkpoint that was there before is none of this life's."""
+    pytest.importorskip("torch")
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+
+    saved_in(tmp_path)
+
+    def ended(words: list[str]) -> None:
+        if saves:
+            os.utime(tmp_path / "checkpoints" / "last.pt", ns=(1, 1))
+        raise SignalException("received death signal", signal.SIGTERM)
+
+    monkeypatch.setattr(run, "main", ended)
+    assert main(["launch", "torchrun", "--", *SPIRAL, "--output-dir", str(tmp_path)]) == code
+    said = capsys.readouterr().err
+    assert (f"SIGTERM ended the ranks, and they saved nothing in {tmp_path}" in said) != saves
 
 
 @pytest.mark.slow

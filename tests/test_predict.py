@@ -25,6 +25,7 @@ from penstock.config import TRAIN_DEFAULTS, PredictConfig, TrainConfig, build
 from penstock.detection import PREDICTED_COLUMNS, Objects, read_predictions
 from penstock.models.detector import detector
 from penstock.predict import Done, predict
+from penstock.ranks import device_of
 from penstock.rasters import NODATA
 from penstock.train import train
 from penstock.windows import Cut
@@ -160,6 +161,38 @@ def test_what_the_user_says_comes_before_what_the_run_says(
 
 
 # --- bad input ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "cuda", "found"),
+    [("auto", True, "cuda"), ("auto", False, "cpu"), ("cpu", True, "cpu"), ("cuda", True, "cuda")],
+)
+def test_the_device_is_that_of_training(
+    asked: str, cuda: bool, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    assert device_of(asked).type == found
+
+
+@pytest.mark.parametrize("verb", ["predict", "train"])
+def test_a_device_that_is_not_there_is_refused(
+    verb: str,
+    data: Path,
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    scenes = str(data / "data" / "validation")
+    said = {
+        "predict": [str(run / "best_model.pth"), "--data-root", scenes, "--output"],
+        "train": ["spiral", "--output-dir"],
+    }[verb]
+    assert main([verb, *said, str(tmp_path / "out"), "--device", "cuda"]) == 2
+    assert "--device cuda: torch finds no such device here" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
 
 Words = list[str]
 

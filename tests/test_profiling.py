@@ -114,7 +114,7 @@ def test_a_run_that_is_too_short_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_that_fails_early_leaves_no_trace(tmp_path: Path) -> None:
-    laps = profiling.ProfiledLaps(Laps(lambda: 0.0), tmp_path, 0, 5, cuda=False)
+    laps = profiling.ProfiledLaps(Laps(lambda: 0.0), tmp_path, 0, 5, False, lambda: 0.0)
     for _ in range(7):
         laps.begin()
         laps.lap("forward")
@@ -126,19 +126,35 @@ def test_a_run_that_fails_early_leaves_no_trace(tmp_path: Path) -> None:
 
 
 def test_a_lap_that_another_thread_ends(tmp_path: Path) -> None:
-    """As autograd ends the backward pass on a GPU: what follows bears that name too."""
+    """As autograd ends the backward pass on a GPU: what follows it is told apart by its time."""
     from threading import Thread
 
-    laps = profiling.ProfiledLaps(Laps(lambda: 0.0), tmp_path, 0, 1, cuda=False)
+    now = 0.0
+    laps = profiling.ProfiledLaps(Laps(lambda: now), tmp_path, 0, 1, False, lambda: now)
     for _ in range(7):
         laps.begin()
         laps.lap("forward")
+        now += 3
         other = Thread(target=laps.lap, args=("backward",))
         other.start()
         other.join()
+        now += 1
         laps.lap("communication")
         laps.lap("optimizer")
         laps.end()
-    found = Counter(span["name"] for span in spans(tmp_path / "profile" / "rank0.json"))
-    assert found == {"forward": 1, "backward": 1, "optimizer": 1}
+    events = json.loads((tmp_path / "profile" / "rank0.json").read_text())["traceEvents"]
+    named = {"forward", "backward", "communication", "optimizer"}
+    ours = [event for event in events if event.get("cat") == "user_annotation"]
+    found = Counter(event["name"] for event in ours if event["name"] in named)
+    assert found == dict.fromkeys(named, 1)
+    one, other = (
+        next(event for event in ours if event["name"] == name)
+        for name in ("backward", "communication")
+    )
+    assert one["dur"] == pytest.approx(3 * other["dur"])
+    assert other["ts"] == pytest.approx(one["ts"] + one["dur"])
+    assert laps.told is not None
+    assert set(laps.told["phases_s"]) == named
+    assert not [row for row in laps.told["operators"] if "backward" in row["name"]]
+    assert "backward + communication" in (tmp_path / "profile" / "operators.txt").read_text()
     assert all("communication" in row for row in laps.drain())

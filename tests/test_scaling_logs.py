@@ -12,19 +12,26 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from penstock.cli import main
+from penstock.config import TRAIN_DEFAULTS, TrainConfig, build
 from penstock.errors import UsageError
 from penstock.ledger import Ledger
+from penstock.place import Place
 from penstock.record import Record, case_key
-from penstock.scaling import Run, studies
-from penstock.scaling_logs import lines_of, plain, read_log
+from penstock.scaling import Run, Study, studies
+from penstock.scaling_laws import Amdahl, Usl, peak
+from penstock.scaling_logs import lines_of, plain, read_log, settings_of
 from penstock.scaling_sources import read_runs
+from penstock.scaling_tables import mark
+from penstock.trainlog import first_lines, last_lines
 
 from .scaling_zoo import log, results, write
 from .test_train import Spiral, torchrun
@@ -174,6 +181,126 @@ def test_a_log_gives_no_orders_to_a_terminal(tmp_path: Path) -> None:
 def test_settings_have_one_spelling() -> None:
     assert plain("1e-3") == plain(0.001) == "0.001"
     assert plain("adam") == "adam"
+    assert plain("nan") == "nan"
+
+
+def test_settings_are_exact() -> None:
+    """Six digits would call models of 20 million parameters equal that differ by one."""
+    assert plain(20_123_456) == plain("20123456.0") != plain(20_123_457)
+    assert plain(0.1234567) != plain("0.1234568")
+
+
+def test_logs_knobs_and_trackers_are_compared_by_one_list() -> None:
+    log_ = {"max epochs": "50", "learning rate": "1e-3", "hidden dimensions": "[64, 32]"}
+    knobs = {"epochs": 50, "learning_rate": 0.001, "hidden_dims": [64, 32]}
+    tracked = {"max_epochs": "50", "lr": "0.001", "hidden_dims": "[64, 32]"}
+    found = settings_of(log_)
+    assert found == settings_of(knobs) == settings_of(tracked)
+    assert found == {
+        "number of epochs": "50", "learning rate": "0.001", "hidden layers": "[64, 32]",
+    }  # fmt: skip
+
+
+# --- our own log ---------------------------------------------------------------------------------
+
+
+def our_log(told: dict[str, Any], environ: dict[str, str], **knobs: Any) -> str:
+    """What `penstock train spiral` prints where no terminal is."""
+    given = {"epochs": told["epochs"], "batch_size": told["batch_size"], "learning_rate": 0.001}
+    config = build(TrainConfig, TRAIN_DEFAULTS["spiral"], given, knobs)
+    place = Place(world_size=told["world_size"], nodes=told["launch"]["nodes"])
+    lines = first_lines("spiral", config, place, environ)
+    return "\n".join([*lines, *last_lines({**told, "best": None}, Path("out"))]) + "\n"
+
+
+def test_a_job_of_an_array_and_its_folder_are_one_run(tmp_path: Path) -> None:
+    environ = {"SLURM_JOB_ID": "15", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}
+    told = results(2, 6.90312, job="12_3")
+    run_folder(tmp_path / "run", told)
+    write(tmp_path, {"slurm-12_3.out": our_log(told, environ)})
+    (found,) = read_runs([tmp_path])
+    assert (found.job, found.seconds) == ("12_3", pytest.approx(7.40312))
+
+
+def test_our_log_and_our_folder_tell_the_same(tmp_path: Path) -> None:
+    told = results(2, 6.90312, job="31")
+    folder = run_folder(tmp_path / "run", told, hidden_dims=[64, 32, 16], num_samples=10000)
+    (path,) = write(tmp_path, {"slurm-31.out": our_log(told, {"SLURM_JOB_ID": "31"})})
+    logged, (kept,) = one(path), read_runs([folder])
+    for name in (
+        "job",
+        "devices",
+        "samples",
+        "batch",
+        "global_batch",
+        "steps",
+        "epochs",
+        "complete",
+    ):
+        assert getattr(logged, name) == getattr(kept, name), name
+    assert logged.samples == 7008  # of 10,000, which the seed counts
+    both = logged.settings.keys() & kept.settings.keys()
+    assert {name: logged.settings[name] for name in both} == {n: kept.settings[n] for n in both}
+    # So a study may be of both.
+    run_folder(tmp_path / "alone", results(1, 12.3456), hidden_dims=[64, 32, 16])
+    (study,) = studies(read_runs([path, tmp_path / "alone"]), None, False)
+    assert (study.kind, len(study.points)) == ("hybrid", 2)
+
+
+def test_steps_that_were_limited_do_not_claim_all_epochs(tmp_path: Path) -> None:
+    told = results(1, 5.4321, epochs=2)
+    folder = run_folder(tmp_path / "run", told, epochs=50, max_steps=400)
+    text = our_log(told, {"SLURM_JOB_ID": "31"}, epochs=50, max_steps=400)
+    (path,) = write(tmp_path, {"slurm-31.out": text})
+    logged, (kept,) = one(path), read_runs([folder])
+    assert logged.epochs == kept.epochs == 2
+    assert logged.planned_epochs is kept.planned_epochs is None
+    assert logged.complete and kept.complete
+    assert logged.settings["number of steps"] == kept.settings["number of steps"] == "400"
+
+
+# --- known laws, by way of the logs --------------------------------------------------------------
+
+
+def study_of_logs(folder: Path, speedup: Callable[[float], float], sizes: tuple[int, ...]) -> Study:
+    """Five logs of each size, their times as noisy as runs are and rounded as logs are."""
+    rng = np.random.default_rng(3)
+    jobs = [(n, 1000 / speedup(n) * rng.lognormal(0, 0.005)) for n in sizes for _ in range(5)]
+    texts = {
+        f"slurm-{i}.out": log(str(i), n, seconds, nodes=-(-n // 4), epochs=2, ranks=min(n, 2))
+        for i, (n, seconds) in enumerate(jobs)
+    }
+    write(folder, texts)
+    (study,) = studies(read_runs([folder]), None, False)
+    assert [len(point.at.runs) for point in study.points] == [5] * len(sizes)
+    return study
+
+
+def test_amdahls_law_is_recovered_from_logs(tmp_path: Path) -> None:
+    study = study_of_logs(tmp_path, lambda p: 1 / (0.04 + 0.96 / p), (1, 2, 4, 8))
+    assert isinstance(study.amdahl, Amdahl)
+    serial = study.amdahl.serial
+    assert serial.low is not None and serial.high is not None
+    assert 0.03 < serial.low <= 0.04 <= serial.high < 0.05
+
+
+def test_the_usl_is_recovered_from_logs(tmp_path: Path) -> None:
+    sigma, kappa = 0.03, 0.002
+
+    def speedup(p: float) -> float:
+        return p / (1 + sigma * (p - 1) + kappa * p * (p - 1))
+
+    study = study_of_logs(tmp_path, speedup, (1, 2, 4, 8, 16))
+    assert isinstance(study.usl, Usl) and study.usl.peak is not None
+    turn = float(peak(sigma, kappa))
+    for found, truth in (
+        (study.usl.sigma, sigma),
+        (study.usl.kappa, kappa),
+        (study.usl.peak, turn),
+    ):
+        assert found.low is not None and found.high is not None
+        assert found.low <= truth <= found.high
+        assert 0.5 * truth < found.low and found.high < 1.5 * truth
 
 
 # --- what broke off -----------------------------------------------------------------------------
@@ -347,6 +474,41 @@ def test_a_run_and_its_log_are_one(tmp_path: Path) -> None:
     # Two trainings of one job are two.
     run_folder(tmp_path / "again", results(2, 6.8031, job="31"))
     assert len(read_runs([tmp_path])) == 2
+
+
+def test_a_run_that_was_tracked_tells_how_busy_its_gpus_were(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run", results(2, 5.0123))
+    lines = [
+        {"event": "begin", "time": 0, "step": 0},
+        {"event": "system", "time": 1, "step": 5,
+         "metrics": {"system/gpu0_util_percent": 90, "system/gpu1_util_percent": 80.5,
+                     "system/gpu0_memory_bytes": 7, "system/cpu_percent": 100}},
+        {"event": "step", "time": 2, "step": 6, "metrics": {"train_loss_step": 0.1}},
+        {"event": "system", "time": 3, "step": 9, "metrics": {"system/gpu0_util_percent": 70}},
+    ]  # fmt: skip
+    events = folder / "events.jsonl"
+    events.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"event": "sys')
+    (found,) = read_runs([folder])
+    assert found.utilisation == (90.0, 80.5, 70.0)
+    # Of GPUs that others may have used, nothing.
+    (folder / "training_results.json").write_text(json.dumps(results(1, 5.0123)))
+    assert read_runs([folder])[0].utilisation == ()
+
+
+def test_how_busy_gpus_were_is_kept_whoever_knew_it(tmp_path: Path) -> None:
+    told = results(2, 5.0123, job="31")
+    run_folder(tmp_path / "run", told)
+    told.pop("history")
+    known = record(told, 0).model_copy(
+        update={"facts": {"training": told, "utilisation": {"gpu_percent": 71.5}}}
+    )
+    Ledger(tmp_path / "study.ledger").append(known)
+    (found,) = read_runs([tmp_path])
+    assert (found.source, found.utilisation) == (str(tmp_path / "run"), (71.5,))
+    seen = log("31", 2, 5.51) + "\n0, 64 %, 41 %, 55\n"
+    (path,) = write(tmp_path, {"slurm-31.out": seen})
+    (found,) = read_runs([tmp_path / "run", path])
+    assert (found.seconds, found.utilisation) == (5.5123, (64.0,))
 
 
 def record(told: dict[str, Any], launch: int, status: str = "ok") -> Record:
@@ -547,6 +709,83 @@ def test_an_offline_archive_of_comet(tmp_path: Path) -> None:
     assert [r.seconds for r in read_runs([tmp_path])] == [9.623]
 
 
+def archive(path: Path, key: str, told: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """As Comet writes it offline: messages, a line each."""
+    messages: list[dict[str, Any]] = [
+        {"type": "parameter_msg", "payload": {"param": {"paramName": k, "paramValue": str(v)}}}
+        for k, v in told.items()
+    ]
+    for row in rows:
+        metric = {"metricName": row["name"], "metricValue": row["value"], "step": row["step"]}
+        payload = {"metric": metric, "local_timestamp": row["time"]}
+        messages.append({"type": "metric_msg", "payload": payload})
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("experiment.json", json.dumps({"offline_id": key}))
+        file.writestr("messages.json", "\n".join(map(json.dumps, messages)))
+
+
+def epochs_told(first: int, last: int) -> list[dict[str, Any]]:
+    """Of our own training: seconds of each epoch and its score."""
+    times = {"train_s": 10.25, "val_s": 1.0}
+    return [
+        {"name": name, "value": value, "step": 10 * epoch, "time": 1e12 + 1000 * epoch}
+        for epoch in range(first, last)
+        for name, value in {**times, "val_loss": 0.5}.items()
+    ]
+
+
+def test_an_experiment_of_comet_that_was_stopped_is_partial(tmp_path: Path) -> None:
+    archive(tmp_path / "a.zip", "k1", {"world_size": 2, "epochs": 4}, epochs_told(0, 3))
+    (found,) = read_runs([tmp_path / "a.zip"])
+    assert (found.epochs, found.planned_epochs, found.status) == (3, 4, "unfinished")
+    assert found.seconds == pytest.approx(3 * 11.25)
+    assert not found.complete
+    archive(tmp_path / "b.zip", "k2", {"world_size": 2}, [])
+    (found,) = read_runs([tmp_path / "b.zip"])
+    assert found.status == "unknown" and not found.complete
+    assert mark(found) == "* k2: does not tell how far it came; not compared."
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_the_parts_of_an_experiment_that_went_on_are_one(tmp_path: Path, by_name: bool) -> None:
+    """The second has no parameters; it takes an epoch again that the first had told."""
+    archive(tmp_path / "1.zip", "k1", {"world_size": 2, "epochs": 4}, epochs_told(0, 3))
+    archive(tmp_path / "2.zip", "k1", {}, epochs_told(2, 4))
+    paths = sorted(tmp_path.glob("*.zip"), reverse=True) if by_name else [tmp_path]
+    (found,) = read_runs(paths)
+    assert (found.devices, found.epochs, found.status) == (2, 4, "complete")
+    assert found.seconds == pytest.approx(4 * 11.25)
+    # The own end of a run that could not count its epochs.
+    rows = [{"name": "session_s", "value": 1.0, "step": 9, "time": 2e12}]
+    archive(tmp_path / "3.zip", "k1", {"max_steps": 9}, rows)
+    (found,) = read_runs([tmp_path])
+    assert (found.planned_epochs, found.complete) == (None, True)
+
+
+def test_runs_of_an_unknown_number_of_devices_are_left_out_with_a_word(tmp_path: Path) -> None:
+    archive(tmp_path / "1.zip", "k1", {"world_size": 2, "epochs": 3}, epochs_told(0, 3))
+    archive(tmp_path / "2.zip", "k2", {"epochs": 3}, epochs_told(0, 3))
+    mlflow_database(tmp_path / "mlflow.db")
+    with sqlite3.connect(tmp_path / "mlflow.db") as db:
+        db.execute("delete from params where key = 'world_size' and value = '1'")
+    db.close()
+    said: list[str] = []
+    assert [run.devices for run in read_runs([tmp_path], said.append)] == [2, 4]
+    assert said == [
+        f"{tmp_path / 'mlflow.db'}: 1 run without a number of devices, left out",
+        f"{tmp_path / '2.zip'}: 1 run without a number of devices, left out",
+    ]
+
+
+def test_a_run_of_mlflow_that_stopped_early_is_not_whole(tmp_path: Path) -> None:
+    mlflow_database(tmp_path / "mlflow.db")
+    with sqlite3.connect(tmp_path / "mlflow.db") as db:
+        db.execute("update params set value = '5' where key = 'epochs'")
+    db.close()
+    found = read_runs([tmp_path / "mlflow.db"])
+    assert [(run.epochs, run.complete) for run in found] == [(2, False)] * 2
+
+
 @pytest.mark.slow
 def test_a_real_training_is_the_same_run_wherever_it_is_read(tmp_path: Path) -> None:
     """Its folder, its log, a real database of MLflow and a real archive of Comet."""
@@ -575,10 +814,69 @@ def test_a_real_training_is_the_same_run_wherever_it_is_read(tmp_path: Path) -> 
     assert folder.seconds is not None
     assert log_run.seconds == pytest.approx(folder.seconds, abs=0.006)
     assert (log_run.job, log_run.devices, log_run.epochs, log_run.batch) == ("31", 1, 2, 32)
+    assert (log_run.samples, log_run.steps) == (folder.samples, folder.steps)
+    assert len(read_runs([tmp_path / "run", path])) == 1
     assert log_run.val_acc == pytest.approx(folder.val_acc, abs=1e-4)
 
 
+@pytest.mark.slow
+def test_a_real_experiment_of_comet_that_went_on_is_one(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("comet_ml")
+    out = tmp_path / "run"
+    words = "train spiral --epochs 80 --num-samples 3000 --device cpu --track comet".split()
+    command = [sys.executable, "-m", "penstock", *words, "--output-dir", str(out)]
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    until = time.monotonic() + 60
+    with subprocess.Popen(command, **quiet) as first:
+        while not (out / "training_results.json").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        first.terminate()
+    assert first.returncode == 3
+    (stopped,) = read_runs([*out.glob("track/comet/*.zip")])
+    assert stopped.status == "unfinished" and 0 < (stopped.epochs or 0) < 80
+    subprocess.run([*command, "--resume"], check=True, **quiet)
+    parts = [*out.glob("track/comet/*.zip")]
+    assert len(parts) == 2
+    (whole,), (folder,) = read_runs(parts), read_runs([out])
+    assert (whole.epochs, whole.complete, whole.devices) == (80, True, 1)
+    assert whole.seconds == pytest.approx(folder.seconds)
+
+
 # --- none of these ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["a.out", "a.err", "a.log", "a.txt", "job.o123"])
+@pytest.mark.parametrize("first", ["[rank: 0] Seed set to 42", "{'world_size': 4}"])
+def test_a_log_that_begins_as_json_does_is_a_log(tmp_path: Path, name: str, first: str) -> None:
+    (path,) = write(tmp_path, {name: f"{first}\n{log('7', 4, 95.23)}"})
+    (found,) = read_runs([path])
+    assert (found.job, found.seconds) == ("7", 95.23)
+    (empty,) = write(tmp_path, {name: f"{first}\n"})
+    with pytest.raises(UsageError, match="holds no run"):
+        read_runs([empty])
+    (told,) = write(tmp_path, {"results.txt": json.dumps(results(2, 5.0123))})
+    assert read_runs([told])[0].devices == 2
+
+
+def test_what_else_lies_in_a_folder_is_passed_over_with_a_word(tmp_path: Path) -> None:
+    write(tmp_path, {"slurm-7.out": log("7", 4, 95.23)})
+    with sqlite3.connect(tmp_path / "songs.db") as db:
+        db.execute("create table songs (name text)")
+    db.close()
+    (tmp_path / "thumbs.db").write_bytes(b"\x00\x01 nothing of SQLite")
+    (tmp_path / "torn.zip").write_bytes(b"PK\x03\x04" + b"x" * 100)
+    with zipfile.ZipFile(tmp_path / "sources.zip", "w") as other:
+        other.writestr("readme", "nothing of Comet")
+    said: list[str] = []
+    (found,) = read_runs([tmp_path], said.append)
+    assert found.job == "7"
+    assert [sentence.partition(": ")[0] for sentence in said] == [
+        f"{tmp_path / 'songs.db'} is not a database of MLflow",
+        f"{tmp_path / 'thumbs.db'} is not a database of MLflow",
+        f"{tmp_path / 'torn.zip'} is not an archive of Comet",
+    ]
+    assert all(sentence.endswith("; it is passed over") for sentence in said)
 
 
 @pytest.mark.parametrize(

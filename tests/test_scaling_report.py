@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from penstock.cli import main
 from penstock.scaling import Rank, Run, Study, studies
+from penstock.scaling_intervals import difference
 from penstock.scaling_report import markdown, metrics, points_csv, runs_csv, sections
 from penstock.scaling_tables import results as results_block
 from penstock.scaling_tables import speedups, summary
@@ -177,7 +179,7 @@ def test_a_baseline_of_several_devices_is_said() -> None:
         (4, 0.84, "neither good (above 85 % in a node) nor poor"),
         (8, 0.76, "above the 75 % that is good across nodes"),
         (8, 0.74, "neither good (above 75 % across nodes) nor poor"),
-        (8, 0.69, "below 70 %, which is poor: nothing here tells why, for no phases"),
+        (8, 0.69, "below 70 %, which is poor, though not surely: nothing here tells why, for no"),
     ],
 )
 def test_good_and_poor_by_the_seeds_bounds(devices: int, efficiency: float, words: str) -> None:
@@ -239,13 +241,71 @@ def test_quality_that_stayed_and_that_did_not() -> None:
             replace(one, val_acc=scores[i % 5] + shifts[one.devices]) for i, one in enumerate(runs)
         ]
 
-    assert "Validation accuracy is 0.9490 to 0.9510 over 10 runs and is not distinguishable" in (
-        sentences(scored(0.0))
+    same = sentences(scored(0.0))
+    assert (
+        "Validation accuracy is 0.9490 to 0.9510 over 10 runs; no difference from Single GPU"
+        in (same)
+    )
+    assert re.search(
+        r"is shown: 4 GPUs \(1 node\) by \+0.0000 \[-0.001\d to \+0.001\d, 5 and", same
     )
     told = sentences(scored(-0.05))
     assert "differs from that of Single GPU: 4 GPUs (1 node) by -0.0500 [-0.0" in told
     assert "5 and 5 runs]" in told
-    assert "with one run of a size, what chance does to it is not known" in sentences(seed_runs())
+    alone = "what chance does to it is not known [one run on a side: no interval]."
+    assert alone in sentences(seed_runs())
+    equal = [replace(one, val_acc=0.95 - 0.01 * (one.devices > 1)) for one in runs]
+    assert "is not known [runs equal to the last digit: no interval]." in sentences(equal)
+    told = sentences([*scored(-0.05), run(8, 20, val_acc=0.95)])
+    assert "runs]; what chance does to it is not known of 8 GPUs (2 nodes) [one run" in told
+
+
+def test_of_many_sizes_one_may_differ_by_chance() -> None:
+    """Each of nine tells of a difference at 95 % alone, and by chance one of them often does."""
+    runs = repeated(lambda n: n, (1, 2, 4, 8, 16, 32), runs=3)
+    shifts = {32: 0.005}
+    scores = [0.950, 0.952, 0.954]
+    two = [
+        replace(one, val_acc=scores[i % 3] + shifts.get(one.devices, 0.0))
+        for i, one in enumerate(runs)
+    ]
+    assert difference(scores, [score + 0.005 for score in scores]).excludes(0)
+    assert "Validation accuracy is" in sentences(two)
+    assert "differs" not in sentences(two)
+
+
+def test_neither_good_nor_poor_may_not_be_sure_either() -> None:
+    noisy = repeated(lambda n: n * (0.84 if n > 1 else 1), (1, 4), noise=0.05)
+    assert "nor poor, though not surely." in sentences(noisy)
+    sure = repeated(lambda n: n * (0.78 if n > 1 else 1), (1, 4), noise=0.002)
+    assert "nor poor." in sentences(sure)
+
+
+# --- what the numbers bear ----------------------------------------------------------------------
+
+
+def test_a_share_that_rises_or_falls_is_said_with_its_interval() -> None:
+    sizes = (1, 2, 4, 8)
+    rising = sentences(repeated(lambda n: n / (1 + 0.02 * n * (n - 1)), sizes, noise=0.002))
+    assert re.search(
+        r"on 2 devices and \S+ on 8, \+0.\d+ \[\+.*\]: overhead grows with the", rising
+    )
+    falling = sentences(repeated(lambda n: n / (1 + 0.1 * (n > 1)), sizes, noise=0.002))
+    assert re.search(r"on 8, -0.\d+ \[-.*\]: no fixed serial share explains it", falling)
+    fixed = sentences(repeated(lambda n: 1 / (0.05 + 0.95 / n), sizes, noise=0.01))
+    assert re.search(
+        r"a change of [+-]\S+ \[-\S+ to \+\S+, 5 runs of each size\] may be none", fixed
+    )
+    alone = sentences(seed_runs())
+    assert "0.016986 on 4 devices and 0.037314 on 8; whether it changes is not known [one" in alone
+    assert "overhead" not in alone
+
+
+def test_a_peak_beyond_what_was_measured_is_called_so() -> None:
+    runs = repeated(lambda n: n / (1 + 0.02 * (n - 1) + 0.004 * n * (n - 1)), (1, 2, 4, 8))
+    assert "more than the 8 that were measured" in sentences(runs)
+    straight = sentences([run(n, 100 / n, job=str(n)) for n in (1, 2, 4, 8)])
+    assert "nothing shows a number of devices that is too many" in straight
 
 
 def test_accuracies_that_differ_are_not_called_equal() -> None:
@@ -335,7 +395,10 @@ def test_figures_show_what_was_measured() -> None:
         tops[place] = max(tops.get(place, 0), bar.get_y() + bar.get_height())
     assert tops == pytest.approx({0: 210 / 50, 1: 140 / 50})  # of 50 epochs, the rest on top
     names = [text.get_text() for text in epoch.axes[0].get_legend().get_texts()]
-    assert names[:3] == ["forward", "backward", "communication"]
+    assert names == [
+        "forward", "backward", "communication",
+        "validation, checkpoints\nbefore it, between steps",
+    ]  # fmt: skip
     assert [bar.get_height() for bar in used.axes[0].patches] == [50.0]
 
 
@@ -405,6 +468,8 @@ def test_only_broken_runs_exit_with_3_and_are_shown(
     [
         (["{}", "--baseline", "3"], "--baseline 3: the complete runs are of 1, 4, 8 devices"),
         (["{}", "--between", "1GB"], "--between is of penstock scaling simulate"),
+        (["{}", "--metrics", "--output", "x"], "--metrics prints one table and no more; --output"),
+        (["{}", "--csv", "--metrics"], "--metrics prints one table and no more; --csv does not go"),
         (["simulate", "--csv"], "--csv is not of penstock scaling simulate"),
         (["simulate"], "simulate needs a RUN of one device, or --compute-time"),
         (["simulate", "{}"], "holds 3 runs; simulate takes one"),
@@ -456,3 +521,42 @@ def test_simulate_from_flags(capsys: pytest.CaptureFixture[str]) -> None:
     assert "1,000" in out.splitlines()[3]
     assert out.splitlines()[3].endswith("data")
     assert "39.1%" in out
+
+
+def test_simulate_takes_another_batch_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    phases = {"data_wait": 0.1, "forward": 0.03, "backward": 0.06, "optimizer": 0.01}
+    told: dict[str, Any] = results(1, 30.0, phases=phases)
+    (tmp_path / "training_results.json").write_text(json.dumps(told))
+    code, out, _ = said(["simulate", str(tmp_path), "--batch-size", "64"], capsys)
+    assert code == 0
+    assert "computes 200 ms a step, 120 ms of it backward, on 64 samples." in out
+    assert "A batch of 32 was measured, and one of 64 is taken to be as quick a sample" in out
+    assert "makes 160 samples/s, as the run had" in out
+    assert out.splitlines()[3].endswith("data")
+    flags = ["--batch-size", "64", "--compute-time", "0.15"]
+    code, out, _ = said(["simulate", str(tmp_path), *flags], capsys)
+    assert "computes 150 ms a step, 100 ms of it backward, on 64 samples." in out
+    assert "was measured" not in out
+
+
+def test_a_folder_called_simulate_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "simulate").mkdir()
+    seed_logs(tmp_path / "simulate")
+    code, out, _ = said(["./simulate", "--metrics"], capsys)
+    assert code == 0
+    assert out.count("(6.04 minutes)") == 1
+
+
+def test_what_is_passed_over_is_said_on_stderr(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seed_logs(tmp_path)
+    (tmp_path / "torn.zip").write_bytes(b"PK\x03\x04")
+    code, _, err = said([str(tmp_path), "--csv"], capsys)
+    assert code == 0
+    assert err.startswith(f"penstock scaling: {tmp_path / 'torn.zip'} is not an archive of Comet")

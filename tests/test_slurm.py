@@ -11,6 +11,7 @@ import shlex
 import stat
 import subprocess
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -104,12 +105,12 @@ def test_times_are_read_as_slurm_reads_them(time: str, seconds: int) -> None:
 def test_every_resource_has_its_line() -> None:
     config = config_of(
         partition="gpudev", account="a.b", qos="normal", array="0-3%2", dependency="afterok:1:2",
-        exclusive=True, requeue=False, signal=0, error="e-%j", output="o-%j", gpus_per_node="2",
+        exclusive=True, requeue=False, signal=0, error="e-%a", output="o-%A_%a", gpus_per_node="2",
     )  # fmt: skip
     assert directives(slurm.script(config, SPIRAL, "python")) == {
         "--job-name": "penstock", "--nodes": "1", "--ntasks-per-node": "2", "--gres": "gpu:2",
         "--partition": "gpudev", "--account": "a.b", "--qos": "normal", "--array": "0-3%2",
-        "--dependency": "afterok:1:2", "--exclusive": "", "--output": "o-%j", "--error": "e-%j",
+        "--dependency": "afterok:1:2", "--exclusive": "", "--output": "o-%A_%a", "--error": "e-%a",
         "--open-mode": "append", "--no-requeue": "",
     }  # fmt: skip
 
@@ -133,7 +134,7 @@ HOSTILE = TEXT | st.sampled_from(
 @given(
     st.lists(HOSTILE, max_size=4),
     HOSTILE,
-    HOSTILE.filter(lambda t: t and t[0] != "-" and "\\" not in t),
+    HOSTILE.filter(lambda t: t and t[0] != "-" and not {"\\", "%"} & set(t.replace("%j", ""))),
 )
 def test_what_is_asked_is_what_is_run(
     recorder: Path, words: list[str], value: str, name: str
@@ -197,10 +198,22 @@ def test_an_environment_with_a_hostile_name_is_activated(tmp_path: Path, recorde
         ({"venv": "-x"}, "--venv: '-x' is not a path"),
         ({"venv": "a\rb"}, "--venv: 'a\\rb' is not a path"),
         ({"output": "a\nb"}, "--output: 'a\\nb' is not a path"),
+        ({"output": "%x.out"}, "--output %x.out: a job's log is found by %j, and no other"),
+        ({"error": "%5j"}, "--error %5j: a job's log is found by %j"),
+        ({"output": "%A_%a"}, "--output %A_%a: a job's log is found by %j"),
+        ({"output": "a%"}, "--output a%: a job's log is found by %j"),
+        ({"output": "%j", "array": "0-3"}, "--output %j: a job's log is found by %A and %a"),
+        ({"error": "one.err", "array": "0-3"}, "--error one.err: a job's log is found by %A and"),
         ({"folder": "50%"}, "--folder: '50%' is not a folder in one line without"),
         ({"env": ("A-B=1",)}, "--env: 'A-B=1' is not NAME=VALUE in one line"),
         ({"env": {"A": "1\nid"}}, "--env: 'A=1\\nid' is not NAME=VALUE in one line"),
         ({"env": ("COMET_API_KEY=x",)}, "--env: COMET_API_KEY does not belong in a job script"),
+        ({"env": {"DB_PASSWD": "x"}}, "--env: DB_PASSWD does not belong in a job script"),
+        ({"env": {"MY_CREDENTIALS": "x"}}, "--env: MY_CREDENTIALS does not belong in a job script"),
+        (
+            {"env": {"MLFLOW_TRACKING_URI": "https://me:word@host"}},
+            "--env: the login in MLFLOW_TRACKING_URI does not belong in a job script",
+        ),
         ({"nodes": 0}, "--nodes 0: input should be greater than or equal to 1"),
         ({"shell": "id"}, "there is no setting 'shell'"),
     ],
@@ -215,6 +228,28 @@ def test_a_hostile_value_is_refused_in_a_sentence(settings: dict[str, Any], sent
 def test_a_word_with_a_control_character_is_refused(word: str) -> None:
     with pytest.raises(UsageError, match="control character"):
         slurm.script(config_of(), [*SPIRAL, word], "python")
+
+
+def test_a_login_enters_no_script_and_no_message(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train", "pairs", "--in-spec", "https://me:word@host/a", "--target-spec", "b"]
+    for how in (["render"], ["submit", "--dry-run"]):
+        assert main(["slurm", *how, "--", *words]) == 2
+        said = capsys.readouterr()
+        assert "https://host/a was given with a login, which does not belong in" in said.err
+        assert "word" not in said.out + said.err
+
+
+def test_the_shell_s_sign_for_home_is_a_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In YAML no shell sees it, and none expands what stands between quotes."""
+    monkeypatch.setenv("HOME", "/u/me")
+    (tmp_path / "job.yaml").write_text("venv: ~/env\nfolder: ~/runs\noutput: ~/logs/%j\n")
+    assert main(["slurm", "render", "--config", str(tmp_path / "job.yaml"), "--", *SPIRAL]) == 0
+    text = capsys.readouterr().out
+    assert "source /u/me/env/bin/activate\n" in text
+    assert "--output-dir /u/me/runs/%j" in text
+    assert directives(text)["--output"] == "/u/me/logs/%j"
 
 
 # --- studies -----------------------------------------------------------------------------------
@@ -237,10 +272,22 @@ def test_a_study_is_sized_from_its_nodes() -> None:
 
 def test_a_study_without_gpus(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["slurm", "submit", "--dry-run", "--study", "1,2", "--", *SPIRAL]) == 0
-    first, second = capsys.readouterr().out.split("#!/bin/bash\n")[1:]
-    assert "--nodes=1" in first and "--nodes=2" in second
-    assert "--job-name=penstock-2" in second and "gres" not in second
-    assert "--output-dir outputs/%j" in second
+    said = capsys.readouterr()
+    first, second = (directives(f"\n{text}") for text in said.out.split("#!/bin/bash\n")[1:])
+    of = [(job["--nodes"], job["--ntasks-per-node"]) for job in (first, second)]
+    assert of == [("1", "1"), ("1", "2")]
+    assert second["--job-name"] == "penstock-2" and "--gres" not in second
+    assert said.out.count("--output-dir outputs/%j") == 2
+    assert "--study 1,2: each job has all its ranks on one node, and no GPU; " in said.err
+    # Where something says how many a node takes, nodes are filled, and nothing needs to be said.
+    words = ["--study", "1,2,4", "--ntasks-per-node", "2", "--", *SPIRAL]
+    assert main(["slurm", "render", *words]) == 0
+    said = capsys.readouterr()
+    jobs = [directives(f"\n{text}") for text in said.out.split("#!/bin/bash\n")[1:]]
+    assert [(job["--nodes"], job["--ntasks-per-node"]) for job in jobs] == [
+        ("1", "1"), ("1", "2"), ("2", "2"),
+    ]  # fmt: skip
+    assert said.err == ""
 
 
 @pytest.mark.parametrize(
@@ -251,6 +298,10 @@ def test_a_study_without_gpus(capsys: pytest.CaptureFixture[str]) -> None:
         (["--study", "1,4,4"], "--study 1,4,4 names a size twice"),
         (["--study", "6", "--preset", "raven-4gpu"], "6 ranks do not fill 2 nodes of 4 each"),
         (["--study", "1,2", "--array", "0-1"], "does not go with --array"),
+        (
+            ["--study", "1,2", "--output", "log"],
+            "--output log: the jobs of --study need a file eac",
+        ),
         (["--preset", "raven-3gpu"], "--preset raven-3gpu: there is none of that name; there are "),
         (["--job-name", "a\nb"], "--job-name: 'a\\nb' is not text in one line"),
         (["--config", "absent.yaml"], "--config absent.yaml: No such file"),
@@ -346,6 +397,25 @@ def test_logs_and_results_are_collected(tmp_path: Path) -> None:
     assert (into / "slurm-12.out").read_text() == "said"
 
 
+def test_jobs_that_are_submitted_at_once_are_all_in_the_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is still with sbatch when all others have begun."""
+    number, path = 4, tmp_path / "sbatch"
+    path.write_text(
+        f"#!/bin/sh\ncat > /dev/null; : > {tmp_path}/$$.in\n"
+        f"until [ $(ls {tmp_path}/*.in | wc -l) = {number} ]; do sleep 0.01; done\necho $$\n"
+    )
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    config = config_of(folder=str(tmp_path / "out"))
+    with ThreadPoolExecutor(number) as pool:
+        jobs = [pool.submit(slurm.submit, config, SPIRAL, "out", "python") for _ in range(number)]
+        numbers = {job.result().id for job in jobs}
+    assert len(numbers) == number
+    assert {job.id for job in slurm.read_study(tmp_path / "out").jobs} == numbers
+
+
 # --- SLURM's words, as recorded ------------------------------------------------------------------
 
 
@@ -378,7 +448,7 @@ def test_the_elements_of_an_array_are_read() -> None:
         ("5_[4-5%2]", "PENDING", 0), ("5_3", "FAILED", 3), ("5_2", "FAILED", 2),
         ("5_1", "FAILED", 1), ("5_0", "COMPLETED", 0),
     ]  # fmt: skip
-    assert rows[1].words() == "FAILED, exit code 3: it has saved, and --resume goes on"
+    assert rows[1].words() == "FAILED, exit code 3: it was stopped, and --resume goes on"
 
 
 def test_squeue_is_read() -> None:
@@ -450,7 +520,18 @@ def test_each_command_is_asked_for_what_those_before_do_not_know(
     ]  # fmt: skip
     assert [row.exit_code for row in slurm_states.states(["5_3"])["5_3"]] == [3]
     assert main(["slurm", "status", "5"]) == 3
-    assert "n1     FAILED, exit code 3: it has saved" in capsys.readouterr().out
+    assert "n1     FAILED, exit code 3: it was stopped" in capsys.readouterr().out
+    # One that waits, by its own number.
+    assert slurm_states.states(["5_4"])["5_4"] == [State("5_4", "PENDING", "JobArrayTaskLimit")]
+    assert main(["slurm", "status", "5_5"]) == 3
+    assert capsys.readouterr().out.splitlines()[1].split()[:2] == ["5_5", "PENDING,"]
+    assert main(["slurm", "status", "5_6"]) == 2
+    assert capsys.readouterr().err == "penstock slurm: SLURM knows no job 5_6\n"
+    spoken(squeue=(0, recorded("squeue-array")))
+    assert main(["slurm", "collect", "5"]) == 2
+    assert "collect takes the folder that jobs were submitted from, or its study.json; 5 is" in (
+        capsys.readouterr().err
+    )
     # Long ago: only accounting knows.
     spoken(sacct=(0, recorded("sacct-duplicates")))
     assert slurm_states.states(["1"])["1"] == [State("1", "COMPLETED", None, 0, 0, 2, "n[1-2]")]

@@ -33,6 +33,7 @@ TWO_NODES = [
     "--nodes", "2", "--exclusive", "--time", "10", "--env", "MASTER_ADDR=127.0.0.1",
     "OMP_NUM_THREADS=1",
 ]  # fmt: skip
+ONE_OF_EACH = ["--ntasks-per-node", "1", *TWO_NODES[3:]]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def whole(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("PATH", "SLURM_CONF"):
             patch.setenv(name, cluster.environment[name])
-        assert submit(folder, "--study", "1,2", "--job-name", NAME, *TWO_NODES[3:]) == 0
+        assert submit(folder, "--study", "1,2", "--job-name", NAME, *ONE_OF_EACH) == 0
         for job in read_study(folder).jobs:
             until(cluster, folder, job.id, "COMPLETED")
     return folder

@@ -34,6 +34,7 @@ from penstock.measure import Rules, measure
 from penstock.preset import PRESETS, Preset, fitted, preset, read_preset
 from penstock.record import Failure, Record, case_key
 from penstock.scenarios import train as scenario
+from penstock.scenes import SPLITS
 from penstock.suite import (
     LEDGER,
     RULES,
@@ -238,7 +239,7 @@ def test_the_script_of_the_seed() -> None:
     assert [p.name for p in verb._presets(args)] == ["laptop-rtx3080ti", "gb200", "dgx-a100"]
 
 
-def test_preprocess_and_train_of_the_seed() -> None:
+def test_preprocess_and_train_of_the_seed(tmp_path: Path) -> None:
     args = parsed(
         """preprocess --data-root /path/to/xview3/data --train-labels /path/to/train.csv
         --val-labels /path/to/validation.csv --output-dir ./preprocessed_data"""
@@ -246,11 +247,14 @@ def test_preprocess_and_train_of_the_seed() -> None:
     cut = from_flags(PreprocessConfig, args)
     assert cut.data_root == Path("/path/to/xview3/data")
     assert cut.train_label_file == Path("/path/to/train.csv")
-    args = verb._with_roots(parsed(f"train {DATA} --output-dir ./training_run"))
+    for folder in ("train", "validation"):
+        (tmp_path / folder).mkdir()
+    line = f"train {DATA} --output-dir ./training_run"
+    args = verb._with_roots(parsed(line.replace("/path/to/xview3/data", str(tmp_path))))
     config = config_of(args)
     assert args.workload == "detector"
-    assert config.train_data_root == Path("/path/to/xview3/data/train")
-    assert config.val_data_root == Path("/path/to/xview3/data/validation")
+    assert config.train_data_root == tmp_path / "train"
+    assert config.val_data_root == tmp_path / "validation"
     assert config.val_chips_path == Path("preprocessed_data/val")
     assert config.output_dir == Path("training_run")
 
@@ -328,13 +332,32 @@ def test_all_is_there(data: Path, tmp_path: Path) -> None:
     assert config.val_data_root == data / "scenes" / "validation"
 
 
+@pytest.mark.parametrize("train", SPLITS["train"])
+@pytest.mark.parametrize("val", SPLITS["validation"])
+def test_splits_are_called_as_in_preprocess(
+    data: Path, tmp_path: Path, train: str, val: str
+) -> None:
+    for name in (train, val):
+        (tmp_path / name).mkdir()
+    config = check_paths(config_for(data, tmp_path, data_root=tmp_path), [preset("quick")])
+    assert (config.train_data_root, config.val_data_root) == (tmp_path / train, tmp_path / val)
+    args = parsed(f"train --data-root {tmp_path} --output-dir out")
+    trained = config_of(verb._with_roots(args))
+    assert (trained.train_data_root, trained.val_data_root) == (tmp_path / train, tmp_path / val)
+    # What is said of a split comes first, and the other is looked for alone.
+    (tmp_path / val).rmdir()
+    said = parsed(f"train --data-root {tmp_path} --val-data-root elsewhere --output-dir out")
+    trained = config_of(verb._with_roots(said))
+    assert (trained.train_data_root, trained.val_data_root) == (tmp_path / train, Path("elsewhere"))
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"train_chips_path": None}, "--train-chips is required; to make "),
         ({"val_chips_path": Path("none")}, "--val-chips none has no chips: there is no index.json"),
         ({"val_label_file": Path("none.csv")}, "--val-labels none.csv: there is no such file"),
-        ({"data_root": Path("none")}, "--train-data-root none/train: there is no such folder"),
+        ({"data_root": Path("none")}, "--data-root none has no folder train or training"),
         ({"train_data_root": Path("no")}, "--train-data-root no: there is no such folder"),
         ({"val_chips_path": Path(__file__).parent}, "has no chips: there is no index.json"),
     ],

@@ -4,6 +4,7 @@ TensorBoard's files; and that none of them is ever felt by the run."""
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import os
 import shutil
@@ -17,14 +18,15 @@ import zipfile
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, get_args
 
 import pytest
 import torch
 
 pytest.importorskip("lightning_fabric")
 
-from penstock import events, trackers, tracking
+from penstock import events, keys, trackers, tracking
 from penstock.cli import main
 from penstock.config import TRAIN_DEFAULTS, TrainConfig, build
 from penstock.errors import Incomplete, MissingDependency, UsageError
@@ -35,9 +37,10 @@ WORDS = "--num-samples 203 --batch-size 8 --epochs 2 --hidden-dims 8 4 --device 
 """Of the spirals: 18 steps to an epoch."""
 KEY = "planted-4f1c9e77a0b24d6c"
 
+PACKAGES = {name: tracker.package for name, tracker in trackers.TRACKERS.items()}
 needs = {
     name: pytest.mark.skipif(not find_spec(package), reason=f"{package} is not installed")
-    for name, package in trackers.PACKAGES.items()
+    for name, package in PACKAGES.items()
 }
 
 
@@ -148,6 +151,7 @@ def test_events_are_those_of_the_run_and_tensorboard_reads_them(
     assert begin["environment"]["libraries"]["torch"] == torch.__version__
     assert results["launch"] == begin["environment"]["launch"]
     assert results["launch"]["job_name"] == "spirals"
+    assert json.loads((tmp_path / "args.json").read_text())["launch"] == results["launch"]
     assert results["ranks"][0]["host"] in results["launch"]["hosts"]
 
     import csv
@@ -565,6 +569,90 @@ def test_a_server_that_refuses_is_told_of_once_and_sent_to_later(
     assert read_mlflow(server, run)[1] == series(tmp_path)
 
 
+def begun(out: Path) -> Path:
+    """The file of events of a run that has just begun."""
+    log = events.EventLog(out / "events.jsonl")
+    known = tracking.facts("spiral", build(TrainConfig, {"output_dir": out}), 1, "cpu")
+    log.begin(event="begin", step=0, run="a" * 32, trackers=[], environment={}, **known)
+    log.tell("step", 1, metrics={"train_loss_step": 0.5})
+    log.close()
+    return log.path
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@needs["mlflow"]
+def test_a_server_that_fails_after_it_has_made_a_run_is_not_asked_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow.tracking import MlflowClient
+
+    begun(tmp_path)
+    real, failures = MlflowClient.log_batch, iter([True, True])
+
+    def log_batch(self: Any, *words: Any, **named: Any) -> Any:
+        if next(failures, False):
+            raise ConnectionError("it was there a moment ago")
+        return real(self, *words, **named)
+
+    monkeypatch.setattr(MlflowClient, "log_batch", log_batch)
+    monkeypatch.setattr(tracking, "LOOK_EVERY_S", 0.0)
+    going = iter([True] * 3)
+    delivery = tracking.deliver(tmp_path, "mlflow", lambda seconds: next(going, False))
+    assert delivery.error is None
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    experiments = [each.experiment_id for each in client.search_experiments()]
+    (run,) = client.search_runs(experiments)
+    assert run.info.run_id == delivery.run
+    assert (run.data.params["world_size"], run.data.metrics["train_loss_step"]) == ("1", 0.5)
+
+
+@needs["tensorboard"]
+def test_a_tracker_may_fail_for_weeks(tmp_path: Path) -> None:
+    """After 1,024 failures twice as long each time is no number any more."""
+    begun(tmp_path)
+    (tmp_path / "track").mkdir()
+    (tmp_path / "track" / "tensorboard").write_text("a file, where its folder should be")
+    waits: list[float] = []
+
+    def goes_on(seconds: float) -> bool:
+        waits.append(seconds)
+        return len(waits) < 1100
+
+    delivery = tracking.deliver(tmp_path, "tensorboard", goes_on)
+    assert delivery.error is not None and "track/tensorboard" in delivery.error
+    assert waits[1:4] == [2.0, 4.0, 8.0] and set(waits[8:]) == {60.0}
+
+
+def test_what_a_tracker_left_is_never_the_run_s(watched: tracking.Tracking, tmp_path: Path) -> None:
+    for text in ("torn{", "[3]", '[{"where": "x", "sent": null}]'):
+        (tmp_path / "track").mkdir(exist_ok=True)
+        (tmp_path / "track" / "comet.json").write_text(text)
+        told = watched._became("comet")
+        assert (told["status"], told["dropped"]) == ("failed", None)
+        assert "comet.json is none of ours" in told["error"]
+        assert "comet: nobody knows what it has taken (" in tracking.became(told, tmp_path)
+    (tmp_path / "track" / "comet.json").unlink()
+    (tmp_path / "events.jsonl").unlink()  # by somebody who tidied up
+    assert "No such file" in watched._became("comet")["error"]
+
+
+def test_a_run_without_room_for_its_metrics_goes_on(tmp_path: Path) -> None:
+    """The rows of its machine can be neither put away nor written."""
+    (tmp_path / "track" / "metrics-2.jsonl" / "full").mkdir(parents=True)
+    (tmp_path / "track" / "metrics.jsonl").mkdir()
+    config = build(TrainConfig, {"output_dir": tmp_path})
+    made = tracking.Tracking(config, 0, tracking.facts("spiral", config, 1, "cpu"))
+    made.step(10, 0, 0.5, 0.1, {})
+    assert made.finish("complete", {}) == []
+    assert [event["event"] for _, event in events.read(tmp_path / "events.jsonl")][-1] == "end"
+
+
+def test_the_trackers_that_can_be_asked_for_are_those_that_there_are() -> None:
+    (listed, _) = get_args(TrainConfig.model_fields["track"].annotation)
+    assert get_args(listed) == tuple(trackers.TRACKERS)
+
+
 # --- keys --------------------------------------------------------------------------------------
 
 
@@ -583,7 +671,7 @@ def no_file_holds(key: str, out: Path) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-    not all(find_spec(package) for package in trackers.PACKAGES.values()),
+    not all(find_spec(package) for package in PACKAGES.values()),
     reason="not all trackers are installed",
 )
 def test_no_file_of_a_run_holds_a_key(
@@ -626,7 +714,7 @@ def test_an_unknown_tracker_is_refused(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_library_that_is_missing_is_named_before_anything_is_written(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package = trackers.PACKAGES[name]
+    package = PACKAGES[name]
     monkeypatch.setitem(sys.modules, package, None)
     told = rf"--track {name}: {package} is not installed; run: pip install 'penstock\[track\]'"
     with pytest.raises(MissingDependency, match=told):
@@ -649,5 +737,50 @@ def test_texts_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_API_KEY", KEY)
     monkeypatch.setenv("SOME_SECRET", "short")
     nested = {"a": [f"x{KEY}y", 3], "b": ("https://me:pass@host:8/p?q", None)}
-    assert trackers.scrubbed(nested) == {"a": ["x***y", 3], "b": ["https://host:8/p?q", None]}
-    assert trackers.scrub("short") == "short"
+    assert keys.scrubbed(nested) == {"a": ["x***y", 3], "b": ["https://host:8/p?q", None]}
+    assert keys.scrub("short") == "short"
+    # Of two, one of which holds the other, nothing is left.
+    monkeypatch.setenv("ANOTHER_TOKEN", f"{KEY}-and-more")
+    assert keys.scrub(f"{KEY}-and-more {KEY}") == "*** ***"
+
+
+@pytest.mark.slow
+@needs["comet"]
+def test_a_key_from_a_file_of_comet_s_is_not_told(tmp_path: Path) -> None:
+    """No variable holds it. Comet says it in a complaint, as it does of one that is not valid."""
+    (tmp_path / ".comet.config").write_text(f"[comet]\napi_key = {KEY}\n")
+    code = (
+        "from pathlib import Path; from penstock import keys, trackers\n"
+        "trackers.Comet(Path('out'))\n"
+        f"print(keys.scrub('The API key {KEY} is not valid'))"
+    )
+    environment = {**os.environ, "HOME": str(tmp_path), "COMET_URL_OVERRIDE": "http://127.0.0.1:9/"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=tmp_path
+    )
+    assert (done.returncode, done.stdout) == (0, "The API key *** is not valid\n"), done.stderr
+
+
+# --- what they cost ----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not all(find_spec(package) for package in PACKAGES.values()),
+    reason="not all trackers are installed",
+)
+def test_the_benchmark_keeps_all_steps_and_tells_ratios(tmp_path: Path) -> None:
+    folder = Path(__file__).parents[1] / "benchmarks"
+    told = (folder / "README.md").read_text().partition("<!-- trackers: begin -->")[2]
+    command = [sys.executable, str(folder / "trackers.py"), "--quick", "--results", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (folder / "README.md").read_text().endswith(told)
+    (path,) = tmp_path.glob("*-trackers.jsonl.gz")
+    with gzip.open(path, "rt") as file:
+        samples = [json.loads(line) for line in file]
+    assert [each["contender"] for each in samples] == ["none", "mlflow", "comet,mlflow,tensorboard"]
+    alone, watched = samples[0]["step_s"], samples[1]["step_s"]
+    assert len(alone) == len(watched) == 18
+    row = next(line for line in done.stdout.splitlines() if line.startswith("| mlflow |"))
+    assert f" {median(watched) / median(alone):.3f} [" in row

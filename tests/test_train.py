@@ -26,7 +26,7 @@ from penstock.cli import main
 from penstock.config import TRAIN_DEFAULTS, TrainConfig, build
 from penstock.errors import Incomplete, PenstockError, UsageError
 from penstock.feed import TorchFeed
-from penstock.laps import Laps
+from penstock.laps import DeviceLaps, Laps
 from penstock.order import Order
 from penstock.train import train
 from penstock.workloads import find
@@ -118,11 +118,13 @@ def test_a_killed_run_ends_in_the_weights_of_a_whole_one(
     with pytest.raises(Incomplete, match=r"stopped by SIGTERM after step \d+ of 54"):
         train("spiral", config_of(parts, num_workers=workers), progress=kill_at(step))
     told = json.loads((parts / "training_results.json").read_text())
-    # The signal falls between two steps, and ends the run at the next boundary.
-    assert (told["status"], told["steps"]) == ("stopped", step + 1)
+    # The signal falls between two steps, and ends the run at the next boundary; at an epoch's end,
+    # in its validation.
+    ended = step if step % 18 == 0 else step + 1
+    assert (told["status"], told["steps"]) == ("stopped", ended)
     resumed = train("spiral", config_of(parts, resume=True, num_workers=workers))
     assert_same(weights(whole), weights(parts))
-    assert resumed["resumed_at_steps"] == [step + 1]
+    assert resumed["resumed_at_steps"] == [ended]
     assert [row["step"] for row in rows(parts)] == [str(n) for n in range(1, 55)]
     assert [row["loss"] for row in rows(parts)] == [row["loss"] for row in rows(whole)]
     timeless = {"train_s", "val_s"}
@@ -151,6 +153,60 @@ def test_a_crashed_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
     assert resumed["resumed_at_steps"] == [28]
     assert_same(weights(whole), weights(parts))
     assert [row["step"] for row in rows(parts)] == [str(n) for n in range(1, 55)]
+
+
+def test_more_steps_go_on_inside_the_epoch(tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train("spiral", config_of(whole, max_steps=30))
+    first = train("spiral", config_of(parts, max_steps=23))
+    assert [row["step"] for row in first["history"]] == [18, 23]
+    results = train("spiral", config_of(parts, max_steps=30, resume=True))
+    assert [row["step"] for row in results["history"]] == [18, 30]
+    assert results["history"][1]["samples"] == 12 * 8
+    assert_same(weights(whole), weights(parts))
+
+
+def test_a_device_that_is_asked_seldom_is_asked_before_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Laps, "drain_every", 50)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    uninterrupted = train("spiral", config_of(whole))
+
+    def strike(now: Any) -> None:  # the first that is told is the end of the first epoch
+        if now.step == 18 and not now.validated:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Incomplete):
+        train("spiral", config_of(parts), progress=strike)
+    resumed = train("spiral", config_of(parts, resume=True))
+    told = [
+        [(row["epoch"], row["samples"]) for row in r["history"]] for r in (uninterrupted, resumed)
+    ]
+    assert told[0] == told[1]
+    assert_same(weights(whole), weights(parts))
+
+
+def test_what_follows_a_checkpoint_is_made_up_for(tmp_path: Path) -> None:
+    """As if the run had been killed between the last state and the files of the best one."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train("spiral", config_of(whole, epochs=2))
+    train("spiral", config_of(parts, epochs=1))
+    named = [path for path in (parts / "checkpoints").iterdir() if path.name != "last.pt"]
+    for path in (*named, parts / "best_model.pth"):
+        path.unlink()
+    train("spiral", config_of(parts, epochs=2, resume=True))
+    assert {path.name for path in (parts / "checkpoints").iterdir()} == {
+        path.name for path in (whole / "checkpoints").iterdir()
+    }
+    for path in (whole / "checkpoints").glob("epoch=*.pt"):
+        ours, theirs = (
+            torch.load(folder / "checkpoints" / path.name, weights_only=True)["model"]
+            for folder in (parts, whole)
+        )
+        assert_same(ours, theirs)
+    best = [torch.load(out / "best_model.pth", weights_only=True) for out in (whole, parts)]
+    assert_same(*best)
 
 
 def test_a_signal_before_and_after_a_run_is_not_ours(tmp_path: Path) -> None:
@@ -381,6 +437,47 @@ def test_laps_add_up_to_the_step() -> None:
     assert laps.drain() == []
 
 
+class Stream:
+    """Stands for CUDA: an event is when it was recorded, by a clock of the device."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def Event(self, enable_timing: bool) -> Any:
+        stream = self
+
+        class Event:
+            def record(self) -> None:
+                self.at = stream.now
+
+            def elapsed_time(self, other: Any) -> float:
+                return float(other.at - self.at) * 1e3
+
+        return Event()
+
+    def synchronize(self) -> None: ...
+
+
+def test_laps_of_a_device_with_batches_that_add_up() -> None:
+    """The host waits 1 and 2 s for data, and launches in no time; the device is idle then."""
+    stream, host = Stream(), 0.0
+    laps = DeviceLaps(lambda: host, stream)
+    laps.begin()
+    for wait, forward in ((1.0, 4.0), (2.0, 5.0)):
+        host += wait
+        laps.lap("data_wait")
+        stream.now += 0.5
+        laps.lap("transfer")
+        stream.now += forward
+        laps.lap("forward")
+        stream.now += 100  # idle until the next batch
+    laps.lap("optimizer")
+    laps.end()
+    assert laps.drain() == [
+        {"step": 3.0, "data_wait": 3.0, "transfer": 1.0, "forward": 9.0, "optimizer": 100.0}
+    ]
+
+
 # --- bad input ---------------------------------------------------------------------------------
 
 
@@ -396,14 +493,27 @@ def test_runs_are_not_mixed(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds a run; use --resume or --overwrite"):
         train("spiral", config_of(tmp_path, epochs=1))
     train("spiral", config_of(tmp_path, epochs=1, overwrite=True))
-    with pytest.raises(UsageError, match=r"of another model: 0\.weight is \(8, 2\) there, \(9, 2"):
-        train("spiral", config_of(tmp_path, resume=True, hidden_dims=(9, 4)))
-    with pytest.raises(UsageError, match="saved with seed 42 and cannot be resumed with seed 43"):
-        train("spiral", config_of(tmp_path, resume=True, seed=43))
+    for changes, told in (
+        ({"hidden_dims": (9, 4)}, r"hidden_dims \[8, 4\], and this has \[9, 4\]"),
+        ({"seed": 43}, "seed 42, and this has 43"),
+        ({"batch_size": 16}, "batch_size 8, and this has 16"),
+        ({"optimizer": "sgd"}, "optimizer adam, and this has sgd"),
+        ({"amp": True}, "amp False, and this has True"),
+    ):
+        with pytest.raises(UsageError, match=told):
+            train("spiral", config_of(tmp_path, resume=True, **changes))
     last = tmp_path / "checkpoints" / "last.pt"
     last.write_bytes(last.read_bytes()[:-100])
     with pytest.raises(UsageError, match=r"last.pt cannot be read as a file of tensors"):
         train("spiral", config_of(tmp_path, resume=True))
+
+
+def test_what_nobody_says_is_a_run_is_not_removed(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "theirs.txt").write_text("years of work")
+    with pytest.raises(UsageError, match=r"holds checkpoints and no args\.json"):
+        train("spiral", config_of(tmp_path, overwrite=True))
+    assert (tmp_path / "checkpoints" / "theirs.txt").exists()
 
 
 def test_a_file_of_code_is_not_executed(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -35,6 +36,17 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+# --- the spiral --------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_spiral_is_learnt_by_its_defaults(tmp_path: Path) -> None:
+    """As `penstock train spiral` has it: dropout and all, noise of 0.05, a minute."""
+    assert main(["train", "spiral", "--device", "cpu", "--output-dir", str(tmp_path)]) == 0
+    results = json.loads((tmp_path / "training_results.json").read_text())
+    assert results["best"]["score"] >= 0.95
 
 
 # --- the emulator's net ------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from torch import nn
 from .errors import UsageError
 from .files import replacing
 
-FORMAT, VERSION = "penstock-training", 1
+FORMAT, VERSION = "penstock-training", 2
 LAST, BEST = "last.pt", "best_model.pth"
 
 State = dict[str, Any]

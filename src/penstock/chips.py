@@ -28,7 +28,7 @@ from .files import replacing
 from .labels import Labels
 from .rasters import Coarse
 from .scenes import CHANNELS, radar_of
-from .windows import Cut, Span, cuts_of, valid_pixels, view
+from .windows import Cut, Span, cuts_of, view
 
 FORMAT, VERSION = "penstock-chips", 1
 INDEX, MANIFEST, ARRAY = "index.json", "manifest.json", "chips.zarr"
@@ -45,7 +45,8 @@ class Chip:
     image: NDArray[np.float32]
     """Scaled by `scenes.CHANNELS`, 0 where a value is missing; shape (channels, y, x)."""
     valid: NDArray[np.bool_]
-    """Shape (y, x)."""
+    """Shape (masks, y, x): where the radar has values and, if there are others, where they have;
+    see `windows.view`."""
     points: NDArray[np.float64]
     """Shape (n, 2)."""
     is_vessel: NDArray[np.int8]
@@ -124,9 +125,10 @@ class Chips:
         offset = (rows.start(row), columns.start(column))
         labels = self.labels[name]
         labels = labels[_inside(labels.points, *window)]
+        image, valid = view(self.channels, radar, coarse, *window)
         return Chip(
-            image=view(self.channels, radar, coarse, *window),
-            valid=valid_pixels(radar),
+            image=image,
+            valid=valid,
             points=labels.points - np.array(offset),
             is_vessel=labels.is_vessel,
             is_fishing=labels.is_fishing,

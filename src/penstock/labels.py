@@ -57,7 +57,7 @@ class Labels:
     shore_km: NDArray[np.float64]
     """Distance from shore; 9999.99 where there is none, NaN unknown."""
     lines: NDArray[np.int32]
-    """Line of the file, from 1 with its header."""
+    """Line of the file, from 1 with its header; 0 where they are not from a file."""
 
     def __len__(self) -> int:
         return len(self.points)
@@ -67,13 +67,16 @@ class Labels:
 
     @classmethod
     def of(cls, columns: Mapping[str, Sequence[Any]]) -> Labels:
-        """From a list for each field, which may say None for NaN."""
+        """From a list for each field, which may say None for NaN; without ``lines`` they are 0."""
+        columns = {"lines": [0] * len(columns["points"]), **columns}
         found = {name: np.array(columns[name], dtype) for name, dtype in _DTYPES.items()}
         return cls(**{**found, "points": found["points"].reshape(-1, 2)})
 
     def as_lists(self) -> dict[str, list[Any]]:
-        """What `of` takes; for JSON, which has no NaN."""
-        told = {field.name: getattr(self, field.name).tolist() for field in fields(self)}
+        """What `of` takes; for JSON, which has no NaN. Lines are left out: they say where in its
+        file a scene stands, and nothing of the scene."""
+        names = (field.name for field in fields(self) if field.name != "lines")
+        told = {name: getattr(self, name).tolist() for name in names}
         for name in ("length_m", "shore_km"):
             told[name] = [None if math.isnan(value) else value for value in told[name]]
         return told

@@ -69,13 +69,15 @@ class DeviceLaps:
         self._steps: list[tuple[Seconds, list[tuple[str, Any]]]] = []
 
     def begin(self) -> None:
-        self._began = self._clock()
+        self._began = self._last = self._clock()
         self._host: Seconds = {}
         self._marks: list[tuple[str, Any]] = []
 
     def lap(self, phase: str) -> None:
+        now = self._clock()
         if phase == "data_wait":
-            self._host[phase] = self._clock() - self._began
+            self._host[phase] = self._host.get(phase, 0.0) + now - self._last
+        self._last = now
         event = self._backend.Event(enable_timing=True)
         event.record()
         self._marks.append((phase, event))
@@ -91,5 +93,6 @@ class DeviceLaps:
         steps, self._steps = self._steps, []
         for seconds, marks in steps:
             for (_, before), (phase, after) in pairwise(marks):
-                seconds[phase] = seconds.get(phase, 0.0) + before.elapsed_time(after) / 1e3
+                if phase != "data_wait":
+                    seconds[phase] = seconds.get(phase, 0.0) + before.elapsed_time(after) / 1e3
         return [seconds for seconds, _ in steps]

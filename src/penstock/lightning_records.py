@@ -4,7 +4,8 @@
     Trainer(callbacks=[Records("OUT")]).fit(model, data)
 
 It writes what `train` writes of its steps: OUT/steps/rankN.csv, and OUT/training_results.json with
-the totals of the phases, counted samples and peaks of memory of every rank. Lightning moves a batch
+the totals of the phases, counted samples and peaks of memory of every rank; validation is apart
+from both, wherever in an epoch it is. Lightning moves a batch
 to its device before any callback hears of it, so here the transfer is part of ``data_wait``. It is
 for automatic optimisation with one optimiser step to a batch.
 """
@@ -48,18 +49,30 @@ class Records(_callback()):  # type: ignore[misc]
         self.out, self._clock = Path(out), clock
         self._pending: list[tuple[int, int, int, Tensor]] = []
         self._samples = 0
-        self._seconds = 0.0
+        self._seconds = {"training_s": 0.0, "validation_s": 0.0}
+        self._in_epoch = False
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
         device: torch.device = module.device
-        cuda = device.type == "cuda"
-        self._laps: Any = DeviceLaps(self._clock, torch.cuda) if cuda else Laps(self._clock)
+        self._cuda = device.type == "cuda"
+        self._laps: Any = DeviceLaps(self._clock, torch.cuda) if self._cuda else Laps(self._clock)
         self._sums = isinstance(trainer.strategy.model, DistributedDataParallel)
         self._log = StepLog(self.out, trainer.global_rank, trainer.global_step)
 
     def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
+        self._in_epoch = True
         self._since = self._clock()
         self._laps.begin()
+
+    def on_validation_start(self, trainer: Any, module: Any) -> None:
+        """Inside an epoch, or as its last part; before the first, and alone, it is not ours."""
+        if self._in_epoch:
+            self._account("training_s")
+
+    def on_validation_end(self, trainer: Any, module: Any) -> None:
+        if self._in_epoch:
+            self._account("validation_s")
+            self._laps.begin()
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, number: int) -> None:
         self._laps.lap("data_wait")
@@ -86,8 +99,8 @@ class Records(_callback()):  # type: ignore[misc]
         self._laps.begin()
 
     def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
-        self._drain()
-        self._seconds += self._clock() - self._since
+        self._account("training_s")
+        self._in_epoch = False
 
     def on_train_end(self, trainer: Any, module: Any) -> None:
         mine = {
@@ -101,7 +114,7 @@ class Records(_callback()):  # type: ignore[misc]
         if trainer.world_size > 1:
             every = [None] * trainer.world_size
             dist.all_gather_object(every, mine)
-        samples = sum(rank["samples"] for rank in every)
+        samples, trained = sum(rank["samples"] for rank in every), self._seconds["training_s"]
         results = {
             "workload": type(module).__name__,
             "status": "stopped" if trainer.interrupted else "complete",
@@ -109,12 +122,21 @@ class Records(_callback()):  # type: ignore[misc]
             "world_size": trainer.world_size,
             "steps": trainer.global_step,
             "samples": samples,
-            "training_s": self._seconds,
-            "samples_per_s": samples / self._seconds if self._seconds else None,
+            **self._seconds,
+            "samples_per_s": samples / trained if trained else None,
             "ranks": every,
         }
         if trainer.is_global_zero:
             write_json(self.out / "training_results.json", results)
+
+    def _account(self, name: str) -> None:
+        """What a device still has to do is of the part that ends here."""
+        if self._cuda:
+            torch.cuda.synchronize()
+        self._drain()
+        now = self._clock()
+        self._seconds[name] += now - self._since
+        self._since = now
 
     def _drain(self) -> None:
         for (step, epoch, samples, loss), seconds in zip(

@@ -27,9 +27,10 @@ from .detection import Objects, write_predictions
 from .errors import UsageError, describe
 from .model import load_weights
 from .models.detector import detector
-from .scenes import CHANNELS, Scene, channels_of, radar_of
+from .ranks import device_of
+from .scenes import CHANNELS, Scene, channels_of, radar_of, scenes_in
 from .train import ARGS, RESULTS
-from .windows import Cut, cuts_of, read_row, valid_pixels, view
+from .windows import Cut, cuts_of, planes_of, read_row, view
 from .workloads.detector import joined, owned, picture
 
 
@@ -74,9 +75,9 @@ def predict(
     """
     _check_output(config)
     settings = settings_of(weights, config)
-    folders = scene_folders(config.data_root, config.scenes, settings.channels)
+    folders = wanted_scenes(config.data_root, config.scenes, settings.channels)
     cuts = {name: _cuts(folder, settings) for name, folder in folders.items()}
-    device = _device(config.device)
+    device = device_of(config.device)
     if config.threads:
         torch.set_num_threads(config.threads)
     net = _load(weights, settings).to(device)
@@ -160,18 +161,13 @@ def _json(path: Path) -> dict[str, Any]:
     return document
 
 
-def scene_folders(
+def wanted_scenes(
     root: Path, names: Sequence[str] | None, channels: Sequence[str]
 ) -> dict[str, Path]:
-    """The scenes of a folder by name, sorted, or those that are named. Every raster is there."""
+    """The scenes of a folder, or those of them that are named. Every raster is there."""
     if not root.is_dir():
         raise UsageError(f"--data-root {root} is not a folder")
-    files = {channel.file for channel in CHANNELS.values()}
-    found = {
-        path.name: path
-        for path in sorted(root.iterdir())
-        if path.is_dir() and any((path / file).exists() for file in files)
-    }
+    found = scenes_in(root)
     if names is None and not found:
         raise UsageError(
             f"--data-root {root} holds no scenes: no folder in it has a {CHANNELS['vh'].file}"
@@ -201,22 +197,9 @@ def _check_output(config: PredictConfig) -> None:
         raise UsageError(f"--output {config.output}: there is no folder {config.output.parent}")
 
 
-def _device(name: str) -> torch.device:
-    """As for training: a CUDA device where there is one."""
-    there = {
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
-        "cpu": True,
-    }
-    if name == "auto":
-        name = "cuda" if there["cuda"] else "cpu"
-    if not there[name]:
-        raise UsageError(f"--device {name}: torch finds no such device here")
-    return torch.device(name)
-
-
 def _load(weights: Path, settings: Settings) -> nn.Module:
-    net: nn.Module = detector(len(settings.channels) + 1, settings.backbone)  # type: ignore[arg-type]
+    planes = planes_of(settings.channels)
+    net: nn.Module = detector(planes, settings.backbone)  # type: ignore[arg-type]
     told = f"the detector on {settings.backbone} that sees {', '.join(settings.channels)}"
     load_weights(net, told, weights)
     return net.eval()
@@ -260,8 +243,7 @@ def _detect(
 def _picture(
     scene: Scene, radar: NDArray[Any], rows: tuple[int, int], columns: tuple[int, int]
 ) -> Tensor:
-    image = view(scene.channels, radar, scene.coarse, rows, columns)
-    return picture(image, valid_pixels(radar))
+    return picture(*view(scene.channels, radar, scene.coarse, rows, columns))
 
 
 def _rows_ahead(

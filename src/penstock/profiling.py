@@ -8,6 +8,15 @@
 
 Our phases stand in the trace as annotations. A lap says which phase it was when the phase ends, and
 an annotation wants its name when it begins, so each is given a number then and its name at the end.
+
+    annotation 7    ├───────────────────────────────────┤   begun and ended by the main thread
+    laps                               ▲ backward        ▲ communication
+                                       told by autograd's thread
+
+Of several ranks on GPUs, a thread of autograd's ends the backward pass, and cannot end what another
+began: the annotation goes on until the gradients are summed. On the host's clock it is cut in two
+where that lap was told. Of a device nobody knows the place, so there, and in the table of
+operators, such a stretch is called ``backward + communication``.
 """
 
 from __future__ import annotations
@@ -15,7 +24,8 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +34,7 @@ import torch
 from .errors import UsageError
 from .files import replacing
 from .laps import DeviceLaps, Laps, Seconds
+from .probe import Clock
 from .units import format_seconds
 
 FOLDER = "profile"
@@ -33,6 +44,8 @@ MOST_ROWS = 30
 MOST_TOLD = 5
 """Of the operators, in a few lines."""
 _MARK = "penstock phase "
+
+Part = tuple[str, float]
 
 
 def check(profiled: int, left: int) -> None:
@@ -49,17 +62,19 @@ class ProfiledLaps(Laps):
     """The laps that it is given, each of which also names a stretch of the profiler's trace."""
 
     def __init__(
-        self, laps: Laps | DeviceLaps, out: Path, rank: int, steps: int, cuda: bool
+        self, laps: Laps | DeviceLaps, out: Path, rank: int, steps: int, cuda: bool, clock: Clock
     ) -> None:
-        self._laps, self.drain_every = laps, laps.drain_every
+        self._laps, self.drain_every, self._clock = laps, laps.drain_every, clock
         self._folder, self._rank, self._profiled = out / FOLDER, rank, steps
         self._cuda = cuda
         self.told: dict[str, Any] | None = None
         """What was found; None until the steps were taken."""
         self._thread = threading.get_ident()
-        self._names: dict[str, str] = {}
+        self._parts: dict[str, list[Part]] = {}
+        """Of each annotation the phases in it and their shares of its time."""
         self._mark: Any = None
-        self._phase: str | None = None
+        self._told: list[tuple[str, float]] = []
+        """Laps since the annotation began, and when they were told."""
         self._number = 0
         activities = [torch.profiler.ProfilerActivity.CPU]
         if cuda:
@@ -83,9 +98,7 @@ class ProfiledLaps(Laps):
 
     def lap(self, phase: str) -> None:
         self._laps.lap(phase)
-        # The end of a backward pass may be told by a thread of autograd's, which cannot end what
-        # this one began; what follows it, the wait for other ranks, then bears its name too.
-        self._phase = self._phase or phase
+        self._told.append((phase, self._clock()))
         if threading.get_ident() == self._thread:
             self._close()
             self._open()
@@ -108,7 +121,7 @@ class ProfiledLaps(Laps):
     # --- annotations ----------------------------------------------------------------------------
 
     def _open(self) -> None:
-        self._phase = None
+        self._told, self._since = [], self._clock()
         if self._runs:
             self._number += 1
             self._mark = torch.profiler.record_function(f"{_MARK}{self._number}")
@@ -118,8 +131,8 @@ class ProfiledLaps(Laps):
         if self._mark is not None:
             self._mark.__exit__(None, None, None)
             self._mark = None
-            if self._phase is not None:
-                self._names[f"{_MARK}{self._number}"] = self._phase
+            if self._told:
+                self._parts[f"{_MARK}{self._number}"] = _shares(self._since, self._told)
 
     # --- what is written ------------------------------------------------------------------------
 
@@ -132,14 +145,16 @@ class ProfiledLaps(Laps):
         path.parent.mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(str(path))
         trace = json.loads(path.read_text())
-        trace["traceEvents"] = [e for e in map(self._named, trace["traceEvents"]) if e]
+        trace["traceEvents"] = [e for event in trace["traceEvents"] for e in self._named(event)]
         with replacing(path) as draft:
             draft.write_text(json.dumps(trace, separators=(",", ":")))
         host, device = self._phases(trace["traceEvents"])
 
         events: Any = profiler.events()
         for event in events:
-            event.name = self._names.get(event.name, event.name)
+            if event.name in self._parts:
+                event.name = _joined(self._parts[event.name])
+        ours = set(map(_joined, self._parts.values()))
         averages = events.key_averages()
         by = "self_device_time_total" if self._cuda else "self_cpu_time_total"
         rows = [row for row in averages if not row.key.startswith((_MARK, "ProfilerStep"))]
@@ -147,7 +162,7 @@ class ProfiledLaps(Laps):
         operators = [
             {"name": row.key, "calls": row.count, "self_s": getattr(row, by) / 1e6}
             for row in sorted(rows, key=lambda row: -getattr(row, by))
-            if row.key not in host
+            if row.key not in ours
         ]
         self.told = {
             "trace": f"{FOLDER}/rank{self._rank}.json",
@@ -162,25 +177,52 @@ class ProfiledLaps(Laps):
             text = "\n".join([*lines(self.told), "", table, ""])
             (self._folder / "operators.txt").write_text(text)
 
-    def _named(self, event: dict[str, Any]) -> dict[str, Any] | None:
-        """An event of the trace under its phase's name; None for a stretch between two steps."""
+    def _named(self, event: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """An event of the trace under the names of its phases; a stretch between two steps has
+        none, and is left out."""
         name = str(event.get("name", ""))
         if not name.startswith(_MARK):
-            return event
-        return {**event, "name": self._names[name]} if name in self._names else None
+            yield event
+        elif name in self._parts and event.get("cat") != "user_annotation":
+            yield {**event, "name": _joined(self._parts[name])}
+        elif name in self._parts:
+            begins = event["ts"]
+            for phase, share in self._parts[name]:
+                lasts = event["dur"] * share
+                yield {**event, "name": phase, "ts": begins, "dur": lasts}
+                begins += lasts
 
     def _phases(
         self, events: Sequence[dict[str, Any]]
     ) -> tuple[dict[str, float], dict[str, float]]:
         """Seconds of each phase in a step, by the host's clock and, on a GPU, by the device's."""
         clocks: dict[str, dict[str, float]] = {"user_annotation": {}, "gpu_user_annotation": {}}
-        known = set(self._names.values())
+        known = {phase for parts in self._parts.values() for phase, _ in parts}
+        known |= set(map(_joined, self._parts.values()))
         for event in events:
             seconds = clocks.get(event.get("cat", ""))
             if seconds is not None and event["name"] in known:
                 spent = event["dur"] / 1e6 / self._profiled
                 seconds[event["name"]] = seconds.get(event["name"], 0.0) + spent
         return clocks["user_annotation"], clocks["gpu_user_annotation"]
+
+
+def _shares(began: float, told: Sequence[tuple[str, float]]) -> list[Part]:
+    """Laps that were told since a moment as shares of the time until the last.
+
+    >>> _shares(1.0, [("backward", 4.0), ("communication", 5.0)])
+    [('backward', 0.75), ('communication', 0.25)]
+    """
+    moments = [began, *(moment for _, moment in told)]
+    whole = moments[-1] - began
+    return [
+        (phase, (after - before) / whole if whole else 1 / len(told))
+        for (phase, _), (before, after) in zip(told, pairwise(moments), strict=True)
+    ]
+
+
+def _joined(parts: Sequence[Part]) -> str:
+    return " + ".join(phase for phase, _ in parts)
 
 
 def lines(told: dict[str, Any]) -> list[str]:

@@ -19,6 +19,7 @@ from .config import TrainConfig
 from .errors import Incomplete, UsageError, require
 from .feed import SIGNALS
 from .place import Place, find, tasks_elsewhere
+from .trainlog import job_of
 
 
 @contextlib.contextmanager
@@ -85,9 +86,8 @@ def _fabric(config: TrainConfig) -> Any:
             f"--distributed: the {tasks} tasks of SLURM's job are not started; say penstock "
             "launch slurm -- train ..."
         )
-    cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device cuda: torch finds no CUDA device here")
+    device = device_of(config.device)
+    cuda = device.type == "cuda"
     devices: int | list[int] = 1
     if place.launched and cuda:
         devices = [own_device(place, torch.cuda.device_count())]
@@ -99,12 +99,11 @@ def _fabric(config: TrainConfig) -> Any:
     if place.launched:
         os.environ.update(place.variables())
     if config.amp:
-        kind = "cuda" if cuda else "cpu"
-        plugins.append(Autocast("16-mixed" if cuda else "bf16-mixed", kind))
+        plugins.append(Autocast("16-mixed" if cuda else "bf16-mixed", device.type))
     elif config.dtype != "float32":
         plugins.append(HalfPrecision("bf16-true" if config.dtype == "bfloat16" else "16-true"))
     made = fabric.Fabric(
-        accelerator=config.device,
+        accelerator=device.type,
         devices=devices,
         num_nodes=place.nodes,
         strategy=Summed(gradient_as_bucket_view=True) if several else "auto",
@@ -112,6 +111,20 @@ def _fabric(config: TrainConfig) -> Any:
     )
     made.launch()
     return made
+
+
+def device_of(name: str) -> torch.device:
+    """What ``--device`` means: with ``auto`` a CUDA device where there is one, and else the CPU."""
+    there = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
+    if name == "auto":
+        name = "cuda" if there["cuda"] else "cpu"
+    if not there[name]:
+        raise UsageError(f"--device {name}: torch finds no such device here")
+    return torch.device(name)
 
 
 def own_device(place: Place, visible: int) -> int:
@@ -199,7 +212,7 @@ def launch_of(hosts: Sequence[str]) -> dict[str, Any]:
     return {
         "nodes": len(set(hosts)),
         "hosts": list(dict.fromkeys(hosts)),
-        "job_id": os.environ.get("SLURM_JOB_ID"),
+        "job_id": job_of(os.environ) or None,
         "job_name": os.environ.get("SLURM_JOB_NAME"),
         "restarts": int(restarts) if restarts.isdecimal() else 0,
     }

@@ -132,11 +132,10 @@ def is_missing(values: Values) -> NDArray[np.bool_]:
 _NODATA_BITS, _INFINITE, _NAN_BITS = np.array([NODATA, np.inf, np.nan], np.float16).view(np.uint16)
 
 
-@dataclass(frozen=True, slots=True)
-
 # --- 500 m -----------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
 class Coarse:
     """A raster of 500 m, whole, and where the pixels of 10 m lie in it: pixel ``i`` of an axis at
     ``origin + step * i``, counted between the centres of the coarse pixels."""

@@ -13,8 +13,8 @@ A study has one of these and a fit is of one study. Runs that differ in more are
 difference. The baseline is the smallest number of devices, N0, or the one that is asked for; all is
 relative to it, p = N / N0. Work done per second gives the speed-up S, and S / p the efficiency.
 
-Intervals (95 %) are bootstrapped over repeated runs, which are what was repeated; of one run there
-is none.
+Intervals (95 %) are of repeated runs, by Student's t (`scaling_intervals`); of one run there is
+none.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import NotComparable, UsageError
+from .scaling_intervals import drawn_interval, drawn_means, ratio
 from .scaling_laws import AMDAHL_SIZES, USL_SIZES, Amdahl, Usl, amdahl, karp_flatt, peak, usl
-from .stats import CONFIDENCE, Interval
+from .stats import Interval
 
 Floats = NDArray[np.float64]
 Kind = Literal["strong", "weak", "hybrid", "undetermined"]
 Status = Literal[
-    "complete", "crashed", "cancelled", "preempted", "timeout", "stopped", "unfinished"
+    "complete", "crashed", "cancelled", "preempted", "timeout", "stopped", "unfinished", "unknown"
 ]
+"""``unknown``: nothing tells how far it came."""
 
-_DRAWS = 2000
 _Value = TypeVar("_Value")
 
 
@@ -170,7 +171,7 @@ class Point:
     at: Configuration
     speedup: Interval
     efficiency: Interval
-    karp_flatt: float | None
+    karp_flatt: Interval | None
     """Serial share that alone would explain the speed-up; where it rises with the devices, it is
     overhead. None at the baseline, and in weak scaling, where the work is not the same."""
 
@@ -195,6 +196,8 @@ class Study:
 
     kind: Kind
     points: tuple[Point, ...]
+    rise: Interval | None
+    """Of the Karp-Flatt share, from the fewest devices that have one to the most."""
     amdahl: Amdahl | str
     """The fit, or why there is none."""
     usl: Usl | str
@@ -233,12 +236,12 @@ def studies(runs: Iterable[Run], baseline: int | None, anyway: bool) -> list[Stu
             for kind in _kinds(base, run) or _refused(base, run, anyway):
                 kinds.setdefault(kind, {}).setdefault(key, []).append(run)
     # What is of the baseline's size fits every kind, and is a study only where nothing else is.
-    told = {k: v for k, v in kinds.items() if any(key[0] != base_devices for key in v)}
-    if not told:
-        told = {"undetermined": kinds.get("undetermined") or next(iter(kinds.values()))}
+    grown = {k: v for k, v in kinds.items() if any(key[0] != base_devices for key in v)}
+    if not grown:
+        grown = {"undetermined": kinds.get("undetermined") or next(iter(kinds.values()))}
     return [
         study(kind, [Configuration(tuple(own[key])) for key in sorted(own)], base_devices)
-        for kind, own in told.items()
+        for kind, own in grown.items()
     ]
 
 
@@ -249,9 +252,9 @@ def _same_settings(runs: Sequence[Run]) -> None:
             if name in run.settings:
                 values.setdefault(run.settings[name], run)
         if len(values) > 1:
-            told = " and ".join(f"{v} in {run.source}" for v, run in list(values.items())[:2])
+            two = " and ".join(f"{v} in {run.source}" for v, run in list(values.items())[:2])
             raise NotComparable(
-                f"mixed experiments: the {name} is {told}; give the runs of one experiment, or "
+                f"mixed experiments: the {name} is {two}; give the runs of one experiment, or "
                 "--anyway"
             )
 
@@ -283,13 +286,13 @@ def _kinds(base: Run, run: Run) -> list[Kind]:
 def _refused(base: Run, run: Run, anyway: bool) -> list[Kind]:
     if anyway:
         return ["undetermined"]
-    told = " and ".join(
+    both = " and ".join(
         f"{one.work:,} samples an epoch, {one.batch} a batch and device ({one.global_batch} in "
         f"all) on {one.devices} ({one.source})"
         for one in (base, run)
     )
     raise NotComparable(
-        f"mixed experiments: {told} are neither weak, strong nor hybrid scaling; give the runs of "
+        f"mixed experiments: {both} are neither weak, strong nor hybrid scaling; give the runs of "
         "one experiment, or --anyway"
     )
 
@@ -304,49 +307,66 @@ def study(kind: Kind, configurations: Sequence[Configuration], base_devices: int
     p = np.array([c.devices / base_devices for c in ordered])
     work = p if kind == "weak" else np.ones(len(p))
     means = np.array([c.seconds for c in ordered])
-    draws = np.stack([resampled_means(c.times, rng) for c in ordered], axis=1)
+    draws = np.stack([drawn_means(c.times, rng) for c in ordered], axis=1)
     speedups, drawn = work * means[0] / means, work * draws[:, :1] / draws
-    ns = [len(c.runs) for c in ordered]
+    n = min(len(c.runs) for c in ordered)
+    return Study(
+        kind,
+        tuple(_point(kind, ordered[0], at) for at in ordered),
+        None if kind == "weak" else _rise(p, speedups, drawn, n),
+        *_fits(kind, base_devices, p, speedups, drawn, n),
+    )
 
-    def interval(value: float, values: Floats, n: int) -> Interval:
-        low, high = _ends(values) if n > 1 else (None, None)
-        return Interval(float(value), low, high, n)
 
-    points = []
-    for i, configuration in enumerate(ordered):
-        n = min(ns[0], ns[i]) if i else 1  # the baseline is 1 by definition
-        points.append(
-            Point(
-                configuration,
-                interval(speedups[i], drawn[:, i], n),
-                interval(speedups[i] / p[i], drawn[:, i] / p[i], n),
-                karp_flatt(speedups[i], p[i]) if p[i] > 1 and kind != "weak" else None,
-            )
-        )
-    fits = _fits(kind, base_devices, p, speedups, drawn, min(ns), interval)
-    return Study(kind, tuple(points), *fits)
+def _point(kind: Kind, base: Configuration, at: Configuration) -> Point:
+    p = at.devices / base.devices
+    gain = Interval(1.0, None, None, 1)  # the baseline's, by definition
+    if at is not base:
+        work = p if kind == "weak" else 1.0
+        gain = _each_end(ratio(base.times, at.times), lambda r: work * r)
+    shares = p > 1 and kind != "weak"
+    return Point(
+        at,
+        gain,
+        _each_end(gain, lambda s: s / p),
+        _each_end(gain, lambda s: float(karp_flatt(s, p))) if shares else None,
+    )
+
+
+def _each_end(interval: Interval, of: Callable[[float], float]) -> Interval:
+    """What rises or falls with a quantity, where that lies in an interval."""
+    if interval.low is None or interval.high is None:
+        return Interval(of(interval.value), None, None, interval.n)
+    low, high = sorted((of(interval.low), of(interval.high)))
+    return Interval(of(interval.value), low, high, interval.n)
+
+
+def _rise(p: Floats, speedups: Floats, drawn: Floats, n: int) -> Interval | None:
+    above = [i for i in range(len(p)) if p[i] > 1]
+    if not above or p[above[-1]] == p[above[0]]:
+        return None
+    first, last = above[0], above[-1]
+
+    def change(s: Floats) -> Floats:
+        return np.asarray(karp_flatt(s[..., last], p[last]) - karp_flatt(s[..., first], p[first]))
+
+    return drawn_interval(float(change(speedups)), change(drawn), n)
 
 
 def _fits(
-    kind: Kind,
-    base_devices: int,
-    p: Floats,
-    speedups: Floats,
-    drawn: Floats,
-    n: int,
-    interval: Callable[[float, Floats, int], Interval],
+    kind: Kind, base_devices: int, p: Floats, speedups: Floats, drawn: Floats, n: int
 ) -> tuple[Amdahl | str, Usl | str]:
     """Of the baseline and what has more devices; or why not."""
     above = p >= 1
     p, speedups, drawn = p[above], speedups[above], drawn[:, above]
     sizes = len(set(p))
-    told = f"{sizes} size{'s' * (sizes != 1)}"
-    serial: Amdahl | str = f"Amdahl's law is refused with {told}; it takes {AMDAHL_SIZES}"
+    given = f"{sizes} size{'s' * (sizes != 1)}"
+    serial: Amdahl | str = f"Amdahl's law is refused with {given}; it takes {AMDAHL_SIZES}"
     if kind == "weak":
         serial = "Amdahl's law is of work that stays the same, and weak scaling adds work"
     elif sizes >= AMDAHL_SIZES:
-        serial = Amdahl(interval(float(amdahl(p, speedups)), amdahl(p, drawn), n))
-    laws: Usl | str = f"the USL is refused with {told}; it takes {USL_SIZES}"
+        serial = Amdahl(drawn_interval(float(amdahl(p, speedups)), amdahl(p, drawn), n))
+    laws: Usl | str = f"the USL is refused with {given}; it takes {USL_SIZES}"
     if sizes >= USL_SIZES:
         (sigma, kappa), draws = usl(p, speedups), usl(p, drawn)
         turn, turns = (
@@ -354,35 +374,8 @@ def _fits(
             for each in (np.array([sigma, kappa]), draws)
         )
         laws = Usl(
-            interval(sigma, draws[:, 0], n),
-            interval(kappa, draws[:, 1], n),
-            interval(float(turn), turns, n) if kappa > 0 else None,
+            drawn_interval(float(sigma), draws[:, 0], n),
+            drawn_interval(float(kappa), draws[:, 1], n),
+            drawn_interval(float(turn), turns, n) if kappa > 0 else None,
         )
     return serial, laws
-
-
-def difference(base: Sequence[float], other: Sequence[float]) -> Interval:
-    """By how much the mean of ``other`` is above that of ``base``."""
-    rng = np.random.default_rng(0)
-    n = min(len(base), len(other))
-    drawn = resampled_means(other, rng) - resampled_means(base, rng)
-    low, high = _ends(drawn) if n > 1 else (None, None)
-    return Interval(float(np.mean(other) - np.mean(base)), low, high, n)
-
-
-def resampled_means(values: Sequence[float], rng: np.random.Generator) -> Floats:
-    """Means of resampled values. Few values resampled spread too little, by (n - 1) / n of the
-    variance; that is made up for (Hesterberg 2015, section 4)."""
-    array = np.asarray(values, np.float64)
-    n, mean = len(array), array.mean()
-    if n == 1:
-        return np.full(_DRAWS, mean)
-    drawn = array[rng.integers(n, size=(_DRAWS, n))].mean(axis=1)
-    return np.asarray(mean + (drawn - mean) * math.sqrt(n / (n - 1)))
-
-
-def _ends(values: Floats) -> tuple[float, float]:
-    # The nearest draws and not what lies between two, for a peak may be nowhere: infinite.
-    tails = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
-    low, high = np.quantile(values, tails, method="nearest")
-    return float(low), float(high)

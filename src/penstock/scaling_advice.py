@@ -1,17 +1,19 @@
 """What to make of a scaling study: good or poor, why, whether quality stayed, who holds up whom.
 
 The seed calls scaling good above 85 % within a node and above 75 % across nodes, and poor below
-70 %. Where runs were repeated it takes the whole interval to be sure. A cause is named where the
-phases of steps show it, and nowhere else.
+70 %. It takes the whole interval to be sure, and so more than one run of a size. A cause is named
+where the phases of steps show it, and nowhere else.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
-from .scaling import Configuration, Point, Run, Study, difference
+from .scaling import Configuration, Point, Run, Study
+from .scaling_intervals import difference, why_none
 from .scaling_tables import label
-from .stats import Interval
+from .stats import CONFIDENCE, Interval
 from .straggler import WAIT, phases_of, share, straggler
 from .units import format_seconds, significant
 
@@ -39,21 +41,28 @@ def advice(study: Study) -> Iterator[str]:
         bound = GOOD_ACROSS if across else GOOD_IN_NODE
         where = "across nodes" if across else "in a node"
         told = f"{name}: {value:.1f} % of linear {_basis(study, point)}"
-        low, high = point.efficiency.low, point.efficiency.high
         if point.efficiency.value > bound:
-            sure = "" if low is None or low > bound else ", though not surely"
+            sure = _surely(point.efficiency, bound, math.inf)
             yield f"{told}, above the {100 * bound:.0f} % that is good {where}{sure}."
         elif point.efficiency.value < POOR:
-            sure = "" if high is None or high < POOR else ", though not surely"
+            sure = _surely(point.efficiency, -math.inf, POOR)
             yield f"{told}, below {100 * POOR:.0f} %, which is poor{sure}: {_causes(study, point)}."
         else:
-            yield f"{told}, neither good (above {100 * bound:.0f} % {where}) nor poor."
+            sure = _surely(point.efficiency, POOR, bound)
+            yield f"{told}, neither good (above {100 * bound:.0f} % {where}) nor poor{sure}."
+
+
+def _surely(interval: Interval, least: float, most: float) -> str:
+    """Words for an interval that is not known, or not as a whole within bounds."""
+    if interval.low is None or interval.high is None:
+        return ", though not surely"
+    return "" if least <= interval.low and interval.high <= most else ", though not surely"
 
 
 def _basis(study: Study, point: Point) -> str:
     text = interval_text(point.efficiency, 100, 1)
     if text == "-":
-        return "[one run on a side: no interval]"
+        return f"[{why_none(point.efficiency)}]"
     ours, base = len(point.at.runs), len(study.base.runs)
     runs = f"{ours} runs each" if ours == base else f"{ours} and {base} runs"
     return f"[{text} %, {runs}]"
@@ -121,21 +130,27 @@ def quality(study: Study) -> Iterator[str]:
 def _same(name: str, scores: Sequence[Sequence[float]], labels: Sequence[str]) -> str:
     flat = [score for own in scores for score in own]
     range_ = f"{name.capitalize()} is {min(flat):.4f} to {max(flat):.4f} over {len(flat)} runs"
-    least = min(map(len, scores))
-    if least < 2:
-        return f"{range_}; with one run of a size, what chance does to it is not known."
-    differing = []
+    # Of many sizes one differs by chance; so all intervals together hold 95 %, and each more.
+    each = 1 - (1 - CONFIDENCE) / (len(scores) - 1)
+    alike, differing, unknown = list[str](), list[str](), dict[str, list[str]]()
     for own, where in zip(scores[1:], labels[1:], strict=True):
-        apart = difference(scores[0], own)
-        if apart.excludes(0):
-            assert apart.low is not None and apart.high is not None
-            differing.append(
+        apart = difference(scores[0], own, each)
+        if apart.low is None or apart.high is None:
+            unknown.setdefault(why_none(apart), []).append(where)
+        else:
+            (differing if apart.excludes(0) else alike).append(
                 f"{where} by {apart.value:+.4f} [{apart.low:+.4f} to {apart.high:+.4f}, "
                 f"{len(own)} and {len(scores[0])} runs]"
             )
+    told = [range_]
     if differing:
-        return f"{range_} and differs from that of {labels[0]}: {', '.join(differing)}."
-    return f"{range_} and is not distinguishable between sizes ({least} runs of each at least)."
+        told.append(f"it differs from that of {labels[0]}: {', '.join(differing)}")
+    elif alike:
+        told.append(f"no difference from {labels[0]} is shown: {', '.join(alike)}")
+    for why, of in unknown.items():
+        which = f" of {', '.join(of)}" if len(of) < len(scores) - 1 else ""
+        told.append(f"what chance does to it is not known{which} [{why}]")
+    return f"{'; '.join(told)}."
 
 
 # --- ranks --------------------------------------------------------------------------------------
@@ -154,9 +169,11 @@ def rank_lines(study: Study) -> Iterator[str]:
             if (found := straggler(run)) is not None:
                 where = f" on {found.host}" if found.host else ""
                 spread = f", MAD {format_seconds(found.spread)}" if found.spread is not None else ""
+                steps = found.excess.n
+                of = f"median of {steps}{spread}" if steps > 1 else "by medians over its steps"
                 yield (
                     f"Job {run.job}: rank {found.rank}{where} holds the others up: "
-                    f"{format_seconds(found.excess.value)} a step more work of its own (median of "
-                    f"{found.excess.n}{spread}), and the shortest wait for the sum, "
+                    f"{format_seconds(found.excess.value)} a step more work of its own "
+                    f"({of}), and the shortest wait for the sum, "
                     f"{format_seconds(found.wait)} against {format_seconds(found.others_wait)}."
                 )

@@ -55,13 +55,13 @@ class Usl:
         return np.asarray(p / (1 + more))
 
 
-def karp_flatt(speedup: float, p: float) -> float:
+def karp_flatt(speedup: ArrayLike, p: float) -> Floats:
     """The serial share that a measured speed-up means.
 
-    >>> round(karp_flatt(362.45 / 95.23, 4), 6), round(karp_flatt(362.45 / 57.14, 8), 6)
+    >>> float(karp_flatt(362.45 / 95.23, 4).round(6)), float(karp_flatt(362.45 / 57.14, 8).round(6))
     (0.016986, 0.037314)
     """
-    return float((1 / speedup - 1 / p) / (1 - 1 / p))
+    return np.asarray((1 / np.asarray(speedup, np.float64) - 1 / p) / (1 - 1 / p))
 
 
 def amdahl(p: ArrayLike, speedups: ArrayLike) -> Floats:

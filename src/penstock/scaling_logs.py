@@ -15,9 +15,10 @@ what it told so far, marked with what became of it.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,17 +52,6 @@ _ENDS: tuple[tuple[str, Status], ...] = (
     ("exited with exit code", "crashed"),
 )
 """Signs of a bad end, the most telling first: a job that is cancelled also prints what it broke."""
-
-_SETTINGS = {
-    "max epochs": "number of epochs",
-    "learning rate": "learning rate",
-    "hidden dimensions": "hidden layers",
-    "dropout": "dropout",
-    "noise level": "noise",
-    "number of workers": "number of workers",
-    "workload": "workload",
-}
-"""What must be equal among runs, by how a log and how a sentence call it."""
 
 
 @dataclass
@@ -221,15 +211,18 @@ def _run(path: Path, attempt: _Attempt, before: int) -> Run:
     total = _COUNT.findall(told.get("effective batch size", ""))
     global_batch = int(total[-1]) if total and int(total[-1]) > 0 else None
     devices = _devices(attempt, batch, global_batch)
-    planned = attempt.count("max epochs")
+    # With fewer steps than epochs have, only the log's own count tells how many these were.
+    planned = None if attempt.count("max steps") else attempt.count("max epochs")
     # A log without a bar of progress tells the end alone.
-    done = planned if attempt.totals else None
+    done = (attempt.count("epochs done") or planned) if attempt.totals else None
     if attempt.epochs:  # from where this attempt went on
         done = max(attempt.epochs) + 1 - min(attempt.first_epoch or 0, *attempt.epochs)
     status: Status = "complete" if attempt.totals else attempt.end or "unfinished"
     losses = attempt.best or attempt.losses
     device = "cpu" if told.get("cuda available", "").startswith("False") else told.get("gpu 0")
-    settings = _settings(attempt) | ({"device": device} if device else {})
+    settings = settings_of(told) | ({"device": device} if device else {})
+    if attempt.workload:
+        settings.setdefault("workload", attempt.workload)
     restarts = _COUNT.match(told.get("restarts") or told.get("slurm_restart_count") or "")
     return Run(
         source=str(path),
@@ -241,10 +234,11 @@ def _run(path: Path, attempt: _Attempt, before: int) -> Run:
         epochs=done,
         planned_epochs=planned,
         epoch_seconds=max(attempt.per_epoch, default=None),
-        samples=attempt.count("number of samples"),
+        # Ours counts what is trained on; the seed's, the validation and the test as well.
+        samples=attempt.count("samples per epoch", "number of samples"),
         batch=batch,
         global_batch=global_batch or (batch * devices if batch else None),
-        steps=attempt.steps,
+        steps=attempt.steps or attempt.count("steps per epoch"),
         val_loss=min(losses, default=None),
         val_acc=max(attempt.accuracies, default=None),
         status=status,
@@ -268,20 +262,67 @@ def _devices(attempt: _Attempt, batch: int | None, global_batch: int | None) -> 
     return next((found for guess in guesses if (found := guess())), 1)
 
 
-def _settings(attempt: _Attempt) -> dict[str, str]:
-    named = {_SETTINGS[name]: told for name, told in attempt.told.items() if name in _SETTINGS}
-    if attempt.workload:
-        named.setdefault("workload", attempt.workload)
-    return {name: plain(value) for name, value in named.items() if value}
+# --- settings, whoever tells them ---------------------------------------------------------------
+
+_COMPARED = {
+    "epochs": "number of epochs",
+    "max_epochs": "number of epochs",
+    "max_steps": "number of steps",
+    "workload": "workload",
+    "model": "model",
+    "backbone": "backbone",
+    "model_parameters": "parameters",
+    "parameters": "parameters",
+    "hidden_dims": "hidden layers",
+    "hidden_dimensions": "hidden layers",
+    "dropout": "dropout",
+    "noise": "noise",
+    "noise_level": "noise",
+    "learning_rate": "learning rate",
+    "lr": "learning rate",
+    "optimizer": "optimizer",
+    "weight_decay": "weight decay",
+    "schedule": "schedule",
+    "decay_epochs": "epochs between falls of the learning rate",
+    "warmup_steps": "steps of warm-up",
+    "clip_norm": "clipping of gradients",
+    "precision": "precision",
+    "amp": "mixed precision",
+    "dtype": "dtype",
+    "tf32": "use of TF32",
+    "channels_last": "channels last",
+    "compile": "compilation",
+    "checkpointing": "recomputing",
+    "num_workers": "number of workers",
+    "number_of_workers": "number of workers",
+}
+"""What must be equal among runs, by how logs, knobs and trackers call it, and how a sentence does;
+batches and devices are what is studied."""
+
+
+def settings_of(told: Mapping[str, object]) -> dict[str, str]:
+    """What of these names and values must be equal among runs; the first spelling counts.
+
+    >>> settings_of({"Max epochs": "50", "epochs": 40, "seed": 3, "dropout": None})
+    {'number of epochs': '50'}
+    """
+    found: dict[str, str] = {}
+    for key, value in told.items():
+        name = _COMPARED.get(key.lower().replace(" ", "_"))
+        if name is not None and value not in (None, ""):
+            found.setdefault(name, plain(value))
+    return found
 
 
 def plain(value: object) -> str:
-    """A setting in one spelling.
+    """A setting in one spelling, to its last digit.
 
-    >>> plain("1e-3"), plain(0.001), plain("[64, 32]")
-    ('0.001', '0.001', '[64, 32]')
+    >>> plain("1e-3"), plain(0.001), plain("2834.0"), plain("[64, 32]")
+    ('0.001', '0.001', '2834', '[64, 32]')
     """
-    try:
-        return f"{float(str(value)):g}"
-    except ValueError:
-        return str(value)
+    text = str(value)
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            number = kind(text)
+            return str(int(number)) if number == number // 1 else repr(number)
+    return text

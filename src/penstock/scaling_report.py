@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from .report import Section, field, in_markdown
-from .scaling import Configuration, Point, Run, Study
+from .scaling import Point, Run, Study
 from .scaling_advice import advice, exposed, interval_text, quality, rank_lines
+from .scaling_intervals import why_none
 from .scaling_laws import Amdahl, Usl
 from .scaling_tables import fixed, label, mark, results, speedups, summary
 from .stats import Interval
@@ -22,8 +23,8 @@ from .units import format_seconds, significant
 
 COLUMNS = tuple(
     "kind devices nodes runs seconds speedup speedup_low speedup_high efficiency efficiency_low "
-    "efficiency_high karp_flatt samples_per_s seconds_per_epoch device_hours_per_epoch "
-    "exposed_communication val_loss val_acc".split()
+    "efficiency_high karp_flatt karp_flatt_low karp_flatt_high samples_per_s seconds_per_epoch "
+    "device_hours_per_epoch exposed_communication val_loss val_acc".split()
 )
 RUN_COLUMNS = tuple(
     "source job name status restarts devices nodes device seconds epochs planned_epochs "
@@ -50,7 +51,7 @@ def sections(study: Study, asked: bool = False) -> list[Section]:
 
 def _table(study: Study) -> list[tuple[str, ...]]:
     hours = "process h" if study.base.first.on_cpu else "GPU h"
-    head = ("configuration", "runs", "time", "speed-up", "95 %", "efficiency", "95 % ")
+    head = ("configuration", "runs", "time", "speed-up", "95 %", "efficiency", "95 %")
     lines = [(*head, "samples/s", "Karp-Flatt", f"{hours} an epoch", "exposed sum")]
     for point in study.points:
         lines.append(
@@ -63,7 +64,7 @@ def _table(study: Study) -> list[tuple[str, ...]]:
                 f"{100 * point.efficiency.value:.2f} %",
                 interval_text(point.efficiency, 100, 1),
                 _shown(point.throughput, significant),
-                _shown(point.karp_flatt, lambda share: f"{share:.6f}"),
+                "-" if point.karp_flatt is None else f"{point.karp_flatt.value:.6f}",
                 _shown(point.device_hours, significant),
                 _shown(exposed(point.at), lambda share: f"{share:.1%}"),
             )
@@ -112,18 +113,12 @@ def _kind_lines(study: Study, asked: bool) -> list[str]:
 
 
 def _law_lines(study: Study) -> list[str]:
-    lines = []
-    shares = [p.karp_flatt for p in study.points if p.karp_flatt is not None]
-    if len(shares) > 1:
-        first, last = shares[0], shares[-1]
-        means = "rises" if last > first else "does not rise"
-        why = "overhead grows with the devices" if last > first else "a fixed share is serial"
-        lines.append(f"The Karp-Flatt share {means}, from {first:.6f} to {last:.6f}: {why}.")
+    lines = list(_share_lines(study))
     if isinstance(study.amdahl, Amdahl):
-        serial = study.amdahl.serial
+        serial, most = study.amdahl.serial, significant(study.amdahl.most)
         lines.append(
             f"Amdahl: a serial share of {serial.value:.6f}{_in_brackets(serial)}, so at most "
-            f"{significant(study.amdahl.most)}x on any number of devices."
+            f"{most}x on any number of devices, if nothing but that share holds them up."
             if serial.value > 0
             else f"Amdahl: no serial share{_in_brackets(serial)}."
         )
@@ -133,23 +128,45 @@ def _law_lines(study: Study) -> list[str]:
         law = study.usl
         lines.append(
             f"USL: sigma {law.sigma.value:.6f}{_in_brackets(law.sigma)}, kappa "
-            f"{law.kappa.value:.6f}{_in_brackets(law.kappa)}: {_turn(law.peak)}."
+            f"{law.kappa.value:.6f}{_in_brackets(law.kappa)}: {_turn(study, law.peak)}."
         )
     else:
         lines.append(f"{study.usl[:1].upper()}{study.usl[1:]}.")
     return lines
 
 
-def _turn(peak: Interval | None) -> str:
+def _share_lines(study: Study) -> Iterator[str]:
+    """What the Karp-Flatt share does as devices are added, as far as its interval tells."""
+    rise = study.rise
+    if rise is None:
+        return
+    shares = [(p.at.devices, p.karp_flatt.value) for p in study.points if p.karp_flatt is not None]
+    (few, first), (many, last) = shares[0], shares[-1]
+    text = f"The Karp-Flatt share is {first:.6f} on {few} devices and {last:.6f} on {many}"
+    if rise.low is None or rise.high is None:
+        yield f"{text}; whether it changes is not known [{why_none(rise)}]."
+        return
+    ends = f"[{rise.low:+.6f} to {rise.high:+.6f}, {rise.n} runs of each size]"
+    if not rise.excludes(0):
+        yield f"{text}; a change of {rise.value:+.6f} {ends} may be none."
+    elif rise.value > 0:
+        yield f"{text}, {rise.value:+.6f} {ends}: overhead grows with the devices."
+    else:
+        yield f"{text}, {rise.value:+.6f} {ends}: no fixed serial share explains it."
+
+
+def _turn(study: Study, peak: Interval | None) -> str:
     if peak is None:
-        return "no number of devices is too many"
+        return "nothing shows a number of devices that is too many"
     ends = interval_text(peak, 1, 0).replace("inf", "no end")
-    return f"fastest on {peak.value:.0f} devices" + (f" [{ends}]" if ends != "-" else "")
+    told = f"fastest on {peak.value:.0f} devices" + (f" [{ends}]" if ends != "-" else "")
+    most = max(point.at.devices for point in study.points)
+    return told if peak.value <= most else f"{told}, more than the {most} that were measured"
 
 
 def _in_brackets(interval: Interval) -> str:
     if interval.low is None or interval.high is None:
-        return " [one run of a size: no interval]"
+        return f" [{why_none(interval)}]"
     return f" [{interval.low:.6f}-{interval.high:.6f}, {interval.n} runs of each size]"
 
 
@@ -178,7 +195,7 @@ def points_csv(found: Iterable[Study]) -> str:
 
 
 def _point_row(study: Study, point: Point) -> dict[str, Any]:
-    at: Configuration = point.at
+    at, share = point.at, point.karp_flatt
     return {
         "kind": study.kind,
         "devices": at.devices,
@@ -191,7 +208,9 @@ def _point_row(study: Study, point: Point) -> dict[str, Any]:
         "efficiency": point.efficiency.value,
         "efficiency_low": point.efficiency.low,
         "efficiency_high": point.efficiency.high,
-        "karp_flatt": point.karp_flatt,
+        "karp_flatt": share and share.value,
+        "karp_flatt_low": share and share.low,
+        "karp_flatt_high": share and share.high,
         "samples_per_s": point.throughput,
         "seconds_per_epoch": at.mean(lambda run: run.per_epoch),
         "device_hours_per_epoch": point.device_hours,

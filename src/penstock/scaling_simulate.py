@@ -12,9 +12,10 @@ Each device keeps its batch (weak or hybrid scaling). The gradients of ``M`` byt
 
 with the bandwidth ``B``, per device within a node and per node between nodes, and the latency
 ``L`` of a message. A share of that (``overlap``) runs beside the backward pass, if that lasts long
-enough; the rest is waited for. Data is read while a device computes, from a store of a stated rate
-for all devices together: a step is as long as the slower of the two. Steps vary by ``jitter``, a
-standard deviation over mean, and each step waits for the slowest of N devices.
+enough; the rest is waited for. Data is read while a device computes, and a step is as long as the
+slower of the two: where the run waited for data, each device's own loader is as slow as the run's,
+and a store of a stated rate is shared by all. Steps vary by ``jitter``, a standard deviation over
+mean, and each step waits for the slowest of N devices.
 
 What it does not know: contention of the sum with computing, congestion of a shared network, hosts
 that are slower with all their devices at work, and other jobs.
@@ -36,6 +37,9 @@ from .units import format_bytes, format_seconds, significant
 
 Algorithm = Literal["ring", "tree"]
 
+NOTABLE_WAIT = 0.02
+"""A smaller part of a step is what it takes to hand over a batch that is there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -50,6 +54,10 @@ class Device:
     """Read for each sample."""
     jitter: float = 0.0
     """Standard deviation over mean of a step."""
+    data_s: float = 0.0
+    """In which its own loader makes a batch; 0 where it was never waited for."""
+    scaled_from: int | None = None
+    """The batch that was measured, where this is another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +169,8 @@ def all_reduce(
 
 def _data(device: Device, network: Network, n: int) -> float:
     if network.data_rate is None:
-        return 0.0
-    return n * device.batch * device.sample_bytes / network.data_rate
+        return device.data_s
+    return max(device.data_s, n * device.batch * device.sample_bytes / network.data_rate)
 
 
 def _largest(n: int) -> float:
@@ -207,6 +215,9 @@ def device_of(run: Run) -> Device:
         raise UsageError(f"{run.source} tells no phases, steps, batch or parameters of its model")
     each = {name: total / run.steps for name, total in phases.items()}
     compute = sum(each.get(name, 0.0) for name in ("transfer", "forward", "backward", "optimizer"))
+    waited = each.get("data_wait", 0.0)
+    if waited < NOTABLE_WAIT * (compute + waited):
+        waited = 0.0
     local = run.ranks[0].local
     # The spread of the middle: checkpoints and first steps are not what every step varies by.
     jitter = 1.4826 * mad(local) / median(local) if len(local) > 1 else 0.0
@@ -216,6 +227,20 @@ def device_of(run: Run) -> Device:
         batch=run.batch,
         gradient_bytes=4 * float(parameters),
         jitter=jitter,
+        data_s=compute + waited if waited else 0.0,
+    )
+
+
+def with_batch(device: Device, batch: int) -> Device:
+    """A device on another batch, as if every sample took what it takes in the measured one."""
+    times = batch / device.batch
+    return replace(
+        device,
+        batch=batch,
+        compute_s=times * device.compute_s,
+        backward_s=times * device.backward_s,
+        data_s=times * device.data_s,
+        scaled_from=device.batch if batch != device.batch else None,
     )
 
 
@@ -239,10 +264,23 @@ def assumptions(device: Device, network: Network) -> list[str]:
         lines.append(f"steps vary by {device.jitter:.1%}, and each waits for the slowest device")
     else:
         lines.append("every step takes the same time on every device")
+    if device.scaled_from is not None:
+        lines.append(
+            f"a batch of {device.scaled_from} was measured, and one of {device.batch} is taken to "
+            "be as quick a sample: small batches are slower than that"
+        )
+    if device.data_s:
+        rate = significant(device.batch / device.data_s)
+        lines.append(
+            f"each device has a loader of its own that makes {rate} samples/s, as the run had, and "
+            "reads on while the device waits for the sum"
+        )
     if network.data_rate is not None:
         rate = f"{significant(network.data_rate / 1e9)} GB/s"
         read = format_bytes(device.sample_bytes)
         lines.append(f"{read} a sample are read from a store that gives {rate} to all devices")
+    elif device.data_s:
+        lines.append("the store keeps up with all of them")
     else:
         lines.append("data is always there in time")
     lines.append(

@@ -13,94 +13,124 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from . import ledger
+from . import events, ledger
 from .errors import UsageError
 from .scaling import Run, Status
-from .scaling_logs import plain, read_log
-from .scaling_tracked import comet_archive, comet_runs, mlflow_files, mlflow_sqlite
+from .scaling_logs import plain, read_log, settings_of
+from .scaling_tracked import (
+    Say,
+    comet_archive,
+    comet_experiments,
+    comet_runs,
+    mlflow_files,
+    mlflow_sqlite,
+)
 from .straggler import WAIT, rank_of
 
 RESULTS = "training_results.json"
-_COMPARED = (
-    "epochs", "learning_rate", "optimizer", "weight_decay", "schedule", "precision", "model",
-    "hidden_dims", "noise", "dropout", "channels_last", "compile", "max_steps",
-)  # fmt: skip
-"""Knobs of a training that must be equal among runs; batches and devices are what is studied."""
-
-_CALLED = {"epochs": "number of epochs", "hidden_dims": "hidden layers"}
-
 _STATUS: Mapping[str, Status] = {"complete": "complete", "stopped": "stopped"}
+_GPU_BUSY = re.compile(r"system/gpu(\d+)_util_percent")
+_Found = TypeVar("_Found")
 
 
-def read_runs(paths: Sequence[Path]) -> list[Run]:
+def read_runs(paths: Sequence[Path], say: Say = lambda sentence: None) -> list[Run]:
     """The runs of all paths, each once, by devices and job.
 
-    Raises `UsageError` for a path that holds none.
+    ``say`` is told what is passed over. Raises `UsageError` for a path that holds no run.
     """
-    runs: list[Run] = []
+    # The parts of an experiment that went on are archives of their own.
+    archives = [path for path in paths if path.suffix == ".zip" and path.is_file()]
+    runs = list(_read_archives(archives, say))
+    if archives and not runs:
+        raise _holds_none(archives[0])
     for path in paths:
-        found = list(_read(path))
-        if not found:
-            raise UsageError(
-                f"{path} holds no run: it is neither the output of a SLURM job, nor a folder with "
-                f"{RESULTS}, a ledger of training, or an export of MLflow or Comet"
-            )
-        runs += found
+        if path not in archives:
+            found = list(_read(path, say))
+            if not found:
+                raise _holds_none(path)
+            runs += found
     return sorted(_once(runs), key=lambda run: (run.devices, run.nodes or 0, run.job, run.restarts))
+
+
+def _holds_none(path: Path) -> UsageError:
+    return UsageError(
+        f"{path} holds no run: it is neither the output of a SLURM job, nor a folder with "
+        f"{RESULTS}, a ledger of training, or an export of MLflow or Comet"
+    )
 
 
 def _once(runs: Iterable[Run]) -> list[Run]:
     """Runs that are told of twice, once.
 
     A ledger, a tracker and a folder know the time to its last digit, which no two runs share. A log
-    knows two digits: it is dropped where one of the others is of the same job and devices.
+    knows two digits: it is dropped where one of the others is of the same job and devices. How busy
+    the GPUs were is kept, whoever knew it.
     """
     exact: dict[tuple[int, float], Run] = {}
-    rest: list[Run] = []
+    rest: dict[tuple[str, int, int], list[Run]] = {}
     for run in runs:
         if run.seconds is None or abs(100 * run.seconds - round(100 * run.seconds)) < 1e-6:
-            rest.append(run)
+            rest.setdefault((run.job, run.restarts, run.devices), []).append(run)
         else:
-            key = run.devices, run.seconds
-            exact[key] = max(exact.get(key, run), run, key=lambda known: len(known.ranks))
-    jobs = {(run.job, run.restarts, run.devices) for run in exact.values()}
-    return [*exact.values(), *(r for r in rest if (r.job, r.restarts, r.devices) not in jobs)]
+            known = exact.setdefault((run.devices, run.seconds), run)
+            fuller, other = (run, known) if len(run.ranks) > len(known.ranks) else (known, run)
+            exact[run.devices, run.seconds] = _busier(fuller, other)
+    for key, run in exact.items():
+        for log in rest.get((run.job, run.restarts, run.devices), ()):
+            exact[key] = _busier(exact[key], log)
+    for run in exact.values():
+        rest.pop((run.job, run.restarts, run.devices), None)
+    return [*exact.values(), *(run for own in rest.values() for run in own)]
 
 
-def _read(path: Path) -> Iterator[Run]:
+def _busier(run: Run, other: Run) -> Run:
+    return replace(run, utilisation=run.utilisation or other.utilisation)
+
+
+def _read(path: Path, say: Say) -> Iterator[Run]:
     try:
         if path.is_dir():
-            yield from _read_folder(path)
+            yield from _read_folder(path, say)
             return
         with path.open("rb") as file:
             head = file.read(4096)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     if head.startswith(b"SQLite format 3\0"):
-        yield from mlflow_sqlite(path)
+        yield from mlflow_sqlite(path, say)
     elif head.startswith(b"PK\x03\x04"):
-        yield from comet_archive(path)
+        yield from _read_archives([path], say)
     elif path.name.endswith((".jsonl", ".jsonl.gz")):
         yield from _ledger(path)
-    elif start[:1] in (b"{", b"["):
-        value = read_json(path)
-        if isinstance(value, dict) and "world_size" in value:
-            yield results_run(value, str(path), path.parent)
-        else:
-            yield from comet_runs(value, path)
     elif path.suffix == ".csv":
-        yield from comet_runs(_rows(path), path)
+        yield from comet_runs(_rows(path), path, say)
+    elif path.suffix == ".json":
+        yield from _read_json(path, say)
+    elif runs := read_log(path):  # which may begin with "[rank: 0]", as JSON does
+        yield from runs
+    elif head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
+        yield from _or_pass(path, lambda path: _read_json(path, say), lambda sentence: None)
+
+
+def _read_json(path: Path, say: Say) -> Iterator[Run]:
+    value = read_json(path)
+    if isinstance(value, dict) and "world_size" in value:
+        yield results_run(value, str(path), path.parent)
     else:
-        yield from read_log(path)
+        yield from comet_runs(value, path, say)
 
 
-def _read_folder(folder: Path) -> Iterator[Run]:
+def _read_archives(paths: Iterable[Path], say: Say) -> Iterator[Run]:
+    return comet_experiments((part for path in paths for part in comet_archive(path)), say)
+
+
+def _read_folder(folder: Path, say: Say) -> Iterator[Run]:
     """Everything below a folder that is known for what it is by its name."""
     if (folder / RESULTS).is_file():
         yield results_run(read_json(folder / RESULTS), str(folder), folder)
@@ -108,19 +138,36 @@ def _read_folder(folder: Path) -> Iterator[Run]:
     if (folder / ledger.FILE).is_file():
         yield from _ledger(folder)
         return
-    readers: tuple[tuple[str, Callable[[Path], Iterable[Run]]], ...] = (
-        (f"**/{RESULTS}", lambda p: [results_run(read_json(p), str(p.parent), p.parent)]),
-        (f"**/{ledger.FILE}", _ledger),
-        ("**/*.db", _read),
-        ("**/*.zip", _read),
-        ("**/*.out", read_log),
-    )
-    for pattern, read in readers:
-        for path in sorted(folder.glob(pattern)):
-            # A run's own folder tells more than what trackers keep in it.
-            if read is not _read or not any((p / RESULTS).is_file() for p in path.parents):
-                yield from read(path)
-    yield from mlflow_files(folder)
+    for path in sorted(folder.glob(f"**/{RESULTS}")):
+        yield results_run(read_json(path), str(path.parent), path.parent)
+    for path in sorted(folder.glob(f"**/{ledger.FILE}")):
+        yield from _ledger(path)
+    for path in _of_trackers(folder, "**/*.db"):
+        yield from _or_pass(path, lambda path: mlflow_sqlite(path, say), say)
+    parts = [
+        part
+        for path in _of_trackers(folder, "**/*.zip")
+        for part in _or_pass(path, comet_archive, say)
+    ]
+    yield from comet_experiments(parts, say)
+    for path in sorted(folder.glob("**/*.out")):
+        yield from read_log(path)
+    yield from mlflow_files(folder, say)
+
+
+def _of_trackers(folder: Path, pattern: str) -> list[Path]:
+    """Files outside of the folders of runs, which tell more than what trackers keep in them."""
+    found = sorted(folder.glob(pattern))
+    return [path for path in found if not any((p / RESULTS).is_file() for p in path.parents)]
+
+
+def _or_pass(path: Path, read: Callable[[Path], Iterable[_Found]], say: Say) -> list[_Found]:
+    """What a file holds, or nothing where it is of something else: nobody asked for it by name."""
+    try:
+        return list(read(path))
+    except UsageError as error:
+        say(f"{error}; it is passed over")
+        return []
 
 
 def read_json(path: Path) -> Any:
@@ -183,14 +230,10 @@ def _results_run(told: Mapping[str, Any], source: str, folder: Path | None) -> R
     scores = [*(told.get("history") or ()), told.get("final") or {}]
     losses = [row["val_loss"] for row in scores if row.get("val_loss") is not None]
     right = [row["val_acc"] for row in scores if row.get("val_acc") is not None]
-    settings = {
-        _CALLED.get(name, name.replace("_", " ")): plain(asked[name])
-        for name in _COMPARED
-        if asked.get(name) is not None
-    }
-    for name in ("workload", "parameters", "device"):
-        if told.get(name) is not None:
-            settings[name] = plain(told[name])
+    known = {name: told.get(name) for name in ("workload", "parameters")}
+    settings = settings_of({**asked, **known})
+    if told.get("device") is not None:
+        settings["device"] = plain(told["device"])
     return Run(
         source=source,
         job=str(launch.get("job_id") or (folder.name if folder else source.rpartition(" ")[2])),
@@ -210,6 +253,7 @@ def _results_run(told: Mapping[str, Any], source: str, folder: Path | None) -> R
         restarts=launch.get("restarts") or 0,
         device=told.get("device"),
         ranks=tuple(ranks),
+        utilisation=_busy(folder, int(told["world_size"]), launch.get("nodes") or 1),
         settings=settings,
     )
 
@@ -217,6 +261,25 @@ def _results_run(told: Mapping[str, Any], source: str, folder: Path | None) -> R
 def _steps(folder: Path | None, rank: int) -> list[dict[str, str]]:
     path = folder / "steps" / f"rank{rank}.csv" if folder else None
     return _rows(path) if path and path.is_file() else []
+
+
+def _busy(folder: Path | None, devices: int, nodes: int) -> tuple[float, ...]:
+    """Readings of the GPUs of the first rank's node, as a run that was tracked tells them.
+
+    None where it saw more of them than it used: nobody tells which of them were its own.
+    """
+    path = folder / events.EVENTS if folder else None
+    if path is None or not path.is_file():
+        return ()
+    readings = [
+        (found[1], value)
+        for _, event in events.read(path)
+        if event["event"] == "system"
+        for name, value in event.get("metrics", {}).items()
+        if (found := _GPU_BUSY.fullmatch(name)) and isinstance(value, int | float)
+    ]
+    own = len({gpu for gpu, _ in readings}) <= -(-devices // nodes)
+    return tuple(float(value) for _, value in readings) if own else ()
 
 
 def _medians(phases: Mapping[str, Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:

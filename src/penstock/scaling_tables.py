@@ -20,6 +20,7 @@ _BECAME = {
     "timeout": "ran out of its time",
     "stopped": "was stopped by a signal",
     "unfinished": "did not come to its end",
+    "unknown": "does not tell how far it came",
     "complete": "is complete",
 }
 
@@ -98,6 +99,8 @@ def mark(run: Run) -> str:
         return ""
     of = f" of {run.planned_epochs}" if run.planned_epochs else ""
     epochs = f" after {run.epochs or 0}{of} epochs"
+    if run.status == "unknown":
+        return f"* {run.job}: {_BECAME[run.status]}; not compared."
     if run.status == "complete":
         return f"* {run.job}: its time is of {run.epochs}{of} epochs; not compared."
     attempt = f", attempt {run.restarts + 1}" if run.restarts else ""

@@ -5,6 +5,9 @@
 
 Trainings name the same things differently; `_NAMES` holds the spellings. Where no metric holds the
 training time, a run's own begin and end stand for it.
+
+Comet does not tell how a run ended: it is complete where all its epochs were counted. A run that
+does not tell its number of devices is left out, and ``say`` hears of it.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ import math
 import re
 import sqlite3
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +27,9 @@ import yaml
 
 from .errors import UsageError
 from .scaling import Run, Status
-from .scaling_logs import plain
+from .scaling_logs import settings_of
 
+Say = Callable[[str], None]
 Series = list[tuple[int, float, float]]
 """(step, value, seconds since the epoch)"""
 
@@ -34,12 +39,13 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "batch": ("batch_size", "per_gpu_batch_size"),
     "global_batch": ("global_batch_size", "effective_batch_size"),
     "epochs": ("epochs", "max_epochs"),
+    "done": ("epochs_done", "curr_epoch"),
+    "val_loss": ("val_loss",),
+    "val_acc": ("val_acc",),
     "samples": ("samples", "samples_per_epoch", "num_samples"),
     "job": ("launch.job_id", "slurm_job_id", "job_id"),
     "seconds": ("training_time", "total_training_time", "train_time"),
 }
-_COMPARED = ("learning_rate", "lr", "hidden_dims", "dropout", "noise", "workload", "model")
-_CALLED = {"lr": "learning rate", "hidden_dims": "hidden layers"}
 _MLFLOW: Mapping[str, Status] = {"FINISHED": "complete", "FAILED": "crashed", "KILLED": "cancelled"}
 _MLFLOW_CODES = {1: "RUNNING", 2: "SCHEDULED", 3: "FINISHED", 4: "FAILED", 5: "KILLED"}
 """A store of files writes the status of a run as its number."""
@@ -51,11 +57,14 @@ def tracked_run(
     name: str,
     parameters: Mapping[str, str],
     metrics: Mapping[str, Series],
-    status: Status,
+    status: Status | None,
     began: float | None,
     ended: float | None,
-) -> Run:
-    """A run from what a tracker kept of it."""
+) -> Run | None:
+    """A run from what a tracker kept of it; None where its number of devices is not known.
+
+    ``status`` is None where the tracker does not tell how the run ended.
+    """
     # The last part of a name: Comet puts "train/" and the like before it.
     told = {key.lower().rpartition("/")[2].replace(" ", "_"): v for key, v in parameters.items()}
     series = {key.lower().rpartition("/")[2]: values for key, values in metrics.items()}
@@ -74,7 +83,14 @@ def tracked_run(
         return int(value) if value is not None and 0 < value < 1e15 else None
 
     def values(key: str) -> list[float]:
-        return [value for _, value, _ in series.get(key, ()) if math.isfinite(value)]
+        points = [(step, value) for step, value, _ in series.get(key, ()) if math.isfinite(value)]
+        # A run that went on may have told a step again; where none was told, all are 0.
+        by_step = dict(points)
+        return list(by_step.values()) if len(by_step) > 1 else [value for _, value in points]
+
+    def scores(key: str) -> list[float]:
+        single = number(key)
+        return values(key) or [v for v in (single,) if v is not None and math.isfinite(v)]
 
     seconds, by_epoch = number("seconds"), values("train_s")
     if own := values("training_s"):
@@ -83,10 +99,24 @@ def tracked_run(
         seconds = sum(by_epoch) + sum(values("val_s"))
     if seconds is None and began is not None and ended is not None:
         seconds = ended - began
-    used = [v for key in series if re.search(r"gpu.*util", key) for v in values(key)]
-    planned = whole("epochs")
-    done = len(by_epoch) or len(values("val_loss")) or None
-    devices, batch = whole("devices") or 1, whole("batch")
+    used = [
+        value
+        for key, points in series.items()
+        if re.search(r"gpu.*util", key)
+        for _, value, _ in points
+        if math.isfinite(value)
+    ]
+    planned = None if told.get("max_steps") else whole("epochs")
+    done = len(by_epoch) or whole("done") or len(values("val_loss")) or None
+    if planned and done and done > planned:
+        done = None  # these were not scores of epochs
+    if status is None:
+        # Our own trainings tell the time of the session only where that is the last.
+        ended_well = bool(values("session_s")) or (done is not None and done == planned)
+        status = "complete" if ended_well else "unfinished" if done and planned else "unknown"
+    devices, batch = whole("devices"), whole("batch")
+    if devices is None:
+        return None
     return Run(
         source=source,
         job=next((told[key] for key in _NAMES["job"] if told.get(key)), job),
@@ -94,30 +124,40 @@ def tracked_run(
         devices=devices,
         nodes=whole("nodes"),
         seconds=seconds,
-        epochs=planned if status == "complete" and planned else done,
+        epochs=done or (planned if status == "complete" else None),
         planned_epochs=planned,
         samples=whole("samples"),
         batch=batch,
         global_batch=whole("global_batch") or (batch * devices if batch else None),
-        val_loss=min(values("val_loss"), default=None),
-        val_acc=max(values("val_acc"), default=None),
+        val_loss=min(scores("val_loss"), default=None),
+        val_acc=max(scores("val_acc"), default=None),
         status=status,
         device=told.get("device"),
         utilisation=tuple(used),
-        settings={
-            _CALLED.get(key, key.replace("_", " ")): plain(told[key])
-            for key in _COMPARED
-            if told.get(key)
-        }
-        | ({"number of epochs": str(planned)} if planned else {}),
+        settings=settings_of(told),
     )
+
+
+def _known(runs: Iterable[Run | None], path: Path, say: Say) -> Iterator[Run]:
+    """Those of which the number of devices is known."""
+    left = 0
+    for run in runs:
+        left += run is None
+        if run is not None:
+            yield run
+    if left:
+        say(f"{path}: {left} run{'s' * (left > 1)} without a number of devices, left out")
 
 
 # --- MLflow -------------------------------------------------------------------------------------
 
 
-def mlflow_sqlite(path: Path) -> Iterator[Run]:
+def mlflow_sqlite(path: Path, say: Say) -> Iterator[Run]:
     """The runs of a database of MLflow, which is opened to be read only."""
+    return _known(_in_sqlite(path), path, say)
+
+
+def _in_sqlite(path: Path) -> Iterator[Run | None]:
     try:
         with contextlib.closing(
             sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
@@ -144,8 +184,12 @@ def mlflow_sqlite(path: Path) -> Iterator[Run]:
         raise UsageError(f"{path} is not a database of MLflow: {error}") from error
 
 
-def mlflow_files(folder: Path) -> Iterator[Run]:
+def mlflow_files(folder: Path, say: Say) -> Iterator[Run]:
     """The runs below a folder that an MLflow store of files keeps: EXPERIMENT/RUN/meta.yaml."""
+    return _known(_in_files(folder), folder, say)
+
+
+def _in_files(folder: Path) -> Iterator[Run | None]:
     for meta in sorted(folder.glob("**/meta.yaml")):
         home = meta.parent
         if not (home / "params").is_dir() and not (home / "metrics").is_dir():
@@ -197,7 +241,7 @@ def _mlflow_run(
     status: str,
     began: int | None,
     ended: int | None,
-) -> Run:
+) -> Run | None:
     times = (None if time is None else time / 1e3 for time in (began, ended))
     became = _MLFLOW.get(status, "unfinished")
     return tracked_run(
@@ -208,13 +252,17 @@ def _mlflow_run(
 # --- Comet --------------------------------------------------------------------------------------
 
 
-def comet_runs(value: Any, path: Path) -> Iterator[Run]:
+def comet_runs(value: Any, path: Path, say: Say) -> Iterator[Run]:
     """Experiments of a JSON or the rows of a CSV.
 
     Either one entry for each value of a metric, ``metricName``, ``metricValue`` and ``timestamp``,
     with an ``experimentKey`` where there are several; or one entry for each experiment, with a
     field for each parameter and metric.
     """
+    return _known(_in_export(value, path), path, say)
+
+
+def _in_export(value: Any, path: Path) -> Iterator[Run | None]:
     if isinstance(value, dict):
         value = [value] if "metrics" in value else list(value.values())
     entries = [entry for entry in value if isinstance(entry, dict)]
@@ -231,56 +279,74 @@ def comet_runs(value: Any, path: Path) -> Iterator[Run]:
         for key, rows in own.items():
             told = {k: str(v) for k, v in rows[0].items() if v not in (None, "")}
             yield _comet_run(path, key, key, told, rows)
-    else:
+    elif any(name in _lower(entry) for entry in entries for name in _NAMES["devices"]):
         for number, entry in enumerate(entries):
-            if not any(name in _lower(entry) for name in _NAMES["devices"]):
-                continue
             key = str(_field(entry, "experimentKey", "experiment_key", "Name") or number)
             yield _comet_row(path, key, entry)
 
 
-def comet_archive(path: Path) -> Iterator[Run]:
-    """The experiment of an archive that Comet writes where it has no network."""
+@dataclass
+class Archive:
+    """Of an experiment that Comet kept where it had no network; of one that went on, a part."""
+
+    path: Path
+    key: str
+    parameters: dict[str, str] = field(default_factory=dict)
+    """A later part has none."""
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+
+
+def comet_archive(path: Path) -> list[Archive]:
+    """What an archive holds: one experiment's, or nothing."""
     try:
         with zipfile.ZipFile(path) as archive:
             if "messages.json" not in archive.namelist():
-                return
+                return []
             about = json.loads(archive.read("experiment.json"))
             messages = [json.loads(line) for line in archive.read("messages.json").splitlines()]
-        entry: dict[str, Any] = {"parameters": {}, "metrics": []}
+        found = Archive(path, str(about.get("offline_id") or path.stem))
         for message in messages:
             told = message["payload"]
             if message["type"] == "metric_msg":
-                entry["metrics"].append({**told["metric"], "timestamp": told["local_timestamp"]})
+                found.metrics.append({**told["metric"], "timestamp": told["local_timestamp"]})
             elif message["type"] == "parameter_msg":
-                entry["parameters"][told["param"]["paramName"]] = told["param"]["paramValue"]
+                found.parameters[told["param"]["paramName"]] = str(told["param"]["paramValue"])
             elif message["type"] == "log_other":
-                entry["parameters"].setdefault(told["key"], told["value"])
-        yield from comet_runs([{**entry, "experimentKey": about.get("offline_id")}], path)
+                found.parameters.setdefault(told["key"], str(told["value"]))
     except (zipfile.BadZipFile, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        if isinstance(error, UsageError):
-            raise
         raise UsageError(f"{path} is not an archive of Comet: {error!r}") from error
+    return [found]
 
 
-def _comet_row(path: Path, key: str, entry: Mapping[str, Any]) -> Run:
+def comet_experiments(archives: Iterable[Archive], say: Say) -> Iterator[Run]:
+    """A run for each experiment, the parts of one that went on taken together."""
+    parts: dict[str, list[Archive]] = {}
+    for archive in archives:
+        parts.setdefault(archive.key, []).append(archive)
+    for key, own in parts.items():
+        told = {name: value for part in own for name, value in part.parameters.items()}
+        rows = [row for part in own for row in part.metrics]
+        path = own[0].path
+        # Between its parts it did not train, so its first and last moment tell nothing.
+        yield from _known([_comet_run(path, key, key, told, rows, len(own) == 1)], path, say)
+
+
+def _comet_row(path: Path, key: str, entry: Mapping[str, Any]) -> Run | None:
     """An experiment in a row of fields."""
     told = {name: str(value) for name, value in entry.items() if value not in (None, "")}
-    metrics: dict[str, Series] = {}
-    for name in ("val_loss", "val_acc"):
-        with contextlib.suppress(ValueError):
-            if name in told:
-                metrics[name] = [(0, float(told[name]), 0.0)]
     duration = told.get("duration") or told.get("Duration")
-    ended = None
-    if duration:
-        ended = _duration(duration)
-    return tracked_run(f"{path} {key}", key[:8], key, told, metrics, "complete", 0.0, ended)
+    ended = _duration(duration) if duration else None
+    return tracked_run(f"{path} {key}", key[:8], key, told, {}, None, 0.0, ended)
 
 
 def _comet_run(
-    path: Path, key: str, name: str, told: Mapping[str, str], rows: Iterable[Mapping[str, Any]]
-) -> Run:
+    path: Path,
+    key: str,
+    name: str,
+    told: Mapping[str, str],
+    rows: Iterable[Mapping[str, Any]],
+    at_a_stretch: bool = True,
+) -> Run | None:
     metrics: dict[str, Series] = {}
     times: list[float] = []
     for row in rows:
@@ -295,8 +361,11 @@ def _comet_run(
         time = time / 1e3 if time > 1e11 else time
         metrics.setdefault(str(metric), []).append((step, number, time))
         times += [time] if math.isfinite(time) else []
-    began, ended = (min(times), max(times)) if len(times) > 1 else (None, None)
-    return tracked_run(f"{path} {key}", key[:8], name, told, metrics, "complete", began, ended)
+    for series in metrics.values():
+        series.sort(key=lambda point: point[2] if math.isfinite(point[2]) else 0.0)
+    timed = at_a_stretch and len(times) > 1
+    began, ended = (min(times), max(times)) if timed else (None, None)
+    return tracked_run(f"{path} {key}", key[:8], name, told, metrics, None, began, ended)
 
 
 def _comet_parameters(entry: Mapping[str, Any]) -> dict[str, str]:

@@ -21,6 +21,7 @@ from .laps import PHASES
 from .plots import STYLE, heading, tidy
 from .scaling import Point, Study
 from .scaling_advice import GOOD_ACROSS
+from .scaling_intervals import why_none
 from .scaling_laws import Amdahl, Usl
 from .scaling_tables import counted, label
 from .straggler import phases_of
@@ -128,7 +129,9 @@ def draw_epoch(study: Study) -> Figure | None:
             axis.bar(places, heights, width=0.55, bottom=bottom, color=colour, label=name)
             bottom += heights
     rest = np.maximum(times - bottom, 0)
-    name = "validation, checkpoints, between steps" if bottom.any() else "all, phases not measured"
+    # Our trainings count no checkpoint that follows the validation.
+    name = "validation, checkpoints\nbefore it, between steps"
+    name = name if bottom.any() else "all, phases not measured"
     axis.bar(places, rest, width=0.55, bottom=bottom, color=_REST, label=name)
     for place, time in zip(places, times, strict=True):
         axis.annotate(
@@ -136,9 +139,9 @@ def draw_epoch(study: Study) -> Figure | None:
             textcoords="offset points", fontsize=STYLE["small"], color=STYLE["ink"],
         )  # fmt: skip
     _names(axis, study.points)
-    axis.set_ylim(0, 1.12 * max(axis.get_ylim()[1], 1e-9))
+    axis.set_ylim(0, 1.05 * max(axis.get_ylim()[1], 1e-9))
     axis.set_ylabel("Seconds", **_TEXT)
-    axis.legend(**_LEGEND)
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=3, **_LEGEND)
     return figure
 
 
@@ -184,15 +187,16 @@ def _frame(study: Study, title: str, shown: str) -> tuple[Figure, Axes]:
     )
     runs = sum(len(point.at.runs) for point in study.points)
     kind = "kind not determined" if study.kind == "undetermined" else f"{study.kind} scaling"
-    heading(figure, title, f"{kind}, {runs} runs; {shown}")
+    heading(figure, title, f"{kind}, {runs} run{'s' * (runs != 1)}; {shown}")
     axis = figure.subplots()
     tidy(axis)
     return figure, axis
 
 
 def _intervals_drawn(study: Study) -> str:
-    known = [point.efficiency.low is not None for point in study.points[1:]]
-    return "lines are 95 % intervals" if any(known) else "one run on a side, so no intervals"
+    if any(point.efficiency.low is not None for point in study.points):
+        return "lines are 95 % intervals"
+    return why_none(study.points[-1].efficiency)
 
 
 def _intervals(
@@ -207,6 +211,8 @@ def _intervals(
 def _names(axis: Axes, points: Sequence[Point]) -> None:
     names = [label(point.at.first).replace(" (", "\n(") for point in points]
     axis.set_xticks(range(len(names)), names)
+    margin = 0.6 if len(names) > 1 else 1.2
+    axis.set_xlim(-margin, len(names) - 1 + margin)
     axis.grid(visible=False, axis="x")
 
 

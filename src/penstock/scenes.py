@@ -155,15 +155,31 @@ class Scene:
         self.close()
 
 
-SPLITS = {"train": ("train", "training"), "validation": ("validation", "val")}
+Split = Literal["train", "validation"]
+
+SPLITS: dict[Split, tuple[str, ...]] = {
+    "train": ("train", "training"),
+    "validation": ("validation", "val"),
+}
 """What the folder of a split is called."""
 
 
-def scene_folders(data_root: Path, split: Literal["train", "validation"]) -> dict[str, Path]:
-    """The scenes of a split by name, sorted: the folders of ROOT/train, or ROOT/training."""
+def split_folder(data_root: Path, split: Split) -> Path:
+    """ROOT/train, or ROOT/training."""
     names = SPLITS[split]
-    folder = next((data_root / name for name in names if (data_root / name).is_dir()), None)
-    if folder is None:
-        raise UsageError(f"--data-root {data_root} has no folder {' or '.join(names)}")
-    found = sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
-    return {path.name: path for path in found}
+    for name in names:
+        if (data_root / name).is_dir():
+            return data_root / name
+    raise UsageError(f"--data-root {data_root} has no folder {' or '.join(names)}")
+
+
+def scene_folders(data_root: Path, split: Split) -> dict[str, Path]:
+    """The scenes of a split by name, sorted."""
+    return scenes_in(split_folder(data_root, split))
+
+
+def scenes_in(folder: Path) -> dict[str, Path]:
+    """The scenes of a folder by name, sorted: all folders in it that have a raster."""
+    files = [channel.file for channel in CHANNELS.values()]
+    found = (path for path in folder.iterdir() if any((path / file).is_file() for file in files))
+    return {path.name: path for path in sorted(found)}

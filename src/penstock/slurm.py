@@ -5,12 +5,14 @@
     FOLDER/slurm-12.out, FOLDER/12/training_results.json ◀──collect()──────┘
 
 A script ends by becoming ``penstock launch slurm``, which starts the ranks, hears SLURM's signals
-and goes on after a restart; see `cli.launch`. No shell reads a user's words unquoted, and no value
-holds a newline, behind which sbatch could find directives.
+and goes on after a restart; see `cli.launch`. No shell reads a user's words unquoted, no value
+holds a newline, behind which sbatch could find directives, and none a login: SLURM keeps scripts.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
 import shlex
@@ -26,6 +28,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from .config import SLURM_PRESETS, SlurmConfig
 from .errors import PenstockError, UsageError
 from .files import replacing, write_json
+from .keys import has_login, scrub
 
 STUDY, JOBS = "study.json", "jobs.json"
 SAY_WITHIN_S = 60.0
@@ -40,7 +43,7 @@ def script(config: SlurmConfig, words: Sequence[str], python: str) -> str:
 
     ``python`` is the interpreter where no environment is activated.
     """
-    one_line(words)
+    _check_words(words)
     lines = ["#!/bin/bash -l" if config.modules else "#!/bin/bash"]
     lines += [f"#SBATCH {_option(name, value)}" for name, value in _resources(config)]
     lines += ["", "set -e"]
@@ -75,10 +78,15 @@ def numbered(pattern: str, job: str) -> str:
     return pattern.replace("%A", array).replace("%a", task).replace("%j", job)
 
 
-def one_line(words: Iterable[str]) -> None:
+def _check_words(words: Iterable[str]) -> None:
     for word in words:
         if re.search(r"[\x00-\x1f\x7f]", word):
             raise UsageError(f"{word!r} holds a control character, which no job script may")
+        if has_login(word):
+            raise UsageError(
+                f"{scrub(word)} was given with a login, which does not belong in a job script: "
+                "SLURM keeps that, and others may read it"
+            )
 
 
 def _resources(config: SlurmConfig) -> list[tuple[str, str | int | None]]:
@@ -138,9 +146,10 @@ def sizes(text: str) -> list[int]:
 def sized(config: SlurmConfig, ranks: int) -> SlurmConfig:
     """The same job on so many ranks: part of a node, or whole nodes.
 
+    A node takes as many as it has GPUs or was said to take, and any number where nothing was said.
     Of a node that is used in part it asks for its share of memory.
     """
-    full = config.tasks
+    full = ranks if config.on_one_node else config.tasks
     nodes = -(-ranks // full)
     if ranks > full and ranks % full:
         raise UsageError(
@@ -213,7 +222,8 @@ def submit(config: SlurmConfig, words: Sequence[str], output_dir: str, python: s
     for path in (log_of(config), config.error):  # SLURM makes no folders, and loses what has none
         if path is not None and "%" not in str(Path(path).parent):
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-    known = read_study(folder) if (folder / STUDY).exists() else Study()
+    if (folder / STUDY).exists():
+        read_study(folder)  # what cannot be added to is no place to submit from
     ended = ask(["sbatch", "--parsable"], text)
     number = ended.stdout.strip().partition(";")[0]
     if ended.returncode or not re.fullmatch(r"\d+", number):
@@ -229,8 +239,17 @@ def submit(config: SlurmConfig, words: Sequence[str], output_dir: str, python: s
         command=tuple(words),
         submitted=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
-    write_json(folder / STUDY, Study(jobs=(*known.jobs, job)).model_dump())
+    _enter(folder, job)
     return job
+
+
+def _enter(folder: Path, job: Job) -> None:
+    """Add a job to the folder's list, to which others may be adding theirs."""
+    with (folder / f".{STUDY}.lock").open("a") as lock:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX)  # given back when the file is closed
+        known = read_study(folder) if (folder / STUDY).exists() else Study()
+        write_json(folder / STUDY, Study(jobs=(*known.jobs, job)).model_dump())
 
 
 def _seen_from(folder: Path, path: str) -> str:
@@ -289,6 +308,8 @@ def ask(command: Sequence[str], text: str | None = None) -> subprocess.Completed
             encoding="utf-8",
             errors="surrogateescape",
             stdin=subprocess.DEVNULL if text is None else None,
+            # Of an array those that wait are told in a row, all of them.
+            env={**os.environ, "SLURM_BITSTR_LEN": "0"},
             timeout=SAY_WITHIN_S,
             check=False,
         )

@@ -14,15 +14,13 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from .errors import PenstockError, UsageError
+from .errors import Incomplete, PenstockError, UsageError
 from .slurm import ask, said
 
 ENDS = frozenset(
     "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY REVOKED TIMEOUT".split()
 )
 """After these a job does not come back. After PREEMPTED and REQUEUED it does."""
-SAVED = 3
-"""The exit code of a training that was stopped and has saved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +48,8 @@ class State:
 
     def words(self) -> str:
         told = [self.state]
-        if self.exit_code == SAVED and self.ended:
-            told.append(f"exit code {SAVED}: it has saved, and --resume goes on")
+        if self.exit_code == Incomplete.exit_code and self.ended:
+            told.append(f"exit code {self.exit_code}: it was stopped, and --resume goes on")
         elif self.exit_code:
             told.append(f"exit code {self.exit_code}")
         if self.signal:
@@ -74,8 +72,8 @@ def states(jobs: Sequence[str]) -> dict[str, list[State]]:
 
 def _of(job: str, queue: Iterable[State]) -> list[State]:
     found = _pick(job, queue)
-    if found and "_" not in found[0].id:
-        return found
+    if found and ("_" in job or "_" not in found[0].id):
+        return found  # all of it
     ended = _pick(job, _scontrol(_heard(["scontrol", "--oneliner", "show", "job", job])))
     known = {state.id for state in found}
     found += [state for state in ended if state.id not in known]
@@ -105,8 +103,31 @@ def _jobs(jobs: Sequence[str]) -> str:
 
 def _pick(job: str, rows: Iterable[State]) -> list[State]:
     """The last of each element of a job, in their order."""
-    last = {row.id: row for row in rows if job in (row.id, row.id.partition("_")[0])}
+    last = {}
+    for row in rows:
+        if _waits_in(job, row.id):
+            row = replace(row, id=job)
+        if job in (row.id, row.id.partition("_")[0]):
+            last[row.id] = row
     return list(last.values())
+
+
+def _waits_in(job: str, row: str) -> bool:
+    """Whether an element of an array is one of those that wait, which share a row.
+
+    >>> _waits_in("5_4", "5_[1,4-6%2]"), _waits_in("5_4", "5_[0-8:2]"), _waits_in("5_4", "5_[5-9]")
+    (True, True, False)
+    """
+    array, _, element = job.partition("_")
+    shared = re.fullmatch(rf"{array}_\[([\d,:-]+)(%\d+)?\]", row)
+    if shared is None or not element:
+        return False
+    for part in shared[1].split(","):
+        first, _, rest = part.partition("-")
+        last, _, step = rest.partition(":")
+        if int(element) in range(int(first), int(last or first) + 1, int(step or 1)):
+            return True
+    return False
 
 
 def _heard(command: Sequence[str]) -> str:
@@ -164,22 +185,26 @@ def _scontrol(text: str) -> list[State]:
 
 def _sacct(text: str) -> list[State]:
     """Rows of ``JobID|State|ExitCode|NodeList``, one for each life of a job."""
+    return _lives((*line.strip().split("|"), "", "", "")[:4] for line in text.split("\n"))
+
+
+def _completion(text: str) -> list[State]:
+    """Rows of ``JobID|State|NodeList``, likewise."""
+    rows = ((*line.strip().split("|"), "", "")[:3] for line in text.split("\n"))
+    return _lives((job, state, "", nodes) for job, state, nodes in rows)
+
+
+def _lives(cells: Iterable[Sequence[str]]) -> list[State]:
+    """Of job, state, exit code and nodes, where each further row of a job is another life."""
     rows: list[State] = []
     lives: dict[str, int] = {}
-    for line in text.split("\n"):
-        job, state, code, nodes = (*line.strip().split("|"), "", "", "")[:4]
+    for job, state, code, nodes in cells:
         if not re.match(r"\d", job) or not state:
             continue
         lives[job] = lives.get(job, -1) + 1
         row = State(job, state.split()[0], None, *_exit(code), nodes=_told(nodes))
         rows.append(replace(row, restarts=lives[job]))
     return rows
-
-
-def _completion(text: str) -> list[State]:
-    """Rows of ``JobID|State|NodeList``, likewise."""
-    lines = [line.strip().split("|") for line in text.split("\n")]
-    return _sacct("\n".join("|".join((*line[:2], "", *line[2:])) for line in lines))
 
 
 def _exit(text: str) -> tuple[int | None, int | None]:

@@ -95,7 +95,10 @@ class Stepper:
             losses.append(loss.detach())
             told.append({name: value.detach() for name, value in metrics.items()})
         if config.clip_norm is not None:
-            self.fabric.clip_gradients(self._model, self._optimizer, max_norm=config.clip_norm)
+            # A gradient that is not finite is the scaler's to skip; without one, the loss tells.
+            self.fabric.clip_gradients(
+                self._model, self._optimizer, max_norm=config.clip_norm, error_if_nonfinite=False
+            )
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self.scheduler.step()

@@ -36,9 +36,13 @@ class StepLog:
         row = {"step": step, "epoch": epoch, "samples": samples, "loss": loss}
         self._writer.writerow({**row, **times})
 
+    def flush(self) -> None:
+        """What was added outlives a process that is killed."""
+        self._file.flush()
+
     def summary(self) -> dict[str, dict[str, float] | None]:
         """Of the step and each phase the seconds in all and the median; None where it had none."""
-        self._file.flush()
+        self.flush()
         rows = self._rows()
         told: dict[str, dict[str, float] | None] = {}
         for name in ("step", *PHASES):

@@ -69,13 +69,15 @@ def straggler(run: Run) -> Straggler | None:
 
 
 def share(runs: Iterable[Run], *phases: str) -> float | None:
-    """The part of all steps of all ranks that phases took; None where none was measured."""
-    totals = [rank.totals for run in runs for rank in run.ranks if rank.totals.get("step")]
+    """The part of all steps of all ranks that phases took; None where none was measured.
+
+    A step is the sum of its phases: ``step`` is the host's clock, which runs ahead of a GPU.
+    """
+    totals = [rank.totals for run in runs for rank in run.ranks]
     known = [total for total in totals if any(phase in total for phase in phases)]
-    if not known:
-        return None
+    whole = sum(total.get(phase, 0.0) for total in known for phase in PHASES)
     took = sum(total.get(phase, 0.0) for total in known for phase in phases)
-    return took / sum(total["step"] for total in known)
+    return took / whole if whole > 0 else None
 
 
 def phases_of(runs: Sequence[Run]) -> dict[str, float]:
@@ -83,7 +85,7 @@ def phases_of(runs: Sequence[Run]) -> dict[str, float]:
     found: list[dict[str, float]] = []
     for run in runs:
         for rank in run.ranks:
-            if run.epochs and rank.totals.get("step"):
+            if run.epochs and rank.totals:
                 found.append({name: total / run.epochs for name, total in rank.totals.items()})
     names = dict.fromkeys(name for totals in found for name in totals)
     return {name: sum(t.get(name, 0.0) for t in found) / len(found) for name in names}

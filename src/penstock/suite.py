@@ -32,14 +32,23 @@ from .errors import PenstockError, UsageError
 from .files import write_json
 from .launch import Request, launch
 from .ledger import Ledger
-from .preset import OWN, Preset
+from .preset import Preset
 from .record import Record, case_key
-from .scenes import channels_of
+from .scenes import Split, channels_of, split_folder
 from .sweep import Step, launches_of, sweep
 
 LEDGER, SYSTEM, REPORT = "suite.ledger", "system_info.json", "benchmark_report"
 FOLDERS = "benchmark_*_batch*_workers*"
 WORKLOAD = "detector"
+DATA = (
+    "train_data_root val_data_root train_label_file val_label_file train_chips_path val_chips_path "
+    "seed"
+).split()
+"""Knobs of a training that are the suite's too."""
+KEPT = ("world_size", "save_checkpoints", "profile_memory", "profile_gpu")
+"""Of a preset, what a case says beside the knobs of its training."""
+ROOTS: dict[str, Split] = {"train_data_root": "train", "val_data_root": "validation"}
+"""Knobs of a training, and the splits whose folders they name."""
 RULES = {"seconds": 0.0, "precision": 0.0, "warmup_samples": 0, "series": 1}
 """One training in a launch."""
 
@@ -55,11 +64,9 @@ def check_paths(config: SuiteConfig, presets: Iterable[Preset]) -> SuiteConfig:
     Raises `UsageError`, for chips that are not there with the command that makes them.
     """
     if config.data_root is not None:
-        roots = {"train_data_root": "train", "val_data_root": "validation"}
-        found = {knob: config.data_root / folder for knob, folder in roots.items()}
-        given = {knob: path for knob in roots if (path := getattr(config, knob)) is not None}
-        config = config.model_copy(update={**found, **given})
-    for knob in ("train_data_root", "val_data_root"):
+        given = {knob: getattr(config, knob) for knob in ROOTS}
+        config = config.model_copy(update=roots_of(config.data_root, given))
+    for knob in ROOTS:
         root = getattr(config, knob)
         if root is not None and not root.is_dir():
             raise UsageError(f"--{knob.replace('_', '-')} {root}: there is no such folder")
@@ -83,6 +90,11 @@ def check_paths(config: SuiteConfig, presets: Iterable[Preset]) -> SuiteConfig:
     return config
 
 
+def roots_of(data_root: Path, given: Mapping[str, Path | None]) -> dict[str, Path]:
+    """The folder of each split: the one that is given, or the one in ``--data-root``."""
+    return {knob: given[knob] or split_folder(data_root, split) for knob, split in ROOTS.items()}
+
+
 def _how_to_cut(config: SuiteConfig) -> str:
     """The command, with what the user has said of it."""
     chips = config.train_chips_path
@@ -99,10 +111,10 @@ def _how_to_cut(config: SuiteConfig) -> str:
 
 def cases_of(preset: Preset, config: SuiteConfig) -> list[Case]:
     """Its batch sizes by its numbers of workers, each a case of scenario ``train``."""
-    others = [knobs for workload, knobs in TRAIN_KNOBS.items() if workload != WORKLOAD]
-    left_out = frozenset().union(*others) - TRAIN_KNOBS[WORKLOAD]
-    left_out |= {"output_dir", "resume", "overwrite"}
-    data = {name: getattr(config, name) for name in sorted(OWN & SuiteConfig.model_fields.keys())}
+    of_others = frozenset().union(*TRAIN_KNOBS.values()) - TRAIN_KNOBS[WORKLOAD]
+    left_out = {*of_others, "output_dir", "resume", "overwrite"}
+    about = {"workload": WORKLOAD, "preset": preset.name}
+    about |= {name: getattr(preset, name) for name in KEPT}
     cases = []
     for batch, workers in itertools.product(
         dict.fromkeys(preset.batch_sizes), dict.fromkeys(preset.num_workers_list)
@@ -111,14 +123,11 @@ def cases_of(preset: Preset, config: SuiteConfig) -> list[Case]:
             TrainConfig,
             TRAIN_DEFAULTS[WORKLOAD],
             preset.train or {},
-            {name: value for name, value in data.items() if name not in left_out},
+            {name: getattr(config, name) for name in DATA},
             {"epochs": preset.epochs, "learning_rate": preset.learning_rate},
             {"batch_size": batch, "num_workers": workers, "distributed": preset.distributed},
         )
-        about = {"workload": WORKLOAD, "preset": preset.name}
-        kept = ("world_size", "save_checkpoints", "profile_memory", "profile_gpu")
-        about |= {name: getattr(preset, name) for name in kept}
-        cases.append({**knobs.model_dump(mode="json", exclude=set(left_out)), **about})
+        cases.append({**knobs.model_dump(mode="json", exclude=left_out), **about})
     return cases
 
 

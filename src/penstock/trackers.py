@@ -6,19 +6,21 @@
 
 All of them run in a process that does nothing else (`tracking`), so what they import, patch or wait
 for is no part of a training. They read keys from their own environment variables. Whatever is told
-of a tracker, where it is or why it failed, goes through `scrub` first.
+of a tracker, where it is or why it failed, goes through `keys.scrub` first.
+
+They hear of rank 0: its steps, the scores of all ranks, and as metrics of the system those of its
+process tree and of its node, GPUs included. Of the others, OUT/steps/ and the results tell.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import socket
 import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,6 +28,10 @@ from urllib.parse import SplitResult, urlsplit
 
 from .errors import MissingDependency, PenstockError, require
 from .events import Event
+from .files import replacing
+from .keys import learn, scrub
+
+Keep = Callable[[str], None]
 
 FOLDER = "track"
 """In a run's folder: what trackers keep there, and how far each has come."""
@@ -34,6 +40,7 @@ FOLDER = "track"
 class Tracker(Protocol):
     """Takes the events of one run. Every method may raise anything."""
 
+    package: str
     where: str
     """For people: a path within the run's folder, or a URL without its login."""
     durable: bool
@@ -41,8 +48,11 @@ class Tracker(Protocol):
 
     def __init__(self, out: Path) -> None: ...
 
-    def open(self, begin: Event, run: str | None) -> str:
-        """Begin a run, or go on with one that began here before; its name at the tracker."""
+    def open(self, begin: Event, run: str | None, keep: Keep) -> str:
+        """Begin a run, or go on with one that began here before; its name at the tracker.
+
+        ``keep`` hears that name as soon as there is one: what fails after it goes on with it.
+        """
         ...
 
     def send(self, events: Sequence[Event]) -> None: ...
@@ -53,42 +63,14 @@ class Tracker(Protocol):
 def check(trackers: Sequence[str]) -> None:
     """Refuse what is not installed, without importing what is."""
     for name in trackers:
-        package = PACKAGES[name]
+        package = TRACKERS[name].package
         if find_spec(package) is None:
             raise MissingDependency(
                 f"--track {name}: {package} is not installed; run: pip install 'penstock[track]'"
             )
 
 
-# --- words without secrets ---------------------------------------------------------------------
-
-_SECRET = re.compile("KEY|TOKEN|PASSW|SECRET|CREDENTIAL", re.IGNORECASE)
-_LEAST = 6
-"""Characters. A shorter value of such a variable, ``true`` for example, is no secret."""
-
-
-def scrub(text: str) -> str:
-    """A text without logins of URLs and without what the environment holds as a secret.
-
-    >>> scrub("no answer from https://me:word@host/path")
-    'no answer from https://host/path'
-    """
-    text = re.sub(r"://[^/@\s]*@", "://", text)
-    for name, value in os.environ.items():
-        if _SECRET.search(name) and len(value) >= _LEAST:
-            text = text.replace(value, "***")
-    return text
-
-
-def scrubbed(value: Any) -> Any:
-    """The same of every text in a value."""
-    if isinstance(value, str):
-        return scrub(value)
-    if isinstance(value, Mapping):
-        return {key: scrubbed(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [scrubbed(item) for item in value]
-    return value
+# --- settings as texts -------------------------------------------------------------------------
 
 
 def flat(value: Mapping[str, Any], before: str = "") -> dict[str, str]:
@@ -114,13 +96,14 @@ def flat(value: Mapping[str, Any], before: str = "") -> dict[str, str]:
 class TensorBoard:
     """Files of events, as TensorBoard reads them; torch is not needed."""
 
+    package = "tensorboard"
     durable = True
 
     def __init__(self, out: Path) -> None:
         self.where = f"{FOLDER}/tensorboard"
         self._folder = out / self.where
 
-    def open(self, begin: Event, run: str | None) -> str:
+    def open(self, begin: Event, run: str | None, keep: Keep) -> str:
         require("tensorboard", "track")
         from tensorboard.plugins.hparams import summary_v2 as hparams
         from tensorboard.plugins.text import summary_v2 as text
@@ -159,6 +142,7 @@ class TensorBoard:
 class MLflow:
     """A server, or a database in the run's folder."""
 
+    package = "mlflow"
     durable = True
     MOST_METRICS, MOST_PARAMETERS, MOST_TEXT = 1000, 100, 500
     """Of a request; the last in characters, as its oldest servers take them."""
@@ -173,22 +157,29 @@ class MLflow:
             self.where = scrub(parts._replace(query="", fragment="").geturl())
         self._last: Event | None = None
 
-    def open(self, begin: Event, run: str | None) -> str:
+    def open(self, begin: Event, run: str | None, keep: Keep) -> str:
         for name, value in _MLFLOW.items():
             os.environ.setdefault(name, value)
         require("mlflow", "track")
         from mlflow.entities import Param, RunTag
         from mlflow.tracking import MlflowClient
 
+        database = self._out / "mlflow.db"
+        if self.where == database.name and not database.exists():
+            # Whole or not at all: killed while it makes its tables, MLflow cannot go on with them.
+            with replacing(database) as draft:
+                MlflowClient(f"sqlite:///{draft}").search_experiments()
         self._client = client = MlflowClient(self._uri)
-        if run is not None:
-            self._run = run
-            return run
-        experiment = client.get_experiment_by_name(begin["project"])
-        number = experiment.experiment_id if experiment else self._experiment(begin["project"])
+        if run is None:
+            experiment = client.get_experiment_by_name(begin["project"])
+            number = experiment.experiment_id if experiment else self._experiment(begin["project"])
+            made = client.create_run(number, round(begin["time"] * 1000), run_name=begin["name"])
+            run = str(made.info.run_id)
+            keep(run)
+        self._run = run
+        # Of a run that is known, too: it may have failed here when it was made. The same again
+        # changes nothing.
         tags = flat(begin["environment"]) | {"tags": " ".join(begin["tags"]), "run": begin["run"]}
-        made = client.create_run(number, round(begin["time"] * 1000), run_name=begin["name"])
-        self._run = str(made.info.run_id)
         texts = {"params": (Param, flat(begin["parameters"])), "tags": (RunTag, tags)}
         for what, (kind, pairs) in texts.items():
             entries = [kind(name, value[: self.MOST_TEXT]) for name, value in pairs.items()]
@@ -244,6 +235,8 @@ def _parts(items: Sequence[Any], most: int) -> Iterator[Sequence[Any]]:
 class Comet:
     """The experiment at comet.com where there is a key and a network, else an archive of it."""
 
+    package = "comet_ml"
+
     def __init__(self, out: Path) -> None:
         for name, value in _COMET.items():
             os.environ.setdefault(name, value)
@@ -252,13 +245,13 @@ class Comet:
         server = urlsplit(comet.get_config("comet.url_override"))
         # A run that began as an archive goes on as one: only so can it be uploaded in order.
         archived = any(self._folder.rglob("*.zip"))
-        self.durable = bool(comet.get_config("comet.api_key")) and not archived and _answers(server)
+        self.durable = bool(_comet_key(comet)) and not archived and _answers(server)
         self.where = f"{FOLDER}/comet"
         if self.durable:
             self.where = scrub(f"{server.scheme}://{server.netloc}")
         self._experiment: Any = None
 
-    def open(self, begin: Event, run: str | None) -> str:
+    def open(self, begin: Event, run: str | None, keep: Keep) -> str:
         comet, key = self._comet, str(begin["run"])
         if self._experiment is not None:  # it failed, and would leave half an archive as it ends
             self._experiment.alive = False
@@ -316,6 +309,13 @@ _COMET = {
 """It patches no other library, reports nothing of itself to its makers, and prints nothing."""
 
 
+def _comet_key(comet: Any) -> str | None:
+    """From a variable or a file of Comet's; what Comet says of it afterwards is told without it."""
+    key: str | None = comet.get_config("comet.api_key")
+    learn(key)
+    return key
+
+
 def _answers(server: SplitResult) -> bool:
     port = server.port or (80 if server.scheme == "http" else 443)
     try:
@@ -337,7 +337,7 @@ def upload(out: Path) -> list[str]:
     archives = [path for path in folder.glob("*.zip") if _is_whole(path)]
     archives.sort(key=lambda path: path.stat().st_mtime)  # a run's first part comes first
     comet = require("comet_ml", "track")
-    if not archives or not comet.get_config("comet.api_key"):
+    if not archives or not _comet_key(comet):
         return []
     server = urlsplit(comet.get_config("comet.url_override"))
     if not _answers(server):
@@ -355,4 +355,3 @@ def upload(out: Path) -> list[str]:
 
 
 TRACKERS: dict[str, type[Tracker]] = {"comet": Comet, "mlflow": MLflow, "tensorboard": TensorBoard}
-PACKAGES = {"comet": "comet_ml", "mlflow": "mlflow", "tensorboard": "tensorboard"}

@@ -24,11 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from .config import TRAIN_KNOBS, TrainConfig
-from .errors import UsageError, describe
+from .errors import PenstockError, UsageError, describe
 from .events import EVENTS, Event, EventLog, Taken, read, read_from
 from .files import replacing
+from .keys import scrub, scrubbed
 from .telemetry import Row, Sampler
-from .trackers import FOLDER, TRACKERS, check, scrub, scrubbed
+from .trackers import FOLDER, TRACKERS, check
 
 METRICS = "metrics.jsonl"
 SYSTEM_EVERY_S = 10.0
@@ -38,6 +39,8 @@ FINISH_WITHIN_S = 30.0
 """How long a run that is complete waits for its trackers."""
 STOP_WITHIN_S = 5.0
 """The same of one that a signal stops: it will go on, and its trackers with it."""
+_MOST_DOUBLINGS = 10
+"""Of the wait for a tracker that fails. A run may go on for weeks without it."""
 
 
 # --- in the training ---------------------------------------------------------------------------
@@ -60,7 +63,11 @@ class Untracked:
 
 
 class Tracking(Untracked):
-    """Of rank 0: tells what happens, and keeps a process for each tracker that is to hear it."""
+    """Of rank 0: tells what happens, and keeps a process for each tracker that is to hear it.
+
+    It may refuse a run that has not begun, one whose file of events cannot be written. From then on
+    nothing that is wrong with it, or with a file of it, is the run's.
+    """
 
     def __init__(self, config: TrainConfig, step: int, facts: Mapping[str, Any]) -> None:
         """``facts``: project, name, tags, parameters, environment."""
@@ -69,7 +76,9 @@ class Tracking(Untracked):
         self._trackers = config.track
         self._told: list[dict[str, Any]] | None = None
         self._log = EventLog(out / EVENTS)
-        known = next((event["run"] for _, event in _begins(out)), None)
+        known = None
+        with contextlib.suppress(OSError):  # `begin` says what is wrong with the file
+            known = next((event.get("run") for _, event in _begins(out)), None)
         run = {"run": known or uuid.uuid4().hex, "trackers": list(config.track)}
         self._log.begin(event="begin", step=step, **scrubbed({**run, **facts}))
         self._followers = dict[str, subprocess.Popen[bytes]]()
@@ -77,14 +86,15 @@ class Tracking(Untracked):
             with contextlib.suppress(OSError):  # no process can be had; the file stays
                 self._followers[name] = _follower(out, name)
         rows = out / FOLDER / METRICS
-        if rows.exists():  # of the part of the run that this one goes on with
-            number = len(list(rows.parent.glob("metrics*.jsonl")))
-            rows.rename(rows.with_name(f"metrics-{number}.jsonl"))
         self._sampler = _Telling(rows, SYSTEM_EVERY_S, dict, {})
         self._sampler.tell = lambda row: self._log.tell(
             "system", self._step, metrics=system_metrics(row)
         )
-        self._sampler.start()
+        with contextlib.suppress(OSError, PenstockError):  # a run without metrics of its machine
+            if rows.exists():  # of the part of the run that this one goes on with
+                number = len(list(rows.parent.glob("metrics*.jsonl")))
+                rows.rename(rows.with_name(f"metrics-{number}.jsonl"))
+            self._sampler.start()
 
     def step(
         self, step: int, epoch: int, loss: float, rate: float, seconds: Mapping[str, float]
@@ -102,7 +112,8 @@ class Tracking(Untracked):
     def finish(self, status: str, results: Mapping[str, Any]) -> list[dict[str, Any]]:
         if self._told is not None:
             return self._told
-        self._sampler.stop()
+        with contextlib.suppress(OSError):
+            self._sampler.stop()
         self._log.tell("end", self._step, status=status, metrics=_totals(results))
         self._log.close()
         for follower in self._followers.values():
@@ -121,12 +132,16 @@ class Tracking(Untracked):
         return self._told
 
     def _became(self, name: str) -> dict[str, Any]:
-        deliveries = Delivery.load(self._out, name)
-        last = deliveries[-1] if deliveries else Delivery(FOLDER)
-        missing = sum(1 for place, _ in read(self._out / EVENTS) if place >= last.sent)
+        told: dict[str, Any] = {"name": name, "where": FOLDER, "run": None, "status": "failed"}
+        try:
+            deliveries = Delivery.load(self._out, name)
+            last = deliveries[-1] if deliveries else Delivery(FOLDER)
+            missing = sum(1 for place, _ in read(self._out / EVENTS) if place >= last.sent)
+        except (OSError, PenstockError) as error:
+            return {**told, "dropped": None, "error": scrub(describe(error))}
         dropped = missing + self._log.lost
         status = "ok" if not dropped else "failed" if last.error or self._log.fault else "behind"
-        told = {"name": name, "where": last.where, "run": last.run, "status": status}
+        told |= {"where": last.where, "run": last.run, "status": status}
         return {**told, "dropped": dropped, "error": last.error or self._log.fault}
 
 
@@ -148,6 +163,8 @@ def became(told: Mapping[str, Any], out: Path) -> str:
     if told["status"] == "ok":
         return f"{name}: all is in {where}"
     why = f" ({told['error']})" if told["error"] else ""
+    if told["dropped"] is None:
+        return f"{name}: nobody knows what it has taken{why}"
     return (
         f"{name}: {told['dropped']} events are missing in {where}{why}; "
         f"penstock track sync {out} --to {name} sends them"
@@ -181,7 +198,8 @@ _SILENT = frozenset(
 
 
 def system_metrics(row: Row) -> dict[str, Any]:
-    """A row of `telemetry` as metrics: the process tree, disks and network, and each GPU."""
+    """A row of `telemetry` as metrics: rank 0's process tree, and its node's disks, network and
+    GPUs."""
     names = [name for name in row if name.endswith(("_percent", "_bytes", "_per_s"))]
     told = {f"system/{name}": row[name] for name in names}
     for gpu in row["gpus"] or ():
@@ -226,11 +244,14 @@ class Delivery:
         """To every place where this tracker of a run ever was, the newest last."""
         path = out / FOLDER / f"{name}.json"
         try:
-            return [Delivery(**told) for told in json.loads(path.read_text())]
+            found = [Delivery(**told) for told in json.loads(path.read_text())]
+            if not all(isinstance(each.sent, int) for each in found):
+                raise ValueError("it does not say how far its tracker has come")
         except FileNotFoundError:
             return []
         except (ValueError, TypeError) as error:
             raise UsageError(f"{path} is none of ours: {describe(error)}") from error
+        return found
 
     def save(self, out: Path, name: str) -> None:
         others = [other for other in Delivery.load(out, name) if other.where != self.where]
@@ -260,6 +281,11 @@ def deliver(
     delivery = known[0] if known else Delivery(tracker.where)
     delivery.save(out, name)
     taken = Taken([(place, event["step"]) for place, event in begins])
+
+    def keep(number: str) -> None:
+        delivery.run = number
+        delivery.save(out, name)
+
     run, place, wait, failures = "", delivery.sent, 0.0, 0
     while True:
         going = goes_on(wait)  # asked first, so that all that was told before the end is read
@@ -268,7 +294,7 @@ def deliver(
             return delivery  # it had all
         try:
             if not run:
-                run = tracker.open(begins[0][1], delivery.run)
+                run = tracker.open(begins[0][1], delivery.run, keep)
                 delivery.run = run if tracker.durable else delivery.run
             tracker.send([event for at, event in found if not taken.again(at, event)])
             over = not found and not going
@@ -286,7 +312,8 @@ def deliver(
             delivery.save(out, name)
         if over:
             return delivery
-        wait = min(LOOK_EVERY_S * 2**failures, TRY_AGAIN_WITHIN_S) if going else 0.0
+        longer = 2 ** min(failures, _MOST_DOUBLINGS)
+        wait = min(LOOK_EVERY_S * longer, TRY_AGAIN_WITHIN_S) if going else 0.0
 
 
 def of_run(out: Path) -> list[str]:

@@ -10,7 +10,7 @@ follows from (seed, epoch, batch) alone, so a run that goes on from a checkpoint
 not, takes the steps that it would have taken: on a CPU to the last bit,
 on a GPU as far as its kernels are deterministic.
 
-    OUT/args.json               what was asked
+    OUT/args.json               what was asked, and of which job; the first that a run writes
     OUT/training_results.json   what became of it, rewritten at each epoch's end
     OUT/steps/rank0.csv         every step of a rank: its phases in seconds, its samples, its loss
     OUT/checkpoints/            see `checkpoint`
@@ -38,6 +38,7 @@ import torch.distributed as dist
 
 from . import __version__, environment, profiling, trackers, tracking
 from .checkpoint import (
+    BEST,
     LAST,
     Checkpoints,
     State,
@@ -46,11 +47,12 @@ from .checkpoint import (
     read,
     set_random_state,
 )
-from .config import TRAIN_DEFAULTS, TrainConfig, build
+from .config import TRAIN_DEFAULTS, TRAIN_FIXED, TrainConfig, build
 from .errors import Incomplete, PenstockError, UsageError
 from .events import EVENTS
 from .feed import ThreadFeed, TorchFeed
 from .files import write_json
+from .keys import scrubbed
 from .order import Order, Position
 from .probe import Clock
 from .ranks import Stop, device_name, host_name, launch_of, launched, set_flags
@@ -59,7 +61,7 @@ from .steplog import STEPS, StepLog, memory
 from .workloads import Answer, Feed, Samples, Workload, make
 
 RESULTS, ARGS = "training_results.json", "args.json"
-OURS = (RESULTS, "checkpoints", STEPS, EVENTS, trackers.FOLDER, profiling.FOLDER)
+OURS = (RESULTS, BEST, "checkpoints", STEPS, EVENTS, trackers.FOLDER, profiling.FOLDER)
 """What one run leaves in its folder and another must not find there."""
 
 
@@ -134,6 +136,11 @@ def _check_output(config: TrainConfig, is_first: bool) -> None:
         return
     if not config.overwrite:
         raise UsageError(f"--output-dir {out} holds a run; use --resume or --overwrite")
+    if not (out / ARGS).is_file():
+        raise UsageError(
+            f"--output-dir {out} holds {ours[0].name} and no {ARGS}, which every run leaves: it "
+            "may be somebody else's, and nothing was removed"
+        )
     for path in ours:
         if path.is_dir():
             shutil.rmtree(path)
@@ -213,7 +220,12 @@ class _Run:
                 fabric.global_rank,
                 config.profile_steps,
                 self.device.type == "cuda",
+                clock,
             )
+        self.launch = launch_of(self._gather(host_name()))
+        if fabric.is_global_zero:  # the first that a run leaves: whose all the rest is
+            write_json(config.output_dir / ARGS, scrubbed(self._args()))
+        fabric.barrier()
         self.log = StepLog(config.output_dir, fabric.global_rank, self.step)
         self.feed = self._feed("train", workload.train, self.order)
         self.val_feed = self._feed("val", workload.val, self.val_order)
@@ -221,8 +233,6 @@ class _Run:
         if fabric.is_global_zero:
             self.notes = [*getattr(workload, "notes", ()), getattr(self.feed, "note", "")]
             self.notes = [sentence for sentence in self.notes if sentence]
-            write_json(config.output_dir / ARGS, trackers.scrubbed(self._args()))
-        self.launch = launch_of(self._gather(host_name()))
         self.tracking = tracking.Untracked()
         if config.track and fabric.is_global_zero:
             self.tracking = tracking.Tracking(config, self.step, self._facts())
@@ -289,24 +299,25 @@ class _Run:
         self.position = Position(epoch, done)
         self.pending.append((self.step, epoch, taken))
         every = self.config.checkpoint_every
-        save = every is not None and self.step % every == 0
+        # At an epoch's end, too: it may be long until all of it is validated.
+        ends = done == self.order.num_batches or self.step == self.num_steps
+        save = ends or (every is not None and self.step % every == 0)
         stop = self.stop.agreed()
         if save or stop or self.step % self.stepper.laps.drain_every == 0:
             self._drain()
-        if done == self.order.num_batches or self.step == self.num_steps:
-            # The epoch is whole; its scores come first, and then its checkpoint.
-            if not stop:
-                return
-        elif not (save or stop):
-            return
-        self.checkpoints.save(self._state())
+        if save or stop:
+            self._save()
         if stop:
-            self._results("stopped", None)
-            raise Incomplete(
-                f"stopped by {self.stop.raised or 'a signal to another rank'} after step "
-                f"{self.step} of {self.num_steps}; --resume goes on from "
-                f"{self.checkpoints.folder / LAST}"
-            )
+            self._leave()
+
+    def _leave(self) -> None:
+        """A signal was heard, and the last checkpoint holds all that was done."""
+        self._results("stopped", None)
+        raise Incomplete(
+            f"stopped by {self.stop.raised or 'a signal to another rank'} after step "
+            f"{self.step} of {self.num_steps}; --resume goes on from "
+            f"{self.checkpoints.folder / LAST}"
+        )
 
     def _drain(self) -> None:
         """Take the times and losses of the steps since the last time."""
@@ -347,6 +358,8 @@ class _Run:
                 with self.fabric.autocast():
                     answers = self.workload.answers(self.module, self.stepper.to_device(batch))
                 mine |= dict(zip(items.tolist(), answers, strict=True))
+                if self.stop.agreed():
+                    self._leave()
         every = self._gather(mine)
         scores = None
         if self.fabric.is_global_zero:
@@ -383,10 +396,11 @@ class _Run:
             }
         )
         self.tracking.epoch(self.history[-1])
-        self.tally = _Tally()
-        self.position = Position(epoch + 1, 0)
+        if self.position.batch == self.order.num_batches:  # and not ended inside it, by --max-steps
+            self.tally = _Tally()
+            self.position = Position(epoch + 1, 0)
         best = self.checkpoints.rank(epoch, scores)
-        self.checkpoints.save(self._state())
+        self._save()
         self.checkpoints.tidy()
         if best:
             self.checkpoints.save_weights(self.module.state_dict())
@@ -395,40 +409,62 @@ class _Run:
 
     # --- state ----------------------------------------------------------------------------------
 
+    def _save(self) -> None:
+        self.log.flush()
+        self.checkpoints.save(self._state())
+
     def _state(self) -> State:
-        randoms = random_state(self.device)
-        every = self._gather(randoms)
         return {
             "workload": self.name,
+            "settings": self._settings(),
             "model": self.module.state_dict(),
             "optimizer": self.stepper.optimizer.state_dict(),
             "scheduler": {"last_epoch": self.stepper.scheduler.last_epoch},
             "scaler": self.fabric._precision.state_dict(),
             "order": self.order.state_dict(*self.position),
-            "random": every,
+            "random": self._gather(random_state(self.device)),
             "step": self.step,
-            "tally": vars(self.tally),
+            "tallies": self._gather(vars(self.tally)),
             "history": self.history,
             "best": self.checkpoints.best,
             "resumed": self.resumed,
         }
 
+    def _settings(self) -> dict[str, Any]:
+        """What must be as it was for a run to go on as the same."""
+        settings = self.config.model_dump(mode="json", include=set(TRAIN_FIXED))
+        return {**settings, "world_size": self.fabric.world_size}
+
     def _load(self, state: State) -> None:
         where = f"--resume: {self.config.output_dir / 'checkpoints' / LAST}"
+        was, now = state["settings"], self._settings()
+        for name in now:
+            if was.get(name) != now[name]:
+                raise UsageError(
+                    f"{where} is of a run with {name} {was.get(name)}, and this has {now[name]}; a "
+                    "run goes on as it began, or begins anew with --weights"
+                )
         load_state(self.module, state["model"], where)
         self.position = self.order.from_state(state["order"])
         self.stepper.optimizer.load_state_dict(state["optimizer"])
         self.fabric._precision.load_state_dict(state["scaler"])
         self.step = state["step"]
         self.stepper.scheduler.last_epoch = state["scheduler"]["last_epoch"]
-        self.tally = _Tally(**state["tally"])
+        self.tally = _Tally(**state["tallies"][self.fabric.global_rank])
         if self.tally.steps and self.position.batch == 0:  # stopped before an epoch's validation
             self.position = Position(self.position.epoch - 1, self.order.num_batches)
         self.history = state["history"]
         self.checkpoints.best = state["best"]
         self.resumed = [*state["resumed"], self.step]
-        if len(state["random"]) == self.fabric.world_size:
-            set_random_state(state["random"][self.fabric.global_rank], self.device)
+        set_random_state(state["random"][self.fabric.global_rank], self.device)
+        last = self.history[-1]["epoch"] if self.history else None
+        if last == self.position.epoch:  # --max-steps ended inside an epoch that now goes on
+            self.history.pop()
+        elif last == self.position.epoch - 1 and not self.tally.steps:
+            # It may have been killed between this checkpoint and what follows one.
+            self.checkpoints.tidy()
+            if self.checkpoints.best[0]["epoch"] == last:
+                self.checkpoints.save_weights(self.module.state_dict())
 
     # --- what is told ---------------------------------------------------------------------------
 
@@ -464,6 +500,7 @@ class _Run:
             **self.config.model_dump(mode="json"),
             "penstock": __version__,
             "torch": torch.__version__,
+            "launch": self.launch,
         }
 
     def _results(self, status: str, seconds: float | None) -> dict[str, Any]:

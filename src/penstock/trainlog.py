@@ -35,8 +35,10 @@ def first_lines(
         f"Max epochs: {config.epochs}",
         f"Batch size (per GPU): {config.batch_size}",
         f"Effective batch size ({product}): {config.batch_size * place.world_size * accumulated}",
-        f"Learning rate: {config.learning_rate:g}",
+        f"Learning rate: {config.learning_rate}",
     ]
+    if config.max_steps is not None:
+        told.append(f"Max steps: {config.max_steps}")
     if workload == "spiral":
         told += [
             f"Hidden dimensions: {list(config.hidden_dims)}",
@@ -50,7 +52,13 @@ def last_lines(results: Mapping[str, Any], out: Path) -> list[str]:
     seconds, epochs = results["training_s"] + results["validation_s"], results["epochs"]
     told = [f"Total training time: {seconds:.2f} seconds ({seconds / 60:.2f} minutes)"]
     if epochs:
-        told.append(f"Time per epoch: {seconds / epochs:.2f} seconds")
+        # What an epoch trained on, which of the seed's "Number of samples" is a part.
+        told += [
+            f"Time per epoch: {seconds / epochs:.2f} seconds",
+            f"Epochs done: {epochs}",
+            f"Samples per epoch: {round(results['samples'] / epochs)}",
+            f"Steps per epoch: {round(results['steps'] / epochs)}",
+        ]
     if results["best"] is not None:
         told.append(f"Best checkpoint: {out / 'checkpoints' / results['best']['file']}")
     history = results["history"]

@@ -118,20 +118,29 @@ def valid_pixels(radar: NDArray[Any]) -> NDArray[np.bool_]:
     return np.asarray(~np.any([is_missing(channel) for channel in radar], axis=0))
 
 
+def planes_of(channels: Sequence[str]) -> int:
+    """How many planes a model sees of a window: the channels and the masks of `view`."""
+    return len(channels) + (1 if len(radar_of(channels)) == len(channels) else 2)
+
+
 def view(
     channels: Sequence[str],
     radar: NDArray[Any],
     coarse: Mapping[str, Coarse],
     rows: Span,
     columns: Span,
-) -> NDArray[np.float32]:
-    """What a model sees of a window, shape (channels, y, x): values scaled by `scenes.CHANNELS` and
-    by nothing that depends on the window, 0 where one is missing.
+) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """What a model sees of a window: an image (channels, y, x) and its masks (masks, y, x).
+
+    Values are scaled by `scenes.CHANNELS` and by nothing that depends on the window; a missing one
+    is 0, which a real one may be too. So the first mask is true where every channel of the radar
+    has a value. Rasters of 500 m lack values elsewhere than it does, and winds in most of a scene:
+    where there are any, a second mask is true where each of them has one.
 
     ``radar`` are the radar channels in their own unit, NaN missing; the others come from
     ``coarse``, for the part of the window that lies inside the scene.
     """
-    image = np.zeros((len(channels), *radar.shape[1:]), np.float32)
+    image = np.full((len(channels), *radar.shape[1:]), np.nan, np.float32)
     inside = slice(rows[1] - rows[0]), slice(columns[1] - columns[0])
     of_radar = radar_of(channels)
     for place, name in enumerate(channels):
@@ -141,5 +150,8 @@ def view(
             image[place][inside] = coarse[name].read(rows, columns)
         image[place] -= np.float32(CHANNELS[name].offset)
         image[place] /= np.float32(CHANNELS[name].scale)
-    image[np.isnan(image)] = 0
-    return image
+    missing = np.isnan(image)
+    image[missing] = 0
+    fine = np.array([name in of_radar for name in channels])
+    kinds = [missing[fine]] if fine.all() else [missing[fine], missing[~fine]]
+    return image, np.stack([~of_kind.any(axis=0) for of_kind in kinds])

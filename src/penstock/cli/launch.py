@@ -8,12 +8,17 @@ In a job, the launcher is the batch script's own process, so it hears what SLURM
     SIGUSR1   the time is nearly up ──▶ srun ──▶ every rank: save at a step's boundary, exit code 3
               ──▶ scontrol requeue
     SIGTERM   SLURM ends the job: the ranks save; whether it comes back is SLURM's business
-    SLURM_RESTART_COUNT > 0 ──▶ --resume, if there is a checkpoint
+    SLURM_RESTART_COUNT > 0 ──▶ --resume, if this job has left a checkpoint
+
+What became of a life is seen by its last checkpoint, not by an exit code: a rank that is told to
+stop while it still starts has nothing to save. Such a life is put back into the queue once;
+OUT/requeued.json notes it, and the next of them ends the job, which would come back for ever.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import subprocess
@@ -22,16 +27,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from ..config import TRAIN_DEFAULTS, TorchrunConfig, TrainConfig, add_flags, from_flags
-from ..errors import PenstockError, UsageError, require
+from ..errors import Incomplete, PenstockError, UsageError, require
+from ..files import write_json
 from ..flow import usable_cores
 from . import train as train_verb
 
 WAIT_S = 60
 """When one rank has ended, the others have so long. They may have to write what became of it."""
-SAVED = 3
-"""The exit code of a training that was stopped and has saved."""
+REQUEUED = "requeued.json"
+"""In the folder of a run: the last life that was put back into the queue with nothing saved."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     words, config = training(args.command)
     if args.kind == "torchrun":
-        return _torchrun(from_flags(TorchrunConfig, args), words)
+        return _torchrun(from_flags(TorchrunConfig, args), words, config.output_dir)
     return _step(words, config, os.environ, requeue=args.requeue)
 
 
@@ -85,10 +92,18 @@ def training(command: Sequence[str]) -> tuple[list[str], TrainConfig]:
     return words, train_verb.config_of(args)
 
 
+def _checkpoint(out: Path) -> int | None:
+    """When a run's last checkpoint was written, in nanoseconds; None where there is none."""
+    try:
+        return (out / "checkpoints" / "last.pt").stat().st_mtime_ns
+    except OSError:
+        return None
+
+
 # --- torchrun ------------------------------------------------------------------------------------
 
 
-def _torchrun(config: TorchrunConfig, words: Sequence[str]) -> int:
+def _torchrun(config: TorchrunConfig, words: Sequence[str], out: Path) -> int:
     """Exit code 3 where the ranks were stopped and have saved; else that of the first to fail."""
     require("torch", "train")
     import torch
@@ -107,14 +122,22 @@ def _torchrun(config: TorchrunConfig, words: Sequence[str]) -> int:
     def as_term(number: int, frame: FrameType | None) -> None:
         os.kill(os.getpid(), signal.SIGTERM)  # which torchrun hands to its ranks
 
+    before = _checkpoint(out)
     with _handling({signal.SIGUSR1: as_term}):
         try:
             torchrun.main([*flags, "-m", "penstock", *words, "--distributed"])
         except ChildFailedError as error:
             code: int = error.get_first_failure()[1].exitcode
             return code if code > 0 else 1
-        except SignalException:
-            return SAVED
+        except SignalException as error:
+            if _checkpoint(out) not in (None, before):
+                return Incomplete.exit_code
+            name = signal.Signals(error.sigval).name
+            print(
+                f"penstock launch: {name} ended the ranks, and they saved nothing in {out}",
+                file=sys.stderr,
+            )
+            return 128 + error.sigval
     return 0
 
 
@@ -125,7 +148,6 @@ def _step(
     words: Sequence[str], config: TrainConfig, environ: Mapping[str, str], *, requeue: bool
 ) -> int:
     from ..place import find
-    from ..slurm import ask, said
     from ..trainlog import job_of
 
     if "SLURM_JOB_ID" not in environ:
@@ -138,17 +160,39 @@ def _step(
             f"launch slurm starts the ranks, and this is rank {place.rank} of "
             f"{place.world_size} already: leave out srun"
         )
-    job = job_of(environ)
+    job, out = job_of(environ), _folder(config, environ)
     command = [*srun(environ), sys.executable, "-m", "penstock", *words, *added(config, environ)]
     settings = {"OMP_NUM_THREADS": environ.get("SLURM_CPUS_PER_TASK", "1"), "PYTHONUNBUFFERED": "1"}
+    before = _checkpoint(out)
     code, told = _supervise(command, {**settings, **environ})
-    if not (told and requeue and _was_stopped(code)):
-        return code
+    if told and requeue and _was_stopped(code):
+        _requeue(job, out, saved=_checkpoint(out) not in (None, before))
+    return code
+
+
+def _requeue(job: str, out: Path, *, saved: bool) -> None:
+    """Put a job back into the queue, unless the life before it got no further either."""
+    from ..slurm import ask, said
+
+    became = "has saved" if saved else "was stopped before it had saved anything new"
+    if not saved:
+        now = {"job_id": job, "checkpoint": _checkpoint(out)}
+        if _read(out / REQUEUED) == now:
+            raise PenstockError(
+                f"job {job} {became}, as in an earlier life: it is not put back into the queue, or "
+                "that might go on for ever; give it more --time"
+            )
+        try:
+            write_json(out / REQUEUED, now)
+        except OSError as error:
+            raise PenstockError(
+                f"job {job} {became} and is not put back into the queue: {out / REQUEUED} cannot "
+                f"be written: {error.strerror}"
+            ) from error
     ended = ask(["scontrol", "requeue", job])
     if ended.returncode:
-        raise PenstockError(f"job {job} has saved but was not requeued: {said(ended)}")
-    print(f"penstock launch: job {job} has saved and is back in the queue", file=sys.stderr)
-    return SAVED
+        raise PenstockError(f"job {job} {became} and was not requeued: {said(ended)}")
+    print(f"penstock launch: job {job} {became} and is back in the queue", file=sys.stderr)
 
 
 def srun(environ: Mapping[str, str]) -> list[str]:
@@ -161,18 +205,49 @@ def srun(environ: Mapping[str, str]) -> list[str]:
 
 def added(config: TrainConfig, environ: Mapping[str, str]) -> list[str]:
     """What a job knows beyond the words that it was given: its number, and its life."""
+    from ..trainlog import job_of
+
+    out = _folder(config, environ)
+    words = ["--distributed"]
+    if out != config.output_dir:
+        words += ["--output-dir", str(out)]
+    if int(environ.get("SLURM_RESTART_COUNT") or 0) > 0:
+        words += _again(config, out, job_of(environ))
+    return words
+
+
+def _folder(config: TrainConfig, environ: Mapping[str, str]) -> Path:
+    """Of the run, with the number of its job."""
     from ..slurm import numbered
     from ..trainlog import job_of
 
-    out = numbered(str(config.output_dir), job_of(environ))
-    words = ["--distributed"]
-    if out != str(config.output_dir):
-        words += ["--output-dir", out]
-    if int(environ.get("SLURM_RESTART_COUNT") or 0) > 0:
-        saved = (Path(out) / "checkpoints" / "last.pt").is_file()
+    return Path(numbered(str(config.output_dir), job_of(environ)))
+
+
+def _again(config: TrainConfig, out: Path, job: str) -> list[str]:
+    """How a later life of a job goes on with a run in its folder, if that is its own."""
+    asked = _read(out / "args.json")
+    launch = asked.get("launch") if isinstance(asked, dict) else None
+    owner = launch.get("job_id") if isinstance(launch, dict) else None
+    if owner == job:
         # Killed before its first checkpoint, it begins again, over what it had begun.
-        words += ["--resume", "--no-overwrite"] if saved else ["--no-resume", "--overwrite"]
-    return words
+        saved = _checkpoint(out) is not None
+        return ["--resume", "--no-overwrite"] if saved else ["--no-resume", "--overwrite"]
+    if asked is not None and not (config.resume or config.overwrite):
+        raise UsageError(
+            f"--output-dir {out} holds a run of {f'job {owner}' if owner else 'no job'}, and job "
+            f"{job} had not begun its own when it was restarted: say --resume or --overwrite, or "
+            "put %j, the number of a job, into --output-dir"
+        )
+    return []  # it begins as it was asked to
+
+
+def _read(path: Path) -> Any:
+    """A file of JSON; None where there is none that is whole."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def _supervise(command: Sequence[str], environ: Mapping[str, str]) -> tuple[int, bool]:
@@ -197,8 +272,8 @@ def _supervise(command: Sequence[str], environ: Mapping[str, str]) -> tuple[int,
 
 
 def _was_stopped(code: int) -> bool:
-    """It saved, or was told so early that the signal ended it before it could listen."""
-    return code in (SAVED, 128 + signal.SIGUSR1)
+    """By the signal: at the boundary of a step, or so early that nobody could listen yet."""
+    return code in (Incomplete.exit_code, 128 + signal.SIGUSR1)
 
 
 @contextmanager

@@ -79,7 +79,7 @@ def _matched(
     """The scenes to cut: those that have both a folder and labels, which must be all."""
     for lacking, have, what in (
         (sorted(folders.keys() - labels.keys()), folders, f"has no label in {file}"),
-        (sorted(labels.keys() - folders.keys()), labels, f"of {file} has no folder"),
+        (sorted(labels.keys() - folders.keys()), labels, f"of {file} has no folder with a raster"),
     ):
         if lacking and not partial:
             raise UsageError(

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..config import SimulateConfig, add_flags, from_flags
 from ..errors import MissingDependency, UsageError
@@ -29,7 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "penstock scaling (PATH ... | simulate [RUN]) [flags]"
     parser.add_argument(
         "paths",
-        type=Path,
         nargs="+",
         metavar="PATH",
         help="output of SLURM jobs, folders of runs, ledgers, exports of Comet or MLflow; a folder "
@@ -62,17 +62,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0 with a study, 3 where no run came to its end."""
-    simulated = args.paths[0] == Path(SIMULATE)
+    simulated = args.paths[0] == SIMULATE  # a folder of that name is ./simulate
     _fitting(args, simulated)
+    paths = [Path(path) for path in (args.paths[1:] if simulated else args.paths)]
     if simulated:
-        return _simulate(args)
+        return _simulate(paths, args)
     from .. import scaling_report as report
     from .. import scaling_tables as tables
     from ..report import in_text
     from ..scaling import studies
     from ..scaling_sources import read_runs
 
-    runs = read_runs(args.paths)
+    runs = read_runs(paths, _say)
     if args.metrics:
         print(*in_text([report.metrics(runs)]), sep="\n")
         return 0
@@ -108,6 +109,13 @@ def _fitting(args: argparse.Namespace, simulated: bool) -> None:
     ]
     if foreign and simulated:
         raise UsageError(f"--{foreign[0]} is not of penstock scaling simulate")
+    if args.metrics and foreign != ["metrics"]:
+        other = next(name for name in foreign if name != "metrics")
+        raise UsageError(f"--metrics prints one table and no more; --{other} does not go with it")
+
+
+def _say(sentence: str) -> None:
+    print(f"penstock scaling: {sentence}", file=sys.stderr)
 
 
 def _write(
@@ -142,12 +150,12 @@ def _write(
 # --- simulate -----------------------------------------------------------------------------------
 
 
-def _simulate(args: argparse.Namespace) -> int:
+def _simulate(paths: list[Path], args: argparse.Namespace) -> int:
     config = from_flags(SimulateConfig, args)
     from ..report import Section, in_text
     from ..scaling_simulate import Network, assumptions, predict, table
 
-    device = _device(args.paths[1:], config)
+    device = _device(paths, config)
     network = Network(
         per_node=config.gpus_per_node,
         inside=config.inside,
@@ -167,13 +175,13 @@ def _simulate(args: argparse.Namespace) -> int:
 
 def _device(paths: list[Path], config: SimulateConfig) -> Device:
     """From a run of one device, from flags, or a run with what flags say in its place."""
-    from ..scaling_simulate import Device, device_of
+    from ..scaling_simulate import Device, device_of, with_batch
     from ..scaling_sources import read_runs
 
     if len(paths) > 1:
         raise UsageError(f"simulate takes one RUN, and got {len(paths)}")
     if paths:
-        runs = read_runs(paths)
+        runs = read_runs(paths, _say)
         if len(runs) > 1:
             raise UsageError(f"{paths[0]} holds {len(runs)} runs; simulate takes one of one device")
         measured = device_of(runs[0])
@@ -186,19 +194,18 @@ def _device(paths: list[Path], config: SimulateConfig) -> Device:
         missing = [flag for flag, value in asked.items() if value is None]
         if missing:
             raise UsageError(f"simulate needs a RUN of one device, or {' and '.join(missing)}")
-        measured = Device(0.0, 0.0, 1, 0.0)
-    compute, backward = config.compute_time, config.backward_time
-    if compute is not None and backward is None:
-        backward = 2 / 3 * compute
-
-    def told(value: float | None, else_: float) -> float:
-        return else_ if value is None else value
-
-    return Device(
-        compute_s=told(compute, measured.compute_s),
-        backward_s=told(backward, measured.backward_s),
-        batch=config.batch_size or measured.batch,
-        gradient_bytes=told(config.gradient_bytes, measured.gradient_bytes),
-        sample_bytes=told(config.sample_bytes, measured.sample_bytes),
-        jitter=told(config.jitter, measured.jitter),
-    )
+        measured = Device(0.0, 0.0, 1, 0.0)  # what is missing here was asked for
+    if config.batch_size is not None:
+        measured = with_batch(measured, config.batch_size)
+    given: dict[str, Any] = {
+        "compute_s": config.compute_time,
+        "backward_s": config.backward_time,
+        "gradient_bytes": config.gradient_bytes,
+        "sample_bytes": config.sample_bytes,
+        "jitter": config.jitter,
+    }
+    if config.compute_time is not None:
+        measured = replace(measured, scaled_from=None)  # it is of the batch that was stated
+        if config.backward_time is None:
+            given["backward_s"] = 2 / 3 * config.compute_time
+    return replace(measured, **{name: v for name, v in given.items() if v is not None})

@@ -90,9 +90,7 @@ def _submit(args: argparse.Namespace) -> int:
             )
     jobs = [config]
     if args.study:
-        if config.array is not None:
-            raise UsageError("--study submits a job for each size; it does not go with --array")
-        jobs = [slurm.sized(config, ranks) for ranks in slurm.sizes(args.study)]
+        jobs = _study(config, args.study)
     if args.kind == "render" or args.dry_run:
         print("\n".join(slurm.script(job, words, sys.executable) for job in jobs), end="")
         return 0
@@ -106,6 +104,29 @@ def _submit(args: argparse.Namespace) -> int:
         print(f"job {done.id}: {done.name}, {done.ranks} ranks on {done.nodes} nodes")
     print(f"Written: {Path(config.folder) / slurm.STUDY}")
     return 0
+
+
+def _study(config: SlurmConfig, text: str) -> list[SlurmConfig]:
+    """A job for each size."""
+    from .. import slurm
+
+    if config.array is not None:
+        raise UsageError("--study submits a job for each size; it does not go with --array")
+    for name in ("output", "error"):
+        path = getattr(config, name)
+        if path is not None and "%j" not in path:
+            raise UsageError(
+                f"--{name} {path}: the jobs of --study need a file each; put %j, the number of a "
+                "job, into it"
+            )
+    jobs = [slurm.sized(config, ranks) for ranks in slurm.sizes(text)]
+    if config.on_one_node:
+        print(
+            f"--study {text}: each job has all its ranks on one node, and no GPU; --preset or "
+            "--gpus-per-node asks for GPUs, --ntasks-per-node for several nodes",
+            file=sys.stderr,
+        )
+    return jobs
 
 
 def config_of(args: argparse.Namespace) -> SlurmConfig:
@@ -167,11 +188,16 @@ def _status(targets: Sequence[str]) -> int:
 def _collect(path: Path, into: Path | None) -> int:
     from .. import slurm
 
+    if _is_number(str(path)):
+        raise UsageError(
+            f"collect takes the folder that jobs were submitted from, or its {slurm.STUDY}; {path} "
+            "is a job's number"
+        )
     source = path if path.is_dir() else path.parent
     target, told = into or source, []
     rows = _rows([str(path)])
     for row in rows:
-        assert row.job is not None
+        assert row.job is not None  # that of a study is
         found = slurm.collect(row.job, row.id, source, target)
         facts = asdict(row.state) if row.state is not None else {"state": None}
         job = {"name": row.job.name, "ranks": row.job.ranks, "nodes": row.job.nodes}
@@ -208,7 +234,7 @@ def _rows(targets: Sequence[str]) -> list[Row]:
     submitted: dict[str, tuple[Job, Path]] = {}
     numbers = list[str]()
     for target in targets:
-        if re.fullmatch(r"\d+(_\d+)?", target, re.ASCII) and not Path(target).exists():
+        if _is_number(target):
             numbers.append(target)
             continue
         path = Path(target)
@@ -224,6 +250,11 @@ def _rows(targets: Sequence[str]) -> list[Row]:
         if not known[number]:
             rows.append(Row(number, None, job, folder))
     return rows
+
+
+def _is_number(target: str) -> bool:
+    """Whether it names a job, or one of an array, and nothing that lies here."""
+    return bool(re.fullmatch(r"\d+(_\d+)?", target, re.ASCII)) and not Path(target).exists()
 
 
 def _show(rows: Sequence[Row]) -> None:

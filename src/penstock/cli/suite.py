@@ -98,9 +98,11 @@ def _with_roots(args: argparse.Namespace) -> argparse.Namespace:
     """A training's arguments, its two roots taken from ``--data-root`` where they are not given."""
     if args.data_root is None:
         return args
-    roots = {"train_data_root": "train", "val_data_root": "validation"}
-    found = {knob: args.data_root / folder for knob, folder in roots.items()}
-    return argparse.Namespace(**{**found, **vars(args)})
+    from ..suite import ROOTS, roots_of
+
+    told = vars(args)
+    given = {knob: told.get(knob) for knob in ROOTS}
+    return argparse.Namespace(**{**told, **roots_of(args.data_root, given)})
 
 
 # --- a benchmark --------------------------------------------------------------------------------

@@ -17,8 +17,9 @@ import sys
 from pathlib import Path
 
 from ..errors import PenstockError, UsageError
+from ..trackers import TRACKERS, upload
 
-NAMES = ("comet", "mlflow", "tensorboard")
+NAMES = tuple(TRACKERS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from .. import tracking
-    from ..trackers import upload
 
     names = [name for word in args.to or () for name in word.split(",") if name]
     for name in names:

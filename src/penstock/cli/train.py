@@ -1,7 +1,8 @@
 """``penstock train``: train a workload, every step of it timed.
 
 penstock train spiral                              two spirals: a machine's first steps
-penstock train emulator --train-data-root DATA     a graph network on packed fields
+penstock train pairs --in-spec A --target-spec B   any model, from one array to another
+penstock train emulator --train-data-root DATA ... a graph network on packed fields
 penstock train --train-chips-path ...              the detector of the xView3 scenes
 penstock launch torchrun --nproc-per-node 8 -- train ...
 """
@@ -108,12 +109,14 @@ def lines(results: dict[str, Any], out: Path) -> list[str]:
             f"{format_seconds(results['validation_s'])} of validation"
         )
     for rank in ranks:
-        step = rank["phases"]["step"]
+        step, phases = rank["phases"]["step"], dict(rank["phases"], step=None)
         if step is not None:
+            # Of the sum of the phases: a GPU's are its own, and the host's clock runs ahead of it.
+            whole = sum(phase["total_s"] for phase in phases.values() if phase is not None)
             shares = ", ".join(
-                f"{name} {phase['total_s'] / step['total_s']:.0%}"
-                for name, phase in rank["phases"].items()
-                if phase is not None and name != "step"
+                f"{name} {phase['total_s'] / whole:.0%}"
+                for name, phase in phases.items()
+                if phase is not None
             )
             told.append(f"rank {rank['rank']}: {format_seconds(step['median_s'])} a step: {shares}")
         peaks = [("host", rank["memory"]["host_peak"]), ("device", rank["memory"]["device_peak"])]

@@ -18,13 +18,14 @@ from .data import (
 )
 from .infer import InferConfig
 from .knobs import Knobs, Natural, Positive, add_flags, as_settings, build, from_flags, read_yaml
-from .train import TRAIN_DEFAULTS, TRAIN_KNOBS, SuiteConfig, TrainConfig
+from .train import TRAIN_DEFAULTS, TRAIN_FIXED, TRAIN_KNOBS, SuiteConfig, TrainConfig
 
 __all__ = [
     "CHIP_OVERLAP",
     "PRESET_SAMPLES",
     "SLURM_PRESETS",
     "TRAIN_DEFAULTS",
+    "TRAIN_FIXED",
     "TRAIN_KNOBS",
     "BenchLoaderConfig",
     "BenchModelConfig",

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     model_validator,
 )
 
+from ..keys import has_login, names_key
 from .knobs import (
     Bytes,
     Knobs,
@@ -52,10 +55,11 @@ def _variable(value: object) -> str:
     text = str(value)
     if not re.fullmatch(r"[A-Za-z_]\w*=[^\x00-\x1f\x7f]*", text, re.ASCII):
         raise ValueError(f"{text!r} is not NAME=VALUE in one line")
-    name = text.partition("=")[0]
-    if re.search("KEY|TOKEN|SECRET|PASSWORD", name.upper()):
+    name, _, value = text.partition("=")
+    if names_key(name) or has_login(value):
+        what = name if names_key(name) else f"the login in {name}"
         raise ValueError(
-            f"{name} does not belong in a job script, which SLURM keeps; export it before "
+            f"{what} does not belong in a job script, which SLURM keeps; export {name} before "
             "submitting, and the job inherits it"
         )
     return text
@@ -64,13 +68,18 @@ def _variable(value: object) -> str:
 # sbatch takes quotes off by rules of its own, in which a backslash escapes even between quotes.
 _ONE_LINE = r"[^-\\\x00-\x1f\x7f][^\\\x00-\x1f\x7f]*"
 _Line = Annotated[str, _said("text in one line without \\ and no dash first", _ONE_LINE)]
-_OnePath = Annotated[str, _said("a path in one line without \\ and no dash first", _ONE_LINE)]
+_Home = AfterValidator(os.path.expanduser)
+"""A shell makes a path of ~; YAML does not, nor does sbatch."""
+_OnePath = Annotated[
+    str, _said("a path in one line without \\ and no dash first", _ONE_LINE), _Home
+]
 _Folder = Annotated[
     str,
     _said(
         "a folder in one line without \\ or % and no dash first",
         _ONE_LINE.replace(r"\x7f", r"\x7f%"),
     ),
+    _Home,
 ]
 _Name = Annotated[str, _said("a name of SLURM's (letters, digits, . _ + @ : -)", r"\w[\w.+@:-]*")]
 _Gpus = Annotated[str, _said("a number of GPUs such as 4 or a100:4", r"(\w[\w.-]*:)?[1-9]\d*")]
@@ -138,7 +147,9 @@ class SlurmConfig(Knobs):
     )
     folder: _Folder = flag("outputs", help="folder of logs, runs and the list of jobs")
     output: _OnePath | None = flag(
-        None, help="file of the job's output (default: FOLDER/slurm-%j.out)"
+        None,
+        help="file of the job's output (default: FOLDER/slurm-%j.out, of an array "
+        "FOLDER/slurm-%A_%a.out)",
     )
     error: _OnePath | None = flag(None, help="file of its errors (default: that of its output)")
 
@@ -152,6 +163,12 @@ class SlurmConfig(Knobs):
         """Ranks of a node."""
         return self.ntasks_per_node or self.gpus or 1
 
+    @property
+    def on_one_node(self) -> bool:
+        """Whether nothing says how many ranks a node takes: a study then asks for one that takes
+        them all."""
+        return self.ntasks_per_node is None and not self.gpus
+
     @model_validator(mode="after")
     def _goes_together(self) -> SlurmConfig:
         if self.gpus and self.tasks != self.gpus:
@@ -159,6 +176,8 @@ class SlurmConfig(Knobs):
                 f"a rank uses one GPU: --ntasks-per-node {self.tasks} does not go with "
                 f"--gpus-per-node {self.gpus_per_node}"
             )
+        for name in ("output", "error"):
+            self._check_pattern(name)
         # SLURM may send it a minute early.
         if self.time is not None and 0 < _seconds(self.time) <= self.signal + 60:
             raise ValueError(
@@ -166,6 +185,15 @@ class SlurmConfig(Knobs):
                 "go back into the queue, as it begins"
             )
         return self
+
+    def _check_pattern(self, name: str) -> None:
+        """A log is found again by the number of its job, and elements of an array need one each."""
+        pattern = getattr(self, name) or ""
+        known = {"A", "a"} if self.array else {"j"}
+        asked = set(re.findall(r"%(.?)", pattern))
+        if asked - known or (self.array and pattern and "a" not in asked):
+            numbers = "%A and %a, the numbers of an array and its element" if self.array else "%j"
+            raise ValueError(f"--{name} {pattern}: a job's log is found by {numbers}, and no other")
 
 
 _RAVEN: dict[str, Any] = {
@@ -213,13 +241,16 @@ class SimulateConfig(Knobs):
     backward_time: float | None = flag(
         None, help="what of it is the backward pass (default: as measured, or two thirds)"
     )
-    batch_size: Positive | None = flag(None, help="samples of a batch on each device")
+    batch_size: Positive | None = flag(
+        None, help="samples of a batch on each device (another than RUN's takes as long a sample)"
+    )
     gradient_bytes: Bytes | None = flag(
         None, help="what is summed in a step, such as 100MB (default: 4 a parameter)"
     )
     sample_bytes: Bytes | None = flag(None, help="bytes that are read for a sample")
     data_rate: Bytes | None = flag(
-        None, help="bytes a second of the store, for all devices (default: never too slow)"
+        None,
+        help="bytes a second of the store, for all devices (default: a loader on each, as RUN's)",
     )
     jitter: Annotated[float, Field(ge=0, lt=1)] | None = flag(
         None, help="deviation of a step over its mean (default: as RUN measured, or none)"

@@ -33,7 +33,7 @@ class TrainConfig(Knobs):
         "cut from, which are checked to be those (detector)",
     )
     val_data_root: Path | None = flag(
-        None, help="what is validated on; an emulator without it holds back its last samples"
+        None, help="what is validated on: scenes (detector), a packed data set (emulator)"
     )
     train_label_file: Path | None = flag(
         None, help="label CSV of the training scenes (detector: the chips hold them; it is checked)"
@@ -222,6 +222,13 @@ TRAIN_KNOBS: dict[str, frozenset[str]] = {
     ),
 }
 """Knobs of some workloads alone; a run of another refuses them. A user's own takes them all."""
+TRAIN_FIXED = tuple(
+    "batch_size grad_accum_steps optimizer learning_rate weight_decay schedule decay_epochs "
+    "warmup_steps clip_norm seed amp dtype model channels tile_size normalize norm_lower "
+    "norm_upper num_samples noise hidden_dims dropout latent_size message_steps mesh_level "
+    "grid_step backbone background".split()
+)
+"""Knobs that a run which goes on must have as it began: with others it would be another run."""
 
 
 class SuiteConfig(Knobs):

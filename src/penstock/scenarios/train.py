@@ -49,10 +49,10 @@ class TrainScenario:
     """A training that is about to run."""
 
     def __init__(self, case: Mapping[str, Any]) -> None:
-        import torch
+        from ..ranks import device_of
 
         self._case, self._config = case, config_of(case)
-        cuda = self._config.device in ("auto", "cuda") and torch.cuda.is_available()
+        cuda = device_of(self._config.device).type == "cuda"
         # Of ranks in other processes nothing is read here; each keeps its own peaks.
         self.device = "cuda:0" if cuda and not self._config.distributed else "cpu"
         self._cuda, self._opened = cuda, False

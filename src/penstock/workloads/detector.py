@@ -1,6 +1,6 @@
 """Ships in radar scenes: Faster R-CNN on chips, judged by the score of xView3 on whole scenes.
 
-    chip ── image and validity mask, boxes ──▶ losses
+    chip ── image and validity masks, boxes ──▶ losses
     chip ──▶ detections in its core ──▶ joined by scene, doubles dropped ──▶ xView3 score, COCO AP
 
 An object belongs to the chip in whose core it is, so a scene is put together from its chips without
@@ -31,6 +31,7 @@ from ..models.detector import detector, points_of, targets_of
 from ..scenes import CHANNELS, SPLITS
 from ..shoreline import read_shoreline, shoreline_path
 from ..vision import COMPILED, NOTE, torchvision
+from ..windows import planes_of
 from ..xview3 import best_threshold, score_xview3
 from . import Answer, optimizer_of
 
@@ -57,7 +58,7 @@ class Detector:
                 f"--val-chips-path has channels {','.join(self.chips.channels)} and "
                 f"--train-chips-path {','.join(train.channels)}"
             )
-        self.in_channels = len(train.channels) + 1  # the last says which pixels are valid
+        self.in_channels = planes_of(train.channels)
         self.facts = {
             "channels": list(train.channels),
             "chip_size": train.chip_size,
@@ -114,7 +115,14 @@ class Detector:
         )
         precision = coco_ap(
             (
-                ImageResult(index, *(answer[name] for name in ImageResult.__slots__[1:]))
+                ImageResult(
+                    image=index,
+                    boxes=answer["boxes"],
+                    scores=answer["scores"],
+                    labels=answer["labels"],
+                    true_boxes=answer["true_boxes"],
+                    true_labels=answer["true_labels"],
+                )
                 for index, answer in answers.items()
             ),
             by_class=False,
@@ -160,8 +168,8 @@ class Pictures:
 
 
 def picture(image: NDArray[np.float32], valid: NDArray[np.bool_]) -> Tensor:
-    """(channels + 1, row, column); the last channel is 1 where the others are valid."""
-    return torch.from_numpy(np.concatenate([image, valid[None].astype(np.float32)]))
+    """(planes, row, column): the channels and the masks, which are 1 where those have values."""
+    return torch.from_numpy(np.concatenate([image, valid.astype(np.float32)]))
 
 
 def target(chip: Chip) -> dict[str, Tensor]:

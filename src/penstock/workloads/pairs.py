@@ -89,14 +89,11 @@ class Pairs:
 
     def answers(self, model: nn.Module, batch: Any) -> Sequence[Answer]:
         made, target = self._made(model, batch)
-        answers = [
-            {"error": float(((m - t) ** 2).mean())} for m, t in zip(made, target, strict=True)
-        ]
+        told = {"error": _errors(made, target)}
         given = batch[0].float()
         if given.shape == target.shape:
-            for answer, g, t in zip(answers, given, target, strict=True):
-                answer["given"] = float(((g - t) ** 2).mean())
-        return answers
+            told["given"] = _errors(given, target)
+        return [dict(zip(told, errors, strict=True)) for errors in zip(*told.values(), strict=True)]
 
     def scores(self, answers: Mapping[int, Answer]) -> dict[str, float]:
         scores = {"val_psnr": _psnr([answer["error"] for answer in answers.values()])}
@@ -230,9 +227,10 @@ def _scaling(tiles: Tiles, config: TrainConfig) -> Scaling:
     return histogram.scaling(lower, upper)
 
 
-def _errors(made: Tensor, target: Tensor) -> Tensor:
+def _errors(made: Tensor, target: Tensor) -> list[float]:
     """The mean square of each sample's."""
-    return ((made - target) ** 2).flatten(1).mean(1).cpu()
+    errors: list[float] = ((made - target) ** 2).flatten(1).mean(1).tolist()
+    return errors
 
 
 def _psnr(errors: Sequence[float]) -> float:

@@ -1,0 +1,147 @@
+"""A training that is sent SIGTERM at any moment, and goes on: the weights of one that was not."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("lightning_fabric")
+
+from penstock.config import TRAIN_DEFAULTS, TrainConfig, build
+from penstock.errors import Incomplete
+from penstock.train import train
+from penstock.workloads.emulator import Emulator
+from penstock.workloads.pairs import Pairs
+from penstock.workloads.spiral import Spiral
+
+from .test_pairs import NET
+from .test_workloads import packed
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Struck:
+    """A workload that is sent SIGTERM as a batch, by its number in this process, is looked at:
+    one that it is trained on, or validated."""
+
+    moment: ClassVar[int | None] = None
+
+    def __init__(self, config: TrainConfig) -> None:
+        super().__init__(config)  # type: ignore[call-arg]
+        self._batches = itertools.count()
+
+    def _strike(self) -> None:
+        if next(self._batches) == Struck.moment:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        self._strike()
+        return super().loss(model, batch)  # type: ignore[misc]
+
+    def answers(self, model: Any, batch: Any) -> Any:
+        self._strike()
+        return super().answers(model, batch)  # type: ignore[misc]
+
+
+class StruckSpiral(Struck, Spiral):
+    """Fed by torch; dropout draws random numbers."""
+
+
+class StruckPairs(Struck, Pairs):
+    """Fed by threads."""
+
+
+class StruckEmulator(Struck, Emulator):
+    """Fed by the loader."""
+
+
+@dataclass(frozen=True)
+class Run:
+    workload: type[Struck]
+    config: Callable[..., TrainConfig]
+    """By its output folder and whether it is resumed."""
+    batches: int
+    """Trained on and validated, in all."""
+    weights: dict[str, torch.Tensor]
+    """Of a run that nobody stopped."""
+
+
+def trained(
+    workload: type[Struck], config: Callable[..., TrainConfig], out: Path, moments: Sequence[int]
+) -> tuple[int, dict[str, torch.Tensor]]:
+    """Train to the end, struck once in each session: how often it was stopped, and its weights."""
+    stops = 0
+    for moment in (*moments, None):
+        Struck.moment = moment
+        try:
+            train(f"{__name__}:{workload.__name__}", config(out, resume=stops > 0))
+            break
+        except Incomplete as error:
+            assert "stopped by SIGTERM" in str(error)
+            stops += 1
+        finally:
+            Struck.moment = None
+    last = torch.load(out / "checkpoints" / "last.pt", weights_only=True)
+    return stops, last["model"]
+
+
+@pytest.fixture(scope="module", params=["spiral", "pairs", "emulator"])
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    name, folder = request.param, tmp_path_factory.mktemp("runs")
+    if name == "spiral":
+        # 142 points in 18 batches, 30 in 4, three times
+        workload, batches = StruckSpiral, 3 * (18 + 4)
+        own: dict[str, Any] = {"num_samples": 203, "batch_size": 8, "hidden_dims": (8, 4)}
+        own |= {"epochs": 3, "dropout": 0.2}
+    elif name == "pairs":
+        # 2 x 3 x 4 tiles to train on and 2 x 3 x 1 to validate, by fours, twice
+        workload, batches = StruckPairs, 2 * (6 + 2)
+        values = np.random.default_rng(0).integers(0, 4000, (2, 16, 24, 40)).astype(np.uint16)
+        own = {"model": NET, "tile_size": "8", "batch_size": 4, "epochs": 2, "num_workers": 2}
+        for flag, array in zip(("in_spec", "target_spec"), values, strict=True):
+            np.save(folder / f"{flag}.npy", array)
+            own[flag] = str(folder / f"{flag}.npy")
+    else:
+        # 13 samples and 5, by twos, twice
+        workload, batches = StruckEmulator, 2 * (7 + 3)
+        own = {"latent_size": 8, "mesh_level": 1, "message_steps": 1, "batch_size": 2, "epochs": 2}
+        own["train_data_root"] = packed(folder / "train", 13)
+        own["val_data_root"] = packed(folder / "val", 5, first=40)
+
+    def config(out: Path, resume: bool = False) -> TrainConfig:
+        about = {"device": "cpu", "output_dir": out, "resume": resume}
+        return build(TrainConfig, TRAIN_DEFAULTS[name], own, about)
+
+    _, weights = trained(workload, config, folder / "whole", [])
+    return Run(workload, config, batches, weights)
+
+
+@given(data=st.data())
+@settings(max_examples=3)
+def test_a_run_struck_at_any_moment_ends_in_the_same_weights(run: Run, data: st.DataObject) -> None:
+    anywhere = st.integers(0, run.batches - 1)
+    moments = data.draw(st.lists(anywhere, min_size=1, max_size=2))
+    with tempfile.TemporaryDirectory() as out:
+        stops, weights = trained(run.workload, run.config, Path(out), moments)
+    assert stops >= 1
+    assert weights.keys() == run.weights.keys()
+    for name in weights:
+        assert torch.equal(weights[name], run.weights[name]), name
