@@ -125,7 +125,9 @@ def main() -> None:
     kept = args.results / f"{day}-loader.jsonl.gz"
     kept.parent.mkdir(parents=True, exist_ok=True)
     with gzip.open(kept, "wt") as file:
-        file.writelines(record.line() + "\n" for record in records)
+        # Without the place of this checkout, which stands in the tracebacks of what failed.
+        here = f"{HERE.parent}/"
+        file.writelines(record.line().replace(here, "") + "\n" for record in records)
     report, *_ = page.write(records, args.results / f"{day}-loader.report", kept.name, True)
     machine = records[0].environment["machine"]
     where = f"results/{report.parent.name}/{report.name}"
