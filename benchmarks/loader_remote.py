@@ -78,7 +78,7 @@ def _wait_for(url: str) -> None:
 
 
 def measured(data: str, out: Path, threads: Sequence[int], flags: Sequence[str]) -> list[Record]:
-    words = ["--threads", *map(str, threads), "--batch-sizes", "4", "--loaders", *LOADERS]
+    words = ["--threads", *map(str, threads), "--batch-sizes", "4"]
     words += ["--no-ladder", "--warmup", "1", "--output", str(out), *flags]
     subprocess.run([*PENSTOCK, "bench", "loader", data, *words], check=False)
     return ledger.read(out.with_suffix(".ledger"))
@@ -114,7 +114,8 @@ def main() -> None:
     threads, batches, grid = (1, 2, 4, 8, 16), "5", ["48", "96"]
     if args.quick:
         threads, batches, grid = (1, 2), "1", ["8", "16"]
-    flags = ["--batches", batches, "--effort", "quick"]
+    loaders = LOADERS[:1] if args.quick else LOADERS
+    flags = ["--batches", batches, "--effort", "quick", "--loaders", *loaders]
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "ufs-p1"
         made = ["generate", "ufs-p1", str(data), "--samples", "24", "--grid", *grid]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# A machine that is busy makes no example wrong; half the usual number of them keeps tests quick.
-settings.register_profile("penstock", deadline=None, max_examples=50)
+# A machine that is busy makes no example wrong; fewer of them than usual keep tests quick.
+settings.register_profile("penstock", deadline=None, max_examples=30)
 settings.load_profile("penstock")
 
 

@@ -647,6 +647,7 @@ def test_leaving_early_closing_and_coming_back(data: dict[str, Path], engine: st
     assert ours() == []
 
 
+@pytest.mark.slow
 def test_a_reader_that_hangs_does_not_keep_close(
     data: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

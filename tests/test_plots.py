@@ -311,6 +311,7 @@ def run(*arguments: str) -> int:
     return verb.run(parser.parse_args(arguments))
 
 
+@pytest.mark.slow
 def test_the_verb_chooses_by_content(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = write_rows(tmp_path / "anything.txt")
     (tmp_path / "gpu_metrics.csv").write_text(GPU_CSV)

@@ -107,7 +107,10 @@ def kill_at(step: int) -> Callable[[Any], None]:
     return look
 
 
-@pytest.mark.parametrize("workers", [0, 2], ids=["in place", "two workers"])
+@pytest.mark.parametrize(
+    "workers",
+    [pytest.param(0, id="in place"), pytest.param(2, id="two workers", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("step", [1, 7, 18, 35, 53], ids=lambda step: f"killed at {step}")
 def test_a_killed_run_ends_in_the_weights_of_a_whole_one(
     tmp_path: Path, step: int, workers: int

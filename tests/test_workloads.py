@@ -411,6 +411,7 @@ def test_weights_of_another_detector_are_refused(chips: dict[str, Path], tmp_pat
         train("detector", detector_config(chips, tmp_path, weights=weights))
 
 
+@pytest.mark.slow
 def test_what_it_was_measured_with_is_recorded_and_said_once(
     chips: dict[str, Path], tmp_path: Path
 ) -> None:
