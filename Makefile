@@ -9,7 +9,7 @@ demo: $(VENV)/ready                 ## make a volume, denoise it, show before an
 	$(RUN) -m penstock demo
 
 test: $(VENV)/ready                 ## the default tests: under two minutes on two cores
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist worksteal
 
 check: lint types test              ## what CI runs
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 -m slow --maxfail 3
