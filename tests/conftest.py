@@ -14,6 +14,16 @@ settings.register_profile("penstock", deadline=None, max_examples=30)
 settings.load_profile("penstock")
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Torch on one thread: nets this small gain nothing from a second, and wait for it."""
+    torch = pytest.importorskip("torch")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="session")
 def _moto() -> Iterator[str]:
     server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", 0, verbose=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,7 @@ SMALL = {"num_samples": 203, "batch_size": 8, "epochs": 1, "hidden_dims": (8, 4)
 PHASES = ["data_wait", "transfer", "forward", "backward", "optimizer"]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def profiled(out: Path, **changes: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,7 @@ from penstock.workloads.spiral import Spiral, spirals
 SMALL = {"num_samples": 203, "batch_size": 8, "epochs": 3, "hidden_dims": (8, 4), "device": "cpu"}
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def config_of(out: Path, **changes: Any) -> TrainConfig:

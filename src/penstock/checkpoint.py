@@ -111,12 +111,8 @@ def read(path: Path, workload: str) -> State:
 
 
 def read_file(path: Path, flag: str) -> Any:
-    """Tensors and plain values of a safetensors or torch file, on the CPU."""
+    """Tensors and plain values of a torch file, on the CPU."""
     try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(path)
         return torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
         raise UsageError(f"{flag}: there is no file {path}") from error
