@@ -35,7 +35,7 @@ from .flow import Budget, Channel, Flow, Pool, Stopped, usable_cores
 from .grid import Block, Grid, reflect
 from .job import Job, Volume
 from .journal import Journal
-from .lane import Finished, Lane, LaneSettings, Loaded, as_dtype
+from .lane import Finished, Lane, LaneSettings, Loaded, cast
 from .normalize import Histogram, Scaling, block_scaling
 from .plan import Plan, block_halo
 from .probe import Probe, StageTotals, bottleneck
@@ -497,11 +497,13 @@ class _Run:
             for head, output in enumerate(self.job.outputs):
                 sink = output.sink
                 with self._stage("write", f"block {unit.index} {unit.box} of {sink.name}"):
-                    held = array = unit.arrays[head]
+                    array = unit.arrays[head]
                     if self.geometry.seam == "blend":
-                        array = as_dtype(held, sink.dtype)
+                        sums, array = array, self.unit_pool.take(array.shape, sink.dtype)
+                        cast(sums, array)
+                        self.unit_pool.give(sums)
                     sink.write(output.box(unit.volume, unit.box), array[None])
-                    self.unit_pool.give(held)
+                    self.unit_pool.give(array)
             self.journal.note((unit.volume, *unit.index), unit.box.size)
             self.write_room.release(self._unit_bytes(unit))
 

@@ -378,9 +378,9 @@ def to_range_(values: Tensor, dtype: np.dtype[Any]) -> Tensor:
     return values.round_().clamp_(low, high)
 
 
-def as_dtype(values: NDArray[np.float32], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """A blended sum in the dtype of its sink; ``values`` is used up."""
-    return to_range_(torch.from_numpy(values), dtype).to(_TORCH_DTYPES[dtype]).numpy()
+def cast(sums: NDArray[np.float32], out: NDArray[Any]) -> None:
+    """A blended sum into an array of the dtype of its sink; ``sums`` is used up."""
+    torch.from_numpy(out).copy_(to_range_(torch.from_numpy(sums), out.dtype))
 
 
 def _to_pinned(tensor: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ when its verb is asked for.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import signal
 import sys
@@ -105,6 +106,8 @@ def entry() -> None:
     way out would wait for it or abort, so then the process ends at once with its exit code. So does
     a training: threads of gloo that still let go of tensors would ask for an interpreter that is
     gone, and abort.
+
+    What torch has made is set aside from the last collection: going through it took 0.3 s.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     code = main()
@@ -112,6 +115,7 @@ def entry() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+    gc.freeze()
     raise SystemExit(code)
 
 

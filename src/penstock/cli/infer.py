@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    one_heap()
     config = from_flags(InferConfig, args, args.config)
     from ..infer import run_job
     from ..job import Job
@@ -40,6 +43,21 @@ def run(args: argparse.Namespace) -> int:
         summary = run_job(job, progress)
     print("\n".join(summary.lines()))
     return 0
+
+
+def one_heap() -> None:
+    """Have all threads share one heap, where the C library is glibc; before any library has some.
+
+    Each would have one of its own, and in each stays what earlier chunks left: a job with global
+    percentiles held a quarter more than its plan. It is no slower.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
+    if mallopt is not None:
+        mallopt(_M_ARENA_MAX, 1)
+
+
+_M_ARENA_MAX = -8
+"""As in glibc's malloc.h."""
 
 
 def print_plan(plan: Plan) -> None:
