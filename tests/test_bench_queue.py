@@ -325,7 +325,8 @@ def test_sentences_follow_the_data() -> None:
         "[+0.0 to +0.0 %, 2 launches]."
     )
     assert said[3] == (
-        "The iteration that clears the queue is predicted within one in 2 of 2 cases (4 launches)."
+        "The iteration that clears the queue is predicted within one in 2 of 2 cases, "
+        "and in 4 of 4 launches."
     )
     assert "fails the 70 % of CosmoFlow" in said[4]
     (fast,) = queue_report.courses(run(0.5))

@@ -145,17 +145,22 @@ class Course:
     predicted: Predicted | None
 
     @property
-    def off(self) -> int | None:
-        """By how many iterations the clearing of the queue was mispredicted, at worst; None where
-        it was not to be predicted within the iterations, or was not predicted."""
+    def misses(self) -> list[int]:
+        """Iterations between the predicted clearing of the queue and each launch's, least first;
+        empty where it was not to be predicted within the iterations, or was not predicted."""
         if self.predicted is None or not self.cell.workers:
-            return None
+            return []
         last = self.cell.iterations
         at = self.predicted.timeline.cleared
         found = [last if k is None else k for k in self.cell.cleared]
         if at is None and all(k == last for k in found):
-            return None
-        return max((abs(k - (last if at is None else at)) for k in found), default=None)
+            return []
+        return sorted(abs(k - (last if at is None else at)) for k in found)
+
+    @property
+    def off(self) -> int | None:
+        """The median of the misses."""
+        return self.misses[len(self.misses) // 2] if self.misses else None
 
     @property
     def row(self) -> Row:
@@ -391,10 +396,10 @@ def _of_clearing(measured: Sequence[Course]) -> list[str]:
         return []
     near = [course for course in told if (course.off or 0) <= 1]
     worst = max(told, key=lambda course: course.off or 0)
-    launches = sum(course.cell.launches for course in told)
+    misses = [miss for course in told for miss in course.misses]
     line = (
         f"The iteration that clears the queue is predicted within one in {len(near)} of "
-        f"{len(told)} cases ({launches} launches)"
+        f"{len(told)} cases, and in {sum(miss <= 1 for miss in misses)} of {len(misses)} launches"
     )
     if len(near) < len(told):
         assert worst.predicted is not None
