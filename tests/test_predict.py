@@ -20,9 +20,11 @@ if not all(map(find_spec, ("torchvision", "rasterio", "lightning_fabric", "numco
 
 import rasterio
 
+import penstock.predict
 from penstock.cli import main
 from penstock.config import TRAIN_DEFAULTS, PredictConfig, TrainConfig, build
 from penstock.detection import PREDICTED_COLUMNS, Objects, read_predictions
+from penstock.errors import UsageError
 from penstock.models.detector import detector
 from penstock.predict import Done, predict
 from penstock.ranks import device_of
@@ -117,7 +119,7 @@ def test_the_command_writes_a_submission_that_is_scored(
     assert all(float(row["score"]) >= threshold for row in rows)
     assert f"least score {threshold:.3f}, the best on the run's validation scenes" in told.out
     assert re.search(r"^(\d+) of \1 windows$", told.err, re.MULTILINE)
-    assert not list(tmp_path.glob("*.part"))
+    assert not list(tmp_path.glob("*.part*"))
     labels = data / "data" / "labels" / "validation.csv"
     words = ["--inference_file", str(out), "--label_file", str(labels), "--shore_root"]
     words += [str(data / "data" / "shoreline"), "--output", str(tmp_path / "score.json")]
@@ -126,6 +128,38 @@ def test_the_command_writes_a_submission_that_is_scored(
     assert score["loc_fscore"] == pytest.approx(
         results["history"][0]["val_best_loc_fscore"], abs=0.05
     ), "but for labels of LOW confidence"
+
+
+def test_a_stopped_run_goes_on_at_the_scene_it_did_not_finish(
+    data: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scenes, out, seen = tmp_path / "scenes", tmp_path / "p.csv", list[str]()
+    for number, split in enumerate(("train", "validation")):
+        source = next(path for path in (data / "data" / split).iterdir() if path.is_dir())
+        shutil.copytree(source, scenes / f"scene{number}")
+    asked: dict[str, Any] = {"score_threshold": 0.3}
+    predicted(run, scenes, tmp_path / "whole.csv", **asked)
+    real = penstock.predict._detect
+
+    def stopped(net: Any, scene: Any, *rest: Any) -> Objects:
+        seen.append(scene.name)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        return real(net, scene, *rest)
+
+    monkeypatch.setattr(penstock.predict, "_detect", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        predicted(run, scenes, out, **asked)
+    assert not out.exists()
+    with pytest.raises(UsageError, match="--resume goes on with it"):
+        predicted(run, scenes, out, **asked)
+    with pytest.raises(UsageError, match=r"was made with threshold 0\.3, not 0\.4"):
+        predicted(run, scenes, out, score_threshold=0.4, resume=True)
+    done = predicted(run, scenes, out, **asked, resume=True)
+    assert seen == ["scene0", "scene1", "scene1"]
+    assert (done.scenes, done.skipped) == (1, 1)
+    assert out.read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    assert not list(tmp_path.glob("*.parts"))
 
 
 def test_windows_without_data_are_passed_over(data: Path, run: Path, tmp_path: Path) -> None:
@@ -239,6 +273,12 @@ def an_output(folder: Path) -> Words:
     return []
 
 
+def strange_parts(folder: Path) -> Words:
+    (folder / "p.csv.parts").mkdir()
+    (folder / "p.csv.parts" / "mine.txt").write_text("mine")
+    return ["--overwrite"]
+
+
 def words(*said: str) -> Callable[[Path], Words]:
     return lambda folder: list(said)
 
@@ -260,6 +300,7 @@ def words(*said: str) -> Callable[[Path], Words]:
         (words("--channels", "vh,hh"), "there is no channel 'hh'; there are vh, vv"),
         (words("--overlap", "128"), "--overlap 128 must be less than --chip-size 128"),
         (words("--score-threshold", "0.01"), "--score-threshold '0.01': input should be greater"),
+        (strange_parts, "p.csv.parts is in the way of what is finished, and is none of ours"),
         (an_output, "p.csv exists; use --overwrite to replace it"),
     ],
 )

@@ -6,14 +6,19 @@ A scene is cut into windows as the chips were that the detector learned from, an
 it as they were (`windows`). What two windows both claim along a border is one object. Windows in
 which the radar has no value are passed over. How the detector was built, cut for and judged is read
 from the run beside its weights; what the user says comes first.
+
+What each scene holds is kept in OUTPUT.parts as soon as it is known, and OUTPUT is written when all
+are: a run that was stopped goes on with ``--resume`` at the first scene that it did not finish.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +28,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from .config import PredictConfig
-from .detection import Objects, write_predictions
+from .detection import Objects, read_predictions, write_predictions
 from .errors import UsageError, describe
+from .files import replacing, write_json
 from .model import load_weights
 from .models.detector import detector
 from .ranks import device_of
@@ -53,11 +59,15 @@ class Done:
     """What became of it."""
 
     scenes: int
+    """That were looked at."""
+    skipped: int
+    """Scenes that an earlier run had finished."""
     windows: int
     """That the detector saw."""
     empty: int
     """Windows without a valid pixel, which it did not see."""
     objects: Objects
+    """Of all scenes."""
     settings: Settings
 
 
@@ -67,8 +77,7 @@ def predict(
     *,
     begin: Callable[[int], Callable[[int], None]] = lambda total: lambda done: None,
 ) -> Done:
-    """Detect in every scene and write ``--output``, all of it at the end and beside it as ``.part``
-    after each scene.
+    """Detect in every scene and write ``--output``.
 
     ``begin`` is told how many windows there are when nothing is wrong with what was asked, and
     returns what is told how many are done. Raises `UsageError`.
@@ -76,6 +85,9 @@ def predict(
     _check_output(config)
     settings = settings_of(weights, config)
     folders = wanted_scenes(config.data_root, config.scenes, settings.channels)
+    parts = _Parts.open(config, weights, settings)
+    found = parts.read(folders)
+    folders = {name: folder for name, folder in folders.items() if name not in found}
     cuts = {name: _cuts(folder, settings) for name, folder in folders.items()}
     device = device_of(config.device)
     if config.threads:
@@ -83,20 +95,86 @@ def predict(
     net = _load(weights, settings).to(device)
 
     progress = begin(sum(rows.num * columns.num for rows, columns in cuts.values()))
-    part = config.output.with_name(config.output.name + ".part")
-    found, passed, seen = list[Objects](), 0, 0
+    passed, seen = 0, 0
 
     def advance(windows: int, valid: int) -> None:
         nonlocal passed, seen
         passed, seen = passed + windows, seen + valid
         progress(passed)
 
+    parts.begin()
     for name, folder in folders.items():
         with Scene(folder, settings.channels) as scene:
-            found.append(_detect(net, scene, cuts[name], settings, config, device, advance))
-        write_predictions(part, Objects.join(found))
-    part.replace(config.output)
-    return Done(len(folders), seen, passed - seen, Objects.join(found), settings)
+            found[name] = _detect(net, scene, cuts[name], settings, config, device, advance)
+        parts.write(name, found[name])
+    objects = Objects.join([found[name] for name in sorted(found)])
+    with replacing(config.output) as draft:
+        write_predictions(draft, objects)
+    parts.remove()
+    skipped = len(found) - len(folders)
+    return Done(len(folders), skipped, seen, passed - seen, objects, settings)
+
+
+# --- what is finished ---------------------------------------------------------------------------
+
+
+class _Parts:
+    """The scenes of a run that are finished, a file each, until all are."""
+
+    def __init__(self, folder: Path, asked: Mapping[str, Any]) -> None:
+        self._folder, self._asked = folder, asked
+
+    @classmethod
+    def open(cls, config: PredictConfig, weights: Path, settings: Settings) -> _Parts:
+        """What an earlier run left, if this one goes on with it; else its place, empty.
+
+        Raises `UsageError` where that run was asked otherwise, or may not be thrown away.
+        """
+        folder = config.output.with_name(config.output.name + ".parts")
+        asked = {
+            "weights": hashlib.sha256(weights.read_bytes()).hexdigest(),
+            "scenes": str(config.data_root.resolve()),
+            **{k: v for k, v in asdict(settings).items() if k != "because"},
+            "channels": list(settings.channels),
+            "amp": config.amp,
+        }
+        parts = cls(folder, asked)
+        if not folder.exists():
+            return parts
+        before = _json(folder / _ASKED)
+        if not before:  # stopped as it began, if it is ours
+            if any(path.suffix != ".part" for path in folder.iterdir()):
+                raise UsageError(f"{folder} is in the way of what is finished, and is none of ours")
+        elif config.overwrite:
+            parts.remove()
+        elif not config.resume:
+            raise UsageError(
+                f"{folder} holds scenes of a run that was stopped; --resume goes on with it, "
+                "--overwrite begins anew"
+            )
+        elif differ := [name for name in asked if before.get(name) != asked[name]]:
+            raise UsageError(
+                f"--resume: {folder} was made with {differ[0]} {before.get(differ[0])}, not "
+                f"{asked[differ[0]]}; --overwrite begins anew"
+            )
+        return parts
+
+    def read(self, names: Iterable[str]) -> dict[str, Objects]:
+        files = {name: self._folder / f"{name}.csv" for name in names}
+        return {name: read_predictions(file) for name, file in files.items() if file.is_file()}
+
+    def begin(self) -> None:
+        write_json(self._folder / _ASKED, self._asked)
+
+    def write(self, name: str, objects: Objects) -> None:
+        with replacing(self._folder / f"{name}.csv") as draft:
+            write_predictions(draft, objects)
+
+    def remove(self) -> None:
+        shutil.rmtree(self._folder)
+
+
+_ASKED = "asked.json"
 
 
 # --- before anything is read --------------------------------------------------------------------

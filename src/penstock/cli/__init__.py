@@ -43,6 +43,7 @@ VERBS = {
 AGAIN = {
     "infer": "; run again with --resume",
     "train": "; run again with --resume",
+    "predict": "; run again with --resume",
     "launch": "; run again with --resume",
     "suite": "; run again with --resume",
     "bench": "; what was measured is in the ledger, and --resume measures the rest",

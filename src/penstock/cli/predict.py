@@ -40,9 +40,10 @@ def run(args: argparse.Namespace) -> int:
         done = predict(args.weights, config, begin=begin)
     took = time.perf_counter() - began
     passed = f", {done.empty} without data passed over" if done.empty else ""
+    skipped = f", {done.skipped} scenes by an earlier run" if done.skipped else ""
     print(
-        f"{config.output}: {len(done.objects)} objects in {done.scenes} scenes, "
-        f"{done.windows} windows{passed}, in {took:.1f} s"
+        f"{config.output}: {len(done.objects)} objects in {done.scenes + done.skipped} scenes, "
+        f"{done.windows} windows{passed}, in {took:.1f} s{skipped}"
     )
     print(f"least score {done.settings.threshold:.3f}, {done.settings.because}")
     return 0

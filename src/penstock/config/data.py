@@ -169,7 +169,10 @@ class PredictConfig(Knobs):
     output: Path = flag(
         Path("predictions.csv"), help="CSV to write, as it is submitted, and the scores"
     )
-    overwrite: bool = flag(False, help="replace an --output that is there")
+    overwrite: bool = flag(
+        False, help="replace an --output that is there, and what a stopped run had finished"
+    )
+    resume: bool = flag(False, help="go on with a run that was stopped")
 
     # the detector; what is not said is taken from the run that trained it
     channels: str | None = flag(
