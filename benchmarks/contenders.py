@@ -211,6 +211,7 @@ def penstock(job: Job) -> dict[str, Any]:
     from penstock import cli
 
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command does for itself
+    os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
     import_module("penstock.infer")  # torch is imported before the clock starts, as for peers
     run_dir = Path(job.output + ".run")

@@ -23,6 +23,7 @@ from penstock.models.detector import (
     targets_of,
 )
 from penstock.vision import torchvision
+from penstock.workloads.detector import joined, owned
 
 NAN = float("nan")
 
@@ -172,6 +173,21 @@ def test_what_is_found_is_one_box_each_strongest_first() -> None:
         assert overlaps.max() <= 0.3, "of all kinds together"
         assert set(of["labels"].tolist()) <= {FISHING, OTHER, NO_VESSEL}
         assert (of["lengths"] > 0).all()
+
+
+def test_an_object_on_the_border_of_two_cores_is_found_once() -> None:
+    """Whichever way their chips place it, a pixel apart."""
+    for ours, theirs in ((31.4, 32.4), (32.4, 31.4), (31.4, 31.2), (32.1, 32.4)):
+        parts = []
+        for row, offset, core in ((ours, 0, (0, 32, 0, 64)), (theirs - 16, 16, (16, 48, 0, 64))):
+            found = {
+                "boxes": torch.tensor([[20.0, row - 5, 30.0, row + 5]]),
+                "labels": torch.tensor([OTHER]),
+                "scores": torch.tensor([0.9]),
+                "lengths": torch.tensor([100.0]),
+            }
+            parts.append(owned(found, core, (offset, 0)))
+        assert len(joined("s", parts)) == 1, (ours, theirs)
 
 
 @pytest.mark.slow

@@ -227,6 +227,55 @@ def test_percentiles_of_a_block_are_its_own() -> None:
         assert half.max() == 1
 
 
+@pytest.mark.parametrize("seam", ["trim", "blend"])
+@pytest.mark.parametrize("overlap", [1, 2])
+def test_percentiles_of_a_block_are_those_of_all_of_it(seam: str, overlap: int) -> None:
+    """However its patches lie in the global grid."""
+    data = np.concatenate([np.arange(512), 7 * np.arange(1024)]).reshape(24, 8, 8).astype("float32")
+    out = run(
+        data,
+        patch=4,
+        overlap=overlap,
+        block=8,
+        seam_mode=seam,
+        denormalize=False,
+        norm_lower=0,
+        norm_upper=100,
+        halo=0,
+    )
+    for start in (0, 8, 16):
+        unit = data[start : start + 8]
+        expected = (unit - unit.min()) / (unit.max() - unit.min())
+        np.testing.assert_allclose(out[start : start + 8], expected, atol=1e-5)
+
+
+def test_a_halo_is_as_wide_around_every_block() -> None:
+    """And no wider than what patches see: 1 voxel of an overlap of 2."""
+    data = np.zeros((24, 4, 4), "float32")
+    data[6], data[7], data[16], data[17] = 8, 4, 2, 1
+    out = run(
+        data,
+        patch=4,
+        overlap=2,
+        block=(8, 4, 4),
+        denormalize=False,
+        norm_lower=0,
+        norm_upper=100,
+        halo=2,
+    )
+    np.testing.assert_allclose(out[6:8, 0, 0], [1, 0.5])
+    assert (out[8:16] == 0).all()
+    np.testing.assert_allclose(out[16:18, 0, 0], [1, 0.5])
+
+
+@pytest.mark.parametrize("dtype", ["float64", "uint32", "bool", "uint8"])
+def test_blended_sums_of_every_dtype_fit_their_buffers(dtype: str) -> None:
+    data = np.ones((8, 8, 8), dtype)
+    out = run(data, patch=4, overlap=2, seam_mode="blend", normalize="none")
+    assert out.dtype == dtype
+    np.testing.assert_allclose(out.astype("float64"), data, atol=1e-6)
+
+
 def test_clip_and_fixed_range() -> None:
     data = arange((1, 4, 100), "float32")
     out = run(

@@ -466,11 +466,12 @@ def test_what_the_model_does_not_know_is_not_hidden() -> None:
 
 
 def test_a_batch_that_was_not_measured_is_said_to_be() -> None:
-    """MLPerf Training 3.0, ResNet-50 on DGX H100 (mlcommons/training_results_v3.0, NVIDIA, result_0):
-    56,080 images a second on 8 with batches of 408, 294,700 on 64 with 50 each; 36 epochs both.
+    """MLPerf Training 3.0, ResNet-50 on DGX H100 (mlcommons/training_results_v3.0, NVIDIA, the
+    first results): 56,080 images a second on 8 with batches of 408, 294,700 on 64 with 50 each; 36
+    epochs both.
 
-    That is 65.7 %, and by the model the sum of gradients takes 7 of the 34 points: small batches lose
-    the rest, of which a large one tells nothing.
+    That is 65.7 %, and by the model the sum of gradients takes 7 of the 34 points: small batches
+    lose the rest, of which a large one tells nothing.
     """
     one = with_batch(device(408, 56_080 / 8, 25.6e6), 50)
     h100 = Network(8, 450e9, 400e9, 3e-6, 10e-6, "ring", 0.5)

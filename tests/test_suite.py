@@ -31,6 +31,7 @@ from penstock.errors import Refused, UsageError
 from penstock.launch import Request, launch
 from penstock.ledger import Ledger
 from penstock.measure import Rules, measure
+from penstock.place import ELSEWHERE
 from penstock.preset import PRESETS, Preset, fitted, preset, read_preset
 from penstock.record import Failure, Record, case_key
 from penstock.scenarios import train as scenario
@@ -625,6 +626,8 @@ def test_a_rank_that_fails_says_why(tmp_path: Path) -> None:
     assert record.status == "crash"
     assert record.error is not None
     assert "torchrun ended with exit code 1: the loss is " in record.error.message
+    told = [f"penstock train: {ELSEWHERE}", "penstock train: a.zarr cannot be read", "W: rank 1"]
+    assert scenario._fault(told) == "a.zarr cannot be read"
 
 
 @pytest.mark.slow

@@ -28,6 +28,8 @@ from penstock.errors import Incomplete, PenstockError, UsageError
 from penstock.feed import TorchFeed
 from penstock.laps import DeviceLaps, Laps
 from penstock.order import Order
+from penstock.ranks import Stop
+from penstock.steplog import StepLog
 from penstock.train import train
 from penstock.workloads import find
 from penstock.workloads.spiral import Spiral, spirals
@@ -207,6 +209,18 @@ def test_what_follows_a_checkpoint_is_made_up_for(tmp_path: Path) -> None:
     assert_same(*best)
 
 
+def test_the_first_ctrl_c_saves_and_the_second_does_not_wait(tmp_path: Path) -> None:
+    def look(now: Any) -> None:
+        if now.step == 7:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Incomplete, match=r"stopped by SIGINT after step 8 of 54"):
+        train("spiral", config_of(tmp_path), progress=look)
+    with pytest.raises(KeyboardInterrupt), Stop():
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+
 def test_a_signal_before_and_after_a_run_is_not_ours(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
     train("spiral", config_of(tmp_path, epochs=1))
@@ -368,6 +382,27 @@ class Listed:
         return list(samples)
 
 
+class Damaged:
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        if index == 2:
+            raise UsageError("chips/a.zarr cannot be read at chip 2")
+        return index
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_is_wrong_with_a_sample_is_one_sentence_from_a_worker_too(workers: int) -> None:
+    config = build(TrainConfig, {"num_workers": workers})
+    feed = TorchFeed(Damaged(), Order(4, 2), Listed(), config, pin=False)  # type: ignore[arg-type]
+    batches = iter(feed.epoch(0, 0))
+    assert next(batches)[1] == [0, 1]
+    with pytest.raises(UsageError) as caught:
+        next(batches)
+    assert str(caught.value) == "chips/a.zarr cannot be read at chip 2"
+
+
 # --- what is written ---------------------------------------------------------------------------
 
 
@@ -397,11 +432,27 @@ def test_top_k_keeps_the_best_and_ties_go_to_the_earlier(tmp_path: Path) -> None
     for epoch, score in enumerate([3.0, math.nan, 2.0, 2.0, 5.0, 1.0]):
         firsts.append(kept.rank(epoch, {"rmse": score}))
         kept.save({"epoch": epoch})
-        kept.tidy()
+        kept.tidy(epoch)
     assert firsts == [True, False, True, False, False, True]
     assert [entry["epoch"] for entry in kept.best] == [5, 2]
     read = {path.name: path.read_text() for path in (tmp_path / "checkpoints").iterdir()}
     assert read == {"last.pt": "5", "epoch=05-rmse=1.0000.pt": "5", "epoch=02-rmse=2.0000.pt": "2"}
+    (tmp_path / "checkpoints" / "epoch=02-rmse=2.0000.pt").unlink()
+    kept.tidy(5)
+    assert not (tmp_path / "checkpoints" / "epoch=02-rmse=2.0000.pt").exists(), "it holds epoch 5"
+
+
+def test_half_a_row_of_a_killed_process_is_no_step(tmp_path: Path) -> None:
+    log = StepLog(tmp_path, 0, 0)
+    for step in (1, 2, 3):
+        log.add(step, 0, 8, 0.5, {"step": 0.25})
+    log.close()
+    log.path.write_text(log.path.read_text()[:-9])
+    log = StepLog(tmp_path, 0, 3)
+    assert [row["step"] for row in rows(tmp_path)] == ["1", "2"], "on disk before a step is taken"
+    log.add(3, 0, 8, 0.5, {"step": 0.25})
+    assert log.summary()["step"] == {"total_s": 0.75, "median_s": 0.25}
+    log.close()
 
 
 def test_a_write_that_fails_leaves_the_checkpoint_before(tmp_path: Path) -> None:
@@ -488,6 +539,9 @@ def test_runs_are_not_mixed(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--resume: there is no checkpoint"):
         train("spiral", config_of(tmp_path, resume=True))
     train("spiral", config_of(tmp_path, epochs=1))
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"--output-dir .*/file/run: .*/file is not a folder"):
+        train("spiral", config_of(tmp_path / "file" / "run"))
     with pytest.raises(UsageError, match="holds a run; use --resume or --overwrite"):
         train("spiral", config_of(tmp_path, epochs=1))
     train("spiral", config_of(tmp_path, epochs=1, overwrite=True))

@@ -44,7 +44,7 @@ class Checkpoints:
         self._write, self._writes, self._keep = write, writes, keep
         self._judge, self._sign = judge, 1.0 if higher else -1.0
         self.best: list[dict[str, Any]] = []
-        """The best epochs, best first: ``score``, ``epoch`` and ``file``."""
+        """The best epochs, best first: ``score``, ``epoch``, ``file`` and all ``scores``."""
 
     def save(self, state: State) -> None:
         """The state as the last one."""
@@ -54,7 +54,7 @@ class Checkpoints:
         """Enter an epoch among the best; whether it is the best of all. Ties go to the earlier."""
         score = scores[self._judge]
         file = f"epoch={epoch:02d}-{self._judge}={score:.4f}.pt"
-        entry = {"score": score, "epoch": epoch, "file": file}
+        entry = {"score": score, "epoch": epoch, "file": file, "scores": dict(scores)}
         worst = float("-inf")
         ranked = sorted(
             [*self.best, entry],
@@ -63,16 +63,17 @@ class Checkpoints:
         self.best = ranked[: max(1, self._keep)]
         return self.best[0] is entry
 
-    def tidy(self) -> None:
-        """Give the last state its name among the best, if it is one; remove those that were."""
+    def tidy(self, epoch: int) -> None:
+        """Give the last state, that of an epoch, its name among the best, if it is one of them;
+        remove those that were."""
         if not self._writes:
             return
-        wanted = {entry["file"] for entry in self.best[: self._keep]}
+        wanted = {entry["file"]: entry["epoch"] for entry in self.best[: self._keep]}
         for path in self.folder.glob("epoch=*.pt"):
             if path.name not in wanted:
                 path.unlink()
-        for name in wanted:
-            if not (self.folder / name).exists():
+        for name, of in wanted.items():
+            if of == epoch and not (self.folder / name).exists():
                 _same(self.folder / LAST, self.folder / name)
 
     def save_weights(self, weights: Mapping[str, Any]) -> None:

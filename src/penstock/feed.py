@@ -22,12 +22,13 @@ import torch
 from torch.utils.data import DataLoader
 
 from .config import TrainConfig
+from .errors import PenstockError, UsageError
 from .flow import usable_cores
 from .order import Items, Order, Position
 from .workloads import Batch, Samples, Workload
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-"""What a batch system ends a job with."""
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+"""What a batch system, or Ctrl-C, ends a job with."""
 
 
 class TorchFeed:
@@ -57,7 +58,7 @@ class TorchFeed:
     def epoch(self, epoch: int, first: int) -> Iterator[tuple[Items, Batch]]:
         self._batches.at = Position(epoch, first)
         with _torch_says_nothing():
-            return iter(self._loader)
+            return _or_raised(iter(self._loader))
 
     def close(self) -> None:
         del self._loader
@@ -97,6 +98,13 @@ class ThreadFeed:
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
+
+
+def _or_raised(batches: Iterator[tuple[Items, Batch]]) -> Iterator[tuple[Items, Batch]]:
+    for items, batch in batches:
+        if isinstance(batch, PenstockError):
+            raise batch
+        yield items, batch
 
 
 def _note(workers: int) -> str:
@@ -148,7 +156,11 @@ class _Batches:
 
 
 class _Indexed:
-    """Samples together with their indices."""
+    """Samples together with their indices.
+
+    What is wrong with one travels in its place: raised in a worker, torch would bury its sentence
+    in a traceback.
+    """
 
     def __init__(self, samples: Samples) -> None:
         self._samples = samples
@@ -157,7 +169,12 @@ class _Indexed:
         return len(self._samples)
 
     def __getitem__(self, index: int) -> tuple[int, Any]:
-        return index, self._samples[index]
+        try:
+            return index, self._samples[index]
+        except UsageError as error:
+            return index, error
+        except PenstockError as error:  # others may not survive a pipe
+            return index, PenstockError(str(error))
 
 
 class _Collate:
@@ -166,4 +183,6 @@ class _Collate:
 
     def __call__(self, pairs: Sequence[tuple[int, Any]]) -> tuple[Items, Batch]:
         indices = np.array([index for index, _ in pairs], np.int64)
-        return indices, self._workload.collate([sample for _, sample in pairs])
+        samples = [sample for _, sample in pairs]
+        fault = next((sample for sample in samples if isinstance(sample, PenstockError)), None)
+        return indices, fault or self._workload.collate(samples)

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from .errors import UsageError
+
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
@@ -30,6 +32,15 @@ def replacing(path: str | Path) -> Iterator[Path]:
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def check_folder(out: Path, flag: str) -> None:
+    """Raise `UsageError` unless ``out`` is a folder to write to, or can be made one."""
+    there = next(place for place in (out, *out.absolute().parents) if place.exists())
+    if not there.is_dir():
+        raise UsageError(f"{flag} {out}: {there} is not a folder")
+    if not os.access(there, os.W_OK):
+        raise UsageError(f"{flag} {out}: {there} may not be written to")
 
 
 def write_json(path: str | Path, document: Any) -> None:

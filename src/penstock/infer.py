@@ -152,11 +152,11 @@ def run_job(job: Job, progress: Callable[[Progress], None] | None = None) -> Sum
     torch.backends.cuda.matmul.allow_tf32 = job.config.tf32
     torch.backends.cudnn.allow_tf32 = job.config.tf32
     torch.backends.cudnn.benchmark = job.config.cudnn_benchmark
-    run = _Run(job, journal)
     with contextlib.closing(journal):
         # Before the output is made anew, or a kill in between would leave a list of units that
-        # were written to the old one.
+        # were written to the old one. And before a trace is: another run may be writing both.
         journal.begin(as_settings(job.config))
+        run = _Run(job, journal)
         for sink in job.sinks:
             sink.create()
         with run.watched(), _less_collecting():
@@ -330,25 +330,23 @@ class _Run:
 
     def _read(self, lane: int) -> None:
         """Read blocks until there are none; find the percentiles of each where they are its own."""
-        try:
-            while True:
-                # Room is taken with the ticket in hand: were two readers to swap, the later block
-                # could hold the room that the earlier one waits for.
-                with self.tickets[lane]:
-                    with self.ticket:
-                        block = next(self.blocks, None)
-                    if block is None:
-                        return
-                    place = next(self.places[lane])
-                    with self.probe.waiting("read"):
-                        self.room[lane].acquire(self.plan.block_bytes(block))
-                with self._stage("read", f"{block} of {self.job.source.name}"):
-                    array = self._fetch(block)
-                with self._stage("normalise", block):
-                    loaded = self._prepare(block, array)
-                self.loaded[lane].put(loaded, place)
-        finally:
-            self.loaded[lane].close()
+        while True:
+            # Room is taken with the ticket in hand: were two readers to swap, the later block
+            # could hold the room that the earlier one waits for.
+            with self.tickets[lane]:
+                with self.ticket:
+                    block = next(self.blocks, None)
+                if block is None:
+                    break
+                place = next(self.places[lane])
+                with self.probe.waiting("read"):
+                    self.room[lane].acquire(self.plan.block_bytes(block))
+            with self._stage("read", f"{block} of {self.job.source.name}"):
+                array = self._fetch(block)
+            with self._stage("normalise", block):
+                loaded = self._prepare(block, array)
+            self.loaded[lane].put(loaded, place)
+        self.loaded[lane].close()
 
     def _fetch(self, block: Block) -> NDArray[Any]:
         """The voxels that a block sees, reflected where it reaches past the volume's edge; a view
@@ -391,39 +389,36 @@ class _Run:
         config, geometry = self.job.config, self.geometry
         unit = geometry.regions[block.region]
         halo = block_halo(config, geometry)
-        seen = unit.grow(halo, halo) & geometry.domain & block.read
+        seen = unit.grow(halo, halo) & geometry.domain
         part = array[(slice(None), *seen.within(block.read))]
         return block_scaling(part, config.norm_lower, config.norm_upper)
 
     def _compute(self, number: int, device: torch.device) -> None:
         """Run one lane from its first block to its last."""
-        try:
+        with self._stage("forward", device, timed=False):
             if device.type == "cuda":
                 torch.cuda.set_device(device)
-            pools = (self.read_pool, self.block_pool)
-            settings, before_batch = self._lane_settings(), partial(self._before_batch, number)
             lane = Lane(
                 device,
                 self.job.model,
                 self.geometry,
-                settings,
+                self._lane_settings(),
                 self.probe,
-                pools,
-                before_batch,
+                (self.read_pool, self.block_pool),
+                partial(self._before_batch, number),
             )
-            block: Block | None = None
-            while True:
-                with self.probe.waiting("forward"):
-                    loaded = self.loaded[number].get()
-                block = loaded.block if loaded is not None else block
-                with self._stage("forward", block, timed=False):
-                    done = lane.push(loaded) if loaded is not None else lane.flush()
-                    for finished in done:
-                        self.computed.put((number, finished), finished.block.number)
-                if loaded is None:
-                    return
-        finally:
-            self.computed.close()
+        block: Block | None = None
+        while True:
+            with self.probe.waiting("forward"):
+                loaded = self.loaded[number].get()
+            block = loaded.block if loaded is not None else block
+            with self._stage("forward", block, timed=False):
+                done = lane.push(loaded) if loaded is not None else lane.flush()
+                for finished in done:
+                    self.computed.put((number, finished), finished.block.number)
+            if loaded is None:
+                break
+        self.computed.close()
 
     def _before_batch(self, number: int, patches: int) -> None:
         """A lane is about to run so many patches: stop it here if the job has failed."""

@@ -19,6 +19,8 @@ from .errors import UsageError
 PORT, PORTS = 15_000, 10_000
 """A job's ranks meet at a port of their own: PORT + the number of the job, modulo PORTS."""
 
+ELSEWHERE = "another rank has ended, and told why; this one cannot go on without it"
+
 
 @dataclass(frozen=True, slots=True)
 class Place:

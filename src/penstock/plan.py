@@ -15,7 +15,7 @@ from typing import Literal
 from .box import Box
 from .config import InferConfig
 from .errors import Refused, UsageError
-from .grid import Block, Geometry
+from .grid import Block, Geometry, Seam
 from .traffic import BlockShape, CacheLevel, largest_block, open_peak, reads
 from .units import format_bytes, format_count, significant
 
@@ -79,16 +79,19 @@ def patch_shape(config: InferConfig, has_z: bool, model_axes: int | None) -> Pat
 
 
 def block_halo(config: InferConfig, geometry: Geometry) -> tuple[int, ...]:
-    """Voxels around a write unit, z y x, that count in its own percentiles.
+    """Voxels around a write unit, z y x, that count in its own percentiles: no more than its
+    patches see on either side of it, so that it is as many around every unit.
 
     Nothing else depends on a halo here: a patch always sees its true neighbours, whatever unit
     they belong to.
     """
     if config.halo is not None:
-        return per_axis(config.halo, plane=False, thin=0)
-    if config.seam_mode == "blend":
-        return tuple(max(1, min(8, p // 8)) for p in geometry.patch)
-    return geometry.before if config.trim_voxels is None else (config.trim_voxels,) * 3
+        halo = per_axis(config.halo, plane=False, thin=0)
+    elif config.seam_mode == "blend":
+        halo = tuple(max(1, min(8, p // 8)) for p in geometry.patch)
+    else:
+        halo = geometry.before if config.trim_voxels is None else (config.trim_voxels,) * 3
+    return tuple(map(min, halo, geometry.before))
 
 
 def select(selection: Sequence[str | int], start: int, stop: int, flag: str) -> tuple[int, ...]:
@@ -105,7 +108,9 @@ def select(selection: Sequence[str | int], start: int, stop: int, flag: str) -> 
             elif ":" in item:
                 low, high, *step = (int(n) if n else None for n in item.split(":"))
                 low, high = start if low is None else low, stop if high is None else high
-                chosen += range(low, high, *[n for n in step if n])
+                several = range(low, high, *[n for n in step if n])
+                # One more than the input has is out of its range: the rest need not be spelt out.
+                chosen += several[: stop - start + 1]
             else:
                 chosen.append(int(item))
         except (ValueError, TypeError):
@@ -239,17 +244,13 @@ class Plan:
     @property
     def block_buffer_bytes(self) -> int:
         """Room for one head of any block."""
-        return largest_block(self.geometry).support.size * self._most_bytes
+        of_block = _of_block(self.facts, self.geometry.seam)
+        return largest_block(self.geometry).support.size * max(of_block)
 
     @property
     def unit_buffer_bytes(self) -> int:
-        """Room for one head of any unit."""
-        return math.prod(self.geometry.unit) * self._most_bytes
-
-    @property
-    def _most_bytes(self) -> int:
-        pairs = zip(self.facts.out_channels, self.facts.out_itemsizes, strict=True)
-        return max(c * (4 if self.geometry.seam == "blend" else i) for c, i in pairs)
+        """Room for one head of any unit, sums as well as what is written of them."""
+        return math.prod(self.geometry.unit) * max(_of_unit(self.facts, self.geometry.seam))
 
     def refuse(self) -> None:
         """Raise `Refused` where host or device cannot hold the job."""
@@ -282,7 +283,10 @@ class Plan:
         shape = f"{_x(self.shape.patch)}, overlap {_x(self.shape.overlap)}, {geometry.seam}"
         yield "patch", f"{shape}; {patches}"
         per_block, unit = _x(geometry.patches_per_block), _x(geometry.unit)
-        yield "to compute", f"{format_count(self.num_blocks)} blocks of {per_block} patches"
+        blocks = f"{format_count(self.num_blocks)} blocks of {per_block} patches"
+        if self.num_blocks == self.num_units:
+            blocks = f"{format_count(self.num_blocks)} blocks, one for each to write"
+        yield "to compute", blocks
         yield "to write", f"{format_count(self.num_units)} blocks of {unit} voxels"
         if len(geometry.regions) > 1:
             yield (
@@ -327,7 +331,7 @@ def make_plan(config: InferConfig, facts: Facts, shape: PatchShape) -> Plan:
     Raises `UsageError` for a block that does not match the output's chunks. What does not fit
     is still planned, so that it can be shown; `Plan.refuse` says no.
     """
-    unit = fit_unit(config, facts)
+    unit = fit_unit(config, facts, shape)
     limit = config.max_memory or facts.base_bytes + int(0.8 * facts.available_bytes)
     plans = [
         _count(config, facts, shape, _geometry(config, facts, shape, unit, region), cache, limit)
@@ -340,7 +344,7 @@ def make_plan(config: InferConfig, facts: Facts, shape: PatchShape) -> Plan:
     return min(fitting, key=lambda p: p.patch_amplification + p.read_amplification / 4)
 
 
-def fit_unit(config: InferConfig, facts: Facts) -> tuple[int, ...]:
+def fit_unit(config: InferConfig, facts: Facts, shape: PatchShape) -> tuple[int, ...]:
     """The write unit: what the user said, if it is whole chunks of every sink, or a fitted one."""
     grid = tuple(math.lcm(*axis) for axis in zip(*facts.write_grids, strict=True))
     extent = facts.domain.shape
@@ -354,8 +358,7 @@ def fit_unit(config: InferConfig, facts: Facts) -> tuple[int, ...]:
                 return tuple(unit)
             unit[axis] *= 2
     block = per_axis(config.block, plane=False, thin=grid[0])
-    patch = per_axis(config.patch, plane=len(config.patch) == 2, thin=1)
-    for name, b, p, n in zip("zyx", block, patch, extent, strict=True):
+    for name, b, p, n in zip("zyx", block, shape.patch, extent, strict=True):
         if b < p and b < n:
             raise UsageError(f"--block {b} is smaller than --patch {p} (axis {name})")
     for name, b, g, n in zip("zyx", block, grid, extent, strict=True):
@@ -399,8 +402,9 @@ def _geometry(
     stride = tuple(p - o for p, o in zip(shape.patch, shape.overlap, strict=True))
     counts = [-(-n // s) for n, s in zip(facts.domain.shape, stride, strict=True)]
     if config.normalize == "percentile":
-        # Each region is one block: its percentiles are needed before its first patch.
-        per_block = [r // s + 2 for r, s in zip(region, stride, strict=True)]
+        # Each region is one block: its percentiles are needed before its first patch. Blocks end
+        # at multiples of this in the global grid, so it must be all of it.
+        per_block = counts
     else:
         per_block = [1, 1, 1]
         while growing := [a for a in range(3) if per_block[a] < counts[a]]:
@@ -431,7 +435,7 @@ def _count(
     limit: int,
 ) -> Plan:
     out_bytes = sum(c * i for c, i in zip(facts.out_channels, facts.out_itemsizes, strict=True))
-    held_bytes = _held(facts, geometry)
+    held_bytes = sum(_of_unit(facts, geometry.seam))
     largest = largest_block(geometry)
     block_bytes = _block_bytes(facts, geometry, largest.read.size, largest.support.size)
     lanes = len(facts.devices)
@@ -502,14 +506,20 @@ def _count(
 
 def _block_bytes(facts: Facts, geometry: Geometry, read: int, support: int) -> int:
     """What was read and what came of it: memory of both is kept for the next block."""
-    return read * facts.in_channels * facts.source_itemsize + support * _held(facts, geometry)
+    came = support * sum(_of_block(facts, geometry.seam))
+    return read * facts.in_channels * facts.source_itemsize + came
 
 
-def _held(facts: Facts, geometry: Geometry) -> int:
-    """Bytes for each voxel of a block's or open unit's outputs: blended sums are float32."""
-    if geometry.seam == "blend":
-        return 4 * sum(facts.out_channels)
-    return sum(c * i for c, i in zip(facts.out_channels, facts.out_itemsizes, strict=True))
+def _of_block(facts: Facts, seam: Seam) -> list[int]:
+    """Bytes for each voxel of a block, head by head: blended sums are float32."""
+    pairs = zip(facts.out_channels, facts.out_itemsizes, strict=True)
+    return [c * (4 if seam == "blend" else i) for c, i in pairs]
+
+
+def _of_unit(facts: Facts, seam: Seam) -> list[int]:
+    """The same of a unit, whose buffers hold sums and, cast from these, what is written."""
+    pairs = zip(facts.out_channels, facts.out_itemsizes, strict=True)
+    return [c * (max(4, i) if seam == "blend" else i) for c, i in pairs]
 
 
 def _x(shape: Sequence[int]) -> str:

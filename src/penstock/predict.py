@@ -217,10 +217,9 @@ def _threshold(
 ) -> tuple[float, str]:
     if config.score_threshold is not None:
         return config.score_threshold, "as --score-threshold says"
-    best = (results.get("best") or {}).get("epoch")
-    for row in results.get("history", ()):
-        if row["epoch"] == best and row.get("val_best_threshold"):
-            return row["val_best_threshold"], "the best on the run's validation scenes"
+    best = (results.get("best") or {}).get("scores", {})
+    if best.get("val_best_threshold"):
+        return best["val_best_threshold"], "the best on the run's validation scenes"
     if "score_threshold" in args:
         return args["score_threshold"], "as the run counted"
     raise UsageError("give --score-threshold: there is no run beside the weights that tells it")

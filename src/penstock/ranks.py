@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .config import TrainConfig
-from .errors import Incomplete, UsageError, require
+from .errors import Incomplete, PenstockError, UsageError, require
 from .feed import SIGNALS
-from .place import Place, find, tasks_elsewhere
+from .place import ELSEWHERE, Place, find, tasks_elsewhere
 from .trainlog import job_of
 
 
@@ -34,6 +34,12 @@ def launched(config: TrainConfig) -> Iterator[Any]:
             # All ranks raise it. What started them ends the others when one leaves, and the first
             # is still to write what became of the run.
             fabric.barrier()
+            raise
+        except RuntimeError as error:
+            if fabric.world_size > 1 and (
+                isinstance(error, dist.DistError) or "gloo" in str(error)
+            ):
+                raise PenstockError(ELSEWHERE) from error
             raise
     finally:
         if ours and dist.is_initialized():
@@ -167,6 +173,8 @@ class Stop:
 
     def _raise(self, number: int, frame: object) -> None:
         self.raised = signal.Signals(number).name
+        if number == signal.SIGINT:  # a second Ctrl-C does not wait for the step's end
+            signal.signal(number, signal.default_int_handler)
 
     def agreed(self) -> bool:
         """Whether to stop at this boundary: the same answer on every rank.

@@ -11,6 +11,7 @@ from statistics import median
 
 import torch
 
+from .files import replacing
 from .laps import PHASES
 
 STEPS = "steps"
@@ -24,10 +25,12 @@ class StepLog:
         self.path = out / STEPS / f"rank{rank}.csv"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         kept = [row for row in self._rows() if int(row["step"]) <= done] if done else []
-        self._file = self.path.open("w", newline="")
+        with replacing(self.path) as draft, draft.open("w", newline="") as file:
+            writer = csv.DictWriter(file, _COLUMNS)
+            writer.writeheader()
+            writer.writerows(kept)
+        self._file = self.path.open("a", newline="")
         self._writer = csv.DictWriter(self._file, _COLUMNS)
-        self._writer.writeheader()
-        self._writer.writerows(kept)
 
     def add(
         self, step: int, epoch: int, samples: int, loss: float, seconds: Mapping[str, float]
@@ -56,8 +59,9 @@ class StepLog:
     def _rows(self) -> list[dict[str, str]]:
         if not self.path.is_file():
             return []
-        with self.path.open(newline="") as file:
-            return list(csv.DictReader(file))
+        text = self.path.read_text()
+        whole = text[: text.rfind("\n") + 1]  # a process that was killed may leave half a row
+        return list(csv.DictReader(whole.splitlines()))
 
 
 def memory(device: torch.device) -> dict[str, int | None]:

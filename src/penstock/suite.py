@@ -29,7 +29,7 @@ from .config import (
     build,
 )
 from .errors import PenstockError, UsageError
-from .files import write_json
+from .files import check_folder, write_json
 from .launch import Request, launch
 from .ledger import Ledger
 from .preset import Preset
@@ -148,9 +148,7 @@ def check_output(config: SuiteConfig) -> None:
     """Raise `UsageError` where ``--output-dir`` holds a suite and nobody said what is to become of
     it."""
     out = config.output_dir
-    there = next(place for place in (out, *out.absolute().parents) if place.exists())
-    if not there.is_dir():
-        raise UsageError(f"--output-dir {out}: {there} is not a folder")
+    check_folder(out, "--output-dir")
     if config.resume and config.overwrite:
         raise UsageError("--resume goes on with what --overwrite would remove; give one")
     if _parts(out) and not (config.resume or config.overwrite):

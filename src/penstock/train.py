@@ -51,7 +51,7 @@ from .config import TRAIN_DEFAULTS, TRAIN_FIXED, TrainConfig, build
 from .errors import Incomplete, PenstockError, UsageError
 from .events import EVENTS
 from .feed import ThreadFeed, TorchFeed
-from .files import write_json
+from .files import check_folder, write_json
 from .keys import scrubbed
 from .order import Order, Position
 from .probe import Clock
@@ -124,6 +124,7 @@ def run_training(workload: str, **knobs: Any) -> dict[str, Any]:
 def _check_output(config: TrainConfig, is_first: bool) -> None:
     """Refuse to mix two runs; make way where that was asked for."""
     out = config.output_dir
+    check_folder(out, "--output-dir")
     last = out / "checkpoints" / LAST
     if config.resume:
         if config.overwrite:
@@ -401,7 +402,7 @@ class _Run:
             self.position = Position(epoch + 1, 0)
         best = self.checkpoints.rank(epoch, scores)
         self._save()
-        self.checkpoints.tidy()
+        self.checkpoints.tidy(epoch)
         if best:
             self.checkpoints.save_weights(self.module.state_dict())
         self._results("running", None)
@@ -462,7 +463,7 @@ class _Run:
             self.history.pop()
         elif last == self.position.epoch - 1 and not self.tally.steps:
             # It may have been killed between this checkpoint and what follows one.
-            self.checkpoints.tidy()
+            self.checkpoints.tidy(last)
             if self.checkpoints.best[0]["epoch"] == last:
                 self.checkpoints.save_weights(self.module.state_dict())
 

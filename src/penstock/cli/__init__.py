@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from types import FrameType
 
 from .. import __version__
@@ -101,16 +102,21 @@ def entry() -> None:
     """The ``penstock`` command.
 
     OpenMP's threads are told to sleep while they wait: those of torch would spin on the very cores
-    that decode and encode. It must be said before torch is loaded.
+    that decode and encode. Some 30 microseconds are the exception, as the next part of a forward is
+    often there by then. It must be said before torch is loaded.
 
     A failed job may leave a thread behind in a call that never returns. The interpreter's own
     way out would wait for it or abort, so then the process ends at once with its exit code. So does
     a training: threads of gloo that still let go of tensors would ask for an interpreter that is
     gone, and abort.
 
+    Modules of the folder that it is said in are found, as ``python -m penstock`` finds them.
+
     What torch has made is set aside from the last collection: going through it took 0.3 s.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+    sys.path.append(str(Path.cwd()))
     code = main()
     if threading.active_count() > 1 or "train" in sys.argv[1:3]:
         sys.stdout.flush()

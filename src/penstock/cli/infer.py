@@ -46,18 +46,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 def one_heap() -> None:
-    """Have all threads share one heap, where the C library is glibc; before any library has some.
+    """Have all threads share one heap that keeps what it has, where the C library is glibc; before
+    any library has some.
 
-    Each would have one of its own, and in each stays what earlier chunks left: a job with global
-    percentiles held a quarter more than its plan. It is no slower.
+    Each thread would have one of its own, and in each stays what earlier chunks left: a job with
+    global percentiles held a quarter more than its plan. And a heap that gives back the room of one
+    forward takes it anew for the next, page by page: 16,000 faults, a third of a UNet's time.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is not None:
-        mallopt(_M_ARENA_MAX, 1)
+        for option, value in _HEAP.items():
+            mallopt(option, value)
 
 
-_M_ARENA_MAX = -8
-"""As in glibc's malloc.h."""
+_HEAP = {-8: 1, -1: 2**31 - 1, -3: 2**25}
+"""M_ARENA_MAX, M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc's malloc.h; the last at its most."""
 
 
 def print_plan(plan: Plan) -> None:

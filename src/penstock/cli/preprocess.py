@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ..config import CHIP_OVERLAP, PreprocessConfig, add_flags, from_flags
 from ..errors import UsageError
+from ..files import check_folder
 from .generate import shown_progress
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--overlap {config.overlap}: chips of --layout reference do not overlap")
     overlap = CHIP_OVERLAP if config.overlap is None else config.overlap
     overlap = 0 if config.layout == "reference" else overlap
+    check_folder(config.output_dir, "--output-dir")
     # Both splits are checked before a pixel of either is read.
     work = []
     for split, name in SPLITS:

@@ -134,7 +134,8 @@ def _benchmark(args: argparse.Namespace) -> int:
     print("", *report.in_text(suite_report.sections(records, notes)), sep="\n")
     written = [*written, *figures, out / suite.SYSTEM, out / suite.LEDGER]
     print("", *(f"Written: {path}" for path in written), sep="\n")
-    return int(any(record.status == "crash" for record in records))
+    crashed = any(record.status == "crash" for record in records)
+    return int(crashed or not any(record.status == "ok" for record in records))
 
 
 def _presets(args: argparse.Namespace) -> list[Preset]:

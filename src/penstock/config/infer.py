@@ -59,7 +59,9 @@ class InferConfig(Knobs):
         None, help="voxels cut from each face of a patch, at most overlap // 2 (default: that)"
     )
     halo: PerAxis | None = flag(
-        None, help="voxels around a block that count in its own percentiles (default: trim)"
+        None,
+        help="voxels around a block that count in its own percentiles, at most overlap // 2 "
+        "(default: trim)",
     )
     min_blend_weight: Annotated[float, Field(gt=0, le=1)] = flag(
         0.05, help="least weight of a voxel before weights are made to add up to one"

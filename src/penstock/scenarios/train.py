@@ -32,6 +32,7 @@ from typing import Any
 
 from ..config import TrainConfig, build
 from ..errors import UsageError
+from ..place import ELSEWHERE
 from ..telemetry import Nvml, Sampler, read_rows
 from ..workloads import Workload, make
 from . import Phase, Work
@@ -177,8 +178,9 @@ def _run(command: Sequence[str]) -> None:
 def _fault(said: Iterable[str]) -> str:
     """The sentence of the rank that failed first, or the last words."""
     lines = [line for line in said if line]
-    told = next((line for line in lines if line.startswith(_TOLD)), None)
-    return (told or (lines or ["it said nothing"])[-1]).removeprefix(_TOLD)
+    told = [line for line in lines if line.startswith(_TOLD)]
+    told.sort(key=lambda line: line.endswith(ELSEWHERE))
+    return (told or lines[-1:] or ["it said nothing"])[0].removeprefix(_TOLD)
 
 
 def _death_signal() -> Callable[[], None] | None:

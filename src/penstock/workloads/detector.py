@@ -206,11 +206,17 @@ def owned(
     found: Mapping[str, Tensor], core: Sequence[int], offset: tuple[int, int]
 ) -> dict[str, NDArray[Any]]:
     """What was found in the core of a chip (row0, row1, column0, column1), in the coordinates of
-    its scene: columns of `Objects`."""
+    its scene: columns of `Objects`.
+
+    And a little around it: two chips place an object by a pixel differently, and of one on the
+    border of their cores each could take it for the other's. `joined` makes one of what both claim.
+    """
     columns = points_of(found)
     at = columns["points"]
     row0, row1, column0, column1 = core
-    own = (at >= (row0, column0)).all(axis=1) & (at < (row1, column1)).all(axis=1)
+    around = _SAME_OBJECT / 2
+    own = (at >= (row0 - around, column0 - around)).all(axis=1)
+    own &= (at < (row1 + around, column1 + around)).all(axis=1)
     return {name: values[own] for name, values in columns.items()} | {"points": at[own] + offset}
 
 

@@ -260,10 +260,12 @@ def _open(root: Path | None, flag: str) -> Packed:
     packed = open_dataset(root, flag)
     for name in ("inputs", "targets"):
         array = packed.arrays.get(name)
-        if array is None or {*array.axes} != {"sample", "lat", "lon", "channels"}:
-            axes = f"axes {', '.join(array.axes)}" if array else "none"
+        axes = [axis for axis in array.axes if axis != "channels"] if array else []
+        if array is None or axes != ["sample", "lat", "lon"] or len(array.axes) != 4:
+            there = f"axes {', '.join(array.axes)}" if array else "none"
             raise UsageError(
-                f"{flag} {root}: {name} need axes sample, lat, lon and channels; {axes}"
+                f"{flag} {root}: {name} need axes sample, lat and lon, in this order, and "
+                f"channels; {there}"
             )
         if not array.channels:
             raise UsageError(f"{flag} {root}: the channels of {name} have no names")
