@@ -230,6 +230,22 @@ def test_bad_input_is_one_sentence_and_creates_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [("ok", 0), ("unsupported", 0), ("crash", 1), ("timeout", 1), ("oom_host", 1),
+     ("wrong_result", 1)],
+)  # fmt: skip
+def test_the_exit_code_is_that_of_the_launches(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, code: int
+) -> None:
+    monkeypatch.setattr("penstock.cli.bench_loader.checked", lambda cases, config: cases)
+    monkeypatch.setattr(
+        "penstock.cli.bench_loader._sweep", lambda *_: [record(0, 1.0), record(1, 1.0, status)]
+    )
+    output = tmp_path / "loader.csv"
+    assert main(["bench", "loader", str(data), "--output", str(output)]) == code
+
+
 # --- the report, from records made up -----------------------------------------------------------
 
 

@@ -22,7 +22,7 @@ from penstock.ledger import Ledger
 from penstock.measure import Rules, measure
 from penstock.queueing import Feed, Timeline, simulate
 from penstock.queueplots import plot_loader, plot_queue
-from penstock.record import Record, case_key
+from penstock.record import Failure, Record, case_key
 from penstock.report import in_markdown, in_text
 from penstock.scenarios import WrongResult
 from penstock.scenarios.compute import Busy, calibrated, make, timed
@@ -249,6 +249,78 @@ def test_data_that_is_not_there_is_refused(
     assert "there is no such folder" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("empty", "empty: there is none of .zarray"),
+        ("data --batch-size 8", "--batch-size 8 is more than the 7 samples of data"),
+    ],
+)
+def test_data_that_cannot_be_read_so_is_refused_at_once(
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: str,
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").symlink_to(data)
+    (tmp_path / "empty").mkdir()
+    assert main(["bench", "queue", *words.split()]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert said in line
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "empty"]
+
+
+def failed(status: Any, message: str) -> Any:
+    """A sweep whose every launch ends so."""
+
+    def sweep(scenario: str, cases: Sequence[dict[str, Any]], *_: Any, **__: Any) -> list[Record]:
+        return [
+            record(simulate(Feed(0, 0, 1.0, 1.0), 12), **case).model_copy(
+                update={
+                    "status": status,
+                    "samples_s": {},
+                    "facts": {},
+                    "error": Failure(stage="setup", message=message),
+                }
+            )
+            for case in cases
+        ]
+
+    return sweep
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "code"),
+    [
+        ("crash", "it fell", 1),
+        ("timeout", "600 s are over", 1),
+        ("oom_host", "no memory", 1),
+        ("wrong_result", "a batch of 16 came with [2] samples", 1),
+        ("unsupported", "--model none: there is no such model", 1),
+        ("unsupported", "torch is not installed; run: pip install 'penstock[infer]'", 0),
+    ],
+)
+def test_the_exit_code_of_launches_that_failed(
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    status: str,
+    message: str,
+    code: int,
+) -> None:
+    monkeypatch.setattr("penstock.cli.bench_queue._check", lambda case, timeout_s: None)
+    monkeypatch.setattr("penstock.sweep.sweep", failed(status, message))
+    words = ["bench", "queue", str(data), "--output", str(tmp_path / "queue.csv")]
+    assert main([*words, "--batch-size", "2", "--workers", "1", "--queue-sizes", "1"]) == code
+    said = capsys.readouterr()
+    assert message in said.out
+    assert "No figure: " in said.err
+
+
 # --- the report ---------------------------------------------------------------------------------
 
 
@@ -358,10 +430,8 @@ def test_the_seed_s_table_stands_beside_ours() -> None:
 
 
 def test_a_failed_case_is_a_row_and_a_sentence() -> None:
-    from penstock.record import Failure
-
     records = list(run(2.66))
-    failed = records[3].model_copy(
+    fell = records[3].model_copy(
         update={
             "status": "crash",
             "samples_s": {},
@@ -369,10 +439,10 @@ def test_a_failed_case_is_a_row_and_a_sentence() -> None:
             "error": Failure(stage="measure", message="it fell"),
         }
     )
-    others = [r for r in records if r.key != failed.key]
-    (group,) = queue_report.courses([*others, failed])
+    others = [r for r in records if r.key != fell.key]
+    (group,) = queue_report.courses([*others, fell])
     assert "1 worker, queue 1: crash: it fell." in queue_report.sentences(group)
-    assert any("crash" in line for line in in_text(queue_report.sections([*others, failed])))
+    assert any("crash" in line for line in in_text(queue_report.sections([*others, fell])))
 
 
 # --- figures ------------------------------------------------------------------------------------

@@ -390,6 +390,23 @@ def test_the_audit_goes_by_the_bytes(
     assert found.right == (found == Delivery(0, 0, 0))
 
 
+def test_samples_that_are_alike_stand_for_themselves(tmp_path: Path) -> None:
+    """As of a land mask, or of a world at rest: their checksums are one."""
+    packed = dataset.write(
+        tmp_path / "data", SMALL, range(4), lambda index: small_sample(index // 2), **PLAIN
+    )
+
+    def delivered(plan: list[int], came: list[int]) -> Delivery:
+        audit = Audit(packed)
+        rows = [small_sample(index // 2) for index in came]
+        audit.batch(np.array(plan), {name: np.stack([row[name] for row in rows]) for name in SMALL})
+        return audit.result()
+
+    assert delivered([3, 0, 1, 2], [3, 0, 1, 2]) == Delivery(0, 0, 0)
+    assert delivered([0, 2], [1, 3]) == Delivery(0, 0, 0), "their bytes are those planned"
+    assert delivered([3, 0], [3, 3]) == Delivery(1, 1, 2)
+
+
 def test_one_changed_bit_is_wrong_and_its_sample_missing(tmp_path: Path) -> None:
     packed = write_small(tmp_path / "data")
     batch = {name: values[None].copy() for name, values in small_sample(2).items()}

@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import random
+import re
 import shutil
 import threading
 import weakref
@@ -22,8 +23,10 @@ from numpy.typing import NDArray
 from penstock import loaders
 from penstock.batches import PatchGrid
 from penstock.errors import Refused, StageError, UsageError
+from penstock.flow import Flow
 from penstock.loader import Batch, Loader
 from penstock.loaders import Normaliser, native
+from penstock.loopback import Loopback
 from penstock.order import Order
 
 zarr = pytest.importorskip("zarr")
@@ -372,6 +375,76 @@ def test_a_resumed_epoch_is_the_rest_of_it_to_the_bit(
         loader.close()
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("world", "batch_size"), [(4, 1), (3, 2), (1, 5), (2, 4)])
+def test_an_epoch_goes_on_in_batches_of_another_size(
+    data: dict[str, Path], world: int, batch_size: int, engine: str
+) -> None:
+    """4 of 12 items are done, which is no whole number of most of these global batches."""
+    how: dict[str, Any] = {"shuffle": "global", "seed": 5, "engine": engine}
+    whole, order = arrays(data), Order(12, 2, 5, "global")
+    with Loader(data, batch_size=2, world_size=2, **how) as before:
+        next(iter(before))
+        state = json.loads(json.dumps(before.state_dict()))
+    assert state["items_done"] == 4
+    ranks = [
+        Loader(data, batch_size=batch_size, rank=rank, world_size=world, **how)
+        for rank in range(world)
+    ]
+    for loader in ranks:
+        loader.load_state_dict(state)
+        loader.set_epoch(0)
+    rest: list[int] = []
+    for batches in zip(*ranks, strict=True):
+        rest += _rows(batches)
+        for batch in batches:
+            for name, array in batch.items():
+                assert np.array_equal(array, whole[name][batch.samples])
+    wanted = order.items_at(0, np.arange(4, 12)).tolist()
+    assert rest[:8] == wanted
+    assert len(rest) - 8 == -8 % world
+    for loader in ranks:
+        assert loader.state_dict() == {**state, "epoch": 1, "items_done": 0}
+    again = [item for batches in zip(*ranks, strict=True) for item in _rows(batches)]
+    assert again[:12] == order.items_at(1, np.arange(12)).tolist(), "the next epoch is whole"
+    for loader in ranks:
+        loader.close()
+
+
+def _rows(batches: tuple[Batch, ...]) -> list[int]:
+    """The samples of a global batch in their order."""
+    rows: list[int] = np.stack([batch.samples for batch in batches], axis=1).ravel().tolist()
+    return rows
+
+
+def test_the_end_is_told_however_often_one_asks(data: dict[str, Path]) -> None:
+    with Loader(data, batch_size=6, cache="1MiB", engine="native") as loader:
+        batches = iter(loader)
+        assert len([*batches]) == 2
+        assert next(batches, None) is None and next(batches, None) is None
+        assert loader.epoch == 1
+        other = iter(loader)
+        next(other)
+        assert next(batches, None) is None, "and it does not end the one that came after"
+        assert next(other, None) is not None
+
+
+def test_a_thread_that_is_slow_to_end_costs_no_cache(
+    data: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last batch was taken, so nothing is left that the cache waits for."""
+    with Loader(data, batch_size=6, cache="1MiB", engine="native") as loader:
+        batches = iter(loader)
+        for _ in range(2):
+            next(batches)
+        assert loader._run is not None
+        monkeypatch.setattr(Flow, "alive", True)
+        monkeypatch.setattr(Flow, "settle", lambda flow: None)
+        assert next(batches, None) is None
+        monkeypatch.undo()
+        assert len(loader.engine.cache) > 0  # type: ignore[attr-defined]
+
+
 def test_epochs_advance_and_a_break_ends_one(data: dict[str, Path]) -> None:
     with Loader(data, batch_size=4, shuffle="global", seed=1) as loader:
         epochs = [[b.samples.tolist() for b in loader] for _ in range(2)]
@@ -488,6 +561,73 @@ def test_a_cache_of_decoded_chunks_reads_each_once(tmp_path: Path) -> None:
         assert loader.traffic.decoded_bytes == 0, "all was there after the first epoch"
 
 
+@pytest.mark.parametrize("fetch", [0, 2])
+def test_a_chunk_that_another_worker_has_put_is_read_all_the_same(
+    fetch: int, tmp_path: Path
+) -> None:
+    """Two batches want a chunk at once: both miss it, and one of them has put it."""
+    path = write(tmp_path / "a.zarr", values := distinct((12, 8)), (6, 4))
+    with Loader(
+        path, batch_size=4, cache="1MiB", workers=2, fetch=fetch, engine="native"
+    ) as loader:
+        assert isinstance(loader.engine, native.NativeEngine)
+        cache = loader.engine.cache
+        assert cache is not None
+        get = cache.get
+
+        def miss(key: Any, step: int) -> Any:
+            found = get(key, step)
+            if found is None:
+                _, (row, column) = key
+                chunk = values[row * 6 : row * 6 + 6, column * 4 : column * 4 + 4].copy()
+                cache.put(key, chunk, 128)
+            return found
+
+        cache.get = miss  # type: ignore[method-assign]
+        for batch in loader:
+            assert np.array_equal(batch["data"], values[batch.samples])
+
+
+def test_small_chunks_that_are_fetched_count_with_their_buffers(tmp_path: Path) -> None:
+    """A buffer fits the largest chunk of any array, and is lent for the smallest too."""
+    large = write(tmp_path / "a.zarr", distinct((8, 256, 512)), (1, 256, 512), compressors=None)
+    small = write(tmp_path / "b.zarr", distinct((8, 64)), (1, 1), compressors=None)
+    with Loader(
+        {"a": large, "b": small}, batch_size=2, workers=2, fetch=2, engine="native"
+    ) as loader:
+        engine = loader.engine
+        assert isinstance(engine, native.NativeEngine)
+        lent: list[int] = []
+        most, take, give = [0], engine.stored.take, engine.stored.give
+
+        def taking(*args: Any) -> Any:
+            lent.append(1)
+            most[0] = max(most[0], len(lent))
+            return take(*args)
+
+        def giving(array: Any) -> None:
+            lent.pop()
+            give(array)
+
+        engine.stored.take, engine.stored.give = taking, giving  # type: ignore[method-assign]
+        for batch in loader:
+            assert batch["a"].shape == (2, 256, 512)
+        assert 0 < most[0] * engine.fetched_nbytes <= engine.fetched_bytes
+
+
+def test_what_tensorstore_asks_for_at_once_counts_too(data: dict[str, Path]) -> None:
+    how: dict[str, Any] = {"batch_size": 2, "engine": "tensorstore", "workers": 2}
+    free = Loader(data, queue=2, **how)
+    inputs, targets = (field.chunk_nbytes for field in free.fields.values())
+    # Of inputs a sample is 3 chunks, of targets 2; two batches are read at once, in four tasks.
+    assert free.scratch_bytes == 2 * inputs + 2 * (2 * 3 * inputs + 2 * 2 * targets)
+    limit = free.scratch_bytes + 3 * free.batch_bytes
+    with pytest.raises(Refused, match=r"max_memory .* of scratch and cache"):
+        Loader(data, queue=2, max_memory=limit - 1, **how)
+    with Loader(data, queue=2, max_memory=limit, **how) as loader:
+        assert sum(1 for _ in loader) == 6
+
+
 def test_traffic_counts_padding(data: dict[str, Path]) -> None:
     with Loader(data["inputs"], batch_size=5, engine="native") as loader:
         for _ in loader:
@@ -552,6 +692,73 @@ def test_what_a_blosc_header_promises_is_checked(copy: dict[str, Path]) -> None:
             list(Loader(copy, batch_size=2, engine="native"))
 
 
+CODECS: dict[str, tuple[dict[str, Any], Callable[[bytes], bytes]]] = {
+    "v2-blosc": ({"compressors": numcodecs.Blosc("lz4")}, numcodecs.Blosc("lz4").encode),
+    "v2-zstd": ({"compressors": numcodecs.Zstd()}, numcodecs.Zstd().encode),
+    "v2-lz4": ({"compressors": numcodecs.LZ4()}, numcodecs.LZ4().encode),
+    "v2-zlib": ({"compressors": numcodecs.Zlib()}, numcodecs.Zlib().encode),
+    "v2-gzip": ({"compressors": numcodecs.GZip()}, numcodecs.GZip().encode),
+    "v2-uncompressed": ({"compressors": None}, bytes),
+    "v2-shuffle": (
+        {"filters": [numcodecs.Shuffle(4)], "compressors": numcodecs.Zstd()},
+        numcodecs.Zstd().encode,
+    ),
+    "v3-zstd": ({"zarr_format": 3}, numcodecs.Zstd().encode),
+    "v3-gzip": (
+        {"zarr_format": 3, "compressors": zarr.codecs.GzipCodec()},
+        numcodecs.GZip().encode,
+    ),
+    "v3-blosc": (
+        {"zarr_format": 3, "compressors": BLOSC(cname="lz4", typesize=4)},
+        numcodecs.Blosc("lz4").encode,
+    ),
+    "v3-blosc-crc32c": (
+        {
+            "zarr_format": 3,
+            "compressors": [BLOSC(cname="lz4", typesize=4), zarr.codecs.Crc32cCodec()],
+        },
+        lambda data: numcodecs.CRC32C(location="end").encode(numcodecs.Blosc("lz4").encode(data)),
+    ),
+    "v3-crc32c": (
+        {"zarr_format": 3, "compressors": [zarr.codecs.Crc32cCodec()]},
+        numcodecs.CRC32C(location="end").encode,
+    ),
+}
+"""How an array is stored, and what stores some bytes as one of its chunks."""
+
+
+@pytest.mark.parametrize("length", [4, 64, 4 * 90 - 4, 4 * 90 + 4, 1 << 20])
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_chunk_of_another_length_is_named(codec: str, length: int, tmp_path: Path) -> None:
+    """Whole and valid, but for how many bytes are in it."""
+    how, encode = CODECS[codec]
+    path = write(tmp_path / "a.zarr", values := distinct((4, 90)), (1, 90), **how)
+    wrong = path / ("c/2/0" if how.get("zarr_format") == 3 else "2.0")
+    assert wrong.is_file()
+    with Loader(path, batch_size=1, workers=1, engine="native") as loader:
+        for batch in loader:
+            assert np.array_equal(batch["data"], values[batch.samples])
+    wrong.write_bytes(encode(bytes(length)))
+    with pytest.raises(StageError, match=f"{wrong}") as caught:
+        for batch in Loader(path, batch_size=1, workers=1, engine="native"):
+            assert batch.samples.tolist() != [2]
+    assert caught.value.stage in ("read", "decode")  # the longest is too long for a file
+    if caught.value.stage == "decode":
+        assert re.search(f"(decodes to|has) {length} bytes, not 360$", str(caught.value))
+
+
+def test_two_frames_of_zstandard_are_one_chunk(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "a.zarr", values := distinct((2, 90)), (1, 90), compressors=numcodecs.Zstd()
+    )
+    first, second = values[1].tobytes()[:64], values[1].tobytes()[64:]
+    encode = numcodecs.Zstd().encode
+    (path / "1.0").write_bytes(encode(first) + encode(second))
+    with Loader(path, batch_size=2, engine="native") as loader:
+        (batch,) = loader
+        assert np.array_equal(batch["data"], values)
+
+
 @pytest.mark.parametrize("zarr_format", [2, 3])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_missing_chunk_is_filled_only_where_that_is_asked(
@@ -587,6 +794,18 @@ def test_a_failing_disk_is_reported_by_its_first_error(
     with pytest.raises(StageError, match=r"read failed at .*zarr/\d.*: Input/output error"):
         next(iter(Loader(data, batch_size=2, workers=8, queue=4, engine="native")))
     assert ours() == []
+
+
+def test_a_server_that_is_gone_ends_the_iteration_after_so_many_tries(
+    data: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TensorStore by itself would go on for a quarter of an hour."""
+    never = {"http_request_retries": {"max_retries": 0}}
+    monkeypatch.setattr("penstock.loaders.tensorstore._PATIENCE", never)
+    with Loopback(data["inputs"].parent, 0.0) as server:
+        loader = Loader(f"{server.url}/inputs.zarr", batch_size=2)
+    with pytest.raises(StageError, match=r"read failed at http.*inputs\.zarr"):
+        list(loader)
 
 
 def test_a_transform_changes_replaces_or_fails(data: dict[str, Path]) -> None:
@@ -732,6 +951,9 @@ def test_as_a_contender_it_keeps_the_order_it_is_given(data: dict[str, Path], na
 def test_what_cannot_be_read_is_said_before_anything_starts(
     data: dict[str, Path], tmp_path: Path
 ) -> None:
+    short = write(tmp_path / "short.zarr", distinct((11, 4, 7)), (1, 4, 5))
+    statistics = tmp_path / "statistics.json"
+    statistics.write_text(json.dumps({"inputs": {"mean": [0.0] * 10, "std": [1.0] * 10}}))
     cases: list[tuple[Any, dict[str, Any], str]] = [
         (tmp_path / "none", {}, "there is no such folder"),
         (tmp_path, {}, "none of .zarray"),
@@ -744,6 +966,18 @@ def test_what_cannot_be_read_is_said_before_anything_starts(
         (data, {"batch_size": 0}, "--batch-size 0"),
         (data, {"engine": "warp"}, "--engine 'warp'"),
         (data, {"patch": {"inputs": PatchGrid((2,))}}, "different numbers of patches"),
+        (data, {"patch": {"inputs": (2, 2), "targets": [2]}}, "numbers of patches: .*'inputs': "),
+        (
+            {**data, "targets": short},
+            {},
+            "the numbers of samples of the arrays differ: inputs 12, targets 11",
+        ),
+        (
+            data["inputs"],
+            {"normalise": statistics},
+            r"statistics\.json holds statistics of inputs, and the arrays are data; DATA may be",
+        ),
+        (data, {"normalise": tmp_path / "none.npz"}, "normalise .*none.npz: .*No such file"),
         (data["inputs"], {"normalise": {"data": ([0.0], [1.0])}}, "1 channels, the array has 10"),
         (data["inputs"], {"normalise": {"data": ([0.0], [0.0])}}, "channel 0 has .* std 0"),
         ("s3://nowhere/a.zarr", {"engine": "native"}, "remote|nowhere"),
@@ -752,6 +986,33 @@ def test_what_cannot_be_read_is_said_before_anything_starts(
         with pytest.raises(UsageError, match=message):
             Loader(what, **{"batch_size": 2, **knobs})
     assert ours() == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "dataset.json cannot be read: "),
+        ("[]", "dataset.json is not that of a packed data set"),
+        ('{"format": "zip"}', "dataset.json is not that of a packed data set"),
+        ('{"format": "penstock-packed", "version": 9}', "version 9 of the format; this Penstock"),
+        ('{"format": "penstock-packed", "version": 1}', "malformed: KeyError"),
+        ('{"format": "penstock-packed", "version": 1, "arrays": {"a": {}}}', "malformed: KeyErr"),
+        ('{"format": "penstock-packed", "version": 1, "arrays": 3}', "malformed: Attribute"),
+        ('{"format": "penstock-packed", "version": 1, "arrays": {}}', "there are no arrays"),
+    ],
+)
+def test_a_damaged_document_is_one_sentence(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "dataset.json").write_text(text)
+    with pytest.raises(UsageError, match=said):
+        Loader(tmp_path, batch_size=2)
+
+
+def test_patches_may_be_given_by_name(data: dict[str, Path]) -> None:
+    def items(patch: Any) -> list[Any]:
+        with Loader(data["inputs"], batch_size=6, channel_axis=1, patch=patch) as loader:
+            return seen(loader)
+
+    assert items({"data": (5, 5)}) == items((5, 5)) == items(PatchGrid((5, 5)))
 
 
 @pytest.mark.filterwarnings("ignore")

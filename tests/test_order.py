@@ -340,6 +340,72 @@ def test_resume_with_another_global_batch_goes_on_where_it_can() -> None:
         Order(100, 5, seed=3, shuffle="global", world_size=2).from_state(state)
 
 
+@given(order=orders(), data=st.data())
+def test_resume_at_any_item_cuts_what_remains_anew(order: Order, data: st.DataObject) -> None:
+    batch = data.draw(st.integers(0, order.num_batches))
+    state = json.loads(json.dumps(order.state_dict(4, batch)))
+    done = state["items_done"]
+    world = data.draw(st.integers(1, 5))
+    size = data.draw(st.integers(1, 9))
+    drop = data.draw(st.booleans()) and order.num_items >= world * size
+    new = of_rank(order, 0, world_size=world, batch_size=size, drop_last=drop)
+    ranks = [of_rank(new, rank).resume(state) for rank in range(world)]
+    places = {position for _, position in ranks}
+    left = order.num_items - done
+    if left < (world * size if drop else 1):
+        assert places == {Position(5, 0)}
+        assert all(own.skip == 0 for own, _ in ranks)
+        return
+    ((epoch, first),) = places
+    assert epoch == 4
+    whole, _ = ranks[0]
+    rest: list[int] = []
+    for later in range(first, whole.num_batches):
+        rows = [own.items(4, later).tolist() for own, _ in ranks]
+        assert len({len(row) for row in rows}) == 1  # every rank has equally many
+        rest += [item for row in zip(*rows, strict=True) for item in row]
+        after = whole.state_dict(4, later + 1)
+        assert after["items_done"] == min(done + len(rest), order.num_items)
+    wanted = order.items_at(4, np.arange(done, order.num_items)).tolist()
+    common = min(len(rest), len(wanted))
+    assert rest[:common] == wanted[:common]
+    if drop:
+        assert len(wanted) - world * size < len(rest) <= len(wanted)
+    else:
+        assert len(wanted) <= len(rest) < len(wanted) + world
+
+
+@pytest.mark.parametrize(
+    ("changes", "place", "skip"),
+    [
+        ({"batch_size": 2, "world_size": 4}, (1, 3), 0),  # the same global batches
+        ({"batch_size": 4, "world_size": 4}, (1, 1), 8),
+        ({"batch_size": 4, "world_size": 3}, (1, 2), 0),
+        ({"batch_size": 5, "world_size": 2}, (1, 2), 4),
+        ({"batch_size": 5, "world_size": 3}, (1, 1), 9),
+    ],
+)
+def test_three_batches_done_the_rest_comes_in_any_batches(
+    changes: dict[str, int], place: tuple[int, int], skip: int
+) -> None:
+    saved = Order(100, 4, seed=3, shuffle="global", world_size=2)
+    state = saved.state_dict(1, 3)  # 24 items done
+    orders = [
+        Order(100, seed=3, shuffle="global", rank=rank, **changes).resume(state)
+        for rank in range(changes["world_size"])
+    ]
+    assert {(own.skip, position) for own, position in orders} == {(skip, Position(*place))}
+    rest = [
+        row
+        for batch in range(place[1], orders[0][0].num_batches)
+        for rows in zip(*(own.items(1, batch).tolist() for own, _ in orders), strict=True)
+        for row in rows
+    ]
+    duplicates = -76 % changes["world_size"]
+    assert rest[:76] == saved.items_at(1, np.arange(24, 100)).tolist()
+    assert rest[76:] == saved.items_at(1, np.arange(duplicates)).tolist()
+
+
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_the_end_of_an_epoch_is_the_start_of_the_next(drop_last: bool) -> None:
     order = Order(10, 4, drop_last=drop_last)
@@ -410,16 +476,17 @@ def test_a_broken_state_is_refused() -> None:
 
 def hits_of_next_use(uses: Sequence[int], capacity: int, lookahead: int) -> int:
     cached: NextUseCache[int, int] = NextUseCache(capacity)
-    announced = 0
+    announced = hits = 0
     for step, key in enumerate(uses):
         while announced < len(uses) and announced <= step + lookahead:
             cached.expect(announced, [uses[announced]])
             announced += 1
         if cached.get(key, step) is None:
             cached.put(key, key + 1, 1)
+        else:
+            hits += 1
         assert cached.used == len(cached) <= capacity
-    assert cached.hits + cached.misses == len(uses)
-    return cached.hits
+    return hits
 
 
 def hits_of_lru(uses: Sequence[int], capacity: int) -> int:
@@ -497,19 +564,17 @@ def test_bytes_stay_within_the_budget_and_values_true_whatever_the_order_of_requ
         if value is None:
             cached.put(key, f"chunk {key}", sizes[key])
         assert cached.used == sum(sizes[k] for k in range(10) if k in cached) <= budget
-    assert all(cached.next_use(key) is None for key in range(10))  # nothing is left behind
+    assert not cached._ahead  # nothing is left behind
 
 
-def test_next_use_is_the_first_step_yet_to_come() -> None:
+def test_a_batch_that_overtakes_another_strikes_off_its_own_use() -> None:
     cached: NextUseCache[str, int] = NextUseCache(1)
-    for step, keys in enumerate(["ab", "b", "a"]):
+    for step, keys in enumerate(["ab", "a", "b"]):
         cached.expect(step, keys)
-    assert [cached.next_use(key) for key in "abc"] == [0, 0, None]
-    cached.get("b", 1)  # a batch that overtook another
+    cached.get("b", 2)
     cached.get("a", 0)
-    assert [cached.next_use(key) for key in "abc"] == [2, 0, None]
-    cached.clear()
-    assert cached.next_use("a") is None
+    cached.put("a", 1, 1)
+    assert cached.put("b", 2, 1), "step 0 is yet to use it, and a is next used by step 1"
 
 
 def test_a_chunk_used_later_than_all_it_would_drive_out_is_not_kept() -> None:

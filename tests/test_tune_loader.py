@@ -189,6 +189,13 @@ def test_queues_and_at_last_the_batch_give_way_to_memory(data: str) -> None:
         fit(scratch)
 
 
+def test_more_samples_in_a_batch_than_there_are_is_refused(
+    data: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tune", "loader", data, "--step-time", "1", "--batch-size", "9"]) == 2
+    assert f"--batch-size 9 is more than the 8 samples of {data}" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_settings_from_end_to_end(
     data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

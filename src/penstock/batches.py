@@ -194,6 +194,21 @@ class Field:
         """Bytes of a decoded chunk; the last ones are padded to the same size."""
         return math.prod(self.chunks) * self.dtype.itemsize
 
+    def most_chunks(self, rows: int) -> int:
+        """The most chunks that a batch of so many rows can need."""
+        of_array = [
+            -(-length // chunk) for length, chunk in zip(self.shape, self.chunks, strict=True)
+        ]
+        of_item = [1, *of_array[1:]]
+        for axis in self.patch_axes:
+            # A box of one voxel is in one chunk, and each chunk's length more may be in one more.
+            size = self.item_shape[axis - len(self.shape)]
+            of_item[axis] = min(of_item[axis], (size - 2) // self.chunks[axis] + 2)
+        if self.channels is not None:
+            axis = self._channel_axis
+            of_item[axis] = len({channel // self.chunks[axis] for channel in self.channels})
+        return min(rows * len(self.offsets) * math.prod(of_item), math.prod(of_array))
+
     @property
     def run_nbytes(self) -> int:
         """Bytes that lie together both in a chunk and in a batch: what one step of a copy moves.
@@ -215,7 +230,13 @@ class Field:
 
 
 def valid_samples(fields: Iterable[Field]) -> range:
-    """The samples that are valid in every field."""
+    """The samples that are valid in every field. Raises `UsageError` where there are none, or the
+    arrays are not equally long."""
+    fields = tuple(fields)
+    lengths = {field.name: field.shape[0] for field in fields}
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{name} {count}" for name, count in lengths.items())
+        raise UsageError(f"the numbers of samples of the arrays differ: {told}")
     ranges = [field.valid for field in fields]
     common = range(max(r.start for r in ranges), min(r.stop for r in ranges))
     if not common:
@@ -347,14 +368,3 @@ def need_of(fields: Iterable[Field], order: Order, first: int) -> Callable[[Item
         return Need(chunks, len(items) * sum(field.item_nbytes for field in fields))
 
     return need
-
-
-def read_amplification(field: Field, reads: Sequence[ChunkRead], batch_size: int) -> float:
-    """Bytes decoded, padding and all, for each byte of the batch."""
-    return len(reads) * field.chunk_nbytes / (batch_size * field.item_nbytes)
-
-
-def scatter(chunk: NDArray[Any], read: ChunkRead, out: NDArray[Any]) -> None:
-    """Copy what a batch wants of a decoded chunk to where it wants it."""
-    for to, of in read.copies:
-        out[to] = chunk[of]

@@ -29,10 +29,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import Refused, StageError, UsageError, require
+from .loaders import DOCUMENT, FORMAT, VERSION, check_version, parse_document, read_text
 from .units import format_bytes
 
-FORMAT, VERSION = "penstock-packed", 1
-DOCUMENT, UNFINISHED = "dataset.json", "dataset.json.part"
+UNFINISHED = f"{DOCUMENT}.part"
 IDS, CHECKS, STATISTICS = "ids.npy", "checks.npz", "statistics.npz"
 _METADATA = {".zattrs", ".zarray", "zarr.json"}
 
@@ -147,11 +147,7 @@ def open_dataset(root: str | Path, name: str = "DATA") -> Packed:
             raise UsageError(f"{where}: a data set that was not finished; generate it again")
         raise UsageError(f"{where}: no packed data set: there is no {DOCUMENT}")
     document = _read_document(root / DOCUMENT, where)
-    if document.get("version") != VERSION:
-        raise UsageError(
-            f"{where}: version {document.get('version')} of the format; this Penstock reads "
-            f"{VERSION}"
-        )
+    check_version(document, where)
     try:
         ids = np.load(root / document["ids"])
         arrays = {
@@ -177,13 +173,7 @@ def open_dataset(root: str | Path, name: str = "DATA") -> Packed:
 
 
 def _read_document(path: Path, where: str) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{where}: {path.name} cannot be read: {error}") from error
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise UsageError(f"{where}: {path.name} is not that of a packed data set")
-    return document
+    return parse_document(read_text(path, where), where, path.name)
 
 
 def _open_array(root: Path, name: str, entry: Mapping[str, Any], where: str) -> PackedArray:
@@ -546,11 +536,13 @@ class Audit:
             rows = batch.get(name, ())
             for place, row in enumerate(rows):
                 check = checksum(row)
-                came = self._sample_of[name].get(check)
+                came: int | None = int(samples[place]) if place < len(samples) else None
+                if came is None or check != self._checks[name][came]:
+                    self._wrong += 1
+                    # Of samples that are alike, any: their bytes do not tell which one came.
+                    came = self._sample_of[name].get(check)
                 if came is not None:
                     self._came[name, came] += 1
-                if place >= len(samples) or check != self._checks[name][samples[place]]:
-                    self._wrong += 1
 
     def result(self) -> Delivery:
         """Of all batches so far, which is an epoch or a part of one that ends with a batch."""

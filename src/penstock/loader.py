@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,6 +32,7 @@ from .config import LoaderConfig, build
 from .errors import Refused, StageError, UsageError, require
 from .flow import Budget, Channel, Flow, Stopped, usable_cores
 from .loaders import (
+    TICKET,
     Engine,
     Normaliser,
     Selection,
@@ -48,8 +50,6 @@ if TYPE_CHECKING:
 
 Transform = Callable[["Batch"], Mapping[str, NDArray[Any]] | None]
 
-_TICKET = 1 << 20
-"""Bytes decoded for a ticket, at least; smaller chunks share one."""
 _ALIGN = 64
 
 
@@ -126,15 +126,13 @@ class Loader:
         self.config = config = build(LoaderConfig, knobs)
         places = locate(data)
         names = list(places)
-        if isinstance(patch, tuple | list):
-            patch = PatchGrid(tuple(patch))
         self.engine: Engine = open_engine(
             config.engine,
             places,
             Selection(
                 offsets=_for_each(names, offsets),
                 channels=_for_each(names, channels),
-                patch=_for_each(names, patch),
+                patch=_grids(names, patch),
                 channel_axis=_for_each(names, channel_axis),
                 normalise=_normalisers(normalise, names),
             ),
@@ -181,7 +179,7 @@ class Loader:
         limit = self.config.max_memory
         if limit is None:
             return None
-        scratch, needed = self.engine.scratch_bytes, self._buffers()
+        scratch, needed = self.scratch_bytes, self._buffers()
         room = (limit - scratch) // self.batch_bytes
         if room < needed:
             remedy = f"queue {room - 1} would fit" if room >= 2 else "lower batch_size"
@@ -191,6 +189,12 @@ class Loader:
                 f"{format_bytes(scratch)} of scratch and cache; {remedy}"
             )
         return room
+
+    @property
+    def scratch_bytes(self) -> int:
+        """The most memory that is taken besides the batches."""
+        rows, ahead = self.config.batch_size, self._buffers() - 1
+        return self.engine.scratch_bytes + self.engine.bytes_in_flight(rows, ahead)
 
     def price(self, epoch: int = 0) -> Price:
         """What the order costs in reads and buys in mixing; printed, it is a sentence."""
@@ -266,23 +270,27 @@ class Loader:
         """Begin the next iteration with this epoch; a place inside it, once loaded, stands."""
         if self._begun or epoch != self._position.epoch:
             self._stop()
-            self._position, self._begun = Position(epoch, 0), False
+            self._begin_at(replace(self.order, skip=0), Position(epoch, 0))
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader stands after the batches that were taken; a few numbers."""
         return self.order.state_dict(self._position.epoch, self._position.batch)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state, with as many workers and ranks as this loader has."""
-        position = self.order.from_state(state)
+        """Go on from a state, with as many workers and ranks and in such batches as this loader
+        has: at the first item that no batch before it had."""
+        order, position = self.order.resume(state)
         self._stop()
-        self._position, self._begun = position, False
+        self._begin_at(order, position)
+
+    def _begin_at(self, order: Order, position: Position) -> None:
+        self.order, self._position, self._begun = order, position, False
 
     def _took(self, number: int) -> None:
         self._position, self._begun = Position(self._position.epoch, number + 1), True
 
     def _finished(self) -> None:
-        self._position, self._begun = Position(self._position.epoch + 1, 0), False
+        self._begin_at(replace(self.order, skip=0), Position(self._position.epoch + 1, 0))
 
     # --- torch -----------------------------------------------------------------------------------
 
@@ -300,17 +308,19 @@ class Batches(Iterator[Batch]):
     """One iteration of a loader. Its threads end with it."""
 
     def __init__(self, loader: Loader, run: _Run) -> None:
-        self._loader, self._run = loader, run
+        self._loader, self._run, self._ended = loader, run, False
         # Not __del__: this is also called before the interpreter ends, while threads still run.
         self._end = weakref.finalize(self, _stop_in, loader._process, run)
 
     def __next__(self) -> Batch:
+        if self._ended:  # as of any iterator, however often one asks
+            raise StopIteration
         self._loader._check_process()
         batch = self._run.take()
         if batch is None:
+            self._ended = True
             self.close()
-            if self._run is self._loader._run and not self._run.ended:
-                self._run.ended = True
+            if self._run is self._loader._run:
                 self._loader._finished()
             raise StopIteration
         self._loader._took(batch.number)
@@ -431,10 +441,6 @@ class _Ticket(NamedTuple):
     fetched: Sequence[Any] | None = None
     """What `Task.fetch` brought, where threads of their own do that."""
 
-    @property
-    def nbytes(self) -> int:
-        return sum(task.nbytes for task in self.tasks)
-
 
 class _Run:
     """The threads of one iteration."""
@@ -444,7 +450,7 @@ class _Run:
         self.engine, self.order, self.ring = engine, loader.order, loader._ring
         self.transform, self.queue = loader.transform, loader.config.queue
         self.first_sample, self.start = loader.first_sample, start
-        self.traffic, self.ended = Traffic(), False
+        self.traffic = Traffic()
 
         self.flow = flow = Flow()
         self.opened = self.taken = 0
@@ -458,8 +464,7 @@ class _Run:
         self.done: Channel[_Work] = Channel(flow, producers=engine.drivers)
         self.out = self.done
         if engine.fetchers:
-            largest = max(field.chunk_nbytes for field in engine.fields.values())
-            self.budget = Budget(flow, 2 * engine.fetchers * max(largest, _TICKET))
+            self.budget = Budget(flow, engine.fetched_bytes)
             self.tickets = Channel(flow, producers=engine.fetchers)
         if self.transform is not None:
             self.out = Channel(flow)
@@ -519,7 +524,9 @@ class _Run:
 
     def stop(self) -> None:
         """End the threads and let go of what was under way."""
-        whole = self.ended or not (self.flow.alive or self.flow.failed)
+        # All that was given out has run once the last batch is taken, or the last thread has ended.
+        whole = self.start.batch + self.taken >= self.order.num_batches
+        whole = whole or not (self.flow.alive or self.flow.failed)
         self.flow.fail(Stopped())
         self.ring.wake()
         self.engine.cancel()
@@ -547,7 +554,7 @@ class _Run:
         work = _Work(batch, self.opened, len(tasks))
         with self.flow.changed:
             self.opened += 1
-        self.planned.put_all(_tickets(work, tasks))
+        self.planned.put_all(_tickets(work, tasks, self.engine.fetched_nbytes))
         return True
 
     def _may_open(self) -> bool:
@@ -579,10 +586,14 @@ class _Run:
         ticket = self.planned.get()
         if ticket is None:
             return False
-        self.budget.acquire(ticket.nbytes)
+        self.budget.acquire(self._held(ticket))
         fetched = [task.fetch() for task in ticket.tasks]
         self.tickets.put(ticket._replace(fetched=fetched))
         return True
+
+    def _held(self, ticket: _Ticket) -> int:
+        """Bytes that a ticket may hold from when it is fetched until it has run."""
+        return len(ticket.tasks) * self.engine.fetched_nbytes
 
     def _work_one(self) -> bool:
         ticket = self.tickets.get()
@@ -594,7 +605,7 @@ class _Run:
             assert work.batch is not None
             traffic = traffic.plus(task.run(work.batch, self.flow.check, fetched))
         if ticket.fetched is not None:
-            self.budget.release(ticket.nbytes)
+            self.budget.release(self._held(ticket))
         with self.flow.changed:
             self.traffic = self.traffic.plus(traffic)
             work.tasks_left -= len(ticket.tasks)
@@ -626,12 +637,16 @@ class _Run:
         )
 
 
-def _tickets(work: _Work, tasks: Sequence[Task]) -> Iterator[_Ticket]:
-    """Tasks in tickets that are large enough to be worth handing out."""
+def _tickets(work: _Work, tasks: Sequence[Task], held: int) -> Iterator[_Ticket]:
+    """Tasks in tickets that are large enough to be worth handing out.
+
+    A task that is fetched beforehand counts with the ``held`` bytes of its buffer, or a ticket of
+    many small chunks would hold more than the budget.
+    """
     first, nbytes = 0, 0
     for i, task in enumerate(tasks):
-        nbytes += task.nbytes
-        if nbytes >= _TICKET or i == len(tasks) - 1:
+        nbytes += max(task.nbytes, held)
+        if nbytes >= TICKET or i == len(tasks) - 1:
             yield _Ticket(work, tasks[first : i + 1])
             first, nbytes = i + 1, 0
 
@@ -656,11 +671,26 @@ def _for_each(names: Sequence[str], value: Any) -> dict[str, Any]:
     return dict(value) if isinstance(value, Mapping) else dict.fromkeys(names, value)
 
 
+def _grids(names: Sequence[str], value: Any) -> dict[str, Any]:
+    """The patches of each array, given as a `PatchGrid` or as the shape of one."""
+    return {
+        name: PatchGrid(tuple(grid)) if isinstance(grid, tuple | list) else grid
+        for name, grid in _for_each(names, value).items()
+    }
+
+
 def _normalisers(value: Any, names: Sequence[str]) -> dict[str, Normaliser]:
     if value is None:
         return {}
     if isinstance(value, str | Path):
-        return {n: v for n, v in read_statistics(Path(value)).items() if n in names}
+        saved = read_statistics(Path(value))
+        found = {name: saved[name] for name in names if name in saved}
+        if not found:
+            raise UsageError(
+                f"normalise {value} holds statistics of {', '.join(saved) or 'nothing'}, and the "
+                f"arrays are {', '.join(names)}; DATA may be a mapping of such names to paths"
+            )
+        return found
     return {n: v if isinstance(v, Normaliser) else Normaliser(*v) for n, v in value.items()}
 
 

@@ -7,7 +7,7 @@
 An *item* is one patch of one sample: ``item = sample * patches_per_sample + patch``. The item at a
 position follows from (seed, epoch, position) alone, by arithmetic: so any batch can be asked for
 first, a plan of 100 million samples takes no more memory than one of ten, and the order knows
-nothing of workers, ranks or batch sizes. That is why a job may resume with other ones.
+nothing of workers, ranks or batch sizes. That is why a job may resume with other ones, at any item.
 
 Since the future is known, a cache need not guess: `NextUseCache` evicts what is used furthest
 ahead. `price` says what an order costs in reads and what it buys in mixing. Nothing here touches
@@ -21,7 +21,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
@@ -144,6 +144,9 @@ class Order:
     rank: int = 0
     world_size: int = 1
     drop_last: bool = False
+    skip: int = 0
+    """Items at the beginning of the epoch that are in no batch, so that the rest of an epoch can be
+    cut into other batches than it began with: see `resume`."""
 
     def __post_init__(self) -> None:
         for name in "num_samples batch_size window chunk patches_per_sample world_size".split():
@@ -174,16 +177,17 @@ class Order:
     @property
     def num_batches(self) -> int:
         """Batches in an epoch, the same on every rank."""
-        if self.drop_last:
-            return self.num_items // self.global_batch
-        return -(-self.num_items // self.global_batch)
+        cut = self.num_items - self.skip
+        return cut // self.global_batch if self.drop_last else -(-cut // self.global_batch)
 
     @property
     def num_positions(self) -> int:
-        """Items handed out in an epoch by all ranks, those seen twice counted twice."""
+        """Where an epoch's last batch ends: the items handed out by all ranks, those seen twice
+        counted twice, and what is skipped."""
         if self.drop_last:
-            return self.num_batches * self.global_batch
-        return -(-self.num_items // self.world_size) * self.world_size
+            return self.skip + self.num_batches * self.global_batch
+        cut = self.num_items - self.skip
+        return self.skip + -(-cut // self.world_size) * self.world_size
 
     @property
     def num_duplicates(self) -> int:
@@ -206,7 +210,7 @@ class Order:
     def _items_of(self, epoch: int, batch: int, first: int, step: int) -> Items:
         if not 0 <= batch < self.num_batches:
             raise IndexError(f"batch {batch} is not one of the {self.num_batches} of an epoch")
-        start = batch * self.global_batch
+        start = self.skip + batch * self.global_batch
         stop = min(start + self.global_batch, self.num_positions)
         return self.items_at(epoch, np.arange(start + first, stop, step, dtype=np.int64))
 
@@ -261,14 +265,17 @@ class Order:
 
     def state_dict(self, epoch: int, batch: int) -> dict[str, Any]:
         """The state after ``batch`` batches of an epoch; its size does not depend on anything."""
-        done = min(batch * self.global_batch, self.num_items)
+        done = min(self.skip + batch * self.global_batch, self.num_items)
         return {"seed": self.seed, "epoch": epoch, "items_done": done, "plan": self.plan}
 
-    def from_state(self, state: Mapping[str, Any]) -> Position:
-        """Where this order goes on from a state, saved perhaps with other ranks or batch sizes.
+    def resume(self, state: Mapping[str, Any]) -> tuple[Order, Position]:
+        """The order of the rest of a state's epoch, and where in it to go on.
 
-        The items that remain are those that remained then, in the same global sequence. A state
-        of another plan or seed is refused, and one that stands inside a batch of this order.
+        The state may have been saved with other ranks or batch sizes, after any item. The items
+        that remain are those that remained then, in the same global sequence: they are cut into
+        batches of this order from where the state stands. So the first of them need not begin where
+        a batch of a whole epoch does, and `skip` of the order that is returned says by how much;
+        the next epoch is this order's own again. A state of another plan or seed is refused.
         """
         missing = [key for key in ("seed", "epoch", "items_done", "plan") if key not in state]
         if missing:
@@ -283,16 +290,26 @@ class Order:
                     f"resumed with {name} {own.get(name)!r}"
                 )
         epoch, done = int(state["epoch"]), int(state["items_done"])
-        batch, rest = divmod(done, self.global_batch)
-        if done >= min(self.num_items, self.num_positions):
-            return Position(epoch + 1, 0)
-        if rest:
+        left = self.num_items - done
+        if left < (self.global_batch if self.drop_last else 1):
+            return replace(self, skip=0), Position(epoch + 1, 0)
+        batch, skip = divmod(done, self.global_batch)
+        return replace(self, skip=skip), Position(epoch, batch)
+
+    def from_state(self, state: Mapping[str, Any]) -> Position:
+        """Where this order goes on from a state, for those who keep to its batches.
+
+        As `resume`, but a state is refused that stands inside a batch of this order.
+        """
+        order, position = self.resume(state)
+        if order.skip:
+            done = state["items_done"]
             raise UsageError(
                 f"the loader state stands after {done} items, inside a global batch of "
                 f"{self.global_batch} ({self.batch_size} x {self.world_size} ranks); "
                 f"choose a batch_size for which {done} is a whole number of global batches"
             )
-        return Position(epoch, batch)
+        return position
 
 
 # --- a cache that knows the future --------------------------------------------------------------
@@ -331,8 +348,6 @@ class NextUseCache(Generic[Key, Value]):
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.used = 0
-        self.hits = 0
-        self.misses = 0
         self._lock = threading.Lock()
         self._ahead: dict[Key, deque[int]] = {}
         self._residents: dict[Key, _Resident[Value]] = {}
@@ -354,11 +369,6 @@ class NextUseCache(Generic[Key, Value]):
                 if len(uses) == 1 and key in self._residents:
                     self._rank(key, touch=False)
 
-    def next_use(self, key: Key) -> int | None:
-        """The first announced step that has yet to use a chunk."""
-        uses = self._ahead.get(key)
-        return uses[0] if uses else None
-
     def get(self, key: Key, step: int) -> Value | None:
         """The chunk for a step that was announced, or None: then decode it and `put` it."""
         with self._lock:
@@ -369,9 +379,7 @@ class NextUseCache(Generic[Key, Value]):
                     del self._ahead[key]
             resident = self._residents.get(key)
             if resident is None:
-                self.misses += 1
                 return None
-            self.hits += 1
             self._rank(key, touch=True)
             return resident.value
 
@@ -405,7 +413,7 @@ class NextUseCache(Generic[Key, Value]):
             return True
 
     def clear(self) -> None:
-        """Drop every chunk and every announced use; the counts stay."""
+        """Drop every chunk and every announced use."""
         with self._lock:
             self._residents.clear()
             self._ahead.clear()

@@ -22,20 +22,21 @@ from collections.abc import Iterable
 from pathlib import Path
 
 BLOCK = 8 * 2**20
-"""Bytes of one read."""
+"""Bytes of one read: more gains nothing on the disks that we know, and fits in few caches."""
 
 
 def drop(paths: Iterable[Path]) -> None:
     """Ask the kernel to forget the files' pages. Pages that somebody has mapped stay."""
-    if not hasattr(os, "posix_fadvise"):  # macOS
-        return
     for path in paths:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
+        with path.open("rb", buffering=0) as file:
+            drop_open(file.fileno())
+
+
+def drop_open(descriptor: int) -> None:
+    """The same for a file that is open, which may have no name."""
+    if hasattr(os, "posix_fadvise"):  # macOS has none
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def warm(paths: Iterable[Path]) -> int:

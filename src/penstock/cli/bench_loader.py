@@ -49,7 +49,8 @@ def run(args: argparse.Namespace) -> int:
     loader_report.append_csv(records, config.output)
     print("", *report.in_text(loader_report.sections(records)), sep="\n")
     print("", *(f"Written: {path}" for path in (config.output, ledger.path)), sep="\n")
-    return int(any(record.status in ("crash", "wrong_result") for record in records))
+    failed = ("crash", "wrong_result", "timeout", "oom_host", "oom_device")
+    return int(any(record.status in failed for record in records))
 
 
 def cases_of(config: BenchLoaderConfig, data: str) -> list[Case]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import BenchQueueConfig, add_flags, from_flags
-from ..errors import MissingDependency, UsageError
+from ..errors import UsageError
 from ..record import Record
 from ..units import format_seconds
 
@@ -41,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
     writable(("--output", config.output), ("--ledger", ledger.path))
     if config.output.exists() and config.output.stat().st_size:
         report.read_csv(config.output, queue_report.NEEDS)
+    _check(cases[0], config.timeout)
     launches = launches_of(config.effort)
     print(
         f"{len(cases)} cases, {launches} launch{'es' * (launches != 1)} of each, "
@@ -63,7 +64,23 @@ def run(args: argparse.Namespace) -> int:
     print("", *report.in_text(queue_report.sections(records)), sep="\n")
     written = [config.output, ledger.path, *_figures(config.output)]
     print("", *(f"Written: {path}" for path in written), sep="\n")
-    return int(any(record.status == "crash" for record in records))
+    return int(any(not record.ok and not _lacks_package(record) for record in records))
+
+
+def _check(case: Case, timeout_s: float) -> None:
+    """Refuse data that cannot be read in such batches before anything is measured or written."""
+    from ..launch import Request, launch
+
+    request = Request(task="check", scenario="queue", case=case)
+    answer = launch(request, launch=0, order=None, timeout_s=timeout_s)
+    if answer.error is not None:
+        raise UsageError(answer.error.message)
+
+
+def _lacks_package(record: Record) -> bool:
+    """Whether a launch said no more than that a package is not installed; see `errors.require`."""
+    said = record.error.message if record.error is not None else ""
+    return record.status == "unsupported" and "run: pip install" in said
 
 
 def cases_of(data: str, config: BenchQueueConfig) -> list[Case]:
@@ -158,6 +175,6 @@ def _figures(output: Path) -> list[Path]:
 
     try:
         return plot_queue(output, output.with_suffix(""))
-    except MissingDependency as error:
+    except UsageError as error:  # matplotlib is not installed, or no case was measured
         print(f"No figure: {error}", file=sys.stderr)
         return []

@@ -100,14 +100,18 @@ def fitting(data: str, config: TuneLoaderConfig, threads: int) -> tuple[int, int
     batch = config.batch_size
     while True:
         with Loader(data, batch_size=batch, workers=threads, shuffle=config.shuffle) as loader:
-            batch_bytes, scratch = loader.batch_bytes, loader.engine.scratch_bytes
-        queues = [n for n in QUEUES if (n + 1) * batch_bytes + scratch <= memory]
+            batch_bytes, samples = loader.batch_bytes, loader.order.num_samples
+            engine = loader.engine
+            scratch = {n: engine.scratch_bytes + engine.bytes_in_flight(batch, n) for n in QUEUES}
+        if batch > samples:
+            raise UsageError(f"--batch-size {batch} is more than the {samples} samples of {data}")
+        queues = [n for n in QUEUES if (n + 1) * batch_bytes + scratch[n] <= memory]
         if queues:
             return batch, batch_bytes, queues
         if batch == 1:
             raise UsageError(
                 f"--max-memory {format_bytes(memory)} holds no two batches of one sample, "
-                f"{format_bytes(batch_bytes)} each, and {format_bytes(scratch)} of scratch"
+                f"{format_bytes(batch_bytes)} each, and {format_bytes(scratch[1])} of scratch"
             )
         batch //= 2
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,6 +41,11 @@ CONTENDERS = {
     "zarrs": "penstock.loaders.zarr_python:Zarrs",
 }
 """Loaders that a benchmark compares, each ``module:Class`` called as `make` says."""
+TICKET = 1 << 20
+"""Bytes of a piece of work that is handed to a thread, at least; smaller chunks share one."""
+FORMAT, VERSION = "penstock-packed", 1
+DOCUMENT = "dataset.json"
+"""What a folder is known by as a packed data set; see `penstock.dataset`."""
 
 
 class Contender(Protocol):
@@ -84,22 +90,51 @@ def locate(data: Any) -> dict[str, Location]:
     if "://" in url:
         from .tensorstore import read_key
 
-        text = read_key(url, "dataset.json")
+        text = read_key(url, DOCUMENT)
     else:
         url = str(Path(url).expanduser())
         if not Path(url).exists():
             raise UsageError(f"{url}: there is no such folder")
-        manifest = Path(url, "dataset.json")
-        text = manifest.read_text() if manifest.is_file() else None
+        text = read_text(Path(url, DOCUMENT), url) if Path(url, DOCUMENT).is_file() else None
     if text is None:
         return {"data": Location(url)}
-    packed = json.loads(text)
-    if packed.get("format") != "penstock-packed":
-        raise UsageError(f"{url}/dataset.json: format {packed.get('format')!r} is not known")
-    return {
-        name: Location(f"{url}/{entry['path']}", tuple(entry.get("axes", ())))
-        for name, entry in packed["arrays"].items()
-    }
+    packed = parse_document(text, url)
+    check_version(packed, url)
+    try:
+        return {
+            name: Location(f"{url}/{entry['path']}", tuple(entry.get("axes", ())))
+            for name, entry in packed["arrays"].items()
+        }
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{url}: what describes it is malformed: {error!r}") from error
+
+
+def read_text(path: Path, where: str) -> str:
+    """The text of a file of ``where``, or a `UsageError` that says why there is none."""
+    try:
+        return path.read_text()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{where}: {path.name} cannot be read: {error}") from error
+
+
+def parse_document(text: str, where: str, name: str = DOCUMENT) -> dict[str, Any]:
+    """What the document of a packed data set says; `UsageError` where it is none."""
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"{where}: {name} cannot be read: {error}") from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise UsageError(f"{where}: {name} is not that of a packed data set")
+    return document
+
+
+def check_version(document: Mapping[str, Any], where: str) -> None:
+    """Refuse a packed data set of a version that is not known here."""
+    if document.get("version") != VERSION:
+        raise UsageError(
+            f"{where}: version {document.get('version')} of the format; this Penstock reads "
+            f"{VERSION}"
+        )
 
 
 @dataclass(frozen=True)
@@ -230,7 +265,7 @@ def read_statistics(path: Path) -> dict[str, Normaliser]:
             for name, entry in saved.items()
             if isinstance(entry, dict) and {"mean", "std"} <= set(entry)
         }
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, zipfile.BadZipFile) as error:
         if isinstance(error, UsageError):
             raise
         raise UsageError(f"normalise {path}: {error}") from error
@@ -280,8 +315,20 @@ class Engine(ABC):
     """Threads that should run tasks."""
     fetchers: int = 0
     """Threads that should fetch for them; with none, who runs a task fetches too."""
+    fetched_nbytes: int = 0
+    """Bytes that a task which was fetched may hold until it has run."""
     scratch_bytes: int
-    """The most memory that it takes besides the batches."""
+    """The most memory that it takes besides the batches and `bytes_in_flight`."""
+
+    @property
+    def fetched_bytes(self) -> int:
+        """The most that tasks which were fetched may hold together."""
+        return 2 * self.fetchers * max(self.fetched_nbytes, TICKET)
+
+    def bytes_in_flight(self, rows: int, batches: int) -> int:
+        """The most that reads hold which are asked for a whole batch at once: so many batches of so
+        many rows are read at a time."""
+        return 0
 
     @abstractmethod
     def tasks(self, samples: Items, patches: Items | None = None) -> Sequence[Task]:

@@ -57,8 +57,6 @@ class Layout:
     """As stored; its byte order may be foreign."""
     codecs: tuple[Any, ...]
     """In the order in which they decode; without any, the values are stored as they are."""
-    blosc: bool
-    """Whether the first codec is Blosc, whose headers say how long a chunk is."""
     fill_value: Any
     """None where the store has none."""
     prefix: str
@@ -106,7 +104,6 @@ def _layout_v2(folder: str, meta: Mapping[str, Any]) -> Layout:
         chunks=tuple(meta["chunks"]),
         dtype=dtype,
         codecs=tuple(_codec(folder, config) for config in reversed(stored)),
-        blosc=bool(stored) and stored[-1]["id"] == "blosc",
         fill_value=_fill_value(meta["fill_value"], dtype),
         prefix="",
         separator=meta.get("dimension_separator", "."),
@@ -146,7 +143,6 @@ def _layout_v3(folder: str, meta: Mapping[str, Any]) -> Layout:
         chunks=tuple(grid["configuration"]["chunk_shape"]),
         dtype=dtype,
         codecs=tuple(_codec(folder, _V3_CODECS[c["name"]]) for c in reversed(rest)),
-        blosc=names[-1] == "blosc",
         fill_value=_fill_value(meta["fill_value"], dtype),
         prefix=f"c{separator}" if default else "",
         separator=separator,
@@ -198,14 +194,15 @@ class NativeEngine(Engine):
         self.normalisers = dict(selection.normalise)
         self._rows: dict[tuple[str, int], Rows] = {}
         largest = max(field.chunk_nbytes for field in self.fields.values())
-        self.decoded_nbytes = largest
-        self.stored, self.decoded = Pool(largest + _SLACK), Pool(largest)
+        self.decoded_nbytes, self.fetched_nbytes = largest, largest + _SLACK
+        self.stored, self.decoded = Pool(self.fetched_nbytes), Pool(largest)
         self.cache: NextUseCache[tuple[str, tuple[int, ...]], NDArray[Any]] | None = None
         self._step = 0
         if cache_bytes:
             self.cache = NextUseCache(cache_bytes)
-        buffers = workers + min(1, fetch) * (2 * fetch + workers)
-        self.scratch_bytes = buffers * (largest + _SLACK) + workers * largest + cache_bytes
+        # A worker reads by itself what was in the cache when it should have been fetched.
+        of_workers = workers * (self.fetched_nbytes + largest)
+        self.scratch_bytes = of_workers + self.fetched_bytes + cache_bytes
 
     def forget(self) -> None:
         if self.cache is not None:
@@ -259,13 +256,15 @@ class ChunkTask:
         return self.field.chunk_nbytes
 
     def fetch(self) -> NDArray[np.uint8] | None:
-        """The bytes of the chunk's file, in a buffer from ``engine.stored``; None where the chunk
-        is in the cache."""
+        """What `_read` brings; None where the chunk is in the cache."""
+        cache = self.engine.cache
+        return None if cache is not None and self.key in cache else self._read()
+
+    def _read(self) -> NDArray[np.uint8]:
+        """The bytes of the chunk's file, in a buffer from ``engine.stored``."""
         engine = self.engine
-        if engine.cache is not None and self.key in engine.cache:
-            return None
         try:
-            return _read_file(self.path, engine.stored, engine.decoded_nbytes + _SLACK)
+            return _read_file(self.path, engine.stored, engine.fetched_nbytes)
         except FileNotFoundError:
             fill = self.layout.fill_value
             if fill is not None and engine.missing == "fill":
@@ -302,9 +301,8 @@ class ChunkTask:
             self.discard(fetched)
             self.scatter(known, out)
             return Traffic()
-        stored = fetched
-        while stored is None:
-            stored = self.fetch()
+        # Not `fetch`: another worker may have put the chunk into the cache since it was missed.
+        stored = self._read() if fetched is None else fetched
         chunk = engine.decoded.take(self.field.chunks, self.layout.dtype)
         self.decode(stored, chunk)
         traffic = Traffic(stored.nbytes, chunk.nbytes)
@@ -340,29 +338,67 @@ def _read_file(path: str, pool: Pool, limit: int) -> NDArray[np.uint8]:
 
 
 def _decode(layout: Layout, stored: NDArray[np.uint8], chunk: NDArray[Any]) -> None:
-    if not layout.codecs:
-        if stored.nbytes != chunk.nbytes:
-            raise ValueError(f"the chunk has {stored.nbytes} bytes, not {chunk.nbytes}")
-        chunk.reshape(-1).view(np.uint8)[:] = stored
-        return
-    if layout.blosc:  # the library trusts its header, past the end of what was read
-        _check_blosc(stored, chunk.nbytes if len(layout.codecs) == 1 else None)
+    """Decode a chunk's bytes into an array of its shape; `ValueError` where they are not as many.
+
+    Only what says beforehand that it will fill the array is decoded right into it. Of less, a codec
+    leaves the rest as it was, which is another chunk; of more, some of numcodecs (Shuffle,
+    Fletcher32) write past the end.
+    """
     data: Any = stored
     for codec in layout.codecs[:-1]:
+        _promised(codec, data)
         data = codec.decode(data)
-    decoded = layout.codecs[-1].decode(data, out=chunk)
-    if (length := memoryview(decoded).nbytes) != chunk.nbytes:
-        raise ValueError(f"the chunk decodes to {length} bytes, not {chunk.nbytes}")
+    if layout.codecs:
+        last = layout.codecs[-1]
+        promised = _promised(last, data)
+        if promised == chunk.nbytes:
+            last.decode(data, out=chunk)
+            return
+        if promised is not None and promised > chunk.nbytes:  # before it takes so much memory
+            raise ValueError(f"the chunk decodes to {promised} bytes, not {chunk.nbytes}")
+        data = last.decode(data)
+    values = np.frombuffer(data, np.uint8)
+    if values.nbytes != chunk.nbytes:
+        verb = "decodes to" if layout.codecs else "has"
+        raise ValueError(f"the chunk {verb} {values.nbytes} bytes, not {chunk.nbytes}")
+    chunk.reshape(-1).view(np.uint8)[:] = values
 
 
-def _check_blosc(stored: NDArray[np.uint8], decoded_bytes: int | None) -> None:
+def _promised(codec: Any, data: Any) -> int | None:
+    """How many bytes a codec's header says that data decode to; None where it says nothing."""
+    if codec.codec_id not in ("blosc", "lz4", "zstd"):
+        return None
+    stored = np.frombuffer(data, np.uint8)
+    if codec.codec_id == "blosc":
+        return _check_blosc(stored)
+    if codec.codec_id == "lz4":  # numcodecs puts the length before the block
+        return int.from_bytes(stored[:4].tobytes(), "little")
+    return _zstd_length(stored[:18].tobytes())
+
+
+def _check_blosc(stored: NDArray[np.uint8]) -> int:
+    """The decoded length. The library trusts its header, past the end of what was read."""
     if stored.nbytes < 16:
         raise ValueError(f"the chunk has {stored.nbytes} bytes, less than a Blosc header")
     decoded, _, told = (int(n) for n in stored[4:16].view("<u4"))
     if told != stored.nbytes:
         raise ValueError(f"the chunk has {stored.nbytes} bytes, its header says {told}")
-    if decoded_bytes is not None and decoded != decoded_bytes:
-        raise ValueError(f"the chunk decodes to {decoded} bytes, not {decoded_bytes}")
+    return decoded
+
+
+def _zstd_length(head: bytes) -> int | None:
+    """The decoded length in the head of a Zstandard frame (RFC 8878, 3.1.1.1); None if not told.
+
+    >>> _zstd_length(numcodecs.Zstd().encode(bytes(64)))
+    64
+    """
+    if len(head) < 6 or head[:4] != b"\x28\xb5\x2f\xfd":
+        return None
+    size, one_segment, dictionary = head[4] >> 6, head[4] >> 5 & 1, head[4] & 3
+    start = 5 + (not one_segment) + (0, 1, 2, 4)[dictionary]
+    width = (one_segment, 2, 4, 8)[size]
+    length = int.from_bytes(head[start : start + width], "little")
+    return (length + 256 if width == 2 else length) if width else None
 
 
 def copy_runs(to: NDArray[Any], of: NDArray[Any]) -> None:

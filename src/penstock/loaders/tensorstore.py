@@ -30,6 +30,12 @@ REQUESTS = tuple(
     f"{kind}_concurrency" for kind in ("file_io", "s3_request", "gcs_request", "http_request")
 )
 """TensorStore's resources that bound how many reads are under way."""
+_PATIENCE = {
+    f"{kind}_request_retries": {"max_retries": 5, "initial_delay": "1s"}
+    for kind in ("s3", "gcs", "http")
+}
+"""Waits of 1, 2, 4, 8 and 16 s: half a minute for a network that falters. By itself TensorStore
+would try for a quarter of an hour, in which a training stands still and says nothing."""
 _MARKERS = {".zarray": "zarr", "zarr.json": "zarr3", "attributes.json": "n5"}
 
 
@@ -38,7 +44,7 @@ def read_key(url: str, key: str) -> str | None:
     root = open_kvstore(kvstore(f"{url}/"), url)
     with explaining(url):
         found = root.read(key).result()
-    return found.value.decode() if found.state == "value" else None
+        return found.value.decode() if found.state == "value" else None
 
 
 class TensorStoreEngine(Engine):
@@ -57,10 +63,14 @@ class TensorStoreEngine(Engine):
         missing: str,
     ) -> None:
         self.drivers = _IN_FLIGHT
-        concurrency = {"data_copy_concurrency": {"limit": workers}}
+        settings: dict[str, Any] = {
+            **_PATIENCE,
+            "data_copy_concurrency": {"limit": workers},
+            "cache_pool": {"total_bytes_limit": cache_bytes},
+        }
         if fetch:
-            concurrency |= {kind: {"limit": fetch} for kind in REQUESTS}
-        context = ts.Context({**concurrency, "cache_pool": {"total_bytes_limit": cache_bytes}})
+            settings |= {kind: {"limit": fetch} for kind in REQUESTS}
+        context = ts.Context(settings)
         self.arrays: dict[str, Any] = {}
         fields: dict[str, Field] = {}
         for name, place in places.items():
@@ -86,6 +96,16 @@ class TensorStoreEngine(Engine):
 
     def tasks(self, samples: Items, patches: Items | None = None) -> list[FieldTask]:
         return [FieldTask(self, field, samples, patches) for field in self.fields.values()]
+
+    def bytes_in_flight(self, rows: int, batches: int) -> int:
+        """Of all that a task asks for at once the bytes may have come and wait to be decoded, or be
+        decoded and wait to be copied; those that are just decoded count as scratch."""
+        tasks = [
+            field.most_chunks(rows) * field.chunk_nbytes
+            for field in self.fields.values()
+            for _ in range(batches)
+        ]
+        return sum(sorted(tasks, reverse=True)[:_IN_FLIGHT])
 
     def cancel(self) -> None:
         with self.lock:

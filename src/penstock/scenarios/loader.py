@@ -13,8 +13,8 @@ take as long as reading it, and in between two waits they would be time in which
 ahead; so all batches that were timed are delivered once more, untimed, and every byte of every row
 is checked there. Anything but 0 duplicates, 0 missing and 0 wrong is a wrong result.
 
-Bytes, processor time and reads from the device are counted from the first batch to the last, of
-the whole tree of processes, so that what runs ahead at one end makes up for the other.
+Bytes and processor time are counted from the first batch to the last, of the whole tree of
+processes, so that what runs ahead at one end makes up for the other.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ from numpy.typing import NDArray
 
 from .. import loaders, pagecache
 from ..batches import Field, need_of
-from ..dataset import CHECKS, DOCUMENT, Audit, Packed, PackedArray, open_dataset
+from ..dataset import CHECKS, Audit, Packed, PackedArray, open_dataset
 from ..errors import UsageError
+from ..loaders import DOCUMENT, parse_document
 from ..loopback import Loopback
 from ..order import Order, Price, price
 from . import Phase, Work, WrongResult
@@ -140,14 +141,12 @@ class LoaderScenario:
             return
         delivered = batches * self.work["bytes"]
         self.facts["cpu_s_per_gb"] = spent.cpu_s / (delivered / 1e9)
-        self.facts["resident_after"] = self._source.residency()
         if spent.stored is None:
             return
         stored = spent.stored / batches
         share = self._case["batch"] / self._packed.num_samples
         self.facts["stored_bytes"] = stored
         self.facts["read_amplification"] = stored / (self._source.stored_bytes * share)
-        self.facts["device_bytes"] = spent.device and spent.device / batches
 
     def _close(self) -> None:
         self._batch, self._batches = None, iter(())
@@ -250,15 +249,12 @@ class Source:
             pagecache.warm(files)
         return {"resident": pagecache.residency(files)}
 
-    def residency(self) -> float | None:
-        return pagecache.residency(self.files()) if self.files() else None
-
     def counters(self) -> Counters:
         """What this process and those below it have used so far; the slow server left out."""
         served = self._server.served()["bytes"] if self._server else None
         counted = Counters.of_tree(self._server.pid if self._server else None)
         if self.remote:
-            return Counters(counted.cpu_s, served, None)
+            return Counters(counted.cpu_s, served)
         return counted
 
     def close(self) -> None:
@@ -332,12 +328,16 @@ def _fetch_documents(url: str, folder: Path) -> None:
     document = fetch(DOCUMENT)
     if document is None:
         raise UsageError(f"DATA {url}: no packed data set: there is no {DOCUMENT}")
-    described = json.loads(document)
-    for key in (described["ids"], CHECKS):
+    where = f"DATA {url}"
+    with explaining(where):
+        described = parse_document(document.decode(), where)
+    try:
+        paths = [str(entry["path"]) for entry in described["arrays"].values()]
+        keys = [str(described["ids"]), CHECKS]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{where}: what describes it is malformed: {error!r}") from error
+    for key in keys + [f"{path}/{name}" for path in paths for name in (".zarray", "zarr.json")]:
         fetch(key)
-    for entry in described["arrays"].values():
-        for name in (".zarray", "zarr.json"):
-            fetch(f"{entry['path']}/{name}")
 
 
 @dataclass(frozen=True)
@@ -348,12 +348,10 @@ class Counters:
     stored: int | None
     """Bytes that were asked for: of files, by the kernel's count, from memory or not; of the slow
     server, by its own."""
-    device: int | None
-    """Bytes that the kernel fetched from a device for it."""
 
     @classmethod
     def of_tree(cls, without: int | None = None) -> Counters:
-        cpu_s, stored, device = 0.0, 0, 0
+        cpu_s, stored = 0.0, 0
         root = psutil.Process()
         for process in (root, *root.children(recursive=True)):
             if process.pid == without:
@@ -363,17 +361,11 @@ class Counters:
                 # Those below it that have ended count with who waited for them.
                 cpu_s += times.user + times.system + times.children_user + times.children_system
                 if hasattr(process, "io_counters"):
-                    counted = process.io_counters()
-                    stored += counted.read_chars
-                    device += counted.read_bytes
-        return cls(cpu_s, stored or None, device if stored else None)
+                    stored += process.io_counters().read_chars
+        return cls(cpu_s, stored or None)
 
     def __sub__(self, other: Counters) -> Counters:
-        def less(a: int | None, b: int | None) -> int | None:
-            return None if a is None or b is None else a - b
-
-        return Counters(
-            self.cpu_s - other.cpu_s,
-            less(self.stored, other.stored),
-            less(self.device, other.device),
-        )
+        stored = None
+        if self.stored is not None and other.stored is not None:
+            stored = self.stored - other.stored
+        return Counters(self.cpu_s - other.cpu_s, stored)

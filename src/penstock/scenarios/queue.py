@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..errors import UsageError
 from ..flow import Stopped
 from ..loader import Loader
 from ..order import Items, Order
@@ -96,6 +97,12 @@ class QueueScenario:
         self._held = None
         self._batches.close()
         self._compute.close()
+
+
+def check(case: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    """The case as it is; raises `UsageError` for data that cannot be read in such batches."""
+    _loader(case, workers=1, queue=0).close()
+    return case, {}
 
 
 def _open(case: Mapping[str, Any]) -> Batches:
@@ -189,5 +196,10 @@ def _loader(case: Mapping[str, Any], *, workers: int, queue: int) -> Loader:
         workers=workers,
         queue=queue,
     )
+    samples = loader.order.num_samples
+    if case["batch"] > samples:
+        raise UsageError(
+            f"--batch-size {case['batch']} is more than the {samples} samples of {case['data']}"
+        )
     loader.order = Endless.like(loader.order)
     return loader

@@ -23,10 +23,9 @@ import numpy as np
 import psutil
 
 from ..errors import UsageError, describe, require
+from ..pagecache import BLOCK, drop_open
 from . import Phase, Work, WrongResult
 
-BLOCK = 8 * 2**20
-"""Bytes of one read: more gains nothing on the disks that we know, and fits in few caches."""
 FROM_DEVICE = 0.9
 """Of a read that is said to come from the device, at least this share did."""
 
@@ -154,7 +153,7 @@ class DiskRead:
 
     def step(self, phase: Phase) -> Work:
         if not self._cached:
-            self._drop()
+            drop_open(self._file.fileno())
         before = _fetched()
         with phase("read"):
             count = self._read()
@@ -178,11 +177,7 @@ class DiskRead:
         random = np.random.default_rng(0)
         for _ in range(self._size // BLOCK):
             self._file.write(random.bytes(BLOCK))
-        os.fsync(self._file.fileno())  # only clean pages can be dropped
-
-    def _drop(self) -> None:
-        if hasattr(os, "posix_fadvise"):  # macOS has none
-            os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        os.fsync(self._file.fileno())  # what is still being written would slow the reading
 
     def _read(self) -> int:
         self._file.seek(0)
