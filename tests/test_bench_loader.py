@@ -123,6 +123,7 @@ def test_what_a_loader_got_wrong_is_a_wrong_result(
         measured(LoaderScenario(case(data)))
 
 
+@pytest.mark.slow
 def test_a_slow_server_counts_what_it_served(data: Path) -> None:
     scenario = LoaderScenario(case(data, latency_ms=2.0, cache="as-is"))
     result = measured(scenario)

@@ -259,6 +259,7 @@ def run(*arguments: str) -> int:
     return verb.run(parser.parse_args(arguments))
 
 
+@pytest.mark.slow
 def test_the_verb_draws_a_benchmark(
     path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

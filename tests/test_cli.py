@@ -187,6 +187,8 @@ def test_plan_and_dry_run_touch_nothing(
         (["--max-memory", "lots"], ["--max-memory", "lots"]),
         (["--config", "nowhere.yaml"], ["nowhere.yaml"]),
         (["--run-dir", "in.zarr/.zarray/x"], ["--run-dir"]),
+        (["--run-dir", "out.zarr/run"], ["--run-dir out.zarr/run", "inside the output"]),
+        (["--shards", "192"], ["--shards 192", "128", "--shards 256"]),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_sentence_exit_2_and_nothing_lost(
@@ -319,7 +321,7 @@ def test_an_interrupted_run_exits_3_and_says_how_to_go_on(tmp_path: Path) -> Non
     job = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert job.stdout is not None
     while "started" not in job.stdout.readline():
-        pass
+        assert job.poll() is None, "the run ended before it could be interrupted"
     job.send_signal(signal.SIGTERM)
     _, error = job.communicate(timeout=20)
     assert job.returncode == 3

@@ -273,6 +273,7 @@ def test_an_exception_has_a_status(error: Exception, limited: bool, status: str)
     assert status_of(error, limited=limited) == status
 
 
+@pytest.mark.slow
 def test_torch_under_a_memory_limit() -> None:
     pytest.importorskip("torch")
     record = run("TorchOom", limit=4096 * MIB)

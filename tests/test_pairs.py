@@ -171,6 +171,7 @@ def test_a_read_that_fails_ends_the_epoch() -> None:
 # --- what is learnt ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_model_learns_and_infer_runs_it(tmp_path: Path) -> None:
     clean = clean_volume((24, 32, 64), seed=1).astype(np.float32)
     noisy = clean + np.random.default_rng(2).normal(0, clean.std(), clean.shape).astype(np.float32)

@@ -35,7 +35,7 @@ def facts(shape: tuple[int, ...], **changes: Any) -> Facts:
         "batch": 64, "in_channels": 1, "out_channels": (1,), "out_itemsizes": (2,),
         "write_grids": ((256, 256, 256),), "anchor": (0, 0, 0), "weight_bytes": 0,
         "forward_bytes": 0, "devices": ("cpu",), "base_bytes": 10**8,
-        "available_bytes": 64 * 10**9, "device_bytes": None,
+        "available_bytes": 64 * 10**9, "device_bytes": None, "chunk_bytes": 2 * 128**3, "cores": 2,
     }  # fmt: skip
     return Facts(**(given_ | changes))
 

@@ -252,6 +252,32 @@ class TestSourceMetadata:
         with pytest.raises(UsageError, match="level 2 does not exist; 0 to 1 do"):
             open_source(path, level=2)
 
+    @pytest.mark.parametrize("build", [build_ome_zarr_04, build_ome_zarr_05])
+    def test_a_level_of_ome_zarr_gives_its_position_on(
+        self, build: Callable[[Path], Any], tmp_path: Path
+    ) -> None:
+        """Transformations apply in order: the scale of all datasets scales a dataset's position."""
+        (tmp_path / "in").mkdir()
+        path = build(tmp_path / "in")
+        file = path / ("zarr.json" if build is build_ome_zarr_05 else ".zattrs")
+        document = json.loads(file.read_text())
+        (multiscale,) = document.get("attributes", {}).get("ome", document)["multiscales"]
+        half, far = ([0, 0, 0, 0.5, 0.5], [0, 0, 10, 0, 0])
+        for holder, position in ((multiscale["datasets"][1], half), (multiscale, far)):
+            translation = {"type": "translation", "translation": position}
+            holder["coordinateTransformations"].append(translation)
+        file.write_text(json.dumps(document))
+        fine, coarse = open_source(path), open_source(path, level=1)
+        assert fine.translation == (0, 0, 10, 0, 0)
+        assert coarse.translation == (0, 0, 10, 1.5, 0.5)
+        assert coarse.scale == (1, 1, 2, 3, 1)
+        open_out(tmp_path / "out.zarr", coarse.domain, like=coarse).create()
+        written = open_source(tmp_path / "out.zarr")
+        assert (written.scale, written.translation) == (coarse.scale, coarse.translation)
+        assert written.ome_version == coarse.ome_version
+        open_out(tmp_path / "at.zarr", like=coarse, at=(0, 0, 1, 2, 3)).create()
+        assert open_source(tmp_path / "at.zarr").translation == (0, 0, 12, 7.5, 3.5)
+
     def test_chunks_of_a_sharded_array_are_the_inner_ones(self, tmp_path: Path) -> None:
         assert open_source(build_zarr3_sharded(tmp_path)).chunks == (1, 1, 4, 5, 6)
 
@@ -1245,6 +1271,11 @@ class TestBadInput:
                 lambda d: d / "a.zarr",
                 {"ome_version": "0.4", "shards": (8, 8, 8)},
                 r"shards \(8, 8, 8\) need OME-Zarr 0\.5, this is 0\.4",
+            ),
+            (
+                lambda d: d / "a.zarr",
+                {"shards": (8, 192, 128)},
+                r"--shards 192 \(axis y\) is not a multiple of 128, .* give --shards 256 or --ch",
             ),
             (lambda d: d / "a.n5", {"shards": (8, 8, 8)}, "this is n5"),
             (lambda d: d / "a.zarr", {"ome_version": "0.3"}, "OME-Zarr 0.3 cannot be written"),

@@ -133,6 +133,7 @@ def test_runs_that_are_tracked_take_the_same_steps(tmp_path: Path) -> None:
 # --- what is told ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @needs["tensorboard"]
 def test_events_are_those_of_the_run_and_tensorboard_reads_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

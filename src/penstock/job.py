@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,8 +22,10 @@ import torch
 from . import model as models
 from .box import Box
 from .config import InferConfig
+from .environment import cgroup_folders
 from .errors import UsageError
-from .plan import Facts, make_plan, patch_shape, per_axis, select
+from .flow import usable_cores
+from .plan import Facts, block_halo, make_plan, patch_shape, per_axis, select
 from .store import Sink, Source, open_sink, open_source, overlap, same_array
 
 GPU_BATCH = 16
@@ -88,8 +91,10 @@ class Job:
         if config.norm_level is not None:
             self.norm_source = open_source(config.in_spec, level=config.norm_level)
         self.run_dir = config.run_dir or _default_run_dir(self.sinks[0])
-        if self.run_dir and f"{self.run_dir.resolve()}/".startswith(f"{source.address}/"):
-            raise UsageError(f"--run-dir {self.run_dir} lies inside the input")
+        places = [("input", source.address), *(("output", sink.address) for sink in self.sinks)]
+        for what, address in places:
+            if self.run_dir and f"{self.run_dir.resolve()}/".startswith(f"{address}/"):
+                raise UsageError(f"--run-dir {self.run_dir} lies inside the {what}")
         self.clip = (0.0, 1.0) if config.clip_norm == () else config.clip_norm
         for flag, path in (("--trace", config.trace), ("--metrics-json", config.metrics_json)):
             if path is not None:
@@ -141,6 +146,7 @@ class Job:
                 shards=config.shards and per_axis(config.shards, plane=False, thin=1),
                 overwrite=config.overwrite,
                 resume=config.resume,
+                at=(0, 0, *source.domain.start[2:]),
             )
             if same_array(source, sink):
                 raise UsageError(f"--out-spec {sink.name} is the input itself")
@@ -157,14 +163,16 @@ class Job:
         return outputs
 
     def _chunks(self) -> tuple[int, ...] | None:
-        """Chunks of a new output: what the user said, or what divides their block evenly."""
+        """Chunks of a new output: what the user said, or what divides their block evenly; None,
+        for those of any other output, where nothing of a sensible size does."""
         config = self.config
         if config.chunks is not None:
             return per_axis(config.chunks, plane=False, thin=1)
         if config.block is None or config.shards is not None:
             return None
         block = per_axis(config.block, plane=False, thin=1)
-        return tuple(next(n // k for k in range(-(-n // 128), n + 1) if n % k == 0) for n in block)
+        sides = tuple(_chunk_side(n) for n in block)
+        return sides if all(sides) else None
 
     def _output(
         self, sink: Sink, channels: int, source: Source, ts: Sequence[int], cs: Sequence[int]
@@ -216,10 +224,13 @@ class Job:
     def _facts(self, source: Source) -> Facts:
         domain = source.domain[2:]
         cached = source.with_cache(1)
+        # Asking a GPU makes its context, which this process then holds: base counts it.
+        device_bytes = _free_device_memory(self.devices)
         return Facts(
             domain=domain,
             source_itemsize=source.dtype.itemsize,
             source_chunk=source.chunks[2:],
+            chunk_bytes=math.prod(source.chunks) * source.dtype.itemsize,
             source_origin=source.grid_origin[2:],
             source_is_float=source.dtype.kind == "f",
             source_cache=source.cache_bytes or None,
@@ -236,7 +247,8 @@ class Job:
             devices=tuple(device.type for device in self.devices),
             base_bytes=psutil.Process().memory_info().rss,
             available_bytes=_available_memory(),
-            device_bytes=_free_device_memory(self.devices),
+            cores=usable_cores(),
+            device_bytes=device_bytes,
         )
 
     def fingerprint(self) -> dict[str, Any]:
@@ -263,7 +275,7 @@ class Job:
             ],
             "clip": self.clip,
             "denormalize": config.denormalize,
-            "halo": config.halo,
+            "halo": block_halo(config, geometry),
             "arithmetic": [str(self.amp), config.tf32, config.compile],
         }
 
@@ -275,13 +287,28 @@ def check_writable(path: Path, flag: str) -> None:
         raise UsageError(f"{flag} {path}: no file can be written there")
 
 
+def _chunk_side(block: int) -> int:
+    """The side of a chunk, nearest 128, that divides a block's evenly; 0 where none within 4 times
+    of it does: one voxel is as many files, and one chunk for all takes the memory of all."""
+    divisors = (n for n in range(1, min(block, 4 * 128) + 1) if block % n == 0)
+    side = min(divisors, key=lambda n: max(n / 128, 128 / n))
+    return side if side >= min(block, 128 // 4) else 0
+
+
 def _default_run_dir(sink: Sink) -> Path | None:
-    """Beside a local output; in this folder for a remote one; nowhere for an array in memory."""
-    if sink.local_path is not None:
-        return sink.local_path.with_name(sink.local_path.name + ".penstock")
-    if "://" not in sink.address:
-        return None
-    return Path(sink.address.rstrip("/").rpartition("/")[2] + ".penstock")
+    """Beside a local store; in this folder for a remote one; nowhere for an array in memory.
+
+    Where the name alone does not say which array is meant, a hash of its address does.
+    """
+    store = sink.local_path
+    if store is not None and str(store.resolve()) == sink.address:
+        return store.with_name(store.name + ".penstock")
+    if store is None:
+        if "://" not in sink.address:
+            return None
+        store = Path(sink.address.rstrip("/").rpartition("/")[2])
+    address = hashlib.sha256(sink.address.encode()).hexdigest()[:8]
+    return store.with_name(f"{store.name}-{address}.penstock")
 
 
 def _dtype(name: str | None, otherwise: np.dtype[Any]) -> np.dtype[Any]:
@@ -309,13 +336,29 @@ def _digest(module: torch.nn.Module) -> str:
 
 
 def _available_memory() -> int:
-    """Bytes that this process could still take: the machine's, or its cgroup's if that is less."""
-    available = psutil.virtual_memory().available
-    with contextlib.suppress(OSError, ValueError):
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        available = min(available, limit - used)
-    return int(available)
+    """Bytes that this process could still take: the machine's, or those of the control group that
+    leaves it least."""
+    left = [_left_in(folder) for folder in cgroup_folders("memory")]
+    available = [psutil.virtual_memory().available, *(n for n in left if n is not None)]
+    return int(min(available))
+
+
+def _left_in(folder: Path) -> int | None:
+    """Bytes that a control group has left, by either version's files; None where it has no limit.
+
+    Pages of files that nobody uses count as free: the kernel drops them before it says no.
+    """
+    for limit, used, unused in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        with contextlib.suppress(OSError, ValueError):  # no such file, or the limit is "max"
+            left = int((folder / limit).read_text()) - int((folder / used).read_text())
+            with contextlib.suppress(OSError, ValueError):
+                words = (folder / "memory.stat").read_text().split()
+                left += int(words[words.index(unused) + 1])
+            return left
+    return None
 
 
 def _free_device_memory(devices: Sequence[torch.device]) -> int | None:

@@ -85,9 +85,13 @@ class Journal:
         if not _claim(self._log):
             self.close()
             raise UsageError(f"--run-dir {self.folder}: another process is writing this output")
-        self._log.truncate(0)
-        self._log.writelines(_line(key) for key in sorted(self.done))
-        self._log.flush()
+        if not self.done:
+            self._log.truncate(0)
+        elif not log.read_bytes().endswith(b"\n"):
+            # Only appended to: a kill must not take what is done. A torn line is spoilt as it is
+            # ended, or half of "0 1 1 12" would say that 0 1 1 1 is done.
+            self._log.write("?\n")
+            self._log.flush()
         (self.folder / "summary.json").unlink(missing_ok=True)
         metrics = self.folder / "metrics.jsonl"
         if self.done and metrics.exists():  # of the run that this one goes on with

@@ -16,6 +16,7 @@ import copy
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
@@ -31,21 +32,6 @@ from .model import Model
 from .normalize import Scaling
 from .probe import Probe
 from .stitch import axis_weights
-
-_TORCH_DTYPES = {
-    np.dtype(name): getattr(torch, name)
-    for name in (
-        "uint8",
-        "uint16",
-        "uint32",
-        "int8",
-        "int16",
-        "int32",
-        "float16",
-        "float32",
-        "float64",
-    )
-} | {np.dtype(bool): torch.bool}
 
 _LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 _SUMS = np.dtype(np.float32)
@@ -231,7 +217,7 @@ class Lane:
                 buffers.append(self.block_pool.take(shape, kept))
                 outputs.append(torch.from_numpy(buffers[-1]))
             else:
-                outputs.append(torch.empty(shape, dtype=_TORCH_DTYPES[kept], device=self.device))
+                outputs.append(torch.empty(shape, dtype=_torch_dtype(kept), device=self.device))
             if not self._trim:
                 outputs[-1].zero_()
         return outputs, buffers
@@ -321,10 +307,7 @@ class Lane:
         shape = zip(
             geometry.patch, geometry.overlap, index, geometry.cores.cells.shape, strict=True
         )
-        return [
-            torch.from_numpy(axis_weights(p, o, floor, i, n)).to(self.device)
-            for p, o, i, n in shape
-        ]
+        return [_weights_on(self.device, p, o, floor, i, n) for p, o, i, n in shape]
 
     def _finished(self) -> Iterator[Finished]:
         while self._open and self._open[0].remaining == 0:
@@ -343,6 +326,18 @@ class Lane:
         for tensor in (*done.outputs, self._finite):
             tensor.record_stream(self._copies)
         return Finished(done.loaded, host, [], finite, event)
+
+
+@lru_cache(maxsize=1024)
+def _weights_on(
+    device: torch.device, patch: int, overlap: int, floor: float, index: int, count: int
+) -> Tensor:
+    """`axis_weights` on a device, copied there once and not for each patch and head."""
+    return torch.from_numpy(axis_weights(patch, overlap, floor, index, count)).to(device)
+
+
+def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 @contextlib.contextmanager

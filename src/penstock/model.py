@@ -8,6 +8,7 @@ running the net: its operators are played on shapes alone. Files are read with s
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import importlib.util
@@ -314,6 +315,8 @@ def devices(names: Sequence[str]) -> list[torch.device]:
             raise UsageError("--devices mps: this machine has no MPS device; try cpu")
         if device.type not in ("cpu", "cuda", "mps"):
             raise UsageError(f"--devices {name!r} is not supported; try cpu, cuda:0 or mps")
+        if device.type == "cuda":  # without an index it is the first, and equal to it
+            device = torch.device("cuda", device.index or 0)
         found.append(device)
     if not found:
         raise UsageError("--devices names no device")
@@ -383,7 +386,7 @@ def footprint(model: Model, shape: Sequence[int]) -> Footprint:
     """Play a forward of the input ``shape`` (batch, channels, spatial...) on shapes alone.
 
     A net that does not allow it (TorchScript, or a choice by value) is run once on zeros on the
-    CPU instead, and its peak is then unknown.
+    CPU instead, on two of the batch at most, and its peak is then unknown.
 
     Raises `UsageError` where the net does not take the shape or returns another one.
     """
@@ -400,7 +403,8 @@ def footprint(model: Model, shape: Sequence[int]) -> Footprint:
     except UsageError:
         raise
     except Exception:
-        outputs, peak = _run_once(model, shape), None
+        outputs, shape = _run_once(model, shape)
+        peak = None
     heads = model.heads(outputs)
     for name, tensor in heads.items():
         if tensor.ndim == len(shape) and tensor.shape[0] != shape[0]:
@@ -415,12 +419,21 @@ def footprint(model: Model, shape: Sequence[int]) -> Footprint:
     return Footprint(tuple(Head(name, t.shape[1]) for name, t in heads.items()), peak)
 
 
-def _run_once(model: Model, shape: Sequence[int]) -> Any:
-    try:
-        with torch.inference_mode():
-            return model.module(torch.zeros(tuple(shape)))
-    except Exception as error:
-        raise UsageError(
-            f"model {model.name} does not take a batch of shape {tuple(shape)} "
-            f"(batch, channels, spatial; see --patch and --in-channels): {describe(error)}"
-        ) from error
+def _run_once(model: Model, shape: Sequence[int]) -> tuple[Any, Sequence[int]]:
+    """What the net returns on the CPU, and for which input.
+
+    Two of a batch show what becomes of the batch axis, and a batch for a GPU takes a CPU long; only
+    a net that was exported for one size of batch is given all of it.
+    """
+    few = (min(2, shape[0]), *shape[1:])
+    with torch.inference_mode():
+        if few != tuple(shape):
+            with contextlib.suppress(Exception):
+                return model.module(torch.zeros(few)), few
+        try:
+            return model.module(torch.zeros(tuple(shape))), shape
+        except Exception as error:
+            raise UsageError(
+                f"model {model.name} does not take a batch of shape {tuple(shape)} "
+                f"(batch, channels, spatial; see --patch and --in-channels): {describe(error)}"
+            ) from error

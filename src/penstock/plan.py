@@ -134,6 +134,8 @@ class Facts:
     source_itemsize: int
     source_chunk: tuple[int, ...]
     """Spatial, z y x."""
+    chunk_bytes: int
+    """Of a chunk when it is decoded, all its axes."""
     source_origin: tuple[int, ...]
     """A corner of the source's chunk grid."""
     source_is_float: bool
@@ -162,6 +164,8 @@ class Facts:
     """What this process holds already, model weights included."""
     available_bytes: int
     """What the machine could still give it."""
+    cores: int
+    """That decode chunks at once."""
     device_bytes: int | None
     """Free memory of the smallest device, None on the CPU."""
 
@@ -176,6 +180,8 @@ class Memory:
     assembly: int
     writing: int
     cache: int
+    decoding: int
+    """Chunks that are decoded, and too many for the cache."""
     runtime: int = RUNTIME_BYTES
 
     @property
@@ -255,7 +261,7 @@ class Plan:
     def refuse(self) -> None:
         """Raise `Refused` where host or device cannot hold the job."""
         if self.memory.total > self.memory_limit:
-            causes = ("base", "forward", "assembly", "blocks", "writing")
+            causes = ("base", "forward", "assembly", "blocks", "writing", "decoding")
             parts = {name: getattr(self.memory, name) for name in causes}
             cure = {
                 "base": "a smaller model",
@@ -263,6 +269,7 @@ class Plan:
                 "assembly": f"a smaller --block (now {_x(self.geometry.unit)})",
                 "blocks": "fewer --prep-workers",
                 "writing": "fewer --writer-workers",
+                "decoding": "an input of smaller chunks",
             }[max(parts, key=lambda n: parts[n])]
             raise Refused(
                 f"this job needs {format_bytes(self.memory.total)} of host memory but may take "
@@ -465,6 +472,12 @@ def _count(
     cache = cached * channel_bytes
     if facts.source_cache is not None:
         cache = facts.source_cache
+    elif cache:
+        # What a store notes of each chunk counts, too; a cache that holds all but one chunk of
+        # what comes round again holds none of it.
+        cache += cache // 32 + 2**20
+    at_once = min(facts.cores, config.prep_workers * _chunks_of_block(facts, largest))
+    decoding = max(0, at_once * facts.chunk_bytes - cache)
     device_peak = None
     if not on_host:
         device_peak = (
@@ -489,6 +502,7 @@ def _count(
             assembly=open_peak(geometry) * held_bytes,
             writing=writing,
             cache=cache,
+            decoding=decoding,
         ),
         memory_limit=limit,
         device_peak=device_peak,
@@ -502,6 +516,12 @@ def _count(
         input_bytes=input_bytes * facts.num_volumes,
         output_bytes=geometry.domain.size * out_bytes * facts.num_volumes,
     )
+
+
+def _chunks_of_block(facts: Facts, block: BlockShape) -> int:
+    """Chunks of the source that a block touches at most."""
+    lengths = zip(block.read.shape, facts.source_chunk, facts.domain.shape, strict=True)
+    return math.prod(min(-(-(n - 1) // chunk) + 1, -(-all_ // chunk)) for n, chunk, all_ in lengths)
 
 
 def _block_bytes(facts: Facts, geometry: Geometry, read: int, support: int) -> int:

@@ -12,6 +12,7 @@ import contextlib
 import json
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,12 +76,8 @@ class Probe:
     def close(self) -> None:
         """End the trace; later spans are only counted."""
         with self._lock:
-            if self._trace is not None:
-                end = {"name": "end", "ph": "i", "ts": 0, "pid": 1, "tid": 0, "s": "g"}
-                with contextlib.suppress(OSError):  # a full disk costs the trace, not the job
-                    self._trace.write(json.dumps(end) + "\n]\n")
-                    self._trace.close()
-                self._trace = None
+            end = {"name": "end", "ph": "i", "ts": 0, "pid": 1, "tid": 0, "s": "g"}
+            self._write(json.dumps(end) + "\n]\n", last=True)
 
     def _record(self, stage: str, start: float, end: float, what: object, *, waiting: bool) -> None:
         thread = threading.get_ident()
@@ -103,7 +100,24 @@ class Probe:
                     "tid": thread,
                     "args": {"block": str(what)},
                 }
-                self._trace.write(json.dumps(event) + ",\n")
+                self._write(json.dumps(event) + ",\n")
+
+    def _write(self, text: str, *, last: bool = False) -> None:
+        """Add to the trace, if there still is one: a full disk costs the trace, not the job."""
+        trace = self._trace
+        if trace is None:
+            return
+        try:
+            trace.write(text)
+            if last:
+                self._trace = None
+                trace.close()
+        except OSError as error:
+            self._trace = None
+            with contextlib.suppress(OSError):  # what is still to be flushed has no room either
+                trace.close()
+            reason = error.strerror or error
+            warnings.warn(f"--trace ends early: {reason}", RuntimeWarning, stacklevel=2)
 
 
 def bottleneck(

@@ -62,6 +62,8 @@ class Source(Protocol):
     """Physical size of a voxel along t c z y x, None where the store does not say."""
     units: tuple[str | None, ...]
     """The unit of each size in ``scale`` in full, e.g. ``"micrometer"``; None where unknown."""
+    translation: tuple[float, ...]
+    """Physical position of coordinate 0 along t c z y x; 0 where the store does not say."""
     address: str
     """Where the bytes are, the same for every way of naming that place; see `same_array`."""
     fingerprint: str
@@ -99,7 +101,7 @@ class Sink(Protocol):
     grid_origin: tuple[int, ...]
     """On each axis a coordinate where a cell of ``write_grid`` starts."""
     local_path: Path | None
-    """The folder of the store where it is a local one."""
+    """The folder of the store where it is a local one: of an array in a group, the group's."""
     address: str
     """Everything at or below it is what `create` may delete; see `same_array`."""
     fingerprint: str
@@ -177,13 +179,15 @@ def open_sink(
     overwrite: bool = False,
     resume: bool = False,
     ome_version: str | None = None,
+    at: Sequence[int] | None = None,
     name: str = "--out-spec",
 ) -> Sink:
     """Open an array for writing, without creating or deleting anything before `Sink.create`.
 
     A TensorStore spec says all by itself; ``domain`` (t c z y x) and ``dtype`` fill in what it
     leaves open. A plain path or URL becomes an N5 array if it ends in ``.n5``, else an OME-Zarr
-    group with the array at ``0``, of ``domain``'s shape, with the axes and scale of ``like``;
+    group with the array at ``0``, of ``domain``'s shape, with the axes, scale and position of
+    ``like``, in which ``at`` is the first voxel's coordinate, by default the same as in ``domain``;
     ``chunks`` and ``shards`` (z y x, or t c z y x) and ``ome_version`` (``"0.4"``, ``"0.5"``) shape
     it. ``overwrite`` deletes what is there; ``resume`` writes into it. A numpy array is written in
     place. Raises `UsageError`, naming the flag ``name``.
@@ -217,6 +221,7 @@ def open_sink(
         overwrite=overwrite,
         resume=resume,
         ome_version=ome_version,
+        at=at,
         name=name,
     )
 

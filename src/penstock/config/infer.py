@@ -123,7 +123,9 @@ class InferConfig(Knobs):
     overwrite: bool = flag(False, help="replace an output that exists")
     resume: bool = flag(False, help="write only the blocks that an earlier run did not")
     run_dir: Path | None = flag(
-        None, help="folder of the run's records (default: OUTPUT.penstock beside the output)"
+        None,
+        help="folder of the run's records (default: OUTPUT.penstock beside the output; with a hash "
+        "of its address where the name does not say all)",
     )
     metrics_json: Path | None = flag(None, help="write queue and system metrics to this file")
     metrics_interval: Annotated[float, Field(gt=0)] = flag(

@@ -35,6 +35,7 @@ class MemorySource:
     """The file that ``array`` views, where it is one."""
     scale: tuple[float, ...] | None = None
     units: tuple[str | None, ...] = (None,) * 5
+    translation: tuple[float, ...] = (0.0,) * 5
     cache_bytes: int = 0
 
     def __post_init__(self) -> None:

@@ -81,6 +81,7 @@ class TiffSource:
         self.chunks = _five(steps, axes)
         self.grid_origin: tuple[int, ...] = (0,) * 5
         self.scale, self.units = _physical_size(file, self.domain.shape)
+        self.translation: tuple[float, ...] = (0.0,) * 5
         self.address = str(Path(path).expanduser().resolve())
         self.fingerprint = fingerprint
 

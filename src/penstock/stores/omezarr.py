@@ -57,7 +57,7 @@ class OmeZarrSink(TensorStoreSink):
 def open_source(path: str, *, level: int, cache_bytes: int, name: str) -> TensorStoreSource:
     """Open one level of the OME-Zarr group at ``path``, or the array there.
 
-    Axes and scale are the group's; a dataset's own scale is combined with that of its multiscale.
+    Axes, scale and position are the group's; a dataset's own are combined with its multiscale's.
     """
     where = f"{name} {path}"
     root = tensorstore.open_kvstore(kvstore(path), where)
@@ -83,12 +83,14 @@ def open_sink(
     overwrite: bool,
     resume: bool,
     ome_version: str | None,
+    at: Sequence[int] | None,
     name: str,
 ) -> TensorStoreSink:
     """Prepare to write an OME-Zarr group, or an N5 array where ``path`` ends in ``.n5``.
 
     The array has the shape of ``domain``, the axes of ``like`` and whatever others are longer than
-    1 or start off zero. Where ``domain`` starts off zero, OME-Zarr says so as a translation.
+    1 or start off zero. Where its first voxel, at ``at`` in ``like``, is physically off zero,
+    OME-Zarr says so as a translation.
     """
     where = f"{name} {path}"
     root = tensorstore.open_kvstore(kvstore(path), where)
@@ -98,7 +100,7 @@ def open_sink(
     if exists and not resume:
         tensorstore.check_deletable(root, where, _array_paths(root, where))
     version = _version(path, root, ome_version, like, shards, where)
-    layout = _lay_out(domain, dtype, like, chunks, shards, where)
+    layout = _lay_out(domain, dtype, like, chunks, shards, at or domain.start, where)
     spec = tensorstore.label_spec(
         {"kvstore": kvstore(path), **_ARRAY_SPECS[version](layout)},
         axes=layout.axes[::-1] if version == "n5" else layout.axes,
@@ -136,9 +138,10 @@ class _Layout:
     chunks: tuple[int, ...]
     shards: tuple[int, ...] | None
     dtype: np.dtype[Any]
-    start: tuple[int, ...]
     scale: tuple[float, ...]
     """1 where it is not known."""
+    translation: tuple[float, ...]
+    """Physical position of the first voxel."""
     units: tuple[str | None, ...]
 
 
@@ -171,24 +174,33 @@ def _lay_out(
     like: Source | None,
     chunks: Sequence[int] | None,
     shards: Sequence[int] | None,
+    at: Sequence[int],
     where: str,
 ) -> _Layout:
     five = _five(chunks, where) if chunks else _default_chunks(domain.shape, like)
     outer = _five(shards, where) if shards else None
     if outer and not chunks:
         five = tuple(min(_SIDE, n) if a > 1 else 1 for a, n in enumerate(outer))
+        for axis, side in zip(AXES[2:], outer[2:], strict=True):
+            if side > _SIDE and side % _SIDE:
+                raise UsageError(
+                    f"{where}: --shards {side} (axis {axis}) is not a multiple of {_SIDE}, the "
+                    f"side of a chunk; give --shards {-(-side // _SIDE) * _SIDE} or --chunks too"
+                )
     if outer and any(s % c for s, c in zip(outer, five, strict=True)):
         raise UsageError(f"{where}: shards {outer} are not multiples of chunks {five}")
     real = (like.axes if like else "") + "yx"
     kept = [i for i, axis in enumerate(AXES) if axis in real or domain.stop[i] > 1]
+    scale = like.scale if like and like.scale else (1.0,) * len(AXES)
+    zero = like.translation if like else (0.0,) * len(AXES)
     return _Layout(
         axes="".join(AXES[i] for i in kept),
         shape=tuple(domain.shape[i] for i in kept),
         chunks=tuple(five[i] for i in kept),
         shards=tuple(outer[i] for i in kept) if outer else None,
         dtype=dtype,
-        start=tuple(domain.start[i] for i in kept),
-        scale=tuple(like.scale[i] if like and like.scale else 1.0 for i in kept),
+        scale=tuple(scale[i] for i in kept),
+        translation=tuple(zero[i] + at[i] * scale[i] for i in kept),
         units=tuple(like.units[i] if like else None for i in kept),
     )
 
@@ -284,9 +296,8 @@ def _multiscale(layout: _Layout, path: str) -> dict[str, Any]:
         for axis, unit in zip(layout.axes, layout.units, strict=True)
     ]
     transformations: list[dict[str, Any]] = [{"type": "scale", "scale": layout.scale}]
-    if any(layout.start):
-        translation = [n * size for n, size in zip(layout.start, layout.scale, strict=True)]
-        transformations.append({"type": "translation", "translation": translation})
+    if any(layout.translation):
+        transformations.append({"type": "translation", "translation": layout.translation})
     return {
         "name": PurePosixPath(path).stem,
         "axes": axes,
@@ -335,7 +346,7 @@ def _read_json(root: Any, key: str, where: str) -> dict[str, Any]:
 
 
 def _describe(attributes: Mapping[str, Any], level: int, where: str) -> dict[str, Any]:
-    """Path, axis labels, scale, units and version of one level."""
+    """Path, axis labels, scale, translation, units and version of one level."""
     multiscale = attributes["multiscales"][0]
     datasets = multiscale["datasets"]
     if not 0 <= level < len(datasets):
@@ -346,25 +357,38 @@ def _describe(attributes: Mapping[str, Any], level: int, where: str) -> dict[str
     return {
         "path": datasets[level]["path"],
         "labels": labels,
-        "scale": _scale(datasets[level], labels, multiscale),
+        **_transform(datasets[level], labels, multiscale),
         "units": {axis_letter(axis["name"]): axis.get("unit") for axis in axes},
         "ome_version": attributes.get("version") or multiscale.get("version", "0.4"),
     }
 
 
-def _scale(
+def _transform(
     dataset: Mapping[str, Any], labels: Sequence[str], multiscale: Mapping[str, Any]
-) -> dict[str, float] | None:
-    """The size of a voxel by axis: the dataset's scale times that of all the datasets."""
-    scales = [
-        transformation["scale"]
+) -> dict[str, dict[str, float] | None]:
+    """The size of a voxel and the position of the first one, by axis.
+
+    Transformations apply in order, the dataset's before those of all the datasets; so a later scale
+    scales an earlier translation.
+    """
+    transformations = [
+        transformation
         for holder in (dataset, multiscale)
         for transformation in holder.get("coordinateTransformations", ())
-        if transformation["type"] == "scale"
     ]
-    if not scales:
-        return None
+    sizes, position = [1.0] * len(labels), [0.0] * len(labels)
+    for transformation in transformations:
+        kind = transformation["type"]
+        for axis in range(len(labels)):
+            if kind == "scale":
+                factor = float(transformation["scale"][axis])
+                sizes[axis] *= factor
+                position[axis] *= factor
+            elif kind == "translation":
+                position[axis] += float(transformation["translation"][axis])
+    letters = [axis_letter(label) for label in labels]
+    known = any(transformation["type"] == "scale" for transformation in transformations)
     return {
-        axis_letter(label): math.prod(float(scale[axis]) for scale in scales)
-        for axis, label in enumerate(labels)
+        "scale": dict(zip(letters, sizes, strict=True)) if known else None,
+        "translation": dict(zip(letters, position, strict=True)),
     }

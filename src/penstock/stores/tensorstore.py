@@ -77,6 +77,7 @@ class TensorStoreSource:
     dtype: np.dtype[Any]
     scale: tuple[float, ...] | None
     units: tuple[str | None, ...]
+    translation: tuple[float, ...]
     cache_bytes: int
     ome_version: str | None
     """Set where the array is a level of an OME-Zarr group."""
@@ -155,13 +156,14 @@ def open_source(
     labels: Sequence[str] | None = None,
     scale: Mapping[str, float] | None = None,
     units: Mapping[str, str | None] | None = None,
+    translation: Mapping[str, float] | None = None,
     ome_version: str | None = None,
 ) -> TensorStoreSource:
     """Open a spec for reading, whatever its open mode says.
 
-    ``labels`` name its axes, else the labels of its domain do, else its rank. ``scale`` and
-    ``units`` go by axis letter, else the spec's dimension units stand. ``title`` is what messages
-    call it.
+    ``labels`` name its axes, else the labels of its domain do, else its rank. ``scale``, ``units``
+    and ``translation`` go by axis letter, else the spec's dimension units stand. ``title`` is what
+    messages call it.
     """
     spec = _with_endpoint(spec)
     with explaining(name):
@@ -182,6 +184,7 @@ def open_source(
         dtype=check_dtype(array.dtype.name, where),
         scale=tuple(scale.get(axis, 1.0) for axis in AXES) if scale else None,
         units=tuple((units or {}).get(axis) for axis in AXES),
+        translation=tuple((translation or {}).get(axis, 0.0) for axis in AXES),
         cache_bytes=sum(pools) if pools else cache_bytes,
         ome_version=ome_version,
     )
@@ -212,7 +215,8 @@ def open_sink(
         if deletes := is_store(root, where):
             check_deletable(root, where)
         asked.update(open_mode=ts.OpenMode(create=True, delete_existing=deletes))
-    return prepare_sink(asked, domain, dtype, where)
+    sink = prepare_sink(asked, domain, dtype, where)
+    return replace(sink, local_path=_store_folder(spec, sink.local_path))
 
 
 def prepare_sink(
@@ -327,6 +331,23 @@ def local_path(spec: Any) -> Path | None:
     """The folder of a ``ts.KvStore.Spec``, None where it is not in a file system."""
     parts = spec.to_json() if spec else {}
     return Path(parts["path"]) if parts.get("driver") == "file" else None
+
+
+def _store_folder(spec: Mapping[str, Any], array: Path | None) -> Path | None:
+    """The folder of the store that a local array lies in: above the spec's ``path``, which leads
+    into a group.
+
+    A key-value store may be a folder of many stores; then the first name on the way that ends like
+    a store's is meant.
+    """
+    while isinstance(spec.get("base"), Mapping):
+        spec = spec["base"]
+    if array is None:
+        return None
+    depth = len(Path(spec.get("path", "").strip("/")).parts)
+    folders = [array, *array.parents][depth::-1]
+    named = (folder for folder in folders if folder.suffix in (".zarr", ".n5"))
+    return next(named, folders[0] if folders[0].name else array)
 
 
 def address(spec: Any) -> str:

@@ -1,0 +1,359 @@
+"""What a job finds out before it starts, and what it leaves for a later one.
+
+Chunks, memory, devices, the run folder, the size of a net, the position of an output, the log of
+what is done, the trace.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import tensorstore as ts
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import penstock
+from penstock import job as jobs
+from penstock import lane, model
+from penstock.config import InferConfig, build
+from penstock.errors import UsageError
+from penstock.job import Job
+from penstock.journal import Journal
+from penstock.probe import Probe
+from penstock.stitch import axis_weights
+from penstock.store import open_source
+
+
+def opened(out: Any, shape: tuple[int, ...] = (20, 20, 20), **knobs: Any) -> Job:
+    config = {"in_spec": np.zeros(shape, "uint8"), "out_spec": out, "model_type": "identity",
+              "patch": 8, "overlap": 2, "devices": "cpu"}  # fmt: skip
+    return Job(build(InferConfig, config | knobs))
+
+
+def array_spec(kvstore: Any, path: str, shape: tuple[int, ...] = (20, 20, 20)) -> dict[str, Any]:
+    """An array at a path of a key-value store, as the seed's output is."""
+    metadata = {"shape": shape, "chunks": (8, 8, 8), "dtype": "|u1"}
+    return {"driver": "zarr", "kvstore": kvstore, "path": path, "metadata": metadata,
+            "create": True}  # fmt: skip
+
+
+# --- chunks --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("block", "side"),
+    [(1, 1), (20, 20), (128, 128), (131, 131), (192, 96), (256, 128), (257, 257), (384, 128),
+     (500, 125), (1000, 125), (521, 0), (1042, 0), (9973, 0)],
+)  # fmt: skip
+def test_a_block_is_cut_into_chunks_of_a_sensible_size(block: int, side: int) -> None:
+    assert jobs._chunk_side(block) == side
+
+
+@given(st.integers(1, 10_000))
+def test_a_chunk_divides_its_block_and_is_neither_dust_nor_a_mountain(block: int) -> None:
+    side = jobs._chunk_side(block)
+    assert not side or (block % side == 0 and min(block, 32) <= side <= 512)
+
+
+def test_a_prime_block_is_a_chunk_or_refused_by_a_number_that_works(tmp_path: Path) -> None:
+    out, shape = tmp_path / "out.zarr", (1, 600, 600)
+    fits = opened(out, shape, patch=(16, 16), block=(131, 131))
+    assert fits.sinks[0].write_grid == (1, 1, 1, 131, 131)
+    with pytest.raises(UsageError, match=r"--block 521 is not a multiple .* give --block 1024"):
+        opened(out, shape, patch=(16, 16), block=(521, 521))
+    array = np.zeros(shape, "uint8")  # an output that has chunks of its own takes any block
+    assert opened(array, shape, patch=(16, 16), block=(521, 521)).geometry.unit == (1, 521, 521)
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+def group(folder: Path, **files: str) -> Path:
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        (folder / name.replace("memory_", "memory.")).write_text(f"{text}\n")
+    return folder
+
+
+def test_memory_is_what_the_tightest_control_group_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stat = "anon 100\nfile 700\ninactive_file 600\nactive_file 100"
+    free = group(tmp_path / "free", memory_max="max", memory_current="5000", memory_stat=stat)
+    cached = group(tmp_path / "cached", memory_max="1000", memory_current="990", memory_stat=stat)
+    old = group(tmp_path / "old", memory_limit_in_bytes="900", memory_usage_in_bytes="890",
+                memory_stat="inactive_file 1\ntotal_inactive_file 300")  # fmt: skip
+    bare = group(tmp_path / "bare", memory_max="800", memory_current="100")
+    endless = group(tmp_path / "endless", memory_limit_in_bytes="9223372036854771712",
+                    memory_usage_in_bytes="10", memory_stat="")  # fmt: skip
+    machine = psutil.virtual_memory().total
+    for folders, left in (
+        ([cached, free], 610),
+        ([free, cached], 610),
+        ([old, endless], 310),
+        ([bare], 700),
+        ([cached, old, bare], 310),
+    ):
+        monkeypatch.setattr(jobs, "cgroup_folders", {"memory": folders}.__getitem__)
+        assert jobs._available_memory() == left
+    for folders in ([], [free], [endless], [tmp_path / "nothing"]):
+        monkeypatch.setattr(jobs, "cgroup_folders", {"memory": folders}.__getitem__)
+        assert 1000 < jobs._available_memory() <= machine
+
+
+def test_what_a_gpus_context_takes_is_in_the_base(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    real = psutil.Process.memory_info
+
+    def memory_info(self: psutil.Process) -> Any:
+        order.append("base")
+        return real(self)
+
+    monkeypatch.setattr(psutil.Process, "memory_info", memory_info)
+    monkeypatch.setattr(jobs, "_free_device_memory", lambda devices: order.append("device"))
+    opened(np.zeros((20, 20, 20), "uint8"))
+    assert order == ["device", "base"]
+
+
+# --- devices -------------------------------------------------------------------------------------
+
+
+def test_a_device_without_an_index_is_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert model.devices(["cuda"]) == [torch.device("cuda:0")]
+    assert model.devices(["cuda", "cuda:1"]) == model.devices(["auto"])
+    for names in (["cuda", "cuda:0"], ["cuda:1", "cuda:1"]):
+        with pytest.raises(UsageError, match="names one device twice"):
+            model.devices(names)
+    with pytest.raises(UsageError, match="--devices cuda:2: this machine has 2 CUDA devices"):
+        model.devices(["cuda:2"])
+
+
+# --- the run folder ------------------------------------------------------------------------------
+
+
+def test_outputs_of_one_name_have_run_folders_of_their_own(tmp_path: Path) -> None:
+    memory = {name: {"driver": "memory", "path": f"{name}.zarr/"} for name in "ab"}
+    folders = [opened(array_spec(memory[name], path)).run_dir for name in "ab" for path in "01"]
+    assert len(set(folders)) == 4
+    for folder in folders:
+        assert folder is not None and len(folder.parts) == 1
+        assert folder.name[:2] in ("0-", "1-") and folder.suffix == ".penstock"
+    assert opened(array_spec(memory["a"], "0")).run_dir == folders[0]
+    assert opened(tmp_path / "out.zarr").run_dir == tmp_path / "out.zarr.penstock"
+    plain = array_spec({"driver": "file", "path": str(tmp_path / "out.zarr")}, "")
+    assert opened(plain).run_dir == tmp_path / "out.zarr.penstock"
+    assert opened(np.zeros((20, 20, 20), "uint8")).run_dir is None
+
+
+@pytest.mark.parametrize(
+    ("kvstore", "path", "beside"),
+    [
+        ("out.zarr", "0", "out.zarr"),
+        ("out.zarr/", "images/raw/0/", "out.zarr"),
+        ("group", "0", "group"),
+        ("", "out.zarr/0", "out.zarr"),
+        ("shelf", "out.n5/0", "shelf/out.n5"),
+    ],
+)
+def test_the_run_folder_of_an_array_in_a_group_lies_beside_the_group(
+    kvstore: str, path: str, beside: str, tmp_path: Path
+) -> None:
+    spec = array_spec({"driver": "file", "path": f"{tmp_path}/{kvstore}"}, path)
+    cast = {"driver": "cast", "base": {**spec, "dtype": "uint8"}, "dtype": "uint8"}
+    group = tmp_path / beside
+    folder = opened(spec).run_dir
+    assert folder is not None and folder.parent == group.parent
+    assert folder.name.startswith(f"{group.name}-") and folder.suffix == ".penstock"
+    assert opened(cast).run_dir == folder
+
+
+def test_a_run_into_a_group_leaves_nothing_else_there_and_resumes(tmp_path: Path) -> None:
+    group = tmp_path / "out.zarr"
+    spec = array_spec({"driver": "file", "path": str(group)}, "0")
+    knobs: dict[str, Any] = {"model": "identity", "patch": 8, "overlap": 2, "devices": "cpu"}
+    source = np.arange(8000, dtype="uint8").reshape(20, 20, 20)
+    other = array_spec({"driver": "file", "path": str(group)}, "1")
+    for out in (spec, other):
+        penstock.run_inference(source, out, **knobs)
+    assert {path.name for path in group.iterdir()} == {"0", "1"}
+    summary = penstock.run_inference(source, spec, resume=True, **knobs)
+    assert summary.units_written == 0 and summary.units_skipped == summary.units_planned
+
+
+@pytest.mark.parametrize("inside", ["out.zarr", "out.zarr/run", "out.zarr/0/run", "link/run"])
+def test_a_run_folder_inside_the_output_is_refused(inside: str, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "out.zarr")
+    with pytest.raises(UsageError, match=rf"^--run-dir .*{inside} lies inside the output$"):
+        opened(tmp_path / "out.zarr", run_dir=tmp_path / inside)
+    opened(tmp_path / "out.zarr", run_dir=tmp_path / "out.zarr2/run")
+
+
+# --- the size of a net ---------------------------------------------------------------------------
+
+
+class Choosy(nn.Module):
+    """Chooses by value, so that it cannot be played on shapes; keeps the batches that it saw."""
+
+    def __init__(self, only: int | None = None, returned: int | None = None) -> None:
+        super().__init__()
+        self.only, self.returned = only, returned
+        self.seen: list[int] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x + 1 if x.sum() > 0 else x
+        self.seen.append(len(x))
+        if self.only is not None and len(x) != self.only:
+            raise ValueError(f"made for {self.only}")
+        return y[: self.returned]
+
+
+def test_a_net_that_must_be_run_is_run_on_two_of_a_batch() -> None:
+    for batch, ran in ((16, [2]), (2, [2]), (1, [1])):
+        net = Choosy()
+        found = model.footprint(model.load(net), (batch, 1, 4, 4, 4))
+        assert net.seen == ran
+        assert found == model.Footprint((model.Head("out", 1),), None)
+    with pytest.raises(UsageError, match="turns a batch of 2 into one of 1"):
+        model.footprint(model.load(Choosy(returned=1)), (16, 1, 4, 4, 4))
+
+
+def test_a_net_of_one_size_of_batch_is_given_that() -> None:
+    net = Choosy(only=5)
+    assert model.footprint(model.load(net), (5, 1, 4, 4, 4)).heads == (model.Head("out", 1),)
+    assert net.seen == [2, 5]
+    with pytest.raises(UsageError, match=r"a batch of shape \(6, 1, 4, 4, 4\) .*made for 5"):
+        model.footprint(model.load(net), (6, 1, 4, 4, 4))
+
+
+# --- what a lane keeps ---------------------------------------------------------------------------
+
+
+def test_numpys_dtypes_are_torchs() -> None:
+    names = "uint8 uint16 uint32 int8 int16 int32 float16 float32 float64 bool".split()
+    for name in names:
+        assert lane._torch_dtype(np.dtype(name)) == getattr(torch, name)
+
+
+def test_weights_go_to_a_device_once() -> None:
+    device = torch.device("cpu")
+    for index in range(5):
+        weights = lane._weights_on(device, 8, 3, 0.05, index, 5)
+        assert (weights.numpy() == axis_weights(8, 3, 0.05, index, 5)).all()
+        assert lane._weights_on(device, 8, 3, 0.05, index, 5) is weights
+
+
+# --- the position of an output -------------------------------------------------------------------
+
+
+def test_a_source_that_starts_off_zero_gives_its_output_its_position(tmp_path: Path) -> None:
+    """A precomputed volume with a voxel offset, of voxels of 40 x 4 x 8 nm."""
+    data = np.arange(5 * 6 * 7, dtype="uint8").reshape(5, 6, 7)
+    kvstore = f"file://{tmp_path}/in/"
+    spec = {
+        "driver": "neuroglancer_precomputed",
+        "kvstore": kvstore,
+        "multiscale_metadata": {"data_type": "uint8", "num_channels": 1, "type": "image"},
+        "scale_metadata": {"size": [7, 6, 5], "chunk_size": [4, 4, 4], "encoding": "raw",
+                           "key": "s", "resolution": [8, 4, 40], "voxel_offset": [3, 2, 10]},
+    }  # fmt: skip
+    ts.open(spec, create=True).result().write(data.T[..., None]).result()
+    source, out = {"driver": spec["driver"], "kvstore": kvstore}, tmp_path / "out.zarr"
+    assert open_source(source).domain.start[2:] == (10, 2, 3)
+    penstock.run_inference(
+        source, out, model="identity", patch=4, overlap=2, devices="cpu", normalize="none"
+    )
+    written = open_source(out)
+    assert written.translation == (0, 0, 400, 8, 24)
+    assert written.scale == (1, 1, 40, 4, 8)
+    assert (written.read(written.domain)[0, 0] == data).all()
+
+
+# --- the log of what is done ---------------------------------------------------------------------
+
+
+def begun(folder: Path, *, resume: bool) -> Journal:
+    journal = Journal.open(folder, {"a": 1}, resume=resume)
+    journal.begin({})
+    return journal
+
+
+@pytest.mark.parametrize("torn", ["", "0 1", "0 1 1 1", "0 1 1 1?", "\n"])
+def test_a_resume_that_is_killed_as_it_begins_loses_nothing(torn: str, tmp_path: Path) -> None:
+    log, done = tmp_path / "done.log", {(0, 0, 0, 0), (0, 0, 0, 12)}
+    with_units = begun(tmp_path, resume=False)
+    for key in sorted(done):
+        with_units.note(key, 1)
+    with_units.close()
+    with log.open("a") as file:
+        file.write(torn)  # of a unit 0 1 1 12, which is not there
+    for _ in range(3):
+        before = log.read_bytes()
+        again = begun(tmp_path, resume=True)
+        assert again.done == done
+        assert log.read_bytes().startswith(before)
+        again.close()  # as a kill does
+    last = begun(tmp_path, resume=True)
+    last.note((0, 1, 1, 12), 1)
+    last.close()
+    assert Journal.open(tmp_path, {"a": 1}, resume=True).done == {*done, (0, 1, 1, 12)}
+
+
+def test_a_new_run_begins_an_empty_log(tmp_path: Path) -> None:
+    first = begun(tmp_path, resume=False)
+    first.note((0, 0, 0, 0), 1)
+    first.close()
+    begun(tmp_path, resume=False).close()
+    assert (tmp_path / "done.log").read_bytes() == b""
+
+
+# --- the trace -----------------------------------------------------------------------------------
+
+
+class FullDisk(io.StringIO):
+    """Room for so many writes."""
+
+    def __init__(self, writes: int) -> None:
+        super().__init__()
+        self.left = itertools.chain([True] * writes, itertools.repeat(False))
+
+    def write(self, text: str) -> int:
+        if not next(self.left):
+            raise OSError(28, "No space left on device")
+        return super().write(text)
+
+
+@pytest.mark.parametrize("writes", [0, 1])
+def test_a_full_disk_costs_the_trace_and_not_the_job(writes: int) -> None:
+    probe = Probe()
+    disk = FullDisk(writes)
+    probe._trace = disk
+    with pytest.warns(RuntimeWarning, match="--trace ends early: No space left on device") as told:
+        for _ in range(3):
+            with probe.span("read"):
+                pass
+        probe.close()
+    assert len(told) == 1
+    assert disk.closed
+    assert probe.totals()["read"].count == 3
+
+
+def test_a_disk_that_is_full_at_the_end_is_told_of(tmp_path: Path) -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("there is no /dev/full")
+    probe = Probe(full)
+    with probe.span("read"):
+        pass
+    with pytest.warns(RuntimeWarning, match="--trace ends early: No space left on device"):
+        probe.close()
+    probe.close()
