@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
+import signal
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,9 @@ from penstock.models.emulator import Messages, emulator, graph_of, grid_points, 
 from penstock.train import train
 from penstock.workloads.emulator import Emulator, last_seen
 
-ERA = Path("/work/shared/data/era-interim-uvz.nc")
+from .test_train import torchrun
+
+ERA = Path(__file__).parents[2] / "shared" / "data" / "era-interim-uvz.nc"
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -199,6 +203,33 @@ def test_meridional_winds_are_turned_in_the_south(roots: dict[str, Path], tmp_pa
 
 
 @pytest.mark.slow
+def test_an_emulator_on_two_ranks_equals_one_with_the_big_batch(tmp_path: Path) -> None:
+    """12 samples by twos on each rank, or by fours; the loader gives each rank its share."""
+    small = {"latent_size": 8, "mesh_level": 1, "message_steps": 1, "epochs": 2}
+    small |= {"optimizer": "sgd", "learning_rate": 0.01}  # Adam makes steps of rounding errors
+    data = {"train_data_root": packed(tmp_path / "train", 12)}
+    data["val_data_root"] = packed(tmp_path / "val", 5, first=40)
+    about = {"device": "cpu", "output_dir": tmp_path / "one", "batch_size": 4}
+    train("emulator", build(TrainConfig, TRAIN_DEFAULTS["emulator"], small, data, about))
+    words = [f"--{k.replace('_', '-')}={v}" for k, v in {**small, **data, "batch_size": 2}.items()]
+    done = torchrun(tmp_path / "two", "emulator", *words)
+    assert done.returncode == 0, done.stderr
+    one, two = (
+        torch.load(tmp_path / name / "checkpoints" / "last.pt", weights_only=True)["model"]
+        for name in ("one", "two")
+    )
+    assert all(torch.allclose(one[n], two[n], rtol=1e-4, atol=1e-5) for n in one)
+    one, two = (
+        json.loads((tmp_path / name / "training_results.json").read_text())
+        for name in ("one", "two")
+    )
+    assert two["world_size"] == 2
+    assert one["samples"] == two["samples"] == 24
+    for name, value in one["final"].items():
+        assert two["final"][name] == pytest.approx(value, rel=1e-3), name
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(not ERA.is_file(), reason=f"{ERA} is not here")
 def test_the_emulator_beats_persistence_on_a_transition_that_it_never_saw(tmp_path: Path) -> None:
     """Trained from January to July, judged from July to January, by its last weights."""
@@ -314,6 +345,51 @@ def test_the_detector_takes_steps_and_is_scored(chips: dict[str, Path], tmp_path
     parts = [told[name] for name in told if name.startswith("loss_")]
     assert len(parts) == 5
     assert sum(parts) == pytest.approx(told["train_loss"], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_detector_that_was_stopped_ends_in_the_weights_of_a_whole_run(
+    chips: dict[str, Path], tmp_path: Path
+) -> None:
+    def stop(now: Any) -> None:
+        if now.step == 2 and not now.validated:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def config(name: str, **changes: Any) -> TrainConfig:
+        return detector_config(chips, tmp_path / name, epochs=2, max_steps=4, **changes)
+
+    train("detector", config("whole"))
+    with pytest.raises(Incomplete):
+        train("detector", config("parts"), progress=stop)
+    resumed = train("detector", config("parts", resume=True))
+    assert resumed["resumed_at_steps"]
+    whole, parts = (
+        torch.load(tmp_path / name / "checkpoints" / "last.pt", weights_only=True)["model"]
+        for name in ("whole", "parts")
+    )
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+@pytest.mark.slow
+def test_a_detector_is_scored_alike_on_one_rank_and_on_two(
+    chips: dict[str, Path], tmp_path: Path
+) -> None:
+    """From the same weights, as a rate of next to nothing leaves them; each chip counts once,
+    though two ranks of batches of 3 are given some of them twice."""
+    words = ["detector", "--epochs=1", "--max-steps=1", "--batch-size=3", "--num-workers=0"]
+    words += ["--backbone=mobilenet", "--learning-rate=1e-30", "--weight-decay=0"]
+    words += [f"--{name.replace('_', '-')}={path}" for name, path in chips.items()]
+    done = torchrun(tmp_path / "two", *words)
+    assert done.returncode == 0, done.stderr
+    out = ["--device", "cpu", "--output-dir", str(tmp_path / "one")]
+    assert main(["train", *words, *out]) == 0
+    one, two = (
+        json.loads((tmp_path / name / "training_results.json").read_text())["final"]
+        for name in ("one", "two")
+    )
+    assert one.keys() == two.keys()
+    for name in one:
+        assert two[name] == pytest.approx(one[name], abs=1e-6), name
 
 
 def test_perfect_answers_score_perfectly(chips: dict[str, Path], tmp_path: Path) -> None:
