@@ -47,6 +47,7 @@ from penstock.labels import read_labels
 from penstock.preprocess import preprocess
 from penstock.scene_files import write_data_set
 from penstock.scenes import CHANNELS, scene_folders
+from penstock.telemetry import peak_rss
 
 HERE = Path(__file__).resolve().parent
 SELECTED = ("vh", "vv", "bathymetry")
@@ -139,7 +140,7 @@ def launch(name: str, data: Path, out: Path, chip: int) -> dict[str, Any]:
         "chips": chips,
         "seconds": seconds,
         "cpu_s": usage.ru_utime + usage.ru_stime,
-        "peak_rss": usage.ru_maxrss * (1 if platform.system() == "Darwin" else 1024),
+        "peak_rss": peak_rss(),
         "bytes_read": asked() - before,
         "bytes_written": sum(path.stat().st_size for path in files),
         "files": len(files),

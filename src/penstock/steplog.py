@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import resource
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
@@ -13,6 +11,7 @@ import torch
 
 from .files import replacing
 from .laps import PHASES
+from .telemetry import peak_rss
 
 STEPS = "steps"
 _COLUMNS = ("step", "epoch", "samples", "loss", "step_s", *(f"{phase}_s" for phase in PHASES))
@@ -66,9 +65,8 @@ class StepLog:
 
 def memory(device: torch.device) -> dict[str, int | None]:
     """Peaks of this process, in bytes: of the host, and of its device where that keeps them."""
-    unit = 1 if sys.platform == "darwin" else 1024
     told: dict[str, int | None] = {
-        "host_peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
+        "host_peak": peak_rss(),
         "device_peak": None,
         "device_reserved": None,
     }

@@ -33,6 +33,8 @@ import contextlib
 import json
 import math
 import os
+import resource
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -432,6 +434,23 @@ def _finite(value: float | None) -> float | None:
 
 def _line(record: Row) -> bytes:
     return json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+
+
+def peak_rss() -> int:
+    """The most bytes that this process has held.
+
+    Linux tells it of what runs (VmHWM). What `getrusage` tells is also what the parent held as it
+    started this process, and that may be much more.
+    """
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        found = next((line for line in lines if line.startswith("VmHWM:")), None)
+        if found is not None:
+            return int(found.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_UNIT
+
+
+_MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 def read_rows(path: Path) -> tuple[Row, list[Row]]:
