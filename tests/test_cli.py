@@ -157,7 +157,7 @@ def test_plan_and_dry_run_touch_nothing(
     dry = capsys.readouterr().out
     assert main(["plan", *map(str, words), "--devices", "cpu"]) == 0
     for line in (dry, capsys.readouterr().out):
-        assert "patches in batches of 1" in line
+        assert "patches in batches of 2" in line
         assert "amplification" in line
         assert "host memory" in line
     assert [path.name for path in tmp_path.iterdir()] == ["in.zarr"]

@@ -429,6 +429,7 @@ class _Run:
         job = self.job
         return LaneSettings(
             batch=job.batch,
+            forward=job.forward,
             model_axes=job.shape.model_axes,
             amp=job.amp,
             compile_mode=job.config.compile_mode if job.config.compile else None,

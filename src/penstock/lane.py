@@ -43,6 +43,8 @@ class LaneSettings:
     """What a lane must know beside geometry and model."""
 
     batch: int
+    forward: int
+    """Patches of a batch that a CPU takes at a time."""
     model_axes: int
     amp: torch.dtype | None
     compile_mode: str | None
@@ -252,11 +254,11 @@ class Lane:
     def _forward(self) -> None:
         """Run the batch and put its patches into their blocks.
 
-        A CPU takes one patch at a time: as fast, and the kernels that torch picks there, and with
-        them the last bits of a result, would depend on the size of the batch.
+        A CPU takes as many at a time whatever the batch: the kernels that torch picks there, and
+        with them the last bits of a result, depend on how many there are.
         """
         self.before_batch(len(self._slots))
-        step = 1 if self.device.type == "cpu" else self.settings.batch
+        step = self.settings.forward if self.device.type == "cpu" else self.settings.batch
         for start in range(0, len(self._slots), step):
             slots = self._slots[start : start + step]
             block = slots[0].owner.loaded.block

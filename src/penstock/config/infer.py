@@ -50,7 +50,7 @@ class InferConfig(Knobs):
         None, help="shape of a write unit, whole chunks of the output (default: fitted)"
     )
     batch: Positive | None = flag(
-        None, help="patches gathered for one forward (default: 16 on a GPU, 1 on a CPU)"
+        None, help="patches gathered for one forward (default: 16 on a GPU, 2 on a CPU)"
     )
     seam_mode: Literal["trim", "blend"] = flag(
         "trim", help="trim: each voxel from one patch; blend: a weighted mean of all that see it"
