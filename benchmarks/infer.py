@@ -42,7 +42,7 @@ QUICK_SIZE, QUICK_ROUNDS = 128, 1
 PIECE = 128
 """Side of the volume that is synthesised; the rest is its mirror images under fresh noise."""
 SEED = 0
-BATCHES = (1, 4, 16)
+BATCHES = (1, 2, 4, 16)
 """Tried by the compute limit in every round, and once by whoever has a batch to set."""
 FORWARD_SECONDS, QUICK_FORWARD_SECONDS = 2.0, 0.2
 """How long the compute limit tries each."""
