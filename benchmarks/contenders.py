@@ -210,8 +210,7 @@ def penstock(job: Job) -> dict[str, Any]:
 
     from penstock import cli
 
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command does for itself
-    os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+    cli.quiet_openmp()  # as the command does for itself
 
     import_module("penstock.infer")  # torch is imported before the clock starts, as for peers
     run_dir = Path(job.output + ".run")

@@ -40,7 +40,7 @@ from pydantic_core import from_json
 from . import environment
 from .errors import describe
 from .record import Failure, Record, Status, case_key
-from .telemetry import ThisMachine
+from .telemetry import ThisMachine, kernel_memory
 
 WORKER = (sys.executable, "-m", "penstock.worker")
 STDERR_BYTES = 4096
@@ -280,9 +280,8 @@ class _Watch:
         if len(processes) > 1:
             held = self._tree.pss() or held
         self.peak = max(held, self.peak or 0) or None  # one that has ended holds 0
-        for line in self._status.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                self.peak_kernel = int(line.split()[1]) * 1024
+        # Of a process that has ended Linux tells nothing more.
+        self.peak_kernel = kernel_memory(self._status).get("VmHWM", self.peak_kernel)
 
 
 # --- what became of it -----------------------------------------------------------------------

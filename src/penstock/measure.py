@@ -21,12 +21,10 @@ from __future__ import annotations
 
 import gc
 import math
-import re
 import statistics
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -36,6 +34,7 @@ from .probe import Clock
 from .scenarios import Scenario, WrongResult
 from .scenarios.gpu import Gpu
 from .stats import StopRule, WarmupRule, block_size
+from .telemetry import kernel_memory
 
 CLOCKS_EVERY_S = 0.5
 """Between readings of a GPU's clocks; a reading takes a millisecond or so, outside of windows."""
@@ -342,10 +341,9 @@ def _timer(device: str, clock: Clock) -> Timer:
 def host_memory() -> dict[str, int | None]:
     """Fields of `record.Memory` that Linux counts for this process; null elsewhere."""
     try:
-        status = Path("/proc/self/status").read_text()
+        held = kernel_memory()
     except OSError:
         return {"host_peak_kernel": None, "host_shared": None}
-    held = {name: int(kib) * 1024 for name, kib in re.findall(r"(\w+):\s+(\d+) kB", status)}
     return {
         "host_peak_kernel": held.get("VmHWM"),
         "host_shared": held.get("RssFile", 0) + held.get("RssShmem", 0),

@@ -33,6 +33,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import resource
 import sys
 import threading
@@ -442,12 +443,18 @@ def peak_rss() -> int:
     Linux tells it of what runs (VmHWM). What `getrusage` tells is also what the parent held as it
     started this process, and that may be much more.
     """
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/self/status").read_text().splitlines()
-        found = next((line for line in lines if line.startswith("VmHWM:")), None)
-        if found is not None:
-            return int(found.split()[1]) * 1024
+    with contextlib.suppress(OSError, KeyError):
+        return kernel_memory()["VmHWM"]
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_UNIT
+
+
+def kernel_memory(status: Path = Path("/proc/self/status")) -> dict[str, int]:
+    """What Linux counts of a process's memory, in bytes by its own names: VmHWM is the peak.
+
+    Raises `OSError` where there is no such file.
+    """
+    fields = re.findall(r"(\w+):\s+(\d+) kB", status.read_text())
+    return {name: int(kib) * 1024 for name, kib in fields}
 
 
 _MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024

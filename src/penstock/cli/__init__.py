@@ -98,12 +98,16 @@ def _fault(error: Exception) -> str:
     )
 
 
+def quiet_openmp() -> None:
+    """Tell OpenMP's threads to sleep while they wait, before torch is loaded: its own would spin on
+    the very cores that decode and encode. But for some 30 microseconds, as the next part of a
+    forward is often there by then."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+
+
 def entry() -> None:
     """The ``penstock`` command.
-
-    OpenMP's threads are told to sleep while they wait: those of torch would spin on the very cores
-    that decode and encode. Some 30 microseconds are the exception, as the next part of a forward is
-    often there by then. It must be said before torch is loaded.
 
     A failed job may leave a thread behind in a call that never returns. The interpreter's own
     way out would wait for it or abort, so then the process ends at once with its exit code. So does
@@ -114,8 +118,7 @@ def entry() -> None:
 
     What torch has made is set aside from the last collection: going through it took 0.3 s.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+    quiet_openmp()
     sys.path.append(str(Path.cwd()))
     code = main()
     if threading.active_count() > 1 or "train" in sys.argv[1:3]:
