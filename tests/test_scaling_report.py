@@ -473,7 +473,11 @@ def test_only_broken_runs_exit_with_3_and_are_shown(
         (["simulate", "--csv"], "--csv is not of penstock scaling simulate"),
         (["simulate"], "simulate needs a RUN of one device, or --compute-time"),
         (["simulate", "{}"], "holds 3 runs; simulate takes one"),
-        (["simulate", "a", "b"], "simulate takes one RUN, and got 2"),
+        (
+            ["simulate", "a", "b", "c"],
+            "simulate takes a RUN of one device and one of several, and got 3",
+        ),
+        (["simulate", "--seen", "4"], "give a number of devices and seconds, such as 4 0.115"),
         (["{}/nothing"], "cannot be read: No such file or directory"),
     ],
 )
@@ -510,6 +514,34 @@ def test_simulate_from_a_run_prints_its_assumptions(
     assert "computes 100 ms a step, 60.0 ms of it backward, on 32 samples." in out
     assert "95.4 MiB of gradients are summed by a tree" in out
     assert "Data is always there in time." in out
+
+
+def test_simulate_from_a_run_of_one_and_one_of_several(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    phases = {"forward": 0.03, "backward": 0.06, "optimizer": 0.01}
+    for devices, seconds, took in ((1, 30.0, phases), (4, 33.0, phases | {"communication": 0.01})):
+        told: dict[str, Any] = results(devices, seconds, phases=took) | {"parameters": 100}
+        (tmp_path / str(devices)).mkdir()
+        (tmp_path / str(devices) / "training_results.json").write_text(json.dumps(told))
+    folders = [str(tmp_path / name) for name in ("1", "4")]
+    flags = ["--inside-latency", "0", "--between-latency", "0", "--devices", "4", "64"]
+    code, out, _ = said(["simulate", *folders, *flags], capsys)
+    assert code == 0
+    assert [line.count(" 90.9% ") for line in out.splitlines()[3:5]] == [3, 3]
+    assert "A step of 4 devices took 110 ms, which is 10.0 ms more than all of this" in out
+    assert "the most that is to be had" not in out
+    code, _, err = said(["simulate", *folders, "--batch-size", "64"], capsys)
+    assert code == 2
+    assert "has batches of 32 on each device, and what is simulated has 64" in err
+    code, _, err = said(["simulate", folders[0], folders[0]], capsys)
+    assert code == 2
+    assert "is of one device, too" in err
+    told = results(4, 33.0, phases=phases) | {"parameters": 5}
+    (tmp_path / "4" / "training_results.json").write_text(json.dumps(told))
+    code, _, err = said(["simulate", *folders], capsys)
+    assert code == 4
+    assert "the parameters is 100 in" in err
 
 
 def test_simulate_from_flags(capsys: pytest.CaptureFixture[str]) -> None:

@@ -224,7 +224,7 @@ def studies(runs: Iterable[Run], baseline: int | None, anyway: bool) -> list[Stu
         sizes = ", ".join(map(str, sorted({run.devices for run in whole})))
         raise UsageError(f"--baseline {baseline}: the complete runs are of {sizes} devices")
     if not anyway:
-        _same_settings(whole)
+        same_settings(whole, ", or --anyway")
     found: dict[tuple[int, int], list[Run]] = {}
     for run in whole:
         found.setdefault((run.devices, run.nodes or 0), []).append(run)
@@ -245,7 +245,8 @@ def studies(runs: Iterable[Run], baseline: int | None, anyway: bool) -> list[Stu
     ]
 
 
-def _same_settings(runs: Sequence[Run]) -> None:
+def same_settings(runs: Sequence[Run], cure: str = "") -> None:
+    """Raise `NotComparable` with the difference, and what cures it beside leaving one out."""
     for name in dict.fromkeys(name for run in runs for name in run.settings):
         values: dict[str, Run] = {}
         for run in runs:
@@ -254,8 +255,7 @@ def _same_settings(runs: Sequence[Run]) -> None:
         if len(values) > 1:
             two = " and ".join(f"{v} in {run.source}" for v, run in list(values.items())[:2])
             raise NotComparable(
-                f"mixed experiments: the {name} is {two}; give the runs of one experiment, or "
-                "--anyway"
+                f"mixed experiments: the {name} is {two}; give the runs of one experiment{cure}"
             )
 
 

@@ -18,7 +18,8 @@ and a store of a stated rate is shared by all. Steps vary by ``jitter``, a stand
 mean, and each step waits for the slowest of N devices.
 
 What it does not know: contention of the sum with computing, congestion of a shared network, hosts
-that are slower with all their devices at work, and other jobs.
+that are slower with all their devices at work, and other jobs. Where a step of some devices was
+measured, what it took beyond all of the above is added to every step of several.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ Algorithm = Literal["ring", "tree"]
 
 NOTABLE_WAIT = 0.02
 """A smaller part of a step is what it takes to hand over a batch that is there."""
+_COMPUTE = ("transfer", "forward", "backward", "optimizer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,8 @@ class Device:
     """In which its own loader makes a batch; 0 where it was never waited for."""
     scaled_from: int | None = None
     """The batch that was measured, where this is another."""
+    seen: tuple[int, float] | None = None
+    """Several devices, and the seconds that a step took on them with the same batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +141,20 @@ def _at(device: Device, network: Network, n: int) -> Prediction:
 
 
 def _step(device: Device, network: Network, n: int) -> float:
+    return _explained(device, network, n) + (unexplained(device, network) if n > 1 else 0.0)
+
+
+def _explained(device: Device, network: Network, n: int) -> float:
     slowest = device.compute_s * (1 + device.jitter * _largest(n))
     return max(slowest + _sum(device, network, n)[1], _data(device, network, n))
+
+
+def unexplained(device: Device, network: Network) -> float:
+    """Seconds that the step of several devices took which was seen, beyond what is explained."""
+    if device.seen is None:
+        return 0.0
+    n, seconds = device.seen
+    return max(0.0, seconds - _explained(device, network, n))
 
 
 def _sum(device: Device, network: Network, n: int) -> tuple[float, float]:
@@ -214,10 +230,8 @@ def device_of(run: Run) -> Device:
     if not phases or not run.steps or not run.batch or parameters is None:
         raise UsageError(f"{run.source} tells no phases, steps, batch or parameters of its model")
     each = {name: total / run.steps for name, total in phases.items()}
-    compute = sum(each.get(name, 0.0) for name in ("transfer", "forward", "backward", "optimizer"))
-    waited = each.get("data_wait", 0.0)
-    if waited < NOTABLE_WAIT * (compute + waited):
-        waited = 0.0
+    compute = sum(each.get(name, 0.0) for name in _COMPUTE)
+    waited = _notable(each.get("data_wait", 0.0), compute)
     local = run.ranks[0].local
     # The spread of the middle: checkpoints and first steps are not what every step varies by.
     jitter = 1.4826 * mad(local) / median(local) if len(local) > 1 else 0.0
@@ -229,6 +243,30 @@ def device_of(run: Run) -> Device:
         jitter=jitter,
         data_s=compute + waited if waited else 0.0,
     )
+
+
+def _notable(waited: float, compute: float) -> float:
+    return waited if waited >= NOTABLE_WAIT * (compute + waited) else 0.0
+
+
+def with_several(device: Device, run: Run) -> Device:
+    """A device that also knows what a step took in a run of several.
+
+    Raises `UsageError` for a run of one, of another batch, or without phases.
+    """
+    phases = phases_of([run])
+    if run.devices < 2:
+        raise UsageError(f"{run.source} is of one device, too; a second run is one of several")
+    if not phases or not run.steps:
+        raise UsageError(f"{run.source} tells no phases or steps")
+    if run.batch != device.batch:
+        raise UsageError(
+            f"{run.source} has batches of {run.batch} on each device, and what is simulated has "
+            f"{device.batch}"
+        )
+    seconds = sum(phases.get(name, 0.0) for name in (*_COMPUTE, "communication")) / run.steps
+    waited = phases.get("data_wait", 0.0) / run.steps
+    return replace(device, seen=(run.devices, seconds + _notable(waited, seconds)))
 
 
 def with_batch(device: Device, batch: int) -> Device:
@@ -283,10 +321,18 @@ def assumptions(device: Device, network: Network) -> list[str]:
         lines.append("the store keeps up with all of them")
     else:
         lines.append("data is always there in time")
-    lines.append(
-        "the sum does not slow computing, no other job shares the network, and hosts are as quick "
-        "with all devices at work as with one: the figures are the most that is to be had"
-    )
+    if device.seen is None:
+        lines.append(
+            "the sum does not slow computing, no other job shares the network, and hosts are as "
+            "quick with all devices at work as with one: the figures are the most that is to be had"
+        )
+    else:
+        n, seconds = device.seen
+        beyond = format_seconds(unexplained(device, network))
+        lines.append(
+            f"a step of {n} devices took {format_seconds(seconds)}, which is {beyond} more than "
+            "all of this: hosts, contention and whatever else it is take as long at any number"
+        )
     return [f"{line[:1].upper()}{line[1:]}." for line in lines]
 
 

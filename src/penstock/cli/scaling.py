@@ -4,6 +4,7 @@ penstock scaling outputs/                        SLURM output, run folders, ledg
 penstock scaling slurm-*.out --output reports    a page, CSVs and figures too
 penstock scaling outputs/ --metrics              total time, best validation loss, GPU-Util
 penstock scaling simulate RUN --between 50GB     8 to 4,096 devices, from a run of one
+penstock scaling simulate RUN RUN_OF_4           and from what one of several lost
 
 logs | results | ledger | tracker -> runs -> studies, by kind -> tables, sentences, figures
 """
@@ -27,7 +28,7 @@ SIMULATE = "simulate"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "penstock scaling (PATH ... | simulate [RUN]) [flags]"
+    parser.usage = "penstock scaling (PATH ... | simulate [RUN [RUN_OF_SEVERAL]]) [flags]"
     parser.add_argument(
         "paths",
         nargs="+",
@@ -174,16 +175,18 @@ def _simulate(paths: list[Path], args: argparse.Namespace) -> int:
 
 
 def _device(paths: list[Path], config: SimulateConfig) -> Device:
-    """From a run of one device, from flags, or a run with what flags say in its place."""
-    from ..scaling_simulate import Device, device_of, with_batch
-    from ..scaling_sources import read_runs
+    """From a run of one device and one of several, from flags, or runs with what flags say in
+    place of it."""
+    from ..scaling import same_settings
+    from ..scaling_simulate import Device, device_of, with_batch, with_several
 
-    if len(paths) > 1:
-        raise UsageError(f"simulate takes one RUN, and got {len(paths)}")
-    if paths:
-        runs = read_runs(paths, _say)
-        if len(runs) > 1:
-            raise UsageError(f"{paths[0]} holds {len(runs)} runs; simulate takes one of one device")
+    if len(paths) > 2:
+        raise UsageError(
+            f"simulate takes a RUN of one device and one of several, and got {len(paths)}"
+        )
+    runs = [_run(path) for path in paths]
+    same_settings(runs)
+    if runs:
         measured = device_of(runs[0])
     else:
         asked = {
@@ -208,4 +211,16 @@ def _device(paths: list[Path], config: SimulateConfig) -> Device:
         measured = replace(measured, scaled_from=None)  # it is of the batch that was stated
         if config.backward_time is None:
             given["backward_s"] = 2 / 3 * config.compute_time
-    return replace(measured, **{name: v for name, v in given.items() if v is not None})
+    measured = replace(measured, **{name: v for name, v in given.items() if v is not None})
+    if runs[1:]:
+        measured = with_several(measured, runs[1])
+    return measured if config.seen is None else replace(measured, seen=config.seen)
+
+
+def _run(path: Path) -> Run:
+    from ..scaling_sources import read_runs
+
+    runs = read_runs([path], _say)
+    if len(runs) > 1:
+        raise UsageError(f"{path} holds {len(runs)} runs; simulate takes one")
+    return runs[0]

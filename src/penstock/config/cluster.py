@@ -229,6 +229,12 @@ class TorchrunConfig(Knobs):
         return self
 
 
+def _seen(value: object) -> object:
+    if value is not None and (not isinstance(value, list | tuple) or len(value) != 2):
+        raise ValueError("give a number of devices and seconds, such as 4 0.115")
+    return value
+
+
 class SimulateConfig(Knobs):
     """Everything that ``penstock scaling simulate`` may be told."""
 
@@ -254,6 +260,12 @@ class SimulateConfig(Knobs):
     )
     jitter: Annotated[float, Field(ge=0, lt=1)] | None = flag(
         None, help="deviation of a step over its mean (default: as RUN measured, or none)"
+    )
+    seen: Annotated[
+        tuple[Annotated[int, Field(ge=2)], Annotated[float, Field(gt=0)]] | None,
+        BeforeValidator(_seen),
+    ] = flag(
+        None, help="devices, and seconds that a step took on them (default: as RUN_OF_SEVERAL)"
     )
     gpus_per_node: Positive = flag(4, help="devices of a node")
     inside: Bytes = flag(
