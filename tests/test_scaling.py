@@ -590,6 +590,21 @@ def test_a_loader_that_was_too_slow_stays_so_on_every_device() -> None:
     assert bound.samples_per_s == pytest.approx(1000)
 
 
+def test_a_run_without_workers_reads_before_each_step() -> None:
+    totals = {"data_wait": 5.0, "forward": 4.0, "backward": 6.0}
+    settings = {"parameters": "25e6", "number of workers": "0"}
+    serial = run(1, 20.0, epochs=1, steps=100, settings=settings, ranks=(Rank(0, totals),))
+    one = device_of(serial)
+    assert (one.data_s, one.reads_s) == (0, pytest.approx(0.05))
+    slow = replace(a100(4), between=1e9, overlap=0.0)
+    alone, many = predict(one, slow, [1, 64])
+    assert alone.step_s == pytest.approx(0.15)
+    assert many.step_s == pytest.approx(0.15 + many.exposed_s)
+    told = " ".join(assumptions(with_batch(one, 64), slow))
+    assert "no workers and makes a batch in 100 ms before it computes" in told
+    assert "reads on" not in told
+
+
 def test_another_batch_takes_as_long_a_sample() -> None:
     found = with_batch(Device(0.1, 0.06, 32, 100e6, jitter=0.1, data_s=0.2), 64)
     assert (found.compute_s, found.backward_s, found.data_s) == (0.2, 0.12, 0.4)

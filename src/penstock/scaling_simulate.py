@@ -14,7 +14,7 @@ with the bandwidth ``B``, per device within a node and per node between nodes, a
 ``L`` of a message. A share of that (``overlap``) runs beside the backward pass, if that lasts long
 enough; the rest is waited for. Data is read while a device computes, and a step is as long as the
 slower of the two: where the run waited for data, each device's own loader is as slow as the run's,
-and a store of a stated rate is shared by all. Steps vary by ``jitter``, a standard deviation over
+and a store of a stated rate is shared by all. Without workers data is read first. Steps vary by ``jitter``, a standard deviation over
 mean, and each step waits for the slowest of N devices.
 
 What it does not know: contention of the sum with computing, congestion of a shared network, hosts
@@ -58,6 +58,8 @@ class Device:
     """Standard deviation over mean of a step."""
     data_s: float = 0.0
     """In which its own loader makes a batch; 0 where it was never waited for."""
+    reads_s: float = 0.0
+    """The same where the run had no workers: a step begins when that is done."""
     scaled_from: int | None = None
     """The batch that was measured, where this is another."""
     seen: tuple[int, float] | None = None
@@ -145,7 +147,7 @@ def _step(device: Device, network: Network, n: int) -> float:
 
 
 def _explained(device: Device, network: Network, n: int) -> float:
-    slowest = device.compute_s * (1 + device.jitter * _largest(n))
+    slowest = (device.reads_s + device.compute_s) * (1 + device.jitter * _largest(n))
     return max(slowest + _sum(device, network, n)[1], _data(device, network, n))
 
 
@@ -232,6 +234,7 @@ def device_of(run: Run) -> Device:
     each = {name: total / run.steps for name, total in phases.items()}
     compute = sum(each.get(name, 0.0) for name in _COMPUTE)
     waited = _notable(each.get("data_wait", 0.0), compute)
+    in_turn = run.settings.get("number of workers") == "0"
     local = run.ranks[0].local
     # The spread of the middle: checkpoints and first steps are not what every step varies by.
     jitter = 1.4826 * mad(local) / median(local) if len(local) > 1 else 0.0
@@ -241,7 +244,8 @@ def device_of(run: Run) -> Device:
         batch=run.batch,
         gradient_bytes=4 * float(parameters),
         jitter=jitter,
-        data_s=compute + waited if waited else 0.0,
+        data_s=compute + waited if waited and not in_turn else 0.0,
+        reads_s=waited if in_turn else 0.0,
     )
 
 
@@ -278,6 +282,7 @@ def with_batch(device: Device, batch: int) -> Device:
         compute_s=times * device.compute_s,
         backward_s=times * device.backward_s,
         data_s=times * device.data_s,
+        reads_s=times * device.reads_s,
         scaled_from=device.batch if batch != device.batch else None,
     )
 
@@ -317,6 +322,11 @@ def assumptions(device: Device, network: Network) -> list[str]:
         rate = f"{significant(network.data_rate / 1e9)} GB/s"
         read = format_bytes(device.sample_bytes)
         lines.append(f"{read} a sample are read from a store that gives {rate} to all devices")
+    elif device.reads_s:
+        lines.append(
+            f"each device has no workers and makes a batch in {format_seconds(device.reads_s)} "
+            "before it computes, as the run did; the store keeps up with all of them"
+        )
     elif device.data_s:
         lines.append("the store keeps up with all of them")
     else:
