@@ -17,6 +17,7 @@ from penstock.batches import (
     ChunkRead,
     Field,
     PatchGrid,
+    chunk_indices,
     chunk_reads,
     need_of,
     valid_samples,
@@ -263,7 +264,7 @@ def test_price_of_patches_with_and_without_a_cache() -> None:
     def paid(shuffle: Any, cache_bytes: int) -> float:
         order = Order(32, 4, shuffle=shuffle, patches_per_sample=field.patches_per_sample)
         need = need_of([field], order, 0)
-        paid = price(order, need, num_batches=128, cache_bytes=cache_bytes, lookahead=8)
+        paid = price(order, need, num_batches=128, cache_bytes=cache_bytes, foreseen=1000)
         assert paid.exact
         return paid.read_amplification_cached
 
@@ -308,6 +309,10 @@ def test_any_batch_of_any_field_holds_what_numpy_would_take(
     patches = [data.draw(patch) for _ in samples]
     reads = check(field, samples, np.array(patches))
     assert len(reads) <= field.most_chunks(len(samples))
+    indices = chunk_indices(field, samples, np.array(patches))
+    assert indices == [read.index for read in reads]
+    whole = chunk_reads(field, samples)
+    assert chunk_indices(field, samples) == [read.index for read in whole]
 
 
 @given(

@@ -17,6 +17,7 @@ from penstock.cli import main
 from penstock.cli.bench_loader import cases_of, ladder_of, rules
 from penstock.config import BenchLoaderConfig, build
 from penstock.errors import UsageError
+from penstock.launch import Request
 from penstock.ledger import Ledger
 from penstock.measure import Rules, measure
 from penstock.queueplots import plot_ladders, plot_loader
@@ -245,6 +246,25 @@ def test_the_exit_code_is_that_of_the_launches(
     )
     output = tmp_path / "loader.csv"
     assert main(["bench", "loader", str(data), "--output", str(output)]) == code
+
+
+@pytest.mark.parametrize("verb", ["loader", "queue"])
+@pytest.mark.parametrize(("status", "code"), [("unsupported", 2), ("crash", 1), ("timeout", 1)])
+def test_data_that_a_process_cannot_read_ends_it_before_anything_is_written(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], verb: str, status: str, code: int,
+) -> None:  # fmt: skip
+    asked: list[str] = []
+
+    def launch(request: Request, **_: Any) -> Record:
+        asked.append(request.task)
+        return record(0, 1.0, status)
+
+    monkeypatch.setattr("penstock.launch.launch", launch)
+    output = tmp_path / "out.csv"
+    assert main(["bench", verb, str(data), "--output", str(output)]) == code
+    assert capsys.readouterr().err.strip().endswith("pip install 'penstock[loaders]'")
+    assert asked == ["check"] and not any(tmp_path.iterdir())
 
 
 # --- the report, from records made up -----------------------------------------------------------

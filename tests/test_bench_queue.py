@@ -7,6 +7,7 @@ import csv
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -312,7 +313,8 @@ def test_the_exit_code_of_launches_that_failed(
     message: str,
     code: int,
 ) -> None:
-    monkeypatch.setattr("penstock.cli.bench_queue._check", lambda case, timeout_s: None)
+    fine = SimpleNamespace(error=None)
+    monkeypatch.setattr("penstock.cli.bench.asked", lambda scenario, case, timeout_s: fine)
     monkeypatch.setattr("penstock.sweep.sweep", failed(status, message))
     words = ["bench", "queue", str(data), "--output", str(tmp_path / "queue.csv")]
     assert main([*words, "--batch-size", "2", "--workers", "1", "--queue-sizes", "1"]) == code

@@ -9,6 +9,7 @@ import random
 import re
 import shutil
 import threading
+import tracemalloc
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,13 +22,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from penstock import loaders
-from penstock.batches import PatchGrid
+from penstock.batches import Field, PatchGrid, chunk_indices, chunk_reads
 from penstock.errors import Refused, StageError, UsageError
-from penstock.flow import Flow
-from penstock.loader import Batch, Loader
+from penstock.loader import Batch, Loader, _wanted
 from penstock.loaders import Normaliser, native
 from penstock.loopback import Loopback
-from penstock.order import Order
+from penstock.order import Foresight, NextUseCache, Order, Position
+
+from .test_order import hits_of_lru, reads_of_belady
 
 zarr = pytest.importorskip("zarr")
 numcodecs = pytest.importorskip("numcodecs")
@@ -296,6 +298,7 @@ def slow(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     batch_size=st.integers(1, 7),
     shuffle=st.sampled_from(["none", "sample", "block", "global"]),
     seed=st.integers(0, 99),
+    cache=st.sampled_from([0, 480, 5000, 1 << 20]),  # of no chunk, one, ten, all
 )
 def test_each_item_once_and_in_one_order_whatever_the_threads(
     data: dict[str, Path],
@@ -305,6 +308,7 @@ def test_each_item_once_and_in_one_order_whatever_the_threads(
     batch_size: int,
     shuffle: Any,
     seed: int,
+    cache: int,
 ) -> None:
     whole = arrays(data)
     order = Order(12, batch_size, seed, shuffle, window=3)
@@ -312,7 +316,7 @@ def test_each_item_once_and_in_one_order_whatever_the_threads(
         pytest.MonkeyPatch.context() as patch,
         Loader(
             data, batch_size=batch_size, shuffle=shuffle, window=3, seed=seed, workers=workers,
-            fetch=fetch, queue=queue, engine="native",
+            fetch=fetch, queue=queue, engine="native", cache=cache,
         ) as loader,
     ):  # fmt: skip
         slow(patch, seed)
@@ -429,20 +433,33 @@ def test_the_end_is_told_however_often_one_asks(data: dict[str, Path]) -> None:
         assert next(other, None) is not None
 
 
-def test_a_thread_that_is_slow_to_end_costs_no_cache(
+def test_an_epoch_that_is_left_leaves_chunks_and_no_plans(
     data: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last batch was taken, so nothing is left that the cache waits for."""
-    with Loader(data, batch_size=6, cache="1MiB", engine="native") as loader:
-        batches = iter(loader)
-        for _ in range(2):
-            next(batches)
-        assert loader._run is not None
-        monkeypatch.setattr(Flow, "alive", True)
-        monkeypatch.setattr(Flow, "settle", lambda flow: None)
-        assert next(batches, None) is None
-        monkeypatch.undo()
-        assert len(loader.engine.cache) > 0  # type: ignore[attr-defined]
+    """What was foreseen of it will not come; what was decoded is as good as ever."""
+    how: dict[str, Any] = {"batch_size": 2, "shuffle": "global", "engine": "native"}
+    with Loader(data, cache=20 * 480, **how) as loader:  # of 60 chunks
+        cache = cache_of(loader)
+        old = iter(loader)
+        for _ in range(3):
+            next(old)
+        loader.close()
+        assert len(cache) == 20 and not cache._ahead and not cache.look()
+        new = iter(loader)
+        next(new)
+        assert cache._ahead
+        ends: list[str] = []
+        monkeypatch.setattr(loader.engine, "cancel", lambda: ends.append("cancel"))
+        monkeypatch.setattr(loader.engine, "forget", lambda: ends.append("forget"))
+        del old  # and with it what ends its threads, once more
+        assert not ends, "the engine works for another iteration"
+        assert sum(1 for _ in new) == 5
+        assert ends == ["cancel", "forget"]
+
+
+def cache_of(loader: Loader) -> NextUseCache[Any, Any]:
+    assert isinstance(loader.engine, native.NativeEngine) and loader.engine.cache is not None
+    return loader.engine.cache
 
 
 def test_epochs_advance_and_a_break_ends_one(data: dict[str, Path]) -> None:
@@ -463,10 +480,11 @@ def test_epochs_advance_and_a_break_ends_one(data: dict[str, Path]) -> None:
         assert [b.samples.tolist() for b in loader] == epochs[1][1:]
 
 
-def test_two_loaders_at_once_do_not_meet(data: dict[str, Path]) -> None:
+@pytest.mark.parametrize("cache", [0, 5000])
+def test_two_loaders_at_once_do_not_meet(data: dict[str, Path], cache: int) -> None:
     with (
-        Loader(data, batch_size=3, workers=3, shuffle="global", seed=1) as one,
-        Loader(data, batch_size=3, workers=2, shuffle="global", seed=2) as two,
+        Loader(data, batch_size=3, workers=3, shuffle="global", seed=1, cache=cache) as one,
+        Loader(data, batch_size=3, workers=2, shuffle="global", seed=2, cache=cache) as two,
     ):
         alone = seen(one), seen(two)
         one.set_epoch(0), two.set_epoch(0)
@@ -561,6 +579,172 @@ def test_a_cache_of_decoded_chunks_reads_each_once(tmp_path: Path) -> None:
         assert loader.traffic.decoded_bytes == 0, "all was there after the first epoch"
 
 
+def uses_of(loader: Loader, epoch: int = 0, first: int = 0) -> list[Any]:
+    """The chunks that the batches of an epoch want, one after another."""
+    uses: list[Any] = []
+    for number in range(first, loader.order.num_batches):
+        samples, patches = loader.order.split(loader.order.items(epoch, number))
+        for name, field in loader.fields.items():
+            reads = chunk_reads(field, samples + loader.first_sample, patches)
+            uses += [(name, read.index) for read in reads]
+    return uses
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths that are read from now on."""
+    paths: list[str] = []
+    read = native._read_file
+
+    def counting(path: str, *rest: Any) -> Any:
+        paths.append(path)
+        return read(path, *rest)
+
+    monkeypatch.setattr(native, "_read_file", counting)
+    return paths
+
+
+CACHED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "windows-over-time": {"offsets": (-1, 0, 3)},
+    "patches": {"patch": (3, 4)},
+}
+
+
+@pytest.mark.parametrize("selection", CACHED)
+@pytest.mark.parametrize("shuffle", ["none", "sample", "block", "global"])
+def test_the_cache_reads_what_belady_reads_that_sees_the_whole_epoch(
+    shuffle: str, selection: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """96 samples in 48 chunks, in two arrays whose chunks are equally large."""
+    paths = {
+        "inputs": write(tmp_path / "a.zarr", distinct((96, 6, 8)), (6, 6, 4), compressors=None),
+        "targets": write(tmp_path / "b.zarr", distinct((96, 6, 4)), (6, 6, 4), compressors=None),
+    }
+    size, won = 6 * 6 * 4 * 4, 0
+    read = counted(monkeypatch)
+    how: dict[str, Any] = {"batch_size": 3, "shuffle": shuffle, "window": 4, "engine": "native"}
+    if selection == "patches":
+        paths.pop("inputs")  # of another number of patches
+    for capacity in (0, 1, 2, 3, 5, 8, 13, 21, 34, 48):
+        with Loader(paths, cache=capacity * size, workers=1, **how, **CACHED[selection]) as loader:
+            uses = uses_of(loader)
+            read.clear()
+            for _ in loader:
+                pass
+            best = reads_of_belady(uses, capacity)
+            least_recent = len(uses) - hits_of_lru(uses, capacity)
+            assert len(read) == best <= least_recent
+            won += best < least_recent
+            if capacity:
+                cache = cache_of(loader)
+                assert not cache._ahead and cache.used == min(capacity, len(set(uses))) * size
+    assert shuffle == "none" or won >= 3, "which is more than the least recently used does"
+
+
+def test_the_rest_of_an_epoch_is_foreseen_where_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "a.zarr", values := distinct((96, 8)), (4, 8), compressors=None)
+    read = counted(monkeypatch)
+    how: dict[str, Any] = {"shuffle": "global", "engine": "native", "workers": 1}
+    with Loader(path, batch_size=5, **how) as before:
+        batches = iter(before)
+        for _ in range(3):
+            next(batches)
+        state = before.state_dict()
+    with Loader(path, batch_size=2, cache=6 * 128, **how) as loader:
+        loader.load_state_dict(state)
+        assert loader.order.skip == 1
+        uses = uses_of(loader, first=7)
+        read.clear()
+        for batch in loader:
+            assert np.array_equal(batch["data"], values[batch.samples])
+        assert len(read) == reads_of_belady(uses, 6) < len(uses) - hits_of_lru(uses, 6)
+
+
+def test_a_chunk_that_many_threads_want_at_once_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "a.zarr", values := distinct((36, 8)), (12, 8), compressors=None)
+    slow(monkeypatch, 1)
+    read = counted(monkeypatch)
+    with Loader(path, batch_size=1, workers=8, queue=8, cache="1MiB", engine="native") as loader:
+        for batch in loader:
+            assert np.array_equal(batch["data"], values[batch.samples])
+    assert sorted(read) == [f"{path}/{n}.0" for n in range(3)]
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut"])
+def test_a_damaged_chunk_that_many_threads_want_is_named(damage: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.zarr", distinct((36, 8)), (12, 8), compressors=numcodecs.Zstd())
+    DAMAGES[damage](path / "1.0")
+    loader = Loader(path, batch_size=1, workers=8, queue=8, cache="1MiB", engine="native")
+    for _ in range(2):
+        with pytest.raises(StageError, match=f"{path}/1.0"):
+            for batch in loader:
+                assert batch.samples[0] < 12
+        assert ours() == [] and not cache_of(loader)._making
+        loader.set_epoch(0)
+
+
+@pytest.mark.parametrize("fetch", [0, 2])
+def test_with_little_sight_and_many_threads_the_bytes_stay_the_same(
+    fetch: int, data: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However the looks ahead fall, and while who looks is slow."""
+    whole = arrays(data)
+    monkeypatch.setattr(Foresight, "_AT_FIRST", 20)
+    monkeypatch.setattr(Foresight, "_FOR_EACH", 0)
+    slow(monkeypatch, 3)
+    with Loader(
+        data, batch_size=2, shuffle="global", workers=6, queue=3, fetch=fetch, cache=12 * 480,
+        engine="native",
+    ) as loader:  # fmt: skip
+        for epoch in range(4):
+            for number, batch in enumerate(loader):
+                assert batch.indices.tolist() == loader.order.items(epoch, number).tolist()
+                for name, array in batch.items():
+                    assert np.array_equal(array, whole[name][batch.samples])
+            cache = cache_of(loader)
+            assert not cache._ahead and cache.used == sum(480 for _ in cache._residents)
+            assert 0 < cache.used <= cache.budget
+
+
+def test_what_is_foreseen_counts_as_memory(data: dict[str, Path]) -> None:
+    free = Loader(data, batch_size=2, engine="native", workers=1)
+    for cache in (1 << 20, 1 << 30):
+        loader = Loader(data, batch_size=2, engine="native", workers=1, cache=cache)
+        notes = loader.scratch_bytes - free.scratch_bytes - cache
+        assert notes == max(4 << 20, cache // 16) == loader.engine.foreseen * native._NOTE
+
+
+@pytest.mark.parametrize("batch_size", [1, 16])
+def test_a_hundred_million_samples_are_foreseen_in_the_memory_that_is_said(
+    batch_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches of one row of one chunk, none of which comes twice: no use takes more."""
+    field = Field("inputs", (10**8, 6, 7, 8), (1, 6, 7, 8), np.dtype("f4"))
+    order = Order(10**8, batch_size, shuffle="global")
+    cache: NextUseCache[Any, Any] = NextUseCache(1)
+    most = 4000
+    monkeypatch.setattr(Foresight, "_AT_FIRST", most)
+    tracemalloc.start()
+    try:
+        foresight = Foresight(
+            cache,
+            _wanted(order, Position(0, 0), 0, lambda: None),
+            lambda batch: [("inputs", i) for i in chunk_indices(field, batch.samples, None)],
+            most,
+        )
+        while foresight.look():
+            pass
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert most <= len(cache._ahead) < most + batch_size
+    assert held < most * native._NOTE
+
+
 @pytest.mark.parametrize("fetch", [0, 2])
 def test_a_chunk_that_another_worker_has_put_is_read_all_the_same(
     fetch: int, tmp_path: Path
@@ -575,8 +759,8 @@ def test_a_chunk_that_another_worker_has_put_is_read_all_the_same(
         assert cache is not None
         get = cache.get
 
-        def miss(key: Any, step: int) -> Any:
-            found = get(key, step)
+        def miss(key: Any, use: int) -> Any:
+            found = get(key, use)
             if found is None:
                 _, (row, column) = key
                 chunk = values[row * 6 : row * 6 + 6, column * 4 : column * 4 + 4].copy()
@@ -889,6 +1073,33 @@ def test_a_reader_that_hangs_does_not_keep_close(
     stuck = [t for t in threading.enumerate() if t.name in ours()]
     let_go.set()
     stuck[0].join(10)
+
+
+@pytest.mark.slow
+def test_a_reader_that_hangs_does_not_keep_those_who_wait_for_its_chunk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "a.zarr", values := distinct((12, 8)), (12, 8))
+    let_go, hangs, read = threading.Event(), threading.Event(), native._read_file
+
+    def hang(*args: Any) -> Any:
+        hangs.set()
+        let_go.wait(60)
+        return read(*args)
+
+    monkeypatch.setattr(native, "_read_file", hang)
+    loader = Loader(path, batch_size=1, workers=4, queue=4, cache="1MiB", engine="native")
+    batches = iter(loader)
+    assert hangs.wait(60)
+    loader.close()
+    assert len(ours()) == 1
+    stuck = [t for t in threading.enumerate() if t.name in ours()]
+    monkeypatch.undo()
+    assert sum(np.array_equal(b["data"], values[b.samples]) for b in loader) == 12
+    let_go.set()
+    stuck[0].join(10)
+    del batches
+    assert not cache_of(loader)._ahead and not cache_of(loader)._making
 
 
 # --- processes and torch -------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,21 @@ import yaml
 
 from penstock.cli import main
 from penstock.cli.tune import fitting, threads_of
-from penstock.config import LoaderConfig, TuneLoaderConfig, build
+from penstock.config import (
+    BenchQueueConfig,
+    LoaderConfig,
+    TrainConfig,
+    TuneLoaderConfig,
+    add_flags,
+    build,
+    from_flags,
+)
 from penstock.errors import UsageError
 from penstock.loader import Loader
 from penstock.loader_report import LoaderCell
 from penstock.loader_tune import Goal, Reading, readings, recommend_loader, write_yaml
 from penstock.record import Record, case_key
+from penstock.tune import Batches, flags_of, nearest_of, recommend_batch, step_of
 
 GOAL = Goal(step_s=0.2, batch=16, utilisation=0.9)
 """A batch must come every 222 ms."""
@@ -164,6 +175,144 @@ def config(**knobs: Any) -> TuneLoaderConfig:
     return build(TuneLoaderConfig, {"step_time": 0.2, **knobs})
 
 
+# --- the batch ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "candidates", "steps"),
+    [
+        ("--step-time 0.2", (1, 2, 4, 8, 16), {16: 0.2}),
+        ("--step-time 0.2 --batch-size 8", (8,), {8: 0.2}),
+        ("--step-time 0.2 --batch-size 8 4 8", (4, 8), {8: 0.2}),
+        ("--step-time 16=0.2 4=0.05", (4, 16), {4: 0.05, 16: 0.2}),
+        ("--step-time 16=0.2 4=0.05 --batch-size 8", (8,), {4: 0.05, 16: 0.2}),
+    ],
+)
+def test_what_a_step_time_is_of(
+    flags: str, candidates: tuple[int, ...], steps: dict[int, float]
+) -> None:
+    made = parsed(flags)
+    assert made.candidates == candidates
+    assert made.steps == steps
+
+
+def test_a_file_may_map_batches_to_seconds() -> None:
+    assert config(step_time={4: 0.05, 16: 0.2}).steps == {4: 0.05, 16: 0.2}
+
+
+def parsed(flags: str) -> TuneLoaderConfig:
+    parser = argparse.ArgumentParser()
+    add_flags(parser, TuneLoaderConfig)
+    return from_flags(TuneLoaderConfig, parser.parse_args(flags.split()))
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ("--step-time soon", "--step-time: soon is neither SECONDS nor BATCH=SECONDS"),
+        ("--step-time 0", "--step-time: 0 must be above 0 and finite"),
+        ("--step-time 4=inf", "--step-time: 4=inf must be above 0 and finite"),
+        ("--step-time 0=1", "--step-time: 0=1 must be above 0"),
+        ("--step-time 0.1 0.2", "give SECONDS once, or BATCH=SECONDS"),
+        ("--step-time 0.1 4=0.2", "give SECONDS once, or BATCH=SECONDS"),
+        ("--step-time 4=0.1 4=0.2", "give SECONDS once, or BATCH=SECONDS"),
+        ("--step-time 4=0.1 --batch-size 2 8", "--batch-size 8 is more than .*, 4: .* add 8=SEC"),
+    ],
+)
+def test_a_step_time_that_says_too_little_is_refused(flags: str, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        parsed(flags)
+
+
+def tried(batch: int, *reads: Reading, told: dict[int, float] | None = None) -> Batches:
+    steps = told or {16: 0.16}  # 10 ms for each sample
+    step_s, told_for = step_of(batch, steps)
+    memory = {1: 3 * batch * 2**20, 2: 4 * batch * 2**20}  # a batch's worth of scratch
+    goal = Goal(step_s, batch, 0.9)
+    return Batches(goal, told_for, steps[told_for], batch * 2**20, memory, reads)
+
+
+@pytest.mark.parametrize(
+    ("tries", "settings"),
+    [
+        # a batch must come every 11 ms a sample
+        ([tried(1, steady(1, 0.01)), tried(2, steady(1, 0.01))], (1, 1, 1)),
+        ([tried(1, steady(1, 0.02)), tried(2, steady(1, 0.02))], (2, 1, 1)),
+        ([tried(2, steady(1, 0.01)), tried(1, steady(1, 0.01))], (1, 1, 1)),  # any order
+        # a small batch with more workers goes before a large one with fewer
+        ([tried(1, steady(1, 0.02), steady(2, 0.01)), tried(2, steady(1, 0.01))], (1, 2, 1)),
+        # quick enough, and too uneven for any queue
+        ([tried(1, uneven(1, 0.001, 0.09, 10)), tried(2, steady(1, 0.01))], (2, 1, 1)),
+        # a step of its own, longer than its share
+        ([tried(1, steady(1, 0.02), told={1: 0.03, 16: 0.16})], (1, 1, 1)),
+    ],
+    ids=["smallest", "next", "order", "more workers", "uneven", "own step"],
+)
+def test_the_smallest_batch_that_is_fed_wins(
+    tries: list[Batches], settings: tuple[int, int, int]
+) -> None:
+    batch, workers, queue = settings
+    assert recommend_batch(tries).settings == {
+        "batch_size": batch, "workers": workers, "fetch": 0, "queue": queue
+    }  # fmt: skip
+
+
+def test_the_chosen_batch_says_what_it_takes_and_why_no_smaller_one_does() -> None:
+    tries = [tried(1, steady(1, 0.02)), tried(2, uneven(1, 0.001, 0.15, 10))]
+    fed, memory, share, smaller = recommend_batch([*tries, tried(4, steady(1, 0.03))]).sentences
+    assert fed.startswith("1 worker and a queue of 1 keep steps of 40.0 ms fed: a batch of 4 comes")
+    assert memory == (
+        "In all the loader takes 12.0 MiB of memory: the batches and 4.00 MiB of scratch."
+    )
+    assert share == (
+        "A step of a batch of 4 is taken to last 40.0 ms, its share of the 160 ms of 16; a real "
+        "one hardly lasts less. Measure it, and tell it as --step-time 4=SECONDS 16=0.16."
+    )
+    assert smaller.startswith("Smaller batches are not fed: one of 1 comes every 20.0 ms [")
+    assert "and 11.1 ms is needed, 1.80 times too slow; one of 2 comes" in smaller
+    assert smaller.endswith("and 22.2 ms is needed, but too unevenly for a queue of 2.")
+
+
+def test_a_step_that_was_told_claims_no_share() -> None:
+    assert not any(
+        "share" in said for said in recommend_batch([tried(16, steady(1, 0.1))]).sentences
+    )
+
+
+def test_where_no_batch_is_fed_the_nearest_one_tells_the_ceiling() -> None:
+    tries = [tried(1, steady(1, 0.06)), tried(2, steady(1, 0.06)), tried(4, steady(1, 0.4))]
+    assert nearest_of(tries).goal.batch == 2
+    rungs = {name: rung(name, s) for name, s in (("L1", 0.001), ("L2", 0.05), ("L3", 0.06))}
+    advice = recommend_batch(tries, rungs)
+    assert advice.settings is None
+    first, nothing, ceiling, share, others = advice.sentences
+    assert first == "None of 3 batch sizes is fed; batches of 2 come nearest."
+    assert nothing.startswith("Nothing keeps steps of 20.0 ms fed: at best, with 1 worker")
+    assert "2.70 times too slow" in nothing
+    assert ceiling.startswith("The ceiling is decode: files and decode alone take 50")
+    assert share.startswith("A step of a batch of 2 is taken to last 20.0 ms")
+    assert "one of 1 comes every" in others and "9.00 times too slow" in others
+
+
+def test_the_flags_are_ones_that_train_and_bench_take() -> None:
+    advice = recommend_batch([tried(2, steady(1, 0.04), steady(2, 0.01))])
+    assert advice.settings is not None
+    train, bench = flags_of(advice.settings, 0.02, "my data")
+    taken: dict[str, Any] = {}
+    for line, model in ((train, TrainConfig), (bench, BenchQueueConfig)):
+        parser = argparse.ArgumentParser()
+        parser.add_argument("data", nargs="?")
+        add_flags(parser, model)
+        words = shlex.split(line)[3:]
+        args = parser.parse_args(words)
+        taken |= from_flags(model, args).model_dump(include=set(vars(args)) - {"data"})
+        assert args.data in (None, "my data")
+    assert taken == {
+        "batch_size": 2, "num_workers": 2, "prefetch_factor": 1,
+        "workers": (2,), "queue_sizes": (1,), "compute_time": 0.02,
+    }  # fmt: skip
+
+
 # --- with data ----------------------------------------------------------------------------------
 
 
@@ -179,14 +328,29 @@ def test_queues_and_at_last_the_batch_give_way_to_memory(data: str) -> None:
         batch, scratch = loader.batch_bytes, loader.engine.scratch_bytes
 
     def fit(memory: int) -> tuple[int, list[int]]:
-        size, _, queues = fitting(data, config(batch_size=8, max_memory=memory), 1)
-        return size, queues
+        (fit,) = fitting(data, config(batch_size=8, max_memory=memory), 1)
+        return fit.batch, list(fit.memory)
 
     assert fit(9 * batch + scratch) == (8, [1, 2, 4, 8])
     assert fit(3 * batch + scratch) == (8, [1, 2])
     assert fit(2 * batch + scratch - 1) == (4, [1, 2])
     with pytest.raises(UsageError, match="holds no two batches of one sample"):
         fit(scratch)
+
+
+def test_of_several_batches_those_that_fit_are_tried(
+    data: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Loader(data, batch_size=4, workers=1) as loader:
+        batch, scratch = loader.batch_bytes, loader.engine.scratch_bytes
+    fits = fitting(data, config(batch_size=[8, 2, 4], max_memory=2 * batch + scratch), 1)
+    assert [(fit.batch, list(fit.memory)) for fit in fits] == [(2, [1, 2]), (4, [1])]
+    assert fits[1].memory == {1: 2 * batch + scratch}
+    assert "Batches of 8 do not fit into" in capsys.readouterr().out
+
+
+def test_batches_that_nobody_asked_for_are_no_larger_than_the_data(data: str) -> None:
+    assert [fit.batch for fit in fitting(data, config(max_memory="1GiB"), 1)] == [1, 2, 4, 8]
 
 
 def test_more_samples_in_a_batch_than_there_are_is_refused(
@@ -208,6 +372,22 @@ def test_settings_from_end_to_end(
     assert "keep steps of 5.00 s fed" in capsys.readouterr().out
     with Loader(data, **settings) as loader:
         assert len(next(iter(loader))["inputs"]) == 2
+
+
+@pytest.mark.slow
+def test_the_batch_from_end_to_end(
+    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Steps of 1 cannot be fed and those of 2 cannot but be."""
+    out = tmp_path / "loader.yaml"
+    flags = "--step-time 1=1e-6 2=5 4=9 --threads-up-to 1 --batches 6 --launches 1"
+    assert main(["tune", "loader", data, *flags.split(), "--output", str(out)]) == 0
+    assert yaml.safe_load(out.read_text())["batch_size"] == 2
+    said = capsys.readouterr().out
+    assert "keep steps of 5.00 s fed: a batch of 2 comes every" in said
+    assert "Smaller batches are not fed: one of 1 comes every" in said
+    assert "Batches of 4" not in said  # and were not measured
+    assert "penstock train emulator --batch-size 2 --num-workers 1 --prefetch-factor 1" in said
 
 
 @pytest.mark.slow

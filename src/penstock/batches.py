@@ -339,6 +339,20 @@ def chunk_reads(
     return [ChunkRead(index, reads[index]) for index in order]
 
 
+def chunk_indices(
+    field: Field, samples: NDArray[np.integer[Any]], patches: NDArray[np.integer[Any]] | None = None
+) -> list[tuple[int, ...]]:
+    """The chunks of `chunk_reads`, in its order, without what goes where."""
+    depth, numbers = field.chunks[0], samples.tolist()
+    places = [0] * len(numbers) if patches is None else patches.tolist()
+    wanted = {
+        ((sample + offset) // depth, patch)
+        for sample, patch in zip(numbers, places, strict=True)
+        for offset in field.offsets
+    }
+    return sorted({(chunk, *tail) for chunk, at in wanted for tail, _ in _template(field, at)})
+
+
 def _stretches(pairs: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
     """Pairs (row, place) as stretches (row, place, length) that rise together."""
     stretches: list[tuple[int, int, int]] = []
@@ -363,8 +377,8 @@ def need_of(fields: Iterable[Field], order: Order, first: int) -> Callable[[Item
         samples, patches = order.split(items)
         chunks: dict[Hashable, int] = {}
         for field in fields:
-            for read in chunk_reads(field, samples + first, patches):
-                chunks[field.name, read.index] = field.chunk_nbytes
+            for index in chunk_indices(field, samples + first, patches):
+                chunks[field.name, index] = field.chunk_nbytes
         return Need(chunks, len(items) * sum(field.item_nbytes for field in fields))
 
     return need

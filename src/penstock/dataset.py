@@ -7,9 +7,19 @@
     DATA/checks.npz       the ids again, and for each array one CRC-32 for each sample
     DATA/statistics.npz   for each array the mean and the standard deviation of each channel
 
-Shapes, chunks and codecs stand in the metadata of the Zarr arrays and nowhere else. This module
-knows the folder: it writes one, opens one, and tells by the checksums whether the samples that a
-loader delivers are the ones that were planned. It reads no values; that is what `loaders` are for.
+Shapes, chunks and codecs stand in the metadata of the Zarr arrays and nowhere else.
+
+A volume is an OME-Zarr group and such a data set in one: its samples are its planes along z, their
+ids the numbers of the planes. It has no statistics.
+
+    VOLUME/zarr.json, VOLUME/0    the group and its array (z, y, x), called ``volume`` here
+    VOLUME/dataset.json, ids.npy, checks.npz    as above
+
+So whatever reads and checks a data set reads and checks a volume.
+
+This module knows the folder: it writes one, opens one, and tells by the checksums whether the
+samples that a loader delivers are the ones that were planned. It reads no values; that is what
+`loaders` are for.
 """
 
 from __future__ import annotations
@@ -19,22 +29,30 @@ import math
 import shutil
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .box import Box
 from .errors import Refused, StageError, UsageError, require
+from .grid import Grid
 from .loaders import DOCUMENT, FORMAT, VERSION, check_version, parse_document, read_text
+from .store import Sink, open_sink, open_source
 from .units import format_bytes
 
 UNFINISHED = f"{DOCUMENT}.part"
 IDS, CHECKS, STATISTICS = "ids.npy", "checks.npz", "statistics.npz"
 _METADATA = {".zattrs", ".zarray", "zarr.json"}
+VOLUME = "volume"
+"""What the one array of a volume is called."""
+PIECE = 128
+"""Of a volume, smaller chunks are made and written some at a time, in pieces of about this side."""
+Result = TypeVar("Result")
 
 Sample = Mapping[str, NDArray[np.float32]]
 """The arrays of one sample by name, without the sample axis."""
@@ -115,8 +133,11 @@ class Packed:
     def statistics(self) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
         """For each array the mean and the standard deviation (over ``n``) of each channel.
 
-        A channel that never changes has deviation 0, and one that holds NaN has NaN.
+        A channel that never changes has deviation 0, and one that holds NaN has NaN. Raises
+        `UsageError` for a volume, which has none.
         """
+        if self.document.get("statistics") is None:
+            raise UsageError(f"{self.root}: holds no statistics; a volume has none")
         with np.load(self.root / STATISTICS) as saved:
             return {name: (saved[f"{name}.mean"], saved[f"{name}.std"]) for name in self.arrays}
 
@@ -233,7 +254,8 @@ def write(
     """
     if shards and zarr_format != 3:
         raise UsageError(f"--shards {shards} needs --zarr-format 3; Zarr {zarr_format} has none")
-    _check_room(root, layouts, len(ids))
+    need = len(ids) * sum(layout.num_bytes for layout in layouts.values())
+    _check_room(root, need, f"{len(ids)} samples", "--samples or --grid")
     ts = require("tensorstore", "loaders")
     clear(root, overwrite)
     try:
@@ -287,12 +309,112 @@ def write(
     saved = {f"{name}.mean": found.mean for name, found in moments.items()}
     saved |= {f"{name}.std": found.std for name, found in moments.items()}
     np.savez(root / STATISTICS, **saved)  # type: ignore[arg-type]
-    _finish(root, layouts, len(ids), {**facts, "codec": codec, "zarr_format": zarr_format})
+    arrays_told = {
+        name: {
+            "path": f"{name}.zarr",
+            "axes": ["sample", *layout.axes],
+            "decoded_bytes": len(ids) * layout.num_bytes,
+            "channels": layout.channels,
+        }
+        for name, layout in layouts.items()
+    }
+    more = {**facts, "codec": codec, "zarr_format": zarr_format}
+    _finish(root, arrays_told, len(ids), {"statistics": STATISTICS, **more})
     return open_dataset(root, "OUT")
 
 
-def clear(root: Path, overwrite: bool) -> None:
-    """Make way for a data set: refuse what is there, or remove it if it is one and may be."""
+def write_volume(
+    root: Path,
+    shape: Sequence[int],
+    make: Callable[[Box], NDArray[np.uint16]],
+    *,
+    chunks: Sequence[int],
+    shards: Sequence[int] | None,
+    workers: int,
+    overwrite: bool,
+    facts: Mapping[str, Any],
+    progress: Callable[[int], None] = lambda done: None,
+) -> Packed:
+    """Write a volume of uint16 (z, y, x) of which ``make(box)`` gives any box.
+
+    ``workers`` threads make, check and write at once, each one piece: some chunks, or one of the
+    ``shards``. Memory goes with the pieces and not with the volume; of that, 4 bytes for each plane
+    and for each row of a plane are held. The result depends neither on ``workers`` nor on how the
+    volume is cut. ``progress`` is told how many voxels are done.
+    """
+    domain, dtype = Box.of((0, 0, 0), tuple(shape)), np.dtype(np.uint16)
+    ahead = Box((0, 0), (1, 1))  # of t and c
+    if root.suffix == ".n5":
+        raise UsageError(f"OUT {root}: N5 has no place for checksums; name it *.zarr")
+    _check_room(root, domain.size * dtype.itemsize, f"{domain.size} voxels", "--shape")
+
+    def sink_at(path: Path) -> Sink:
+        return open_sink(
+            str(path),
+            domain=ahead + domain,
+            dtype=dtype,
+            # Of one plane, too, the array has an axis z: the axis of the samples.
+            like=open_source(np.zeros((1, 1, 1), dtype)),
+            chunks=chunks,
+            shards=shards,
+            overwrite=overwrite,
+            name="OUT",
+        )
+
+    if any((root / name).is_file() for name in (DOCUMENT, UNFINISHED)):
+        sink_at(root / "new")  # what cannot be written is refused while the old volume stands
+        clear(root, overwrite, {"zarr.json"})
+        (root / UNFINISHED).unlink()
+    sink = sink_at(root)
+    sink.create()
+    _mark_unfinished(root, ["0"])
+    checks = PlaneChecks(domain.shape, dtype.itemsize)
+
+    def write_piece(piece: Box) -> tuple[Box, NDArray[np.uint32]]:
+        try:
+            values = make(piece)
+            sink.write(ahead + piece, values[None, None])
+            return piece, checks.of_piece(piece, values)
+        except Exception as error:
+            raise StageError("generate", f"{piece} of {root}", error) from error
+
+    done = 0
+    pieces = Grid(domain, _piece(sink.write_grid[2:]))
+    for piece, found in _in_order(write_piece, pieces, workers):
+        checks.add(piece, found)
+        done += piece.size
+        progress(done)
+    sink.close()
+
+    ids = np.arange(shape[0], dtype=np.int64)
+    np.save(root / IDS, ids)
+    np.savez(root / CHECKS, ids=ids, **{VOLUME: checks.result()})  # type: ignore[arg-type]
+    told = {
+        "path": "0",
+        "axes": ["sample", "y", "x"],
+        "decoded_bytes": domain.size * dtype.itemsize,
+    }
+    _finish(root, {VOLUME: told}, shape[0], {"statistics": None, **facts})
+    return open_dataset(root, "OUT")
+
+
+def _piece(chunk: Sequence[int]) -> tuple[int, ...]:
+    """Whole chunks, along each axis up to `PIECE`, but no more than a cube of it together.
+
+    >>> _piece((64, 128, 128)), _piece((1, 512, 512)), _piece((256, 256, 256))
+    ((128, 128, 128), (8, 512, 512), (256, 256, 256))
+    """
+    sides = list(chunk)
+    for axis, side in enumerate(chunk):
+        sides[axis] *= max(1, min(math.ceil(PIECE / side), PIECE**3 // math.prod(sides)))
+    return tuple(sides)
+
+
+def clear(root: Path, overwrite: bool, also: Iterable[str] = ()) -> None:
+    """Make way for a data set: refuse what is there, or remove it if it is one and may be.
+
+    ``also`` are names that may be there without the document's saying so.
+    """
     if not root.exists() and not root.is_symlink():
         return
     if not root.is_dir():
@@ -309,7 +431,7 @@ def clear(root: Path, overwrite: bool) -> None:
     arrays = known.get("arrays")
     entries = arrays.values() if isinstance(arrays, dict) else ()
     paths = [str(entry["path"]) for entry in entries if isinstance(entry, dict) and "path" in entry]
-    ours = {DOCUMENT, UNFINISHED, IDS, CHECKS, STATISTICS, *paths}
+    ours = {DOCUMENT, UNFINISHED, IDS, CHECKS, STATISTICS, *paths, *also}
     if strangers := sorted(there - ours):
         raise UsageError(
             f"OUT {root} holds {strangers[0]}, which is no part of a packed data set; nothing was "
@@ -333,22 +455,21 @@ def _mark_unfinished(root: Path, paths: Sequence[str]) -> None:
     (root / UNFINISHED).write_text(json.dumps(document))
 
 
-def _check_room(root: Path, layouts: Mapping[str, Layout], samples: int) -> None:
-    need = samples * sum(layout.num_bytes for layout in layouts.values())
+def _check_room(root: Path, need: int, what: str, remedy: str) -> None:
     folder = next(path for path in (root, *root.absolute().parents) if path.is_dir())
     free = shutil.disk_usage(folder).free
     if need > free:
         raise Refused(
-            f"{samples} samples are {format_bytes(need)} before compression and {folder} has "
-            f"{format_bytes(free)} free; lower --samples or --grid"
+            f"{what} are {format_bytes(need)} before compression and {folder} has "
+            f"{format_bytes(free)} free; lower {remedy}"
         )
 
 
 def _in_order(
-    work: Callable[[int], list[dict[str, Moments]]], items: Sequence[int], workers: int
-) -> Any:
+    work: Callable[[Any], Result], items: Iterable[Any], workers: int
+) -> Iterator[Result]:
     """Results in the order of the items; no more than a few are done or held beyond the next."""
-    pending: deque[Future[list[dict[str, Moments]]]] = deque()
+    pending: deque[Future[Result]] = deque()
     rest = iter(items)
     with ThreadPoolExecutor(workers, thread_name_prefix="generate") as pool:
         try:
@@ -417,27 +538,25 @@ def _name_axes(path: Path, layout: Layout) -> None:
 
 
 def _finish(
-    root: Path, layouts: Mapping[str, Layout], samples: int, facts: Mapping[str, Any]
+    root: Path, arrays: Mapping[str, Mapping[str, Any]], samples: int, facts: Mapping[str, Any]
 ) -> None:
-    arrays, decoded, stored = {}, 0, 0
-    for name, layout in layouts.items():
-        of_array = _stored_bytes(root / f"{name}.zarr")
-        arrays[name] = {
-            "path": f"{name}.zarr",
-            "axes": ["sample", *layout.axes],
+    """Write the document. An array tells its ``path``, ``axes`` and ``decoded_bytes``."""
+    entries, decoded, stored = {}, 0, 0
+    for name, array in arrays.items():
+        of_array = _stored_bytes(root / array["path"])
+        entries[name] = {
+            **array,
             "stored_bytes": of_array,
-            "compression_ratio": samples * layout.num_bytes / of_array,
-            "channels": layout.channels,
+            "compression_ratio": array["decoded_bytes"] / of_array,
         }
-        decoded, stored = decoded + samples * layout.num_bytes, stored + of_array
+        decoded, stored = decoded + array["decoded_bytes"], stored + of_array
     document = {
         "format": FORMAT,
         "version": VERSION,
         "samples": samples,
-        "arrays": arrays,
+        "arrays": entries,
         "ids": IDS,
         "checks": CHECKS,
-        "statistics": STATISTICS,
         "decoded_bytes": decoded,
         "stored_bytes": stored,
         "compression_ratio": decoded / stored,
@@ -494,6 +613,72 @@ class Moments:
     @property
     def std(self) -> NDArray[np.float64]:
         return np.sqrt(np.maximum(self.squares, 0) / self.count)
+
+
+# --- checksums of planes that come in pieces -------------------------------------------------
+
+_POLYNOMIAL = np.uint32(0xEDB88320)
+"""Of CRC-32, x to the power of 0 in the highest bit, as everywhere in this part."""
+_ONES = 0xFFFFFFFF
+
+
+class PlaneChecks:
+    """The CRC-32 of each plane (z) of a volume, which is cut in any way and comes in any order.
+
+    Within its first and its last step, which turn all bits round, CRC-32 is linear: that of a plane
+    is the sum (xor) of those of its rows, each among zeros. And zeros that follow a row multiply
+    it by a power of x modulo the polynomial.
+    """
+
+    def __init__(self, shape: Sequence[int], itemsize: int) -> None:
+        planes, rows, columns = shape
+        row_bytes = columns * itemsize
+        self._itemsize, self._columns = itemsize, columns
+        self._below = _power_of_x(8 * row_bytes * np.arange(rows - 1, -1, -1, dtype=np.int64))
+        """What the rows below a row multiply it by, shape (rows,)."""
+        whole = _power_of_x(np.array([8 * row_bytes * rows]))
+        of_zeros = _product(np.full(1, _ONES, np.uint32), whole) ^ np.uint32(_ONES)
+        self._checks = np.repeat(of_zeros, planes)
+
+    def of_piece(self, piece: Box, values: NDArray[Any]) -> NDArray[np.uint32]:
+        """What a piece contributes to each of its planes; may be called by many threads."""
+        flat = np.ascontiguousarray(values).reshape(-1, values.shape[-1])
+        # Begun with all ones, which the first step turns round, and with the last step undone.
+        linear = [zlib.crc32(row.data, _ONES) ^ _ONES for row in flat]
+        rows = np.array(linear, np.uint32).reshape(values.shape[:2])
+        planes = np.bitwise_xor.reduce(
+            _product(rows, self._below[piece.start[1] : piece.stop[1]]), axis=1
+        )
+        right = 8 * self._itemsize * (self._columns - piece.stop[2])
+        return _product(planes, _power_of_x(np.array([right])))
+
+    def add(self, piece: Box, contributed: NDArray[np.uint32]) -> None:
+        self._checks[piece.start[0] : piece.stop[0]] ^= contributed
+
+    def result(self) -> NDArray[np.uint32]:
+        """Shape (planes,); once every voxel has been in one piece."""
+        return self._checks
+
+
+def _product(a: NDArray[np.uint32], b: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Polynomials multiplied modulo that of CRC-32, element by element."""
+    product = np.zeros(np.broadcast_shapes(a.shape, b.shape), np.uint32)
+    one = np.uint32(1)
+    for bit in range(31, -1, -1):
+        product ^= (a >> np.uint32(bit) & one) * b
+        b = (b >> one) ^ (b & one) * _POLYNOMIAL  # times x
+    return product
+
+
+def _power_of_x(exponents: NDArray[np.int64]) -> NDArray[np.uint32]:
+    """x to these powers, modulo the polynomial of CRC-32."""
+    found = np.full(exponents.shape, 1 << 31, np.uint32)
+    square = np.full(1, 1 << 30, np.uint32)
+    left = exponents.copy()
+    while left.any():
+        found = np.where(left & 1, _product(found, square), found)
+        square, left = _product(square, square), left >> 1
+    return found
 
 
 # --- proof -----------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ for a buffer, and hands out the batch's tasks (chunks) as tickets. Tickets are t
 so all workers are on the oldest unfinished batch, and go on to the next when no ticket of it is
 left. A batch is handed on by number when its last task has ended. So the order and the bytes of
 batches depend on nothing but the seed: neither on the number of workers nor on who was quick.
+Where decoded chunks are kept, whoever has to let one go looks at batches further ahead first.
 
 The first error of any thread is what `next` raises. Threads live for one iteration and are gone
 when it ends: at its end, at a ``break``, at an error, or at `Loader.close`.
@@ -33,11 +34,13 @@ from .errors import Refused, StageError, UsageError, require
 from .flow import Budget, Channel, Flow, Stopped, usable_cores
 from .loaders import (
     TICKET,
+    Check,
     Engine,
     Normaliser,
     Selection,
     Task,
     Traffic,
+    Wanted,
     locate,
     open_engine,
     read_statistics,
@@ -203,7 +206,7 @@ class Loader:
             need_of(self.fields.values(), self.order, self.first_sample),
             epoch=epoch,
             cache_bytes=self.config.cache,
-            lookahead=self.config.queue,
+            foreseen=self.engine.foreseen,
         )
 
     # --- iteration -------------------------------------------------------------------------------
@@ -447,12 +450,14 @@ class _Run:
 
     def __init__(self, loader: Loader, start: Position) -> None:
         engine = loader.engine
-        self.engine, self.order, self.ring = engine, loader.order, loader._ring
+        self.engine, self.ring = engine, loader._ring
         self.transform, self.queue = loader.transform, loader.config.queue
-        self.first_sample, self.start = loader.first_sample, start
+        self.epoch, self.seed = start.epoch, loader.order.seed
         self.traffic = Traffic()
 
         self.flow = flow = Flow()
+        self.plan = engine.plan(_wanted(loader.order, start, loader.first_sample, flow.check))
+        self.ended = False
         self.opened = self.taken = 0
         """Batches that were begun, and those of them that the user has."""
         self.asked = False
@@ -524,33 +529,31 @@ class _Run:
 
     def stop(self) -> None:
         """End the threads and let go of what was under way."""
-        # All that was given out has run once the last batch is taken, or the last thread has ended.
-        whole = self.start.batch + self.taken >= self.order.num_batches
-        whole = whole or not (self.flow.alive or self.flow.failed)
+        first, self.ended = not self.ended, True
         self.flow.fail(Stopped())
         self.ring.wake()
-        self.engine.cancel()
+        if first:  # by now the engine may work for another iteration
+            self.engine.cancel()
         self.flow.settle()  # the first error is raised by `take`
         for channel in (self.planned, self.tickets, self.done, self.out):
             channel.clear()
-        if not whole:
+        if first:
             self.engine.forget()
 
     # --- the steps of the threads ----------------------------------------------------------------
 
     def _plan_one(self) -> bool:
-        number = self.start.batch + self.opened
-        if number >= self.order.num_batches:
+        planned = next(self.plan, None)
+        if planned is None:
             return False
-        items = self.order.items(self.start.epoch, number)
-        samples, patches = self.order.split(items)
-        samples = samples + self.first_sample
-        tasks = self.engine.tasks(samples, patches if self.order.patches_per_sample > 1 else None)
+        wanted, tasks = planned
         with self.flow.changed:
             self.flow.wait_for(self._may_open)
         root = self._buffer()
-        arrays = _cut(root, self.engine, len(items))
-        batch = Batch(arrays, self.start.epoch, number, items, samples, seed=self.order.seed)
+        arrays = _cut(root, self.engine, len(wanted.items))
+        batch = Batch(
+            arrays, self.epoch, wanted.number, wanted.items, wanted.samples, seed=self.seed
+        )
         work = _Work(batch, self.opened, len(tasks))
         with self.flow.changed:
             self.opened += 1
@@ -635,6 +638,16 @@ class _Run:
         return Batch(
             result, batch.epoch, batch.number, batch.indices, batch.samples, seed=batch.seed
         )
+
+
+def _wanted(order: Order, start: Position, first_sample: int, check: Check) -> Iterator[Wanted]:
+    """The batches of the rest of an epoch. Ends whoever asks for one when the flow has failed."""
+    for number in range(start.batch, order.num_batches):
+        check()
+        items = order.items(start.epoch, number)
+        samples, patches = order.split(items)
+        cut = order.patches_per_sample > 1
+        yield Wanted(number, items, samples + first_sample, patches if cut else None)
 
 
 def _tickets(work: _Work, tasks: Sequence[Task], held: int) -> Iterator[_Ticket]:

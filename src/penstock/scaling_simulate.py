@@ -14,8 +14,9 @@ with the bandwidth ``B``, per device within a node and per node between nodes, a
 ``L`` of a message. A share of that (``overlap``) runs beside the backward pass, if that lasts long
 enough; the rest is waited for. Data is read while a device computes, and a step is as long as the
 slower of the two: where the run waited for data, each device's own loader is as slow as the run's,
-and a store of a stated rate is shared by all. Without workers data is read first. Steps vary by ``jitter``, a standard deviation over
-mean, and each step waits for the slowest of N devices.
+and a store of a stated rate is shared by all. Without workers, data is read before each step.
+Steps vary by ``jitter``, a standard deviation over mean, and each step waits for the slowest of N
+devices.
 
 What it does not know: contention of the sum with computing, congestion of a shared network, hosts
 that are slower with all their devices at work, and other jobs. Where a step of some devices was

@@ -149,8 +149,6 @@ def checked(cases: Sequence[Case], timeout_s: float) -> tuple[list[Case], list[F
     sentence of the first that does not make sense. What ends otherwise is left for the sweep, where
     it will be a row.
     """
-    from ..launch import Request, launch
-
     answers: dict[str, Record] = {}
     resolved, facts = [], []
     for case in cases:
@@ -158,11 +156,8 @@ def checked(cases: Sequence[Case], timeout_s: float) -> tuple[list[Case], list[F
             [case[n] for n in ("model", "tile", "channels", "dtype", "checkpointing")]
         )
         if point not in answers:
-            request = Request(task="check", scenario="model", case=case)
-            answers[point] = launch(request, launch=0, order=None, timeout_s=timeout_s)
+            answers[point] = asked("model", case, timeout_s)
         answer = answers[point]
-        if answer.status == "unsupported" and answer.error is not None:
-            raise UsageError(answer.error.message)
         filled = {name: answer.case[name] for name in ("device", "channels")} if answer.ok else {}
         resolved.append(case | filled)
         own = dict(answer.facts)
@@ -170,6 +165,21 @@ def checked(cases: Sequence[Case], timeout_s: float) -> tuple[list[Case], list[F
             own["flops"] = own["flops"] * case["batch"] // answer.case["batch"]
         facts.append(own)
     return resolved, facts
+
+
+def asked(scenario: str, case: Case, timeout_s: float) -> Record:
+    """What a process of its own says of a case that it does not run.
+
+    Raises `UsageError` with its sentence where the case does not make sense. Any other failure is
+    the record that is returned.
+    """
+    from ..launch import Request, launch
+
+    request = Request(task="check", scenario=scenario, case=case)
+    answer = launch(request, launch=0, order=None, timeout_s=timeout_s)
+    if answer.status == "unsupported" and answer.error is not None:
+        raise UsageError(answer.error.message)
+    return answer
 
 
 def _same_work(ledger: Ledger, cases: Sequence[Case], facts: Sequence[Facts]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import BenchQueueConfig, add_flags, from_flags
-from ..errors import UsageError
+from ..errors import PenstockError, UsageError
 from ..record import Record
 from ..units import format_seconds
 
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     from .. import queue_report, report
     from ..ledger import Ledger
     from ..sweep import launches_of, sweep
-    from .bench import shown_progress, writable
+    from .bench import asked, shown_progress, writable
 
     cases = cases_of(args.data, config)
     if not config.output.name:
@@ -41,7 +41,9 @@ def run(args: argparse.Namespace) -> int:
     writable(("--output", config.output), ("--ledger", ledger.path))
     if config.output.exists() and config.output.stat().st_size:
         report.read_csv(config.output, queue_report.NEEDS)
-    _check(cases[0], config.timeout)
+    answer = asked("queue", cases[0], config.timeout)
+    if answer.error is not None:  # data that cannot be read in such batches
+        raise PenstockError(answer.error.message)
     launches = launches_of(config.effort)
     print(
         f"{len(cases)} cases, {launches} launch{'es' * (launches != 1)} of each, "
@@ -67,18 +69,12 @@ def run(args: argparse.Namespace) -> int:
     return int(any(not record.ok and not _lacks_package(record) for record in records))
 
 
-def _check(case: Case, timeout_s: float) -> None:
-    """Refuse data that cannot be read in such batches before anything is measured or written."""
-    from ..launch import Request, launch
-
-    request = Request(task="check", scenario="queue", case=case)
-    answer = launch(request, launch=0, order=None, timeout_s=timeout_s)
-    if answer.error is not None:
-        raise UsageError(answer.error.message)
-
-
 def _lacks_package(record: Record) -> bool:
-    """Whether a launch said no more than that a package is not installed; see `errors.require`."""
+    """Whether a launch said no more than that a package is not installed; see `errors.require`.
+
+    All cases read the same data with the same loader, so that whatever else is unsupported is a
+    mistake of who asked.
+    """
     said = record.error.message if record.error is not None else ""
     return record.status == "unsupported" and "run: pip install" in said
 

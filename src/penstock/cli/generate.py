@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -30,7 +31,7 @@ _PACKED = {"samples", "codec", "zarr_format", "shards", "workers", "overwrite"}
 KNOBS = {
     "a preset": _PACKED | {"grid", "seed", "slope"},
     "--from": _PACKED | {"inputs", "targets", "offsets", "target_offset"},
-    "a volume": {"seed", "shape", "chunks", "shards", "overwrite"},
+    "a volume": {"seed", "shape", "chunks", "shards", "workers", "overwrite"},
     "xview3": {"seed", "scenes", "validation", "size", "objects", "tiff", "overwrite"},
 }
 """What can be said of each; anything else is refused rather than ignored."""
@@ -59,11 +60,12 @@ def run(args: argparse.Namespace) -> int:
         flag = "--" + foreign[0].replace("_", "-")
         holders = [other for other, knobs in KNOBS.items() if foreign[0] in knobs]
         raise UsageError(f"{flag} is of {' and '.join(holders)}, and this is {kind}")
-    if kind == "a volume":
-        return _volume(out, config)
     if kind == XVIEW3:
         return _xview3(out, config)
-    packed = _pack_file(args.source, out, config) if args.source else _pack(preset, out, config)
+    if kind == "a volume":
+        packed = _volume(out, config)
+    else:
+        packed = _pack_file(args.source, out, config) if args.source else _pack(preset, out, config)
     print("\n".join(lines(packed)))
     return 0
 
@@ -152,38 +154,35 @@ def _write(
             codec=config.codec,
             zarr_format=config.zarr_format,
             shards=config.shards[0] if config.shards else None,
-            workers=config.workers or min(usable_cores(), MOST_WORKERS),
+            workers=_workers(config),
             overwrite=config.overwrite,
             facts={**facts, "settings": as_settings(config)},
             progress=progress,
         )
 
 
-def _volume(out: Path, config: GenerateConfig) -> int:
-    import numpy as np
+def _volume(out: Path, config: GenerateConfig) -> Packed:
+    from .. import dataset
+    from ..synthetic import Specimen
 
-    from ..box import Box
-    from ..store import open_sink
-    from ..synthetic import clean_volume, noisy
+    specimen = Specimen(config.seed)
+    facts = {"preset": VOLUME, "seed": config.seed, "settings": as_settings(config)}
+    with shown_progress(math.prod(config.shape), "voxels") as progress:
+        return dataset.write_volume(
+            out,
+            config.shape,
+            specimen.image,
+            chunks=config.chunks,
+            shards=config.shards,
+            workers=_workers(config),
+            overwrite=config.overwrite,
+            facts=facts,
+            progress=progress,
+        )
 
-    domain = Box.of((0, 0), (1, 1)) + Box.of((0, 0, 0), config.shape)
-    sink = open_sink(
-        str(out),
-        domain=domain,
-        dtype=np.dtype(np.uint16),
-        chunks=config.chunks,
-        shards=config.shards,
-        overwrite=config.overwrite,
-        name="OUT",
-    )
-    volume = noisy(clean_volume(config.shape, config.seed), config.seed)
-    sink.create()
-    sink.write(domain, volume[None, None])
-    sink.close()
-    stored = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
-    print(f"{out}: a volume of {' x '.join(map(str, config.shape))} voxels, uint16")
-    print(_ratio(volume.nbytes, stored))
-    return 0
+
+def _workers(config: GenerateConfig) -> int:
+    return config.workers or min(usable_cores(), MOST_WORKERS)
 
 
 def _xview3(out: Path, config: GenerateConfig) -> int:
@@ -211,7 +210,10 @@ def _xview3(out: Path, config: GenerateConfig) -> int:
 def lines(packed: Packed) -> list[str]:
     """What was made, for people."""
     samples = packed.num_samples
-    made = [f"{packed.root}: {samples} sample{'s' * (samples != 1)}, float32"]
+    dtypes = ", ".join(dict.fromkeys(str(array.dtype) for array in packed.arrays.values()))
+    made = [f"{packed.root}: {samples} sample{'s' * (samples != 1)}, {dtypes}"]
+    if packed.document.get("preset") == VOLUME:
+        made[0] += ": an OME-Zarr volume and its planes, each with a checksum"
     for array in packed.arrays.values():
         chunks = " x ".join(map(str, array.chunks))
         made.append(

@@ -1,13 +1,15 @@
 """``penstock tune loader DATA --step-time 0.2``: the least that keeps the accelerator fed.
 
-memory -> queues that fit -> short launches that only read, by threads -> settings as YAML
-                                          or the ladder's rungs -> the ceiling in a sentence
+for each batch, from the smallest on:
+    memory -> queues that fit -> short launches that only read, by threads -> fed? settings as YAML
+and where none is fed:                        the ladder's rungs -> the ceiling in a sentence
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from ..ledger import Ledger
     from ..loader_report import LoaderCell
     from ..record import Record
+    from ..tune import Batches
 
 QUEUES = (1, 2, 4, 8)
 """Of these, as many as fit into memory. The launches that only read have ahead of them the deepest
@@ -42,40 +45,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """0 with settings, 1 where nothing keeps the accelerator fed."""
     config = from_flags(TuneLoaderConfig, args, args.config)
-    from .. import loader_tune
+    from .. import loader_tune, tune
     from ..ledger import Ledger
 
     ledger = Ledger(config.ledger or config.output.with_suffix(".ledger"))
     writable(("--output", config.output), ("--ledger", ledger.path))
-    threads = threads_of(config)
-    batch, batch_bytes, queues = fitting(args.data, config, max(threads))
-    # A smaller batch is a shorter step, in proportion.
-    step_s = config.step_time * batch / config.batch_size
-    goal = loader_tune.Goal(step_s, batch, config.utilisation)
-    if batch < config.batch_size:
-        print(
-            f"Batches of {config.batch_size} do not fit; batches of {batch} do, for which a step "
-            f"of {format_seconds(config.step_time)} is taken to last {format_seconds(step_s)}."
-        )
-    records = _read_alone(args.data, config, threads, batch, max(queues), ledger)
-    reads = loader_tune.readings(records)
-    if not reads:
-        failure = next((record.error for record in records if record.error is not None), None)
-        raise UsageError(f"{args.data}: {failure.message if failure else 'nothing was measured'}")
-    advice = loader_tune.recommend_loader(reads, goal, queues, batch_bytes)
+    tried: list[Batches] = []
+    for fit in fitting(args.data, config, max(threads_of(config))):
+        tried.append(_measure(args.data, config, fit, ledger))
+        if tried[-1].advice().settings is not None:
+            break
+    advice = tune.recommend_batch(tried)
     if advice.settings is None:
-        best = min(reads, key=lambda reading: reading.interval.value)
-        rungs: dict[str, LoaderCell] = {}
-        if best.interval.value > goal.most_s:
-            rungs = _ladder(args.data, config, best.workers, batch, ledger)
-        advice = loader_tune.recommend_loader(reads, goal, queues, batch_bytes, rungs)
+        nearest = tune.nearest_of(tried)
+        if nearest.behind > 1:
+            workers, batch = nearest.fastest.workers, nearest.goal.batch
+            rungs = _ladder(args.data, config, workers, batch, ledger)
+            advice = tune.recommend_batch(tried, rungs)
         print("", *advice.sentences, "", f"Written: {ledger.path}", sep="\n")
         return 1
     build(LoaderConfig, advice.settings)  # what is written is what a loader takes
     loader_tune.write_yaml(advice, config.output)
+    flags = tune.flags_of(advice.settings, tried[-1].goal.step_s, args.data)
     written = [config.output, ledger.path]
-    print("", *advice.sentences, "", *(f"Written: {path}" for path in written), sep="\n")
+    print("", *advice.sentences, "", "As flags:", *(f"  {line}" for line in flags), sep="\n")
+    print("", *(f"Written: {path}" for path in written), sep="\n")
     return 0
+
+
+def _measure(data: str, config: TuneLoaderConfig, fit: Fit, ledger: Ledger) -> Batches:
+    """How batches of one size come, by threads."""
+    from .. import loader_tune, tune
+
+    step_s, told_for = tune.step_of(fit.batch, config.steps)
+    print(f"Batches of {fit.batch}, steps of {format_seconds(step_s)}:")
+    records = _read_alone(data, config, threads_of(config), fit.batch, max(fit.memory), ledger)
+    reads = loader_tune.readings(records)
+    if not reads:
+        failure = next((record.error for record in records if record.error is not None), None)
+        raise UsageError(f"{data}: {failure.message if failure else 'nothing was measured'}")
+    goal = loader_tune.Goal(step_s, fit.batch, config.utilisation)
+    told_s = config.steps[told_for]
+    return tune.Batches(goal, told_for, told_s, fit.batch_bytes, fit.memory, reads)
 
 
 def threads_of(config: TuneLoaderConfig) -> list[int]:
@@ -89,31 +100,62 @@ def threads_of(config: TuneLoaderConfig) -> list[int]:
     return [*(count for count in powers if count < most), most]
 
 
-def fitting(data: str, config: TuneLoaderConfig, threads: int) -> tuple[int, int, list[int]]:
-    """The batch size, the bytes of a batch, and the queues that fit into memory.
+@dataclass(frozen=True)
+class Fit:
+    """A batch size of which a queue of one fits into memory at least."""
 
-    The batch is halved until at least a queue of one fits. Raises `UsageError` where none does.
+    batch: int
+    batch_bytes: int
+    memory: dict[int, int]
+    """Bytes that a loader takes in all, by its queue."""
+
+
+def fitting(data: str, config: TuneLoaderConfig, threads: int) -> list[Fit]:
+    """The batches to try, smallest first.
+
+    Those that do not fit into memory are left out, and that is said; where none fits, the smallest
+    is halved until one does. Raises `UsageError` where not even one sample fits.
     """
-    from ..loader import Loader
-
     memory = config.max_memory or psutil.virtual_memory().available // 2
-    batch = config.batch_size
-    while True:
-        with Loader(data, batch_size=batch, workers=threads, shuffle=config.shuffle) as loader:
-            batch_bytes, samples = loader.batch_bytes, loader.order.num_samples
-            engine = loader.engine
-            scratch = {n: engine.scratch_bytes + engine.bytes_in_flight(batch, n) for n in QUEUES}
-        if batch > samples:
-            raise UsageError(f"--batch-size {batch} is more than the {samples} samples of {data}")
-        queues = [n for n in QUEUES if (n + 1) * batch_bytes + scratch[n] <= memory]
-        if queues:
-            return batch, batch_bytes, queues
-        if batch == 1:
+    asked = config.candidates
+    found = [_fit(data, config, batch, threads, memory) for batch in asked]
+    fits = [fit for fit in found if fit is not None and fit.memory]
+    if without := [fit.batch for fit in found if fit is not None and not fit.memory]:
+        sizes = ", ".join(map(str, without))
+        print(f"Batches of {sizes} do not fit into {format_bytes(memory)} and are left out.")
+    batch = asked[0]
+    while not fits:
+        batch //= 2
+        fit = _fit(data, config, max(batch, 1), threads, memory)
+        assert fit is not None
+        if fit.memory:
+            print(f"Batches of {batch} do fit.")
+            fits = [fit]
+        elif batch <= 1:
             raise UsageError(
                 f"--max-memory {format_bytes(memory)} holds no two batches of one sample, "
-                f"{format_bytes(batch_bytes)} each, and {format_bytes(scratch[1])} of scratch"
+                f"{format_bytes(fit.batch_bytes)} each, and what reading them takes"
             )
-        batch //= 2
+    return fits
+
+
+def _fit(data: str, config: TuneLoaderConfig, batch: int, threads: int, memory: int) -> Fit | None:
+    """None for a batch of more samples than there are that was not asked for by name."""
+    from ..loader import Loader
+
+    with Loader(data, batch_size=batch, workers=threads, shuffle=config.shuffle) as loader:
+        size, samples, engine = loader.batch_bytes, loader.order.num_samples, loader.engine
+        if batch > samples:
+            if "batch_size" in config.model_fields_set or batch in dict(config.step_time):
+                raise UsageError(
+                    f"--batch-size {batch} is more than the {samples} samples of {data}"
+                )
+            return None
+        taken = {
+            n: (n + 1) * size + engine.scratch_bytes + engine.bytes_in_flight(batch, n)
+            for n in QUEUES
+        }
+    return Fit(batch, size, {n: total for n, total in taken.items() if total <= memory})
 
 
 def _read_alone(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import (
     BeforeValidator,
     Field,
+    model_validator,
 )
 
 from .knobs import (
@@ -179,13 +182,45 @@ class BenchQueueConfig(Knobs):
     resume: bool = flag(False, help="run only the launches that the ledger lacks")
 
 
+def _step_times(value: object) -> object:
+    """``0.2`` is (None, 0.2), ``4=0.05`` is (4, 0.05); so is an entry of a mapping in YAML."""
+    entries = [f"{k}={v}" for k, v in value.items()] if isinstance(value, Mapping) else many(value)
+    assert isinstance(entries, list | tuple)
+    found: list[tuple[int | None, float]] = []
+    for entry in entries:
+        batch, _, seconds = str(entry).rpartition("=")
+        try:
+            found.append((int(batch) if batch else None, float(seconds)))
+        except ValueError:
+            raise ValueError(f"{entry} is neither SECONDS nor BATCH=SECONDS") from None
+        if not 0 < found[-1][1] < math.inf or (batch and int(batch) < 1):
+            raise ValueError(f"{entry} must be above 0 and finite")
+    sizes = [batch for batch, _ in found]
+    if len(set(sizes)) < len(sizes) or (None in sizes and len(sizes) > 1):
+        raise ValueError(
+            f"{' '.join(map(str, entries))}: give SECONDS once, or BATCH=SECONDS for each of some "
+            "batches"
+        )
+    return tuple(found)
+
+
+StepTimes = Annotated[
+    tuple[tuple[int | None, float], ...], BeforeValidator(_step_times), Field(min_length=1)
+]
+
+
 class TuneLoaderConfig(Knobs):
     """Everything that ``penstock tune loader`` may be told."""
 
-    step_time: Annotated[float, Field(gt=0)] = flag(
-        help="seconds of a step for a batch of --batch-size samples on the accelerator"
+    step_time: StepTimes = flag(
+        help="SECONDS of a step on the accelerator for the largest of --batch-size, or what was "
+        "measured for some: 4=0.05 16=0.2; other batches take their share of the next larger one"
     )
-    batch_size: Positive = flag(16, help="samples of a batch")
+    batch_size: Annotated[tuple[Positive, ...], BeforeValidator(many), Field(min_length=1)] = flag(
+        (1, 2, 4, 8, 16),
+        help="samples of a batch; of several, the smallest that is fed "
+        "(default: those of --step-time, else 1 2 4 8 16)",
+    )
     threads_up_to: Positive | None = flag(
         None, help="most threads to try (default: the cores that this process may use)"
     )
@@ -196,7 +231,7 @@ class TuneLoaderConfig(Knobs):
         0.9, help="share of the time that the accelerator must be computing"
     )
     batches: Annotated[int, Field(ge=6)] = flag(16, help="batches that a launch reads")
-    launches: Positive = flag(3, help="launches of each number of threads")
+    launches: Positive = flag(3, help="launches of each batch and number of threads")
     shuffle: Literal["none", "sample", "global"] = flag("sample", help="order of the samples")
     output: Path = flag(Path("logs/loader.yaml"), help="YAML file for the settings")
     ledger: Path | None = flag(
@@ -204,3 +239,25 @@ class TuneLoaderConfig(Knobs):
     )
     timeout: Annotated[float, Field(gt=0)] = flag(600.0, help="most seconds of a launch in all")
     seed: Natural = flag(0, help="seed of the order of launches and of samples")
+
+    @property
+    def candidates(self) -> tuple[int, ...]:
+        """Batches to choose from, smallest first."""
+        told = [batch for batch, _ in self.step_time if batch is not None]
+        chosen = self.batch_size if "batch_size" in self.model_fields_set or not told else told
+        return tuple(sorted(set(chosen)))
+
+    @property
+    def steps(self) -> dict[int, float]:
+        """Seconds of a step for each batch for which they were told."""
+        return {batch or max(self.candidates): seconds for batch, seconds in self.step_time}
+
+    @model_validator(mode="after")
+    def _told(self) -> TuneLoaderConfig:
+        most, told = max(self.candidates), max(self.steps)
+        if most > told:
+            raise ValueError(
+                f"--batch-size {most} is more than the largest of --step-time, {told}: a step of "
+                f"it may take less than in proportion; add {most}=SECONDS"
+            )
+        return self

@@ -47,8 +47,8 @@ class GenerateConfig(Knobs):
     )
     workers: Positive | None = flag(
         None,
-        help="threads that make samples, each holding one or a shard of them "
-        "(default: one for each core, 8 at most)",
+        help="threads that make samples, each holding one or a shard of them (of a volume: a "
+        "piece; default: one for each core, 8 at most)",
     )
     overwrite: bool = flag(False, help="replace an OUT that is such data, and nothing else")
 

@@ -289,6 +289,18 @@ class Traffic(NamedTuple):
         return Traffic(stored, self.decoded_bytes + other.decoded_bytes)
 
 
+class Wanted(NamedTuple):
+    """A batch that will be read."""
+
+    number: int
+    items: Items
+    """The order's item of each row."""
+    samples: Items
+    """The sample of each row, along axis 0 of the arrays."""
+    patches: Items | None
+    """The patch of each row, None where samples are not cut."""
+
+
 class Task(Protocol):
     """A piece of a batch that knows nothing of the other pieces."""
 
@@ -319,6 +331,8 @@ class Engine(ABC):
     """Bytes that a task which was fetched may hold until it has run."""
     scratch_bytes: int
     """The most memory that it takes besides the batches and `bytes_in_flight`."""
+    foreseen: int = 0
+    """Uses of chunks that its cache may look ahead."""
 
     @property
     def fetched_bytes(self) -> int:
@@ -337,8 +351,13 @@ class Engine(ABC):
         Moves no byte. Batches are asked for in the order in which they are wanted.
         """
 
+    def plan(self, batches: Iterator[Wanted]) -> Iterator[tuple[Wanted, Sequence[Task]]]:
+        """Batches with their tasks, as they are asked for. ``batches`` may be looked at further
+        ahead, by any thread that runs a task."""
+        return ((batch, self.tasks(batch.samples, batch.patches)) for batch in batches)
+
     def forget(self) -> None:  # noqa: B027
-        """Tasks were given out that will never run."""
+        """Of what `plan` has looked at or given out, nothing more will run."""
 
     def cancel(self) -> None:  # noqa: B027
         """Let go of tasks that wait for bytes; what they raise is not looked at."""

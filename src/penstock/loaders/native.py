@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,19 +24,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..batches import ChunkRead, Field, chunk_reads
+from ..batches import ChunkRead, Field, chunk_indices, chunk_reads
 from ..errors import StageError, UsageError, require
 from ..flow import Pool
-from ..order import Items, NextUseCache
-from . import Arrays, Check, Engine, Location, Normaliser, Rows, Selection, Traffic
+from ..order import Foresight, Items, NextUseCache
+from . import Arrays, Check, Engine, Location, Normaliser, Rows, Selection, Task, Traffic, Wanted
 
 numcodecs = require("numcodecs", "infer")
 numcodecs.blosc.use_threads = False
 
 _SLACK = 1 << 16
 """Bytes by which a chunk that cannot be compressed may be larger than its data."""
+_NOTE = 1 << 10
+"""Bytes that one foreseen use of a chunk takes at most: where a batch is one row of one chunk."""
+_NOTES = 1 / 16
+"""Of the cache's size: the most that all such notes take."""
+_FEW = 4096
+"""Uses that a small cache may foresee nevertheless."""
 _FILL = np.empty(0, np.uint8)
 """Stands for the bytes of a missing chunk where the fill value is wanted."""
+
+
+Key = tuple[str, tuple[int, ...]]
+"""The array and the chunk."""
 
 
 class Unsupported(UsageError):
@@ -196,28 +206,55 @@ class NativeEngine(Engine):
         largest = max(field.chunk_nbytes for field in self.fields.values())
         self.decoded_nbytes, self.fetched_nbytes = largest, largest + _SLACK
         self.stored, self.decoded = Pool(self.fetched_nbytes), Pool(largest)
-        self.cache: NextUseCache[tuple[str, tuple[int, ...]], NDArray[Any]] | None = None
-        self._step = 0
+        self.cache: NextUseCache[Key, NDArray[Any]] | None = None
+        self._foresight: Foresight[Wanted, Key] | None = None
         if cache_bytes:
             self.cache = NextUseCache(cache_bytes)
+            self.foreseen = max(_FEW, int(cache_bytes * _NOTES) // _NOTE)
         # A worker reads by itself what was in the cache when it should have been fetched.
         of_workers = workers * (self.fetched_nbytes + largest)
-        self.scratch_bytes = of_workers + self.fetched_bytes + cache_bytes
+        of_cache = cache_bytes + self.foreseen * _NOTE
+        self.scratch_bytes = of_workers + self.fetched_bytes + of_cache
+
+    def plan(self, batches: Iterator[Wanted]) -> Iterator[tuple[Wanted, Sequence[Task]]]:
+        if self.cache is None:
+            return super().plan(batches)
+        self._foresight = Foresight(
+            self.cache, batches, lambda batch: self._keys(batch.samples, batch.patches),
+            self.foreseen,
+        )  # fmt: skip
+        taken = iter(self._foresight.take, None)
+        return ((batch, self._tasks(batch.samples, batch.patches, first)) for batch, first in taken)
 
     def forget(self) -> None:
+        if self._foresight is not None:
+            self._foresight.close()
+
+    def cancel(self) -> None:
         if self.cache is not None:
-            self.cache.clear()
+            self.cache.let_go()
 
     def tasks(self, samples: Items, patches: Items | None = None) -> list[ChunkTask]:
-        self._step += 1
-        tasks = [
-            ChunkTask(self, field, self.layouts[name], read, self._step)
+        first = 0
+        if self.cache is not None:
+            first = self.cache.expect(self._keys(samples, patches))
+        return self._tasks(samples, patches, first)
+
+    def _tasks(self, samples: Items, patches: Items | None, first: int) -> list[ChunkTask]:
+        reads = (
+            (field, self.layouts[name], read)
             for name, field in self.fields.items()
             for read in chunk_reads(field, samples, patches)
+        )
+        return [ChunkTask(self, *read, use) for use, read in enumerate(reads, first)]
+
+    def _keys(self, samples: Items, patches: Items | None) -> list[Key]:
+        """The keys of the tasks of a batch."""
+        return [
+            (name, index)
+            for name, field in self.fields.items()
+            for index in chunk_indices(field, samples, patches)
         ]
-        if self.cache is not None:
-            self.cache.expect(self._step, [task.key for task in tasks])
-        return tasks
 
     def normalise(self, field: Field, index: Sequence[int], chunk: NDArray[Any]) -> None:
         normaliser = self.normalisers.get(field.name)
@@ -241,10 +278,11 @@ class ChunkTask:
     field: Field
     layout: Layout
     read: ChunkRead
-    step: int
+    use: int
+    """Its number among the uses that the cache was told of."""
 
     @property
-    def key(self) -> tuple[str, tuple[int, ...]]:
+    def key(self) -> Key:
         return self.field.name, self.read.index
 
     @property
@@ -296,20 +334,27 @@ class ChunkTask:
 
     def run(self, out: Arrays, check: Check, fetched: NDArray[np.uint8] | None = None) -> Traffic:
         engine, cache = self.engine, self.engine.cache
-        known = cache.get(self.key, self.step) if cache is not None else None
+        known = cache.get(self.key, self.use) if cache is not None else None
         if known is not None:
             self.discard(fetched)
             self.scatter(known, out)
-            return Traffic()
-        # Not `fetch`: another worker may have put the chunk into the cache since it was missed.
-        stored = self._read() if fetched is None else fetched
-        chunk = engine.decoded.take(self.field.chunks, self.layout.dtype)
-        self.decode(stored, chunk)
-        traffic = Traffic(stored.nbytes, chunk.nbytes)
-        self.discard(stored)
-        engine.normalise(self.field, self.read.index, chunk)
+            return Traffic(0 if fetched is None else fetched.nbytes)  # read in vain
+        try:
+            check()  # it may have waited for another worker when all were told to stop
+            # Not `fetch`: another worker may have put the chunk into the cache since it was missed.
+            stored = self._read() if fetched is None else fetched
+            chunk = engine.decoded.take(self.field.chunks, self.layout.dtype)
+            self.decode(stored, chunk)
+            traffic = Traffic(stored.nbytes, chunk.nbytes)
+            self.discard(stored)
+            engine.normalise(self.field, self.read.index, chunk)
+            kept = cache is not None and cache.put(self.key, chunk, engine.decoded_nbytes)
+        except BaseException:
+            if cache is not None:
+                cache.give_up(self.key)
+            raise
         self.scatter(chunk, out)
-        if cache is None or not cache.put(self.key, chunk, engine.decoded_nbytes):
+        if not kept:
             engine.decoded.give(chunk)
         return traffic
 
