@@ -22,9 +22,9 @@ from penstock.errors import StageError, UsageError
 from penstock.ledger import Ledger
 from penstock.measure import Rules, measure
 from penstock.queueing import Feed, Timeline, simulate
-from penstock.queueplots import plot_loader, plot_queue
+from penstock.queueplots import draw_loader, draw_queue, plot_loader, plot_queue
 from penstock.record import Failure, Record, case_key
-from penstock.report import in_markdown, in_text
+from penstock.report import in_markdown, in_text, read_csv
 from penstock.scenarios import WrongResult
 from penstock.scenarios.compute import Busy, calibrated, make, timed
 from penstock.scenarios.queue import Endless, FromLoader, InPlace, QueueScenario
@@ -399,7 +399,7 @@ def test_sentences_follow_the_data() -> None:
         "[+0.0 to +0.0 %, 2 launches]."
     )
     assert said[3] == (
-        "The iteration that clears the queue is predicted within one in 2 of 2 cases, "
+        "The simulation predicts the iteration that clears the queue within one in 2 of 2 cases, "
         "and in 4 of 4 launches."
     )
     assert "fails the 70 % of CosmoFlow" in said[4]
@@ -412,7 +412,7 @@ def test_sentences_follow_the_data() -> None:
 def test_reading_that_a_step_slows_down_is_a_wrong_prediction() -> None:
     (group,) = queue_report.courses(run(1.5, slow=2.0))
     said = queue_report.sentences(group)
-    assert "predicted within one in 1 of 2 cases" in said[3]
+    assert "clears the queue within one in 1 of 2 cases" in said[3]
     assert "the furthest is 1 worker, queue 8, cleared at 10 and predicted at 21" in said[3]
 
 
@@ -447,6 +447,67 @@ def test_a_failed_case_is_a_row_and_a_sentence() -> None:
     assert any("crash" in line for line in in_text(queue_report.sections([*others, fell])))
 
 
+def stepping(workers: int, alone_s: float, beside_s: float, **case: Any) -> Record:
+    """A launch whose queue stays full; its step was timed at ``alone_s`` and takes ``beside_s``."""
+    one = record(simulate(Feed(workers, 2, 0.01, beside_s), 8, in_hand=0), 0, alone_s,
+                 workers=workers, queue=2, **case)  # fmt: skip
+    waits = tuple(seconds - beside_s for seconds in one.samples_s["step"])
+    series = {**one.samples_s, "get": waits, "compute": (beside_s,) * 8}
+    return one.model_copy(update={"samples_s": series})
+
+
+def test_how_a_step_was_timed_does_not_rank_workers_and_contention_is_told() -> None:
+    alone = record(simulate(Feed(1, 2, 0.01, 0.0), 8, in_hand=0), 0, 0.0, queue=2, compute="none")
+    train = {"compute": "train", "compute_time": None}
+    records = [alone, stepping(1, 0.172, 0.30, **train), stepping(2, 0.296, 0.32, **train)]
+    (group,) = queue_report.courses(records)
+    assert [course.cell.compute_s for course in group] == [pytest.approx(0.234)] * 2
+    one, two = (course.cell.utilisations[0] for course in group)
+    assert one == pytest.approx(0.234 / 0.30) and two == pytest.approx(0.234 / 0.32)
+    said = queue_report.sentences(group)
+    assert any(line.startswith("The accelerator is used best with 1 worker") for line in said)
+    assert (
+        "A step beside 2 workers, queue 2 computes for 320 ms in place of 234 ms alone, and waits "
+        "for batches in 0.0 % of its time: what utilisation lacks beyond that is lost to "
+        "contention and not to reading." in said
+    )
+    (quiet,) = queue_report.courses([alone, stepping(1, 0.3, 0.3), stepping(2, 0.3, 0.3)])
+    assert not any("contention" in line for line in queue_report.sentences(quiet))
+
+
+def test_a_busy_step_that_missed_what_was_asked_for_says_both() -> None:
+    (group,) = queue_report.courses([stepping(1, 0.008, 0.008, compute="busy", compute_time=0.01)])
+    assert "steps of 8.00 ms (busy, asked for 10.0 ms)" in queue_report.heading(group)
+    (group,) = queue_report.courses([stepping(1, 0.01, 0.01, compute="busy", compute_time=0.01)])
+    assert "steps of 10.0 ms (busy), 8" in queue_report.heading(group)
+
+
+def test_readings_alone_are_a_page_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What ``tune loader`` leaves."""
+    ledger = tmp_path / "tuned.jsonl"
+    readings = [
+        record(simulate(Feed(1, 4, 0.5, 0.0), 12, in_hand=0), number, 0.0, workers=workers,
+               compute="none", compute_time=0.0)
+        for number in range(2) for workers in (1, 2)
+    ]  # fmt: skip
+    ledger.write_text("".join(f"{one.model_dump_json(by_alias=True)}\n" for one in readings))
+    assert main(["report", str(ledger)]) == 0
+    folder = tmp_path / "tuned.report"
+    assert {path.name for path in folder.iterdir()} == {"report.md", "queue.csv", "queue.png"}
+    page = (folder / "report.md").read_text()
+    assert "read while nobody computes" in page and "seed" not in page
+    assert "| 2 | 4 | 0.500 | 0.500 - 0.500 | 4.00 | 14 | 2 | ok |" in page
+    with (folder / "queue.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(r["read_s"], r["utilisation"], r["seed_seconds"]) for r in rows] == [
+        ("0.5", "", "")
+    ] * 2
+    # Beside steps, a reading is what these are predicted from, and no row.
+    assert len(queue_report.courses(run(2.66))) == 1
+
+
 # --- figures ------------------------------------------------------------------------------------
 
 
@@ -460,6 +521,46 @@ def test_figures_are_drawn_from_the_csv_alone(tmp_path: Path) -> None:
     assert len(plot_queue(path, tmp_path / "figure")) == 1
     with pytest.raises(UsageError, match="not the CSV of a benchmark"):
         plot_loader(path, tmp_path / "loader")
+
+
+def test_nothing_lies_over_the_bars_and_no_iteration_is_half(tmp_path: Path) -> None:
+    from matplotlib.text import Text
+
+    path = tmp_path / "queue.csv"
+    queue_report.append_csv(run(5.0, queues=(1,)), path)
+    figure = draw_queue(read_csv(path, queue_report.NEEDS).rows, "queue.csv")
+    depth, seconds = figure.axes
+    figure.draw_without_rendering()
+    for ticks in (depth.get_xticks(), depth.get_yticks()):
+        assert np.array_equal(ticks, np.round(ticks))
+    legend = seconds.get_legend()
+    assert legend is not None
+    box = legend.get_window_extent()
+    (title,) = (t for t in seconds.findobj(Text) if "per it" in t.get_text())
+    assert box.y0 >= seconds.get_window_extent().y1 - 4
+    assert title.get_window_extent().x1 < box.x0
+
+
+def test_names_of_lines_stand_beside_them(tmp_path: Path) -> None:
+    rows = [
+        {"loader": loader, "threads": threads, "batch_size": "4", "seconds_per_batch": "0.74",
+         "data": "d", "latency_ms": "20.0"}
+        for loader in ("ours", "dask") for threads in ("1", "2")
+    ]  # fmt: skip
+    figure = draw_loader(rows, "l.csv")
+    (axis,) = figure.axes
+    figure.draw_without_rendering()
+    legend = axis.get_legend()
+    assert legend is not None and axis.get_yscale() == "log"
+    low, high = axis.get_ylim()
+    assert any(low < tick < high for tick in axis.get_yticks()), "all at 0.74 s"
+    assert legend.get_window_extent().x0 > axis.get_window_extent().x1
+    assert legend.get_window_extent().x1 <= figure.bbox.x1
+    assert [text.get_text() for text in figure.texts][1] == (
+        "d, every request 20 ms late; 4 cases of l.csv"
+    )
+    (one,) = draw_loader(rows[:1], "l.csv").texts[1:]
+    assert one.get_text() == "d, every request 20 ms late, 1 thread; 1 case of l.csv"
 
 
 def test_loaders_are_drawn_a_line_each(tmp_path: Path) -> None:

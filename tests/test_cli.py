@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -327,3 +328,30 @@ def test_an_interrupted_run_exits_3_and_says_how_to_go_on(tmp_path: Path) -> Non
     assert job.returncode == 3
     assert "--resume" in error
     assert "Traceback" not in error
+
+
+def test_no_login_of_what_was_given_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["infer", "--config", "s3://key:secret@host/x.yaml"]) == 2
+    assert capsys.readouterr().err == (
+        "penstock infer: --config s3://host/x.yaml: No such file or directory\n"
+    )
+
+
+def test_a_signal_while_the_end_is_told_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch system sends its own more than once."""
+    both = (signal.SIGTERM, signal.SIGUSR1)
+
+    class Signalled(io.StringIO):
+        def write(self, text: str) -> int:
+            for number in both:
+                os.kill(os.getpid(), number)
+            return super().write(text)
+
+    before = [signal.getsignal(number) for number in both]
+    said = Signalled()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", said)
+        code = main(["compare", "nowhere", "nowhere"])
+    assert code == 2
+    assert said.getvalue().startswith("penstock compare: ")
+    assert [signal.getsignal(number) for number in both] == before

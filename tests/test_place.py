@@ -228,18 +228,41 @@ def test_a_job_that_gets_nowhere_is_not_put_back_for_ever(
         return code, said, len(heard.read_text().splitlines()) if heard.exists() else 0
 
     nothing = "penstock launch: job 123456 was stopped before it had saved anything new"
-    assert lived(too_early) == (138, f"{nothing} and is back in the queue\n", 1)
+    assert lived(too_early) == (138, f"{nothing} and goes back into the queue\n", 1)
     code, said, times = lived(while_it_began)
     assert (code, times) == (1, 1)
     assert said.startswith(f"{nothing}, as in an earlier life: it is not put back into the queue")
     # What it saves is new in each life; without that, the first is put back, and no other.
     for times in (2, 3):
         time.sleep(0.01)  # of a clock of files that is coarse
-        told = "penstock launch: job 123456 has saved and is back in the queue\n"
+        told = "penstock launch: job 123456 has saved and goes back into the queue\n"
         assert lived(saves) == (3, told, times)
-    assert lived(while_it_began) == (3, f"{nothing} and is back in the queue\n", 4)
+    assert lived(while_it_began) == (3, f"{nothing} and goes back into the queue\n", 4)
     assert lived(too_early)[::2] == (1, 4)
     assert (tmp_path / "requeued").read_text().splitlines() == ["requeue 123456"] * 4
+
+
+def test_the_end_of_a_requeued_life_is_told_though_slurm_ends_it(
+    in_a_job: Callable[[str], list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`scontrol requeue` has SLURM send SIGTERM to the batch script and to scontrol itself."""
+    last = tmp_path / "o" / "checkpoints" / "last.pt"
+    words = in_a_job(
+        f"mkdir -p {last.parent}; echo >> {last}; trap 'exit 3' USR1; kill -USR1 $PPID; "
+        "while :; do sleep 0.02; done"
+    )
+    ends = "kill -TERM $PPID; kill -USR1 $PPID; kill -TERM $$"
+    (tmp_path / "bin" / "scontrol").write_text(f"#!/bin/sh\n{ends}\nsleep 0.1\n")
+    assert main(words) == 3
+    told = "penstock launch: job 123456 has saved and goes back into the queue\n"
+    assert capsys.readouterr().err == told
+
+    refused = f"#!/bin/sh\n{ends}\necho 'scontrol: error: no such job' >&2; exit 1\n"
+    (tmp_path / "bin" / "scontrol").write_text(refused)
+    assert main(words) == 1
+    assert capsys.readouterr().err.endswith(
+        "job 123456 has saved and was not requeued: no such job\n"
+    )
 
 
 def test_srun_is_told_what_it_would_forget() -> None:

@@ -26,7 +26,8 @@ from penstock.errors import UsageError
 from penstock.ledger import Ledger
 from penstock.place import Place
 from penstock.record import Record, case_key
-from penstock.scaling import Run, Study, studies
+from penstock.scaling import Configuration, Run, Study, studies
+from penstock.scaling_advice import exposed
 from penstock.scaling_laws import Amdahl, Usl, peak
 from penstock.scaling_logs import lines_of, plain, read_log, settings_of
 from penstock.scaling_sources import read_runs
@@ -157,6 +158,30 @@ def test_the_lines_of_our_own_training(tmp_path: Path) -> None:
     assert found.complete
 
 
+MEASURED = (
+    "spiral: 2,834 parameters, 2 x cpu, 132 steps of 64 samples\n"
+    "8,360 samples/s: 8,400 samples in 1.00 s, and 90.1 ms of validation\n"
+    "rank 0: 5.00 ms a step: data_wait 11%, transfer 1%, forward 11%, backward 17%, "
+    "communication 50%, optimizer 10%\n"
+    "rank 0: at most 421 MiB of host memory\n"
+    "rank 1: 1.25 s a step: data_wait 40%, communication 40%, unheard 20%\n"
+)
+"""What our own training prints before its times."""
+
+
+def test_our_own_log_tells_its_device_and_its_phases(tmp_path: Path) -> None:
+    (found,) = read_text(tmp_path, MEASURED + our_log(results(2, 5.0), {"SLURM_JOB_ID": "31"}))
+    assert found.on_cpu and found.settings["device"] == "cpu"
+    assert [rank.rank for rank in found.ranks] == [0, 1]
+    first, second = (rank.totals for rank in found.ranks)
+    assert first["communication"] == pytest.approx(0.5 * 0.005 * 132)
+    assert first["step"] == pytest.approx(sum(first.values()) / 2) == pytest.approx(0.66)
+    assert second == pytest.approx({"data_wait": 82.5, "communication": 82.5, "step": 165})
+    assert exposed(Configuration((found,))) == pytest.approx((0.33 + 82.5) / 165.66)
+    # Percents of all steps name no straggler.
+    assert not any(rank.local or rank.waits for rank in found.ranks)
+
+
 def test_a_log_without_a_header_is_named_by_its_file(tmp_path: Path) -> None:
     (found,) = read_text(tmp_path, "Max epochs: 2\nTotal training time: 3.0 seconds\n")
     assert found.job == "77"
@@ -199,6 +224,59 @@ def test_logs_knobs_and_trackers_are_compared_by_one_list() -> None:
     assert found == {
         "number of epochs": "50", "learning rate": "0.001", "hidden layers": "[64, 32]",
     }  # fmt: skip
+
+
+# --- two ranks that write at once ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "glued",
+    [
+        "Total training time: 95.23 secondsTotal training time: 95.40 seconds (1.59 minutes)\n",
+        "Total training time: 95.23 seconds (1.59 minutes)Total training time: 95.40 seconds\n",
+        "=====Total training time: 95.40 seconds (1.59 minutes)\n",
+        "Epoch 49: 100%|██████████| 55/55 [00:02<00:00, val_acc=0.95]Total training time: 95.4 s\n",
+    ],
+)
+def test_a_total_within_the_line_of_another_rank_is_found(tmp_path: Path, glued: str) -> None:
+    (found,) = read_text(tmp_path, log("7", 4, 95.23) + glued)
+    assert found.rank_seconds[-1] == found.seconds == 95.40
+    assert found.complete
+
+
+def test_fields_within_the_line_of_another_rank_are_found(tmp_path: Path) -> None:
+    text = log("7", 4, 95.23)
+    for line in (
+        "Max epochs: 50",
+        "Learning rate: 0.001",
+        "Number of samples: 10000",
+        "Batch size (per GPU): 32",
+        "Effective batch size (batch_size × num_gpus): 128",
+    ):
+        assert line + "\n" in text
+        text = text.replace(line + "\n", f"{line}{line}\n\n")
+    (found,) = read_text(tmp_path, text)
+    (plainly,) = read_text(tmp_path, log("7", 4, 95.23))
+    assert found == plainly
+
+
+def test_a_log_in_which_srun_names_the_tasks(tmp_path: Path) -> None:
+    (plainly,) = read_text(tmp_path, log("7", 4, 95.23))
+    lines = log("7", 4, 95.23).replace("\r", "\n").split("\n")
+    for width in (1, 2):
+        text = "\n".join(f"{i % 4:{width}}: {line}" for i, line in enumerate(lines))
+        (found,) = read_text(tmp_path, text)
+        assert found == plainly
+
+
+def test_numbers_with_commas(tmp_path: Path) -> None:
+    text = (
+        "Job ID: 1\nBatch size (per GPU): 1,024\nEffective batch size (b × n): 1,024 × 8 = 8,192\n"
+        "Number of samples: 1,281,167\nTotal training time: 1,295.23 seconds (21.59 minutes)\n"
+    )
+    (found,) = read_text(tmp_path, text)
+    assert (found.seconds, found.samples) == (1295.23, 1_281_167)
+    assert (found.batch, found.global_batch, found.devices) == (1024, 8192, 8)
 
 
 # --- our own log ---------------------------------------------------------------------------------
@@ -312,8 +390,18 @@ def test_the_usl_is_recovered_from_logs(tmp_path: Path) -> None:
         ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T10:00:00 ***", "cancelled"),
         ("*** STEP 7.0 ON n1 CANCELLED AT 2026-01-01T10:00:00 DUE TO TIME LIMIT ***", "timeout"),
         ("*** JOB 7 ON n1 CANCELLED AT 2026-01-01 DUE TO PREEMPTION ***", "preempted"),
+        ("*** JOB 5 ON n1 CANCELLED AT 2026-11-22T01:48:59 DUE TO JOB REQUEUE ***", "preempted"),
+        (
+            "*** JOB 7 ON a CANCELLED AT 2026-03-03 DUE TO NODE FAILURE, SEE SLURMCTLD LOG ***",
+            "preempted",
+        ),
+        ("slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.", "crashed"),
         ("Traceback (most recent call last):\nRuntimeError: CUDA out of memory", "crashed"),
-        ("srun: error: n1: task 0: Exited with exit code 1".replace("E", "e"), "crashed"),
+        ("srun: error: n1: task 0: Exited with exit code 1", "crashed"),
+        (
+            "penstock train: stopped by SIGUSR1 after step 9\nn1: task 0: Exited with exit code 3",
+            "stopped",
+        ),
         ("", "unfinished"),
     ],
 )
@@ -343,6 +431,50 @@ def test_a_requeued_job_in_one_file_is_an_attempt_each(tmp_path: Path) -> None:
     assert not after.complete  # its time is of 30 epochs
     _, anew = read_text(tmp_path, first + log("9", 4, 95.0))
     assert anew.complete
+
+
+@pytest.mark.parametrize("first, epochs, complete", [(20, 30, False), (0, 50, True)])
+def test_a_requeued_job_without_a_header_is_an_attempt_each(
+    tmp_path: Path, first: int, epochs: int, complete: bool
+) -> None:
+    """The total is of what the last attempt did, and the preemption that of the first."""
+    end = "*** JOB 9 ON n1 CANCELLED AT 2026-01-01 DUE TO PREEMPTION ***\n"
+    before = log("9", 4, None, nodes=2, done=20, end=end)
+    again = log("9", 4, 57.0, nodes=2, ranks=2, first=first)
+    again = again[again.index("Max epochs") :].replace("  SLURM_JOB_ID: 9\n", "")
+    gone, after = read_text(tmp_path, before + again)
+    assert (gone.status, gone.restarts, gone.epochs) == ("preempted", 0, 20)
+    assert (after.status, after.restarts, after.epochs) == ("complete", 1, epochs)
+    assert after.complete is complete
+    assert (after.job, after.devices, after.nodes, after.device) == (
+        "9", 4, 2, "NVIDIA A100-SXM4-40GB",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("gloo", [True, False])
+def test_a_stopped_job_of_ours_that_is_requeued(tmp_path: Path, gloo: bool) -> None:
+    """The device is named by the last attempt alone, or known by what ranks talk through."""
+    told = results(2, 5.0)
+    end = (
+        "penstock train: stopped by SIGUSR1 after step 2939 of 22000; --resume goes on from x\n"
+        "srun: error: n2: task 1: Exited with exit code 3\n"
+        "slurmstepd: error: *** JOB 5 ON n1 CANCELLED AT 2026-11-22 DUE TO JOB REQUEUE ***\n"
+    )
+    whole = our_log(told, {"SLURM_JOB_ID": "5"})
+    begun = whole[: whole.index("Total training")]
+    begun += "distributed_backend=gloo\n" * gloo
+    epochs = [
+        f"epoch {e}, step 9 of 27: loss 0.6; val_loss 0.{9 - e}, val_acc 0.5\n" for e in range(3)
+    ]
+    text = begun + epochs[0] + epochs[1] + end
+    if not gloo:
+        text += whole.replace("Total train", epochs[2] + MEASURED + "Total train")
+    first, *others = read_text(tmp_path, text)
+    assert (first.status, first.epochs, first.planned_epochs) == ("preempted", 2, 3)
+    assert (first.val_loss, first.val_acc) == (0.8, 0.5)
+    assert first.on_cpu
+    for other in others:  # whose times are of both
+        assert other.complete and other.on_cpu and other.epochs == 3
 
 
 def test_several_jobs_in_one_file(tmp_path: Path) -> None:
@@ -397,6 +529,7 @@ def fuzz(folder: Path, rounds: range) -> None:
     whole = [
         log("5", 4, 95.23, ranks=2, epochs=6).encode(),
         (log("5", 4, None, done=3, epochs=6) + log("5", 4, 60.0, first=3, epochs=6)).encode(),
+        (MEASURED + our_log(results(2, 5.0), {"SLURM_JOB_ID": "31"})).encode(),
     ]
     path, kept = folder / "fuzz.out", 0
     for seed in rounds:
@@ -631,9 +764,12 @@ def test_files_of_mlflow(tmp_path: Path) -> None:
 
 
 def comet_rows(key: str, seconds: float) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = [{
+        "experimentKey": key, "metricName": "train_loss_step", "metricValue": "0.7",
+        "timestamp": 1_700_000_000_000, "step": 0, "epoch": 0,
+    }]  # fmt: skip
     for epoch in range(2):
-        time = 1_700_000_000_000 + 1000 * epoch * seconds
+        time = 1_700_000_000_000 + 1000 * (epoch + 1) / 2 * seconds
         for name, value in (("val_loss", 0.5 - epoch / 10), ("val_acc", 0.5 + epoch / 10)):
             rows.append({
                 "experimentKey": key, "metricName": name, "metricValue": str(value),

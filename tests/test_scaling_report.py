@@ -165,10 +165,69 @@ def test_the_kind_is_named_with_what_it_does() -> None:
     assert "cannot be told apart" in sentences([run(1, 10), run(2, 6, samples=None)])
 
 
+def test_what_differs_among_runs_compared_anyway_is_said() -> None:
+    rates = [run(n, t, settings={"learning rate": r}) for n, t, r in ((1, 40, "1"), (4, 10, "2"))]
+    (study,) = studies(rates, None, True)
+    (section,) = sections(study)
+    told = "These runs differ: the learning rate is 1 in slurm-1.out and 2 in slurm-4.out."
+    assert told in section.told
+    assert "differ" not in sentences([run(1, 40), run(4, 10)])
+    # The work is known, and another.
+    (study,) = studies([run(1, 40), run(4, 10, samples=50000, batch=64)], None, True)
+    (section,) = sections(study)
+    assert "do not tell" not in "".join(section.told)
+    assert section.told[0].endswith(
+        "10,000 samples an epoch, 32 a batch and device (32 in all) on 1 GPU, and 50,000 samples "
+        "an epoch, 64 a batch and device (128 in all) on 4 GPUs. Speed-up is of time alone, "
+        "whatever was done in it."
+    )
+    (study,) = studies([run(1, 40), run(4, 10, batch=None)], None, True)
+    assert "do not tell batch and samples of every run" in sections(study)[0].told[0]
+
+
+def test_one_size_alone_and_more_than_linear_are_said() -> None:
+    assert sentences([run(4, 10)]).startswith(
+        "All runs are of 4 GPUs (1 node): there is nothing to compare them with."
+    )
+    doubted = "is more than devices can give, but for caches"
+    assert f"4 GPUs (1 node): 159 % of linear {doubted}" in sentences([run(1, 636), run(4, 100)])
+    assert doubted not in sentences([run(1, 430), run(4, 100)])
+
+
+def weak_and_strong() -> list[Run]:
+    more = {"samples": 40000, "source": "weak.out"}
+    return [run(1, 40), run(4, 44, **more), run(4, 12, batch=8, global_batch=32)]
+
+
+def test_of_several_kinds_each_stands_above_its_own_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = studies(weak_and_strong(), None, False)
+    page = markdown(weak_and_strong(), found, "M", False, [])
+    kinds = [f"{study.kind.capitalize()} scaling" for study in found]
+    assert sorted(kinds) == ["Strong scaling", "Weak scaling"]
+    marks = [*kinds, "SPEEDUP ANALYSIS", "Training Results on M\n="]
+    order = [kinds[0], *marks[2:], kinds[1], *marks[2:]]
+    assert re.findall("|".join(marks), page) == order
+    blocks = {study.kind: "\n".join(results_block(study, "M")) for study in found}
+    assert "Dataset: 10,000 to 40,000 samples\n" in blocks["weak"]
+    assert "Dataset: 10,000 samples\n" in blocks["strong"]
+
+    for name, samples, batch in (("a", 10000, 32), ("b", 40000, 32), ("c", 10000, 8)):
+        n = 1 if name == "a" else 4
+        text = log(name, n, 40.0 / n, samples=samples, batch=batch)
+        write(tmp_path, {f"{name}.out": text})
+    code, out, _ = said([str(tmp_path), "--machine", "M"], capsys)
+    assert code == 0
+    told = re.findall("|".join(marks), out)
+    assert told in (order, [*order[3:], *order[:3]])
+
+
 def test_a_baseline_of_several_devices_is_said() -> None:
     runs = [run(4, 100), run(8, 60)]
     assert "no complete run of 1 device: all is normalised to 4" in sentences(runs)
-    assert "relative to 8 devices, as was asked for" in sentences(runs, 8)
+    assert "relative to 8 GPUs, as was asked for" in sentences(runs, 8)
+    assert "more than devices can give" not in sentences(runs, 8)
     assert speedups(only(runs))[2] == "Baseline (Multi-GPU (4 GPUs, 1 node)): 100.00 seconds"
 
 
@@ -341,11 +400,17 @@ def test_four_sizes_fit_both_laws() -> None:
 
 
 def test_csv_has_a_row_for_each_configuration() -> None:
-    rows = list(csv.DictReader(io.StringIO(points_csv([only(seed_runs())]))))
+    rows = list(csv.DictReader(io.StringIO(points_csv([only(seed_runs())], []))))
     assert [row["devices"] for row in rows] == ["1", "4", "8"]
     assert float(rows[2]["efficiency"]) == pytest.approx(0.7929, abs=1e-4)
     assert rows[0]["karp_flatt"] == rows[0]["efficiency_low"] == ""
     assert rows[1]["val_loss"] == "0.1192"
+    runs = [*seed_runs(), run(4, 3.0, status="crashed"), run(8, 7.0, epochs=7)]
+    *same, crashed, partial = csv.DictReader(io.StringIO(points_csv([only(runs)], runs)))
+    assert same == rows and {row["status"] for row in rows} == {"complete"}
+    assert [(r["kind"], r["seconds"], r["status"]) for r in (crashed, partial)] == [
+        ("not compared", "3", "crashed"), ("not compared", "7", "partial"),
+    ]  # fmt: skip
 
 
 def test_csv_of_runs_keeps_those_that_broke_off() -> None:
@@ -360,8 +425,11 @@ def test_metrics_answer_the_three_greps() -> None:
     used = run(1, 362.45, val_loss=0.1187, utilisation=(96.0, 98.0))
     _, line = metrics([used]).table
     assert line[2:] == ("362.45 seconds (6.04 minutes)", "0.1187", "97 % (2 readings)")
-    _, line = metrics([run(1, None, status="crashed")]).table
+    _, line = metrics([run(1, None, status="crashed", source="a\nb")]).table
     assert line[2:] == ("not told", "-", "not logged")
+    assert line[0] == "a b"
+    _, line = metrics([replace(used, utilisation=(96.0,))]).table
+    assert line[-1] == "96 % (1 reading)"
 
 
 def test_markdown_holds_all_of_it() -> None:
@@ -402,6 +470,26 @@ def test_figures_show_what_was_measured() -> None:
     assert [bar.get_height() for bar in used.axes[0].patches] == [50.0]
 
 
+def test_several_numbers_of_nodes_are_told_apart() -> None:
+    study = only([run(1, 40), run(4, 10), run(4, 16, nodes=2), run(4, 20, nodes=4)])
+    figure = draw_speedup(study)
+    assert figure is not None
+    _, line, points = figure.axes[0].lines
+    assert list(line.get_xdata()) == [1, 4] and list(line.get_ydata()) == [1.0, 4.0]
+    assert list(points.get_ydata()) == [1.0, 4.0, 2.5, 2.0]
+    assert [text.get_text() for text in figure.axes[0].texts] == [
+        "4.00x, 1 node", "2.50x, 2 nodes", "2.00x, 4 nodes",
+    ]  # fmt: skip
+
+
+def test_no_utilisation_is_told_from_none_that_was_logged() -> None:
+    study = only([run(1, 40, utilisation=(0.0, 0.0)), run(4, 10)])
+    figure = draw_utilisation(study)
+    assert figure is not None
+    assert [t.get_text() for t in figure.axes[0].texts] == ["0 %, n = 2", "not logged"]
+    assert any("in the order in which they were logged" in t.get_text() for t in figure.texts)
+
+
 def test_what_there_is_nothing_of_is_not_drawn() -> None:
     study = only([run(2, 10), run(2, 11, job="b")])
     assert draw_speedup(study) is None
@@ -438,6 +526,11 @@ def test_csv_and_metrics_on_stdout(tmp_path: Path, capsys: pytest.CaptureFixture
     assert code == 0
     assert out.splitlines()[0].startswith("kind,devices,nodes")
     assert len(out.splitlines()) == 4
+    write(tmp_path, {"x.out": log("9", 4, None, done=3, end="Traceback (most recent call last)\n")})
+    code, out, err = said([str(tmp_path), "--csv"], capsys)
+    assert (code, len(out.splitlines())) == (0, 5)
+    assert err == "penstock scaling: 9: crashed after 3 of 50 epochs; not compared.\n"
+    (tmp_path / "x.out").unlink()
     code, out, _ = said([str(tmp_path), "--metrics"], capsys)
     assert code == 0
     assert out.count("(6.04 minutes)") == 1
@@ -553,6 +646,9 @@ def test_simulate_from_flags(capsys: pytest.CaptureFixture[str]) -> None:
     assert "1,000" in out.splitlines()[3]
     assert out.splitlines()[3].endswith("data")
     assert "39.1%" in out
+    for sizes in (["8,16"], ["8", "16"]):
+        code, out, _ = said(["simulate", *flags.split(), "--devices", *sizes], capsys)
+        assert [line.split()[0] for line in out.splitlines()[3:5]] == ["8", "16"]
 
 
 def test_simulate_takes_another_batch_and_says_so(

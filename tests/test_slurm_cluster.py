@@ -197,7 +197,8 @@ def test_a_job_that_is_told_to_save_requeues_itself_and_goes_on(
     assert 0 < resumed < results(tmp_path, job)["steps"]
     log = (tmp_path / f"slurm-{job}.out").read_text()
     assert f"stopped by SIGUSR1 after step {resumed} of" in log
-    assert f"job {job} has saved and is back in the queue" in log
+    assert f"job {job} has saved and goes back into the queue" in log
+    assert "interrupted" not in log and "Traceback" not in log
     assert log.count(f"Job ID: {job}\n") == 2 and "Restarts: 1\n" in log
     assert log.count("Total training time: ") == 1
     capsys.readouterr()
@@ -223,7 +224,7 @@ def test_a_job_that_is_preempted_comes_back_and_goes_on(
     log = (tmp_path / f"slurm-{job}.out").read_text()
     assert "DUE TO PREEMPTION" in log
     assert re.search(rf"stopped by SIG(TERM|USR1) after step {resumed} of", log)
-    assert "back in the queue" not in log
+    assert "back into the queue" not in log and "Traceback" not in log
 
 
 # --- refused, cancelled ---------------------------------------------------------------------------

@@ -625,6 +625,22 @@ def test_a_tracker_may_fail_for_weeks(tmp_path: Path) -> None:
     assert waits[1:4] == [2.0, 4.0, 8.0] and set(waits[8:]) == {60.0}
 
 
+@needs["tensorboard"]
+def test_a_run_that_was_sent_elsewhere_before_is_said_to_be_elsewhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun(tmp_path)
+    sync = ["track", "sync", str(tmp_path), "--to", "tensorboard"]
+    assert main(sync) == 0
+    assert capsys.readouterr().err == ""
+    tracking.Delivery("http://server:5000", "7", 3).save(tmp_path, "tensorboard")
+    assert main(sync) == 0
+    out, err = capsys.readouterr()
+    told = "the run was sent to http://server:5000 before, and now it was not"
+    assert err == f"penstock track: tensorboard: {told}\n"
+    assert out.startswith("tensorboard: track/tensorboard")
+
+
 def test_what_a_tracker_left_is_never_the_run_s(watched: tracking.Tracking, tmp_path: Path) -> None:
     for text in ("torn{", "[3]", '[{"where": "x", "sent": null}]'):
         (tmp_path / "track").mkdir(exist_ok=True)
@@ -703,6 +719,8 @@ def test_an_unknown_tracker_is_refused(capsys: pytest.CaptureFixture[str]) -> No
     assert said == (
         "penstock train: --track 'wandb': input should be 'comet', 'mlflow' or 'tensorboard'\n"
     )
+    assert main(["train", "spiral", "--track", ""]) == 2
+    assert capsys.readouterr().err == "penstock train: --track: it is empty\n"
     assert main(["track", "sync", "outputs", "--to", "wandb"]) == 2
     assert capsys.readouterr().err == (
         "penstock track: --to wandb: the trackers are comet, mlflow, tensorboard\n"

@@ -20,7 +20,8 @@ The ladder takes the same batches a step further each time:
     L5  transfer  and to the device
 
 Each rung does what the one below it does and something more, so what it takes longer is the cost of
-that, and the step with the greatest cost is what limits.
+that, and the step with the greatest cost is what limits. A rung that one above it beats was
+measured too slow: its cost is not told apart from that of the steps above.
 """
 
 from __future__ import annotations
@@ -229,20 +230,34 @@ def sections(records: Iterable[Record]) -> list[Section]:
 def _grouped(all_cells: Iterable[LoaderCell]) -> list[list[LoaderCell]]:
     groups: dict[tuple[str, ...], list[LoaderCell]] = {}
     for cell in all_cells:
-        apart = [str(cell.case.get(name)) for name in CASE_APART]
-        groups.setdefault((*apart, str(cell.environment("machine_key"))), []).append(cell)
+        groups.setdefault(_apart(cell), []).append(cell)
     return list(groups.values())
+
+
+def _apart(cell: LoaderCell) -> tuple[str, ...]:
+    apart = [str(cell.case.get(name)) for name in CASE_APART]
+    return (*apart, str(cell.environment("machine_key")))
 
 
 def heading(group: Sequence[LoaderCell]) -> list[str]:
     """What was read, in what order, from where, on how many cores."""
     case = group[0].case
-    words = [str(case["data"]), f"shuffle {case['shuffle']}", cache_label(group)]
-    if case.get("latency_ms"):
-        words.append(f"every request {case['latency_ms']:g} ms late")
+    words = [str(case["data"]), f"shuffle {case['shuffle']}", cache_label(group), *way(case)]
+    return [", ".join(words), *cores_lines(group[0])]
+
+
+def way(case: Mapping[str, Any]) -> list[str]:
+    """How far the data is, of a case or of its row in a CSV.
+
+    >>> way({"latency_ms": "20.0", "endpoint": None})
+    ['every request 20 ms late']
+    """
+    words = []
+    if latency := float(case.get("latency_ms") or 0):
+        words.append(f"every request {latency:g} ms late")
     if case.get("endpoint"):
         words.append(f"from {case['endpoint']}")
-    return [", ".join(words), *cores_lines(group[0])]
+    return words
 
 
 def cores_lines(cell: Cell) -> list[str]:
@@ -392,7 +407,7 @@ def comparisons(group: Sequence[LoaderCell]) -> list[str]:
     lines = []
     first = group[0].loader
     for base in (cell for cell in group if cell.loader == first and cell.launches):
-        where = f"Batch {base.batch}, {_threads(base.threads)}"
+        where = f"Batch {base.batch}, {threads_in_words(base.threads)}"
         others = [
             cell
             for cell in group
@@ -429,7 +444,7 @@ def _ends(interval: stats.Interval) -> tuple[str, str]:
     return low, high
 
 
-def _threads(count: int) -> str:
+def threads_in_words(count: int) -> str:
     return f"{count} thread{'s' * (count != 1)}"
 
 
@@ -447,16 +462,41 @@ class Ladder:
         """The speed of a rung as a share of that of another."""
         return report.ratio(self.measured[name], self.measured[of])
 
+    @cached_property
+    def refuted(self) -> dict[str, str]:
+        """Rungs that were measured too slow, each with one above it that says so, by doing the same
+        and more in less time: distinguishably less, or less than the step alone is said to cost."""
+        seconds = {name: cell.seconds or 0.0 for name, cell in self.measured.items()}
+        found: dict[str, str] = {}
+        names = list(seconds)
+        below = names[0] if names else ""
+        for place, name in enumerate(names[1:], 1):
+            for above in names[place + 1 :]:
+                kept = self.kept(above, name)
+                beats = kept.value > 1 and (kept.low is None or kept.low > 1)
+                if beats or seconds[above] < seconds[name] - seconds[below]:
+                    found[name] = above
+                    break
+            else:
+                below = name
+        return found
+
+    @cached_property
+    def costs(self) -> dict[str, float]:
+        """Seconds that each rung adds to those under it that are not refuted."""
+        told = {
+            n: cell.seconds or 0.0 for n, cell in self.measured.items() if n not in self.refuted
+        }
+        names = list(told)
+        costs = {name: told[name] for name in names[:1]}
+        return costs | {b: told[b] - told[a] for a, b in pairwise(names)}
+
     @property
     def limiting(self) -> str | None:
         """The step with the greatest cost in seconds; None with fewer than two rungs."""
-        if len(self.measured) < 2:
+        if len(self.costs) < 2:
             return None
-        seconds = {name: cell.seconds or 0.0 for name, cell in self.measured.items()}
-        names = list(seconds)
-        costs = {names[0]: seconds[names[0]]}
-        costs |= {b: seconds[b] - seconds[a] for a, b in pairwise(names)}
-        return max(costs, key=lambda name: costs[name])
+        return max(self.costs, key=lambda name: self.costs[name])
 
     def below(self, name: str) -> str | None:
         """The measured rung under this one."""
@@ -470,20 +510,28 @@ class Ladder:
         if limit is None:
             return "What limits cannot be said: fewer than two steps of the ladder were measured."
         top = list(self.measured)[-1]
-        at, end = self.measured[limit], self.measured[top]
-        assert at.seconds is not None and end.seconds is not None
-        below = self.below(limit)
-        cost = at.seconds - ((self.measured[below].seconds or 0.0) if below else 0.0)
+        end, cost = self.measured[top], self.costs[limit]
+        assert end.seconds is not None
+        known = list(self.costs)
+        below = known[known.index(limit) - 1] if limit != known[0] else None
         if below is None:
             kept = self.kept(top, limit)
+            lowest = f"Step {_rung(limit)}, the lowest that was measured, costs most"
+            if limit != "L0":  # it holds all that would be under it
+                far = ", the network with it" * _is_remote(end.case)
+                lowest = (
+                    f"All up to step {_rung(limit)}, the lowest that was measured, costs most{far}"
+                )
             return (
-                f"Step {_rung(limit)}, the lowest that was measured, costs most: {_time(cost)} a "
+                f"{lowest}: {_time(cost)} a "
                 f"batch; {_rung(top)} takes {_time(end.seconds)} and keeps "
                 f"{_percents(kept)} of its speed ({_launches(kept)})."
             )
+        between = [n for n in self.refuted if below < n < limit]
+        with_them = f" with {' and '.join(map(_rung, between))}" if between else ""
         told = (
-            f"Step {_rung(limit)} costs most: {_time(cost)} of the {_time(end.seconds)} that a "
-            f"batch takes at {_rung(top)}"
+            f"Step {_rung(limit)}{with_them} costs most: {_time(cost)} of the "
+            f"{_time(end.seconds)} that a batch takes at {_rung(top)}"
         )
         kept = self.kept(limit, below)
         if kept.low is not None and not kept.excludes(1):
@@ -502,7 +550,6 @@ class Ladder:
                 table.append((name, RUNGS[name], *["-"] * 4, cell.status))
                 continue
             below = self.below(name)
-            bottom = next(iter(self.measured))
             table.append(
                 (
                     name,
@@ -510,18 +557,24 @@ class Ladder:
                     _shown(cell.seconds),
                     _shown(scaled(cell.speed("bytes"), 1 / MB)),
                     _percents(self.kept(name, below)) if below else "-",
-                    _percents(self.kept(name, bottom)) if below else "-",
+                    _percents(self.kept(name, "L0")) if below and "L0" in self.measured else "-",
                     str(cell.launches),
                 )
             )
         reasons = [
+            f"{_rung(name)} took {_time(self.measured[name].seconds)} and {_rung(above)}, which "
+            f"does the same and more, {_time(self.measured[above].seconds)}: what {name} costs is "
+            "not known."
+            for name, above in self.refuted.items()
+        ]
+        reasons += [
             f"{_rung(name)} is not applicable: {cell.error}"
             if cell.status == "unsupported"
             else f"{_rung(name)} {FAILED[cell.status]}: {cell.error}"
             for name, cell in self.rungs.items()
             if not cell.launches
         ]
-        where = f"batch {first.batch}, {_threads(first.threads)}"
+        where = f"batch {first.batch}, {threads_in_words(first.threads)}"
         title = f"The ladder at {where}, {cache_label(list(self.rungs.values()))}"
         return Section(title, table, [self.sentence(), *reasons])
 
@@ -530,10 +583,17 @@ def ladders(records: Iterable[Record]) -> list[Ladder]:
     """One for each data set, batch size, number of threads and machine."""
     found: dict[tuple[str, ...], dict[str, LoaderCell]] = {}
     for cell in cells(records, "ladder"):
-        apart = [str(cell.case.get(name)) for name in (*CASE_APART, "batch", "threads")]
-        key = (*apart, str(cell.environment("machine_key")))
+        key = (*_apart(cell), str(cell.batch), str(cell.threads))
         found.setdefault(key, {})[str(cell.case["rung"])] = cell
     return [Ladder(dict(sorted(rungs.items()))) for rungs in found.values()]
+
+
+def alike(found: Iterable[Ladder]) -> list[list[Ladder]]:
+    """Ladders that differ in batch size and threads alone, together."""
+    groups: dict[tuple[str, ...], list[Ladder]] = {}
+    for ladder in found:
+        groups.setdefault(_apart(next(iter(ladder.rungs.values()))), []).append(ladder)
+    return list(groups.values())
 
 
 def _launches(interval: stats.Interval) -> str:

@@ -9,7 +9,12 @@ fitted to itself. Predicted are
     cleared                  the first iteration, from 0, that ends with an empty queue
 
 and n0 = q R / (R - C) stands beside the last. Utilisation is the accelerator's by the formula of
-MLPerf Storage, over the iterations of a launch but the first.
+MLPerf Storage, over the iterations of a launch but the first. It asks for the seconds of a step
+that never waits. Each launch times them before anybody reads, and one value stands for all launches
+of a table, the median: the step is the same in all, and how it was timed must not rank them.
+
+Readings alone that no case is predicted from, as `penstock tune loader` leaves them, are a table of
+their own.
 
 A value is the median over launches, and its spread is from the least to the most of them; the
 interval (95 %) of a mean within launches is bootstrapped over launches and their iterations.
@@ -18,7 +23,7 @@ interval (95 %) of a mean within launches is bootstrapped over launches and thei
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -46,10 +51,16 @@ APART = ("data", "shuffle", "seed", "batch", "compute", "compute_time", "iterati
 """Knobs that tell tables apart."""
 
 _DRAWS = 2000
+_LONGER = 1.05
+"""A step that computes so many times as long beside readers as alone contends with them."""
 
 
+@dataclass(frozen=True)
 class QueueCell(Cell):
     """All launches of one number of workers with one size of the queue."""
+
+    step_s: float | None = None
+    """Of a step that never waits, by all cells of the group; else by its own launches."""
 
     @property
     def workers(self) -> int:
@@ -66,12 +77,18 @@ class QueueCell(Cell):
         return f"{self.workers} worker{'s' * (self.workers != 1)}, queue {self.queue}"
 
     @property
+    def reads_only(self) -> bool:
+        return bool(self.case["compute"] == "none")
+
+    @property
     def iterations(self) -> int:
         return int(self.case["iterations"])
 
     @cached_property
     def compute_s(self) -> float:
         """Of a step that never waits."""
+        if self.step_s is not None:
+            return self.step_s
         return float(np.median([record.facts["compute_s"] for record in self.measured]))
 
     @cached_property
@@ -90,10 +107,23 @@ class QueueCell(Cell):
 
     @cached_property
     def utilisations(self) -> list[float]:
-        return [
-            queueing.utilisation(seconds.tolist(), record.facts["compute_s"])
-            for seconds, record in zip(self.times, self.measured, strict=True)
+        return [queueing.utilisation(seconds.tolist(), self.compute_s) for seconds in self.times]
+
+    def share(self, phase: str) -> float | None:
+        """What of the iterations but the first went to ``get`` or to ``compute``, the median over
+        launches; None where those were not timed apart."""
+        found = [
+            sum(record.samples_s[phase][1:]) / sum(record.samples_s["step"][1:])
+            for record in self.measured
+            if phase in record.samples_s
         ]
+        return median(found) if found else None
+
+    @property
+    def computing_s(self) -> float | None:
+        """Of computing in a step, beside the readers."""
+        found = [r.samples_s["compute"][1:] for r in self.measured if "compute" in r.samples_s]
+        return median([float(np.mean(seconds)) for seconds in found]) if found else None
 
     @cached_property
     def steady(self) -> Interval | None:
@@ -165,7 +195,8 @@ class Course:
     @property
     def row(self) -> Row:
         cell, predicted = self.cell, self.predicted
-        case, seed = cell.case, seed_row(cell.workers, cell.queue)
+        case = cell.case
+        seed = None if cell.reads_only else seed_row(cell.workers, cell.queue)
         limits = cell.environment("limits") or {}
         failure = next((r.error for r in cell.records if r.error is not None), None)
         values: dict[str, Any] = {
@@ -192,13 +223,16 @@ class Course:
                 "seconds_per_iteration": median(cell.means),
                 "low_seconds": min(cell.means),
                 "high_seconds": max(cell.means),
+                "iteration_s": " ".join(f"{seconds:.6g}" for seconds in cell.times[0]),
+                "depth": " ".join(map(str, cell.left[0])),
+            }
+        if cell.measured and not cell.reads_only:
+            values |= {
                 "steady_s": cell.steady and cell.steady.value,
                 "cleared": _middle(cell.cleared),
                 "utilisation": median(cell.utilisations),
                 "low_utilisation": min(cell.utilisations),
                 "high_utilisation": max(cell.utilisations),
-                "iteration_s": " ".join(f"{seconds:.6g}" for seconds in cell.times[0]),
-                "depth": " ".join(map(str, cell.left[0])),
             }
         if predicted is not None:
             values |= {
@@ -227,21 +261,30 @@ def seed_row(workers: int, queue: int) -> SeedRow | None:
 
 def courses(records: Iterable[Record]) -> list[list[Course]]:
     """The cells of scenario ``queue`` with their predictions, in groups that differ in workers and
-    queue alone."""
+    queue alone. A reading that no other cell is predicted from is a cell of a group, too."""
     found: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
         if record.scenario == "queue":
             machine = record.environment.get("machine_key")
             found.setdefault((record.key, machine), []).append(record)
     cells = [QueueCell(tuple(launches)) for launches in found.values()]
-    alone = {_readers(cell): cell for cell in cells if cell.case["compute"] == "none"}
-    groups: dict[tuple[Any, ...], list[Course]] = {}
+    alone = {_readers(cell): cell for cell in cells if cell.reads_only}
+    beside = {_readers(cell) for cell in cells if not cell.reads_only}
+    groups: dict[tuple[Any, ...], list[QueueCell]] = {}
     for cell in sorted(cells, key=lambda cell: (cell.workers, cell.queue)):
-        if cell.case["compute"] != "none":
+        if not (cell.reads_only and _readers(cell) in beside):
             about = (*(str(cell.case.get(n)) for n in APART), cell.environment("machine_key"))
-            reader = alone.get(_readers(cell))
-            groups.setdefault(about, []).append(_course(cell, reader))
-    return list(groups.values())
+            groups.setdefault(about, []).append(cell)
+    return [
+        [_course(cell, alone.get(_readers(cell))) for cell in _same_step(group)]
+        for group in groups.values()
+    ]
+
+
+def _same_step(group: Sequence[QueueCell]) -> list[QueueCell]:
+    """The cells, whose step is the same: its seconds, too."""
+    timed = [record.facts["compute_s"] for cell in group for record in cell.measured]
+    return [replace(cell, step_s=median(timed)) for cell in group] if timed else list(group)
 
 
 def _readers(cell: QueueCell) -> tuple[Any, ...]:
@@ -251,7 +294,7 @@ def _readers(cell: QueueCell) -> tuple[Any, ...]:
 
 def _course(cell: QueueCell, reader: QueueCell | None) -> Course:
     alone = reader.interval if reader is not None and reader.measured else None
-    if alone is None or not cell.measured:
+    if alone is None or not cell.measured or cell.reads_only:
         return Course(cell, alone, None)
     # However many threads, they read one batch after the other: all together are one reader, whose
     # seconds for a batch were measured.
@@ -271,25 +314,38 @@ def append_csv(records: Iterable[Record], path: Path) -> None:
 
 
 def sections(records: Iterable[Record]) -> list[Section]:
-    """For each group what was run, the table, what it says; then the seed's."""
-    ours = [Section(heading(g), table(g), sentences(g)) for g in courses(records)]
-    return [*ours, seed_section()]
+    """For each group what was run, the table, what it says; then the seed's, whose table is of
+    steps beside a queue."""
+    groups = courses(records)
+    ours = [Section(heading(g), table(g), sentences(g)) for g in groups]
+    return ours if groups and all(_alone(g) for g in groups) else [*ours, seed_section()]
+
+
+def _alone(group: Sequence[Course]) -> bool:
+    """Whether nobody computed."""
+    return group[0].cell.reads_only
 
 
 def heading(group: Sequence[Course]) -> str:
     cell = group[0].cell
     case = cell.case
+    where = f"{case['data']}, batches of {cell.batch}, order {case['shuffle']}"
+    if _alone(group):
+        return f"{where}; read while nobody computes"
     step = f"{case['compute']}"
     step += f" {case['model']} {case['tile']}" if case["compute"] == "train" else ""
-    seconds = next((format_seconds(c.cell.compute_s) for c in group if c.cell.measured), "?")
-    return (
-        f"{case['data']}, batches of {cell.batch}, order {case['shuffle']}; steps of {seconds} "
-        f"({step}), {cell.iterations} iterations from a full queue"
-    )
+    took = next((c.cell.compute_s for c in group if c.cell.measured), None)
+    asked = case["compute_time"]
+    if took and asked and not 1 / _LONGER <= took / asked <= _LONGER:
+        step += f", asked for {format_seconds(asked)}"
+    seconds = format_seconds(took) if took is not None else "?"
+    return f"{where}; steps of {seconds} ({step}), {cell.iterations} iterations from a full queue"
 
 
 def table(group: Sequence[Course]) -> list[tuple[str, ...]]:
     """Measured | model | simulated seconds per iteration and clearing, beside the seed's."""
+    if _alone(group):
+        return _reading_table(group)
     lines: list[tuple[str, ...]] = [
         ("workers", "queue", "s/it", "model", "simulated", "steady", "cleared", "n0", "simulated",
          "AU", "seed s/it", "seed cleared")
@@ -319,6 +375,26 @@ def table(group: Sequence[Course]) -> list[tuple[str, ...]]:
     return lines
 
 
+def _reading_table(group: Sequence[Course]) -> list[tuple[str, ...]]:
+    """From one batch to the next, by workers."""
+    lines: list[tuple[str, ...]] = [
+        ("workers", "queue", "s/batch", "95 %", "samples/s", "batches", "launches", "status")
+    ]
+    for course in group:
+        cell, interval = course.cell, course.alone
+        told = ("-", "-", "-", "-")
+        if interval is not None and interval.low is not None and interval.high is not None:
+            told = (
+                significant(interval.value),
+                f"{significant(interval.low)} - {significant(interval.high)}",
+                significant(cell.batch / interval.value),
+                str(interval.n),
+            )
+        queue = str(cell.queue) if cell.workers else ""
+        lines.append((str(cell.workers), queue, *told, str(cell.launches), cell.status))
+    return lines
+
+
 def _cleared(iteration: int | None) -> str:
     return "never" if iteration is None else str(iteration)
 
@@ -335,6 +411,8 @@ def sentences(group: Sequence[Course]) -> list[str]:
         for course in group
         if course.cell.status != "ok"
     ]
+    if _alone(group):
+        return lines
     by_workers: dict[int, list[Course]] = {}
     for course in measured:
         by_workers.setdefault(course.cell.workers, []).append(course)
@@ -367,6 +445,7 @@ def _of_workers(own: Sequence[Course]) -> list[str]:
         else:
             what = f"more than a step, {format_seconds(feed.compute_s)}, {steady}"
         lines.append(f"With {who} a batch comes every {_spread(first.alone)}, {what}.")
+    lines += _of_contention(own)
     a, b = first.cell.steady, last.cell.steady
     if len(own) == 1 or a is None or b is None:
         return lines
@@ -390,6 +469,27 @@ def _of_workers(own: Sequence[Course]) -> list[str]:
     return lines
 
 
+def _of_contention(own: Sequence[Course]) -> list[str]:
+    """That a step takes longer beside so many workers, which no queue cures: its utilisation is low
+    though it does not wait."""
+    longer = [
+        (cell, seconds)
+        for cell in (course.cell for course in own)
+        if (seconds := cell.computing_s) is not None and seconds > _LONGER * cell.compute_s
+    ]
+    if not longer:
+        return []
+    cell, seconds = max(longer, key=lambda each: each[1])
+    waits = cell.share("get")
+    waited = "" if waits is None else f", and waits for batches in {_percent(waits)} of its time"
+    line = (
+        f"A step beside {cell.name} computes for {format_seconds(seconds)} in place of "
+        f"{format_seconds(cell.compute_s)} alone{waited}: what utilisation lacks beyond that is "
+        "lost to contention and not to reading."
+    )
+    return [line]
+
+
 def _of_clearing(measured: Sequence[Course]) -> list[str]:
     told = [course for course in measured if course.off is not None]
     if not told:
@@ -398,7 +498,7 @@ def _of_clearing(measured: Sequence[Course]) -> list[str]:
     worst = max(told, key=lambda course: course.off or 0)
     misses = [miss for course in told for miss in course.misses]
     line = (
-        f"The iteration that clears the queue is predicted within one in {len(near)} of "
+        f"The simulation predicts the iteration that clears the queue within one in {len(near)} of "
         f"{len(told)} cases, and in {sum(miss <= 1 for miss in misses)} of {len(misses)} launches"
     )
     if len(near) < len(told):

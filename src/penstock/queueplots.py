@@ -1,10 +1,12 @@
 """The figures of a queue benchmark and of a loader benchmark, drawn from their CSVs.
 
     queue    depth of the queue at the end of each iteration, a panel for each number of workers,
-             measured and simulated; below, seconds per iteration: measured, model and the seed's
+             measured and simulated; below, seconds per iteration: measured, model and the seed's;
+             of readings alone, seconds from one batch to the next by workers
     loader   seconds for a batch by threads, a line for each loader, a panel for each batch size;
              with one number of threads, a bar for each
-    ladder   what the batch pays at each rung, drawn from records: no CSV holds the rungs
+    ladder   what the batch pays at each rung, drawn from records: no CSV holds the rungs; a panel
+             for each batch size and number of threads, all on one scale
 
 Cases that differ in anything else never share a figure. Of several rows of one case the latest is
 drawn.
@@ -34,6 +36,8 @@ _QUEUE_APART = ("data", "shuffle", "seed", "batch_size", "compute", "iterations"
 _LOADER_APART = (*loader_report.CASE_APART, "machine_key")
 _TEXT: dict[str, Any] = {"fontsize": STYLE["text"], "color": STYLE["ink"]}
 _TITLE: dict[str, Any] = {**_TEXT, "loc": "left", "fontweight": "bold"}
+_SECONDS = ("seconds_per_batch", "low_seconds", "high_seconds")
+_BAR = "#c4c4c4"
 _LEGEND: dict[str, Any] = {
     "frameon": False, "fontsize": STYLE["small"], "labelcolor": STYLE["ink"],
 }  # fmt: skip
@@ -83,10 +87,17 @@ def _save(
             figure = draw(group, path.name)
         except ValueError as error:
             raise UsageError(f"{path} holds what is no number: {error}") from error
-        ending = f"_{number}" if len(groups) > 1 else ""
-        paths.append(prefix.with_name(f"{prefix.name}{ending}.png"))
+        paths.append(_numbered(prefix, number, len(groups)))
         figure.savefig(paths[-1], dpi=STYLE["dpi"])
     return paths
+
+
+def _numbered(prefix: Path, number: int, of: int) -> Path:
+    return prefix.with_name(f"{prefix.name}{f'_{number}' if of > 1 else ''}.png")
+
+
+def _cases(rows: Sequence[Row]) -> str:
+    return f"{len(rows)} case{'s' * (len(rows) != 1)}"
 
 
 def _figure(width: float, height: float) -> Figure:
@@ -103,7 +114,9 @@ def _figure(width: float, height: float) -> Figure:
 
 
 def draw_queue(rows: Sequence[Row], source: str) -> Figure:
-    """Depth over time above, seconds per iteration below."""
+    """Depth over time above, seconds per iteration below; of readings alone their seconds."""
+    if rows[0]["compute"] == "none":
+        return _draw_readings(rows, source)
     queued = [row for row in rows if int(row["workers"]) > 0]
     workers = sorted({int(row["workers"]) for row in queued})
     figure = _figure(max(8.0, 3.2 * len(workers)), 7.6)
@@ -112,7 +125,7 @@ def draw_queue(rows: Sequence[Row], source: str) -> Figure:
         figure,
         f"A queue beside steps of {compute} ({rows[0]['compute']})",
         f"{rows[0]['data']}, batches of {rows[0]['batch_size']}, {rows[0]['iterations']} "
-        f"iterations from a full queue; {len(rows)} cases of {source}",
+        f"iterations from a full queue; {_cases(rows)} of {source}",
     )
     grid = figure.add_gridspec(2, max(1, len(workers)))
     first: Axes | None = None
@@ -123,6 +136,28 @@ def draw_queue(rows: Sequence[Row], source: str) -> Figure:
         own = [row for row in queued if int(row["workers"]) == number]
         _draw_depth(axis, number, own, sizes)
     _draw_seconds(figure.add_subplot(grid[1, :]), rows)
+    return figure
+
+
+def _draw_readings(rows: Sequence[Row], source: str) -> Figure:
+    figure = _figure(6.0, 4.2)
+    about = f"{rows[0]['data']}, batches of {rows[0]['batch_size']}; {_cases(rows)} of {source}"
+    heading(figure, "Batches read while nobody computes", about)
+    axis = figure.subplots()
+    tidy(axis)
+    ordered = sorted(rows, key=lambda row: (int(row["workers"]), int(row["queue"])))
+    places, seconds = np.arange(len(ordered)), _column(ordered, "read_s")
+    axis.bar(places, seconds, width=0.55, color=STYLE["colours"][0])
+    for place, value in zip(places, seconds, strict=True):
+        if np.isfinite(value):
+            axis.annotate(
+                significant(value), (place, value), (0, 3), textcoords="offset points",
+                ha="center", fontsize=STYLE["small"], color=STYLE["ink"],
+            )  # fmt: skip
+    axis.set_xticks(places, [row["workers"] for row in ordered])
+    axis.grid(visible=False, axis="x")
+    axis.set_xlabel("Workers", **_TEXT)
+    axis.set_ylabel("Seconds for a batch", **_TEXT)
     return figure
 
 
@@ -138,28 +173,29 @@ def _draw_depth(axis: Axes, workers: int, rows: Sequence[Row], sizes: Sequence[i
         axis.step(
             range(len(simulated)), simulated, where="mid", color=colour, ls=":", linewidth=1.1
         )
-    axis.set_ylim(bottom=-0.1)
+    axis.set_ylim(bottom=-0.1, top=max(1.1, axis.get_ylim()[1]))
     axis.set_xlabel("Iteration", **_TEXT)
     axis.set_ylabel("Batches in the queue at its end", **_TEXT)
-    axis.locator_params(axis="y", integer=True)
+    axis.locator_params(integer=True, min_n_ticks=1)  # half a batch and half a step are none
     axis.legend(**_LEGEND, title="dotted: simulated", title_fontsize=STYLE["small"])
 
 
 def _draw_seconds(axis: Axes, rows: Sequence[Row]) -> None:
     tidy(axis)
-    axis.set_title("Seconds per iteration, those from the full queue too", **_TITLE)
+    axis.set_title("Seconds per iteration, from a full queue on", **_TITLE)
     ordered = sorted(rows, key=lambda row: (int(row["workers"]), int(row["queue"])))
     x = np.arange(len(ordered))
     measured, low, high = (
         _column(ordered, name) for name in ("seconds_per_iteration", "low_seconds", "high_seconds")
     )
-    axis.bar(x, measured, width=0.55, color=STYLE["grid"], label="measured")
+    axis.bar(x, measured, width=0.55, color=_BAR, label="measured")
     axis.vlines(x, low, high, color=STYLE["ink"], linewidth=1.2)
-    for name, label, marker, colour in (
-        ("model_seconds", "model", "_", STYLE["colours"][0]),
-        ("simulated_seconds", "simulated", "x", STYLE["colours"][1]),
+    for name, label, marker, colour, size in (
+        ("model_seconds", "model", "_", STYLE["colours"][0], 20),  # wider than what may lie on it
+        ("simulated_seconds", "simulated", "x", STYLE["colours"][1], 7),
     ):
-        axis.plot(x, _column(ordered, name), marker, color=colour, markersize=9, label=label)
+        values = _column(ordered, name)
+        axis.plot(x, values, marker, color=colour, markersize=size, mew=1.6, label=label)
     for place, row in zip(x, ordered, strict=True):
         if row.get("seed_seconds"):
             note = f"seed {significant(float(row['seed_seconds']), 2)}"
@@ -172,7 +208,11 @@ def _draw_seconds(axis: Axes, rows: Sequence[Row]) -> None:
     axis.grid(visible=False, axis="x")
     axis.set_xlabel("Workers, queue", **_TEXT)
     axis.set_ylabel("Seconds", **_TEXT)
-    axis.legend(**_LEGEND, ncols=3, loc="upper right")
+    # Beside the title: over the bars it would hide them.
+    axis.legend(
+        **_LEGEND, ncols=3, loc="lower right", bbox_to_anchor=(1, 0.98), markerscale=0.8,
+        columnspacing=1.2,
+    )  # fmt: skip
 
 
 # --- the loaders --------------------------------------------------------------------------------
@@ -184,10 +224,11 @@ def draw_loader(rows: Sequence[Row], source: str) -> Figure:
     fastest_first = sorted(rows, key=lambda row: float(row["seconds_per_batch"] or "inf"))
     loaders = list(dict.fromkeys(row["loader"] for row in fastest_first))
     threads = sorted({int(row["threads"]) for row in rows})
-    figure = _figure(max(6.0, 4.6 * len(batches)), 4.6)
-    with_threads = f", {threads[0]} threads" if len(threads) == 1 else ""
-    where = f"{rows[0]['data']}{with_threads}; {len(rows)} cases of {source}"
-    heading(figure, "Seconds for a batch", where)
+    beside = 2.0 * (len(threads) > 1)  # inches, for the names of the lines
+    figure = _figure(max(6.0, 4.6 * len(batches)) + beside, 4.6)
+    words = [rows[0]["data"], *loader_report.way(rows[0])]
+    words += [loader_report.threads_in_words(count) for count in threads if len(threads) == 1]
+    heading(figure, "Seconds for a batch", f"{', '.join(words)}; {_cases(rows)} of {source}")
     axes = np.atleast_1d(figure.subplots(1, len(batches)))
     for axis, batch in zip(axes, batches, strict=True):
         tidy(axis)
@@ -198,13 +239,22 @@ def draw_loader(rows: Sequence[Row], source: str) -> Figure:
         else:
             _draw_lines(axis, own, loaders, threads)
     if len(threads) > 1:
-        axes[-1].legend(**_LEGEND)
+        # Beside the panels, of which each may lack a loader: over the lines it would hide them.
+        named = {label: line for axis in axes for line, label in _labelled(axis)}
+        shown = [name for name in loaders if name in named]
+        lines = [named[name] for name in shown]
+        axes[-1].legend(lines, shown, **_LEGEND, loc="upper left", bbox_to_anchor=(1, 1))
     return figure
+
+
+def _labelled(axis: Axes) -> Iterable[tuple[Any, str]]:
+    return zip(*axis.get_legend_handles_labels(), strict=True)
 
 
 def _draw_lines(
     axis: Axes, rows: Sequence[Row], loaders: Sequence[str], threads: Sequence[int]
 ) -> None:
+    ticker = require("matplotlib.ticker", "plot")
     for place, loader in enumerate(loaders):
         own = [row for row in rows if row["loader"] == loader]
         own.sort(key=lambda row: int(row["threads"]))
@@ -215,7 +265,15 @@ def _draw_lines(
         x, seconds = _column(own, "threads"), _column(own, "seconds_per_batch")
         axis.plot(x, seconds, dashes, marker="o", markersize=4, color=colour, label=loader)
         axis.vlines(x, _column(own, "low_seconds"), _column(own, "high_seconds"), color=colour)
-    axis.set_ylim(bottom=0)
+    # Loaders are apart by factors; from zero the fast ones would lie on each other.
+    axis.set_yscale("log")
+    seconds = np.concatenate([_column(rows, name) for name in _SECONDS])
+    least, most = np.nanmin(seconds), np.nanmax(seconds)
+    axis.set_ylim(least / 1.5, 1.5 * most)  # so that a tick is in it, however near they are
+    digits = (1, 2, 5) if most > 4 * least else range(1, 10)
+    axis.yaxis.set_major_locator(ticker.LogLocator(subs=digits))
+    axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.yaxis.set_minor_formatter(ticker.NullFormatter())
     axis.set_xticks(threads)
     axis.set_xlabel("Threads", **_TEXT)
     axis.set_ylabel("Seconds", **_TEXT)
@@ -244,23 +302,28 @@ def _draw_bars(axis: Axes, rows: Sequence[Row], loaders: Sequence[str]) -> None:
 
 
 def plot_ladders(records: Iterable[Record], out_prefix: str | Path) -> list[Path]:
-    """Draw the ladder of every batch size and number of threads to ``<out_prefix>.png``."""
+    """Draw the ladder of every batch size and number of threads to ``<out_prefix>.png``, or to one
+    numbered file for each data set, cache, ... that they climb."""
     ladders = [ladder for ladder in loader_report.ladders(records) if ladder.measured]
-    if not ladders:
-        return []
-    path = Path(out_prefix).with_suffix(".png")
-    draw_ladders(ladders).savefig(path, dpi=STYLE["dpi"])
-    return [path]
+    groups = loader_report.alike(ladders)
+    prefix, paths = Path(out_prefix), []
+    for number, group in enumerate(groups, 1):
+        paths.append(_numbered(prefix, number, len(groups)))
+        draw_ladders(group).savefig(paths[-1], dpi=STYLE["dpi"])
+    return paths
 
 
 def draw_ladders(ladders: Sequence[Ladder]) -> Figure:
     """What the batch costs at each rung, beyond the one below it; the dearest is marked."""
     figure = _figure(max(6.0, 4.6 * len(ladders)), 4.2)
     case = next(iter(ladders[0].rungs.values())).case
-    heading(figure, "What a batch has to pay for", f"{case['data']}, cache {case['cache']}")
+    where = ", ".join([f"{case['data']}, cache {case['cache']}", *loader_report.way(case)])
+    heading(figure, "What a batch has to pay for", where)
     axes = np.atleast_1d(figure.subplots(1, len(ladders), sharex=True))
     for axis, ladder in zip(axes, ladders, strict=True):
         _draw_ladder(axis, ladder)
+    longest = max(cell.seconds or 0.0 for ladder in ladders for cell in ladder.measured.values())
+    axes[0].set_xlim(0, 1.45 * longest)  # of all: they share it
     return figure
 
 
@@ -268,7 +331,8 @@ def _draw_ladder(axis: Axes, ladder: Ladder) -> None:
     tidy(axis)
     names = list(ladder.measured)
     case = ladder.measured[names[0]].case
-    axis.set_title(f"Batches of {case['batch']}, {case['threads']} threads", **_TITLE)
+    threads = loader_report.threads_in_words(int(case["threads"]))
+    axis.set_title(f"Batches of {case['batch']}, {threads}", **_TITLE)
     ends = np.array([ladder.measured[name].seconds for name in names])
     starts = np.array([0.0, *ends[:-1]])
     colours = [STYLE["colours"][1 if name == ladder.limiting else 0] for name in names]
@@ -285,9 +349,11 @@ def _draw_ladder(axis: Axes, ladder: Ladder) -> None:
             note, (max(ends[place], starts[place]), place), (4, 0), textcoords="offset points",
             va="center", fontsize=STYLE["small"], color=STYLE["ink"],
         )  # fmt: skip
-    axis.set_yticks(places, [f"{name} {loader_report.RUNGS[name]}" for name in names])
+    labels = [f"{name} {loader_report.RUNGS[name]}" for name in names]
+    if names[0] != "L0":  # it holds what is under it, too
+        labels[0] = f"up to {labels[0]}"
+    axis.set_yticks(places, labels)
     axis.set_ylim(len(names) - 0.5, -0.5)
-    axis.set_xlim(0, 1.45 * ends.max())
     axis.grid(visible=False, axis="y")
     axis.set_xlabel("Seconds", **_TEXT)
 

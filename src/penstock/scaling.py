@@ -20,7 +20,7 @@ none.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, TypeVar
@@ -124,6 +124,11 @@ class Run:
         return self.samples
 
     @property
+    def shape_known(self) -> bool:
+        """Whether samples and batches are told, which tell the kinds of scaling apart."""
+        return None not in (self.work, self.batch, self.global_batch)
+
+    @property
     def on_cpu(self) -> bool:
         return self.device == "cpu"
 
@@ -222,7 +227,8 @@ def studies(runs: Iterable[Run], baseline: int | None, anyway: bool) -> list[Stu
     base_devices = min(run.devices for run in whole) if baseline is None else baseline
     if not any(run.devices == base_devices for run in whole):
         sizes = ", ".join(map(str, sorted({run.devices for run in whole})))
-        raise UsageError(f"--baseline {baseline}: the complete runs are of {sizes} devices")
+        several = "s" * (sizes != "1")
+        raise UsageError(f"--baseline {baseline}: the complete runs are of {sizes} device{several}")
     if not anyway:
         same_settings(whole, ", or --anyway")
     found: dict[tuple[int, int], list[Run]] = {}
@@ -247,6 +253,12 @@ def studies(runs: Iterable[Run], baseline: int | None, anyway: bool) -> list[Stu
 
 def same_settings(runs: Sequence[Run], cure: str = "") -> None:
     """Raise `NotComparable` with the difference, and what cures it beside leaving one out."""
+    for told in differences(runs):
+        raise NotComparable(f"mixed experiments: {told}; give the runs of one experiment{cure}")
+
+
+def differences(runs: Sequence[Run]) -> Iterator[str]:
+    """Each setting in which runs differ, with two of its values."""
     for name in dict.fromkeys(name for run in runs for name in run.settings):
         values: dict[str, Run] = {}
         for run in runs:
@@ -254,14 +266,12 @@ def same_settings(runs: Sequence[Run], cure: str = "") -> None:
                 values.setdefault(run.settings[name], run)
         if len(values) > 1:
             two = " and ".join(f"{v} in {run.source}" for v, run in list(values.items())[:2])
-            raise NotComparable(
-                f"mixed experiments: the {name} is {two}; give the runs of one experiment{cure}"
-            )
+            yield f"the {name} is {two}"
 
 
 def _kinds(base: Run, run: Run) -> list[Kind]:
     """The kinds of scaling that lead from one run to another."""
-    if None in (base.work, run.work, base.batch, run.batch, base.global_batch, run.global_batch):
+    if not (base.shape_known and run.shape_known):
         return ["undetermined"]
     assert base.work is not None and run.work is not None
     assert base.batch is not None and run.batch is not None

@@ -8,9 +8,10 @@
     Job ID: 13   (the same job, requeued)              ─────▶ another
 
 A file is read once, line by line, a carriage return ending a line as well, so its size only costs
-time. Under srun every rank prints: the slowest counts, and all are kept. ``WORLD_SIZE`` is what a
-launcher set and is 1 under srun; tasks and batches tell better. A job that did not end well leaves
-what it told so far, marked with what became of it.
+time. Under srun every rank prints: the slowest counts, and all are kept; where two wrote at once,
+one line may hold the words of both. ``WORLD_SIZE`` is what a launcher set and is 1 under srun;
+tasks and batches tell better. A job that did not end well leaves what it told so far, marked with
+what became of it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .errors import UsageError
-from .scaling import Run, Status
+from .laps import PHASES
+from .scaling import Rank, Run, Status
 
 _CHUNK = 1 << 20
 _LONGEST = 1 << 14
@@ -35,23 +37,48 @@ _FIELDS = re.compile(r"\s{2,}|\s\|\s|\t")
 _ASIDE = re.compile(r"\([^()]*\)")
 _ACCUMULATED = re.compile(r"x (\d{1,6}) accumulated")
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)")
+_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
+_LABEL = re.compile(r"\s*\d{1,6}: ?")
+"""Of the task that printed a line, by ``srun --label``."""
+_GLUED = re.compile(
+    r"(?<=[\w.)\]=])(?=(?:Job (?:ID|Name)|Node\(s\)|Number of [A-Za-z]+|Max (?:epochs|steps)"
+    r"|Workload|(?:Batch|Effective batch) size|Learning rate|Hidden dimensions|Dropout|Noise level"
+    r"|Total training time|Time per epoch|Epochs done|(?:Samples|Steps) per epoch"
+    r"|Best (?:checkpoint|validation loss|validation accuracy))(?: ?\([^()]{1,60}\))?:)"
+)
+"""Where a rank's line begins within that of another."""
+_ANEW = re.compile(r"\s*(?:Max epochs|SLURM_JOB_ID):")
+"""What a training prints first, where no header of a job stands before it."""
+_OURS = re.compile(r"[^:]+: [\d,]+ parameters, \d+ x ([^,]+), (\d{1,15}) steps of \d+ samples$")
+_STEP = re.compile(r"rank (\d{1,6}): ([\d.,]+) (m?)s a step: ")
+_SHARE = re.compile(rf"({'|'.join(PHASES)}) (\d{{1,3}})%")
 _COUNT = re.compile(r"\d{1,15}")
 _PROGRESS = re.compile(r"Epoch (\d{1,9})(?:/(\d{1,9}))?: .*?(\d{1,9})/(\d{1,9}) \[")
-_SCORE = re.compile(r"\b(val_loss|val_acc)=([-+0-9.e]+|nan|inf)")
+_OUR_EPOCH = re.compile(r"epoch (\d{1,9}), step \d+ of \d+: ")
+_SCORE = re.compile(r"\b(val_loss|val_acc)[= ]([-+0-9.e]+|nan|inf)")
 _IN_NAME = re.compile(r"([\w-]*?)-epoch=\d+")
 _SMI_ROW = re.compile(r"MiB\s*/\s*\d+MiB\s*\|\s*(\d{1,3})%")
 _SMI_CSV = re.compile(r"\d{1,3}, *(\d{1,3}) ?%, *\d{1,3} ?%")
 _ENDS: tuple[tuple[str, Status], ...] = (
     ("DUE TO PREEMPTION", "preempted"),
+    ("DUE TO JOB REQUEUE", "preempted"),  # these come back as well
+    ("DUE TO NODE FAIL", "preempted"),
     ("DUE TO TIME LIMIT", "timeout"),
     (" CANCELLED AT ", "cancelled"),
+    ("penstock train: stopped by ", "stopped"),
     ("Traceback (most recent call last)", "crashed"),
     ("Segmentation fault", "crashed"),
     ("oom-kill event", "crashed"),
+    ("oom_kill event", "crashed"),
     ("Out Of Memory", "crashed"),
-    ("exited with exit code", "crashed"),
+    ("xited with exit code", "crashed"),
 )
 """Signs of a bad end, the most telling first: a job that is cancelled also prints what it broke."""
+_OF_THE_JOB = frozenset({
+    "job id", "slurm_job_id", "job name", "slurm_job_name", "number of nodes", "slurm_nnodes",
+    "number of tasks", "slurm_ntasks", "total gpus", "number of gpus", "gpu 0", "cuda available",
+})  # fmt: skip
+"""What holds for all attempts of a job."""
 
 
 @dataclass
@@ -72,6 +99,12 @@ class _Attempt:
     steps: int | None = None
     workload: str | None = None
     utilisation: list[float] = field(default_factory=list)
+    device: str | None = None
+    """As our own training names it."""
+    all_steps: int | None = None
+    """Of all epochs."""
+    phases: dict[int, tuple[float, dict[str, int]]] = field(default_factory=dict)
+    """By rank: the median of a step in seconds, and the percents that phases took of all steps."""
     end: Status | None = None
 
     @property
@@ -83,7 +116,7 @@ class _Attempt:
     def count(self, *names: str) -> int | None:
         """The first of these fields that holds a whole number above 0."""
         for name in names:
-            found = _COUNT.search(self.told.get(name, ""))
+            found = _COUNT.search(_without_commas(self.told.get(name, "")))
             if found and int(found[0]) > 0:
                 return int(found[0])
         return None
@@ -93,15 +126,24 @@ def read_log(path: Path) -> list[Run]:
     """The runs of a job's output, an attempt each; none where it holds nothing of a training."""
     attempts = [_Attempt()]
     for line in lines_of(path):
-        # A script and its program may both print the header.
-        if line.lstrip().startswith("Job ID:") and attempts[-1].trained:
-            attempts.append(_Attempt())
-        _take(attempts[-1], line)
+        if labelled := _LABEL.match(line):
+            line = line[labelled.end() :]
+        for piece in _GLUED.split(line):
+            # A script and its program may both print the header.
+            if piece.lstrip().startswith("Job ID:") and attempts[-1].trained:
+                attempts.append(_Attempt())
+            elif attempts[-1].end not in (None, "crashed") and _ANEW.match(piece):
+                told = attempts[-1].told
+                attempts.append(_Attempt({k: v for k, v in told.items() if k in _OF_THE_JOB}))
+            _take(attempts[-1], piece)
     last = attempts[-1]
     if len(attempts) == 1 and not last.totals and path.suffix != ".err":
         last.end = _end_in(path.with_suffix(".err")) or last.end
+    # Our own training names its device at its end, which not every attempt comes to.
+    devices = {_job(path, attempt): attempt.device for attempt in attempts if attempt.device}
     runs: list[Run] = []
     for attempt in attempts:
+        attempt.device = attempt.device or devices.get(_job(path, attempt))
         if attempt.trained or "job id" in attempt.told:
             job = _job(path, attempt)
             broken = [run for run in runs if run.job == job and run.status != "complete"]
@@ -134,6 +176,18 @@ def _take(attempt: _Attempt, line: str) -> None:
         _take_progress(attempt, line, found)
     elif (found := _SMI_ROW.search(line)) or (found := _SMI_CSV.match(line)):
         attempt.utilisation.append(float(found[1]))
+    elif found := _OUR_EPOCH.match(line):
+        attempt.epochs.add(int(found[1]))
+        _take_scores(attempt, line)
+    elif found := _OURS.match(line):
+        attempt.device, attempt.all_steps = found[1], int(found[2])
+    elif found := _STEP.match(line):
+        seconds = _number(found[2])
+        shares = {name: int(percent) for name, percent in _SHARE.findall(line)}
+        if seconds and sum(shares.values()):
+            attempt.phases[int(found[1])] = (seconds[0] / (1000 if found[3] else 1), shares)
+    elif line == "distributed_backend=gloo":  # which is for CPUs, where nobody tells of a GPU
+        attempt.told.setdefault("cuda available", "False")
     elif ":" in line:
         for piece in _FIELDS.split(line):
             name, colon, value = piece.partition(":")
@@ -141,8 +195,11 @@ def _take(attempt: _Attempt, line: str) -> None:
                 if accumulated := _ACCUMULATED.search(name):
                     attempt.told.setdefault("accumulated", accumulated[1])
                 _take_field(attempt, _ASIDE.sub("", name).strip().lower(), value.strip())
-    if attempt.end is None or attempt.end == "crashed":
-        attempt.end = _end(line) or attempt.end
+    if end := _end(line):
+        # What is stopped or cancelled also ends with an error, and SLURM has the last word.
+        before = attempt.end
+        if before in (None, "crashed") or (before == "stopped" and end != "crashed"):
+            attempt.end = end
 
 
 def _take_progress(attempt: _Attempt, line: str, found: re.Match[str]) -> None:
@@ -153,6 +210,10 @@ def _take_progress(attempt: _Attempt, line: str, found: re.Match[str]) -> None:
         attempt.first_epoch = epoch
     if done == steps:
         attempt.epochs.add(epoch)
+    _take_scores(attempt, line)
+
+
+def _take_scores(attempt: _Attempt, line: str) -> None:
     for name, value in _SCORE.findall(line):
         kept = attempt.losses if name == "val_loss" else attempt.accuracies
         kept += [number for number in _number(value) if math.isfinite(number)]
@@ -177,8 +238,13 @@ def _take_field(attempt: _Attempt, name: str, value: str) -> None:
 
 def _number(text: str) -> list[float]:
     """The number that a text begins with, or nothing."""
-    found = _NUMBER.match(text)
+    found = _NUMBER.match(_without_commas(text))
     return [float(found[0])] if found else []
+
+
+def _without_commas(text: str) -> str:
+    """With 1295.23 for 1,295.23."""
+    return _THOUSANDS.sub(lambda found: found[0].replace(",", ""), text) if "," in text else text
 
 
 def _end(line: str) -> Status | None:
@@ -191,7 +257,7 @@ def _end_in(path: Path) -> Status | None:
         return None
     found: Status | None = None
     for line in lines_of(path):
-        if (status := _end(line)) and (status != "crashed" or found is None):
+        if (status := _end(line)) and (status not in ("crashed", "stopped") or found is None):
             found = status
     return found
 
@@ -202,24 +268,30 @@ def _end_in(path: Path) -> Status | None:
 def _job(path: Path, attempt: _Attempt) -> str:
     in_name = re.search(r"(\d+(?:_\d+)?)(?:\.\w+)?$", path.name)
     told = attempt.told.get("job id") or attempt.told.get("slurm_job_id") or ""
-    return told.split()[0][:40] if told.strip() else in_name[1] if in_name else path.stem
+    if told.strip():
+        return told.split()[0][:40]
+    # Our own folder of a run without a job is called by its name, so its log is too.
+    out = attempt.told.get("output directory", "") if "workload" in attempt.told else ""
+    return Path(out).name or (in_name[1] if in_name else path.stem)
 
 
 def _run(path: Path, attempt: _Attempt, before: int) -> Run:
     told = attempt.told
     batch = attempt.count("batch size", "batch size per gpu")
-    total = _COUNT.findall(told.get("effective batch size", ""))
+    total = _COUNT.findall(_without_commas(told.get("effective batch size", "")))
     global_batch = int(total[-1]) if total and int(total[-1]) > 0 else None
     devices = _devices(attempt, batch, global_batch)
     # With fewer steps than epochs have, only the log's own count tells how many these were.
     planned = None if attempt.count("max steps") else attempt.count("max epochs")
-    # A log without a bar of progress tells the end alone.
-    done = (attempt.count("epochs done") or planned) if attempt.totals else None
-    if attempt.epochs:  # from where this attempt went on
+    # Our own times are of all attempts. A log without a bar of progress tells the end alone.
+    all_done = attempt.count("epochs done") if attempt.totals else None
+    done = all_done or (planned if attempt.totals else None)
+    if attempt.epochs and all_done is None:  # from where this attempt went on
         done = max(attempt.epochs) + 1 - min(attempt.first_epoch or 0, *attempt.epochs)
     status: Status = "complete" if attempt.totals else attempt.end or "unfinished"
     losses = attempt.best or attempt.losses
-    device = "cpu" if told.get("cuda available", "").startswith("False") else told.get("gpu 0")
+    on_cpu = told.get("cuda available", "").startswith("False")
+    device = attempt.device or ("cpu" if on_cpu else told.get("gpu 0"))
     settings = settings_of(told) | ({"device": device} if device else {})
     if attempt.workload:
         settings.setdefault("workload", attempt.workload)
@@ -245,9 +317,18 @@ def _run(path: Path, attempt: _Attempt, before: int) -> Run:
         restarts=int(restarts[0]) if restarts else before,
         device=device or None,
         rank_seconds=tuple(attempt.totals),
+        ranks=tuple(_ranks(attempt)) if attempt.all_steps else (),
         utilisation=tuple(attempt.utilisation),
         settings=settings,
     )
+
+
+def _ranks(attempt: _Attempt) -> Iterator[Rank]:
+    """The phases of ranks; whole percents are too coarse to tell which rank holds others up."""
+    for number, (seconds, shares) in sorted(attempt.phases.items()):
+        whole = seconds * (attempt.all_steps or 0)
+        each = whole / sum(shares.values())
+        yield Rank(number, {name: each * n for name, n in shares.items()} | {"step": whole})
 
 
 def _devices(attempt: _Attempt, batch: int | None, global_batch: int | None) -> int:

@@ -13,24 +13,26 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from .report import Section, field, in_markdown
-from .scaling import Point, Run, Study
+from .scaling import Point, Run, Study, differences
 from .scaling_advice import advice, exposed, interval_text, quality, rank_lines
 from .scaling_intervals import why_none
 from .scaling_laws import Amdahl, Usl
-from .scaling_tables import fixed, label, mark, results, speedups, summary
+from .scaling_tables import counted, fixed, label, mark, results, speedups, summary
 from .stats import Interval
 from .units import format_seconds, significant
 
 COLUMNS = tuple(
     "kind devices nodes runs seconds speedup speedup_low speedup_high efficiency efficiency_low "
     "efficiency_high karp_flatt karp_flatt_low karp_flatt_high samples_per_s seconds_per_epoch "
-    "device_hours_per_epoch exposed_communication val_loss val_acc".split()
+    "device_hours_per_epoch exposed_communication val_loss val_acc status".split()
 )
 RUN_COLUMNS = tuple(
     "source job name status restarts devices nodes device seconds epochs planned_epochs "
     "seconds_per_epoch samples batch global_batch steps val_loss val_acc".split()
 )
 
+IMPLAUSIBLE = 1.1
+"""More devices than the baseline's with an efficiency above this are doubted."""
 _KINDS = {
     "strong": "Strong scaling",
     "weak": "Weak scaling",
@@ -80,6 +82,7 @@ def _shown(value: float | None, form: Callable[[float], str]) -> str:
 def _kind_lines(study: Study, asked: bool) -> list[str]:
     first, last = study.base.first, study.points[-1].at.first
     lines = []
+    runs = [run for point in study.points for run in point.at.runs]
     samples, more = f"{first.work or 0:,}", f"{last.work or 0:,}"
     batches = f"the global batch grows from {first.global_batch} to {last.global_batch}"
     if study.kind == "strong":
@@ -97,19 +100,41 @@ def _kind_lines(study: Study, asked: bool) -> list[str]:
             f"The {samples} samples of an epoch and a device's batch of {first.batch} stay; "
             f"{batches}, so an epoch has fewer steps and the training is another."
         )
-    elif len(study.points) > 1:
+    elif len(study.points) == 1:
+        lines.append(f"All runs are of {label(first)}: there is nothing to compare them with.")
+    elif all(run.shape_known for run in runs):
+        lines.append(
+            "What was done differs in more than the devices, as it was asked to: "
+            f"{_shape(first)}, and {_shape(last)}. Speed-up is of time alone, whatever was done in "
+            "it."
+        )
+    else:
         lines.append(
             "The logs do not tell batch and samples of every run, so weak and strong scaling "
             "cannot be told apart; the work is taken to be the same."
         )
+    lines += [f"These runs differ: {told}." for told in differences(runs)]
+    lines += [
+        f"{label(point.at.first)}: {100 * point.efficiency.value:.0f} % of linear is more than "
+        "devices can give, but for caches: see whether the runs did the same work."
+        for point in study.points
+        if point.at.devices > study.base.devices and point.efficiency.value > IMPLAUSIBLE
+    ]
     if asked:
-        lines.append(f"All is relative to {study.base.devices} devices, as was asked for.")
+        lines.append(f"All is relative to {counted(first)}, as was asked for.")
     elif study.base.devices > 1:
         lines.append(
             f"There is no complete run of 1 device: all is normalised to {study.base.devices}, "
             "the fewest there are."
         )
     return lines
+
+
+def _shape(run: Run) -> str:
+    return (
+        f"{run.work or 0:,} samples an epoch, {run.batch} a batch and device ({run.global_batch} "
+        f"in all) on {counted(run)}"
+    )
 
 
 def _law_lines(study: Study) -> list[str]:
@@ -159,7 +184,9 @@ def _turn(study: Study, peak: Interval | None) -> str:
     if peak is None:
         return "nothing shows a number of devices that is too many"
     ends = interval_text(peak, 1, 0).replace("inf", "no end")
-    told = f"fastest on {peak.value:.0f} devices" + (f" [{ends}]" if ends != "-" else "")
+    told = f"fastest on {peak.value:.0f} device{'s' * (f'{peak.value:.0f}' != '1')}" + (
+        f" [{ends}]" if ends != "-" else ""
+    )
     most = max(point.at.devices for point in study.points)
     return told if peak.value <= most else f"{told}, more than the {most} that were measured"
 
@@ -180,18 +207,35 @@ def metrics(runs: Sequence[Run]) -> Section:
     ]
     for run in runs:
         used = run.utilisation
-        mean = f"{sum(used) / len(used):.0f} % ({len(used)} readings)" if used else "not logged"
+        readings = f"{len(used)} reading{'s' * (len(used) != 1)}"
+        mean = f"{sum(used) / len(used):.0f} % ({readings})" if used else "not logged"
         time = "not told"
         if run.seconds is not None:
             time = f"{run.seconds:.2f} seconds ({run.seconds / 60:.2f} minutes)"
             time += "" if run.complete else "*"
-        lines.append((run.source, run.job, time, fixed(run.val_loss, 4), mean))
+        source = run.source.replace("\n", " ")  # a line of the table is a line
+        lines.append((source, run.job, time, fixed(run.val_loss, 4), mean))
     return Section("Metrics", lines, [note[2:] for run in runs if (note := mark(run))])
 
 
-def points_csv(found: Iterable[Study]) -> str:
-    """A row for each configuration of each study."""
-    return _csv(COLUMNS, (_point_row(study, point) for study in found for point in study.points))
+def points_csv(found: Iterable[Study], runs: Iterable[Run]) -> str:
+    """A row for each configuration of each study, and one for each run that is not compared."""
+    rows = [_point_row(study, point) for study in found for point in study.points]
+    return _csv(COLUMNS, rows + [_left_row(run) for run in runs if not run.complete])
+
+
+def _left_row(run: Run) -> dict[str, Any]:
+    return {
+        "kind": "not compared",
+        "devices": run.devices,
+        "nodes": run.nodes,
+        "runs": 1,
+        "seconds": run.seconds,
+        "seconds_per_epoch": run.per_epoch,
+        "val_loss": run.val_loss,
+        "val_acc": run.val_acc,
+        "status": "partial" if run.status == "complete" else run.status,
+    }
 
 
 def _point_row(study: Study, point: Point) -> dict[str, Any]:
@@ -217,6 +261,7 @@ def _point_row(study: Study, point: Point) -> dict[str, Any]:
         "exposed_communication": exposed(at),
         "val_loss": at.mean(lambda run: run.val_loss),
         "val_acc": at.mean(lambda run: run.val_acc),
+        "status": "complete",
     }
 
 
@@ -248,8 +293,10 @@ def markdown(
     """The whole of it as a page."""
     parts = [f"# Training Results on {machine}", _fenced(summary(runs))]
     for study in found:
-        parts += [_fenced(speedups(study)), _fenced(results(study, machine))]
-        parts.append(in_markdown(sections(study, asked)).rstrip())
+        seeds = [_fenced(speedups(study)), _fenced(results(study, machine))]
+        ours = in_markdown(sections(study, asked)).rstrip()
+        # Of several, the seed's tables stand below the name of their kind, which they do not tell.
+        parts += [ours, *seeds] if len(found) > 1 else [*seeds, ours]
     parts += [f"![{name.removesuffix('.png')}]({name})" for name in figures]
     return "\n\n".join(parts) + "\n"
 

@@ -6,16 +6,19 @@
     MLflow                       a store of files (``mlruns``) or a database of SQLite
     Comet                        metrics as JSON or CSV, or the archive of an offline experiment
 
-What is found below a folder is taken together, each run once.
+What is found below a folder is taken together, each run once. Of several paths, and below a folder,
+what cannot be read or holds no run is passed over with a word; a path alone is refused.
 """
 
 from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +27,7 @@ from .errors import UsageError
 from .scaling import Run, Status
 from .scaling_logs import plain, read_log, settings_of
 from .scaling_tracked import (
+    Archive,
     Say,
     comet_archive,
     comet_experiments,
@@ -42,20 +46,41 @@ _Found = TypeVar("_Found")
 def read_runs(paths: Sequence[Path], say: Say = lambda sentence: None) -> list[Run]:
     """The runs of all paths, each once, by devices and job.
 
-    ``say`` is told what is passed over. Raises `UsageError` for a path that holds no run.
+    ``say`` is told what is passed over, what counts once, and which times contradict each other.
+    Raises `UsageError` where no path holds a run, and for one that is not there.
     """
-    # The parts of an experiment that went on are archives of their own.
-    archives = [path for path in paths if path.suffix == ".zip" and path.is_file()]
-    runs = list(_read_archives(archives, say))
-    if archives and not runs:
-        raise _holds_none(archives[0])
     for path in paths:
-        if path not in archives:
-            found = list(_read(path, say))
-            if not found:
+        if not os.path.lexists(path):  # a link to nothing may come of a shell's pattern
+            raise UsageError(f"{path} cannot be read: No such file or directory")
+    runs: list[Run] = []
+    parts: list[Archive] = []
+    why_not: list[UsageError] = []
+    for path in dict.fromkeys(paths):
+        before = len(runs) + len(parts)
+        try:
+            # The parts of an experiment that went on are archives of their own.
+            if path.suffix == ".zip" and path.is_file():
+                parts += comet_archive(path)
+            else:
+                runs += list(_read(path, say))
+            if len(runs) + len(parts) == before:
                 raise _holds_none(path)
-            runs += found
-    return sorted(_once(runs), key=lambda run: (run.devices, run.nodes or 0, run.job, run.restarts))
+        except UsageError as error:
+            why_not.append(error)
+    runs += comet_experiments(parts, say)
+    if not runs:
+        raise why_not[0] if why_not else _holds_none(paths[0])
+    for why in why_not:
+        say(f"{why}; it is passed over")
+    kept, twice = _once(runs)
+    if twice:
+        more = f" and {len(twice) - 3} more" if len(twice) > 3 else ""
+        told = f"{len(runs)} runs are read, and {len(kept)} count{'s' * (len(kept) == 1)}"
+        say(f"{told}: {', '.join(twice[:3])}{more}")
+    for run in kept:
+        if contradiction := _contradiction(run):
+            say(contradiction)
+    return sorted(kept, key=lambda run: (run.devices, run.nodes or 0, run.job, run.restarts))
 
 
 def _holds_none(path: Path) -> UsageError:
@@ -65,32 +90,65 @@ def _holds_none(path: Path) -> UsageError:
     )
 
 
-def _once(runs: Iterable[Run]) -> list[Run]:
-    """Runs that are told of twice, once.
+def _once(runs: Iterable[Run]) -> tuple[list[Run], list[str]]:
+    """Runs that are told of twice, once, and which these were.
 
     A ledger, a tracker and a folder know the time to its last digit, which no two runs share. A log
-    knows two digits: it is dropped where one of the others is of the same job and devices. How busy
-    the GPUs were is kept, whoever knew it.
+    knows two digits: it is dropped where one of the others is of the same job and devices, and of
+    the same attempt or time. Of two logs of a job and of one time, one is a copy, or its job came
+    back with nothing left to do and told its times again. How busy the GPUs were is kept, whoever
+    knew it.
     """
-    exact: dict[tuple[int, float], Run] = {}
-    rest: dict[tuple[str, int, int], list[Run]] = {}
+    exact: dict[str, Run] = {}
+    rest: dict[str, Run] = {}
+    twice: list[str] = []
+
+    def same(run: Run, other: Run) -> Run:
+        if run.source == other.source:
+            twice.append(f"{run.source} tells of job {run.job} twice")
+        else:
+            twice.append(f"{other.source} is of the run in {run.source}")
+        return replace(run, utilisation=run.utilisation or other.utilisation)
+
     for run in runs:
         if run.seconds is None or abs(100 * run.seconds - round(100 * run.seconds)) < 1e-6:
-            rest.setdefault((run.job, run.restarts, run.devices), []).append(run)
+            attempt = None if run.complete else (run.restarts, run.epochs, run.status)
+            known, key = rest, str((run.job, run.devices, run.seconds, attempt))
         else:
-            known = exact.setdefault((run.devices, run.seconds), run)
-            fuller, other = (run, known) if len(run.ranks) > len(known.ranks) else (known, run)
-            exact[run.devices, run.seconds] = _busier(fuller, other)
-    for key, run in exact.items():
-        for log in rest.get((run.job, run.restarts, run.devices), ()):
-            exact[key] = _busier(exact[key], log)
-    for run in exact.values():
-        rest.pop((run.job, run.restarts, run.devices), None)
-    return [*exact.values(), *(run for own in rest.values() for run in own)]
+            known, key = exact, str((run.devices, run.seconds))
+        other = known.get(key)
+        if other is None:
+            known[key] = run
+        else:
+            known[key] = same(*(run, other) if len(run.ranks) > len(other.ranks) else (other, run))
+    logs: list[Run] = []
+    for log in rest.values():
+        own = [key for key, run in exact.items() if _logged(run, log)]
+        for key in own[:1]:
+            exact[key] = same(exact[key], log)
+        logs += () if own else (log,)
+    return [*exact.values(), *logs], twice
 
 
-def _busier(run: Run, other: Run) -> Run:
-    return replace(run, utilisation=run.utilisation or other.utilisation)
+def _logged(run: Run, log: Run) -> bool:
+    """Whether a log is of a run that something else knows more exactly."""
+    alike = log.seconds and run.seconds and abs(log.seconds - run.seconds) < 0.006
+    own = (log.job, log.devices) == (run.job, run.devices)
+    return own and bool(alike or log.restarts == run.restarts)
+
+
+def _contradiction(run: Run) -> str | None:
+    """Of a time and what an epoch took: words that several ranks wrote at once, or a resumed run
+    that does not say so."""
+    if not (run.complete and run.seconds and run.epochs and run.epoch_seconds):
+        return None
+    whole = run.epochs * run.epoch_seconds
+    if abs(run.seconds - whole) <= 0.006 * run.epochs + 0.02 * run.seconds:
+        return None
+    return (
+        f"{run.source}: {run.seconds:.2f} s in all are not {run.epochs} epochs of "
+        f"{run.epoch_seconds:.2f} s; one of the two is wrong, and then so is the speed-up"
+    )
 
 
 def _read(path: Path, say: Say) -> Iterator[Run]:
@@ -98,6 +156,8 @@ def _read(path: Path, say: Say) -> Iterator[Run]:
         if path.is_dir():
             yield from _read_folder(path, say)
             return
+        if path.exists() and not path.is_file():  # a pipe would keep whoever opens it
+            raise UsageError(f"{path} is neither a file nor a folder")
         with path.open("rb") as file:
             head = file.read(4096)
     except OSError as error:
@@ -105,7 +165,7 @@ def _read(path: Path, say: Say) -> Iterator[Run]:
     if head.startswith(b"SQLite format 3\0"):
         yield from mlflow_sqlite(path, say)
     elif head.startswith(b"PK\x03\x04"):
-        yield from _read_archives([path], say)
+        yield from comet_experiments(comet_archive(path), say)
     elif path.name.endswith((".jsonl", ".jsonl.gz")):
         yield from _ledger(path)
     elif path.suffix == ".csv":
@@ -126,10 +186,6 @@ def _read_json(path: Path, say: Say) -> Iterator[Run]:
         yield from comet_runs(value, path, say)
 
 
-def _read_archives(paths: Iterable[Path], say: Say) -> Iterator[Run]:
-    return comet_experiments((part for path in paths for part in comet_archive(path)), say)
-
-
 def _read_folder(folder: Path, say: Say) -> Iterator[Run]:
     """Everything below a folder that is known for what it is by its name."""
     if (folder / RESULTS).is_file():
@@ -138,26 +194,38 @@ def _read_folder(folder: Path, say: Say) -> Iterator[Run]:
     if (folder / ledger.FILE).is_file():
         yield from _ledger(folder)
         return
-    for path in sorted(folder.glob(f"**/{RESULTS}")):
-        yield results_run(read_json(path), str(path.parent), path.parent)
-    for path in sorted(folder.glob(f"**/{ledger.FILE}")):
-        yield from _ledger(path)
-    for path in _of_trackers(folder, "**/*.db"):
-        yield from _or_pass(path, lambda path: mlflow_sqlite(path, say), say)
-    parts = [
-        part
-        for path in _of_trackers(folder, "**/*.zip")
-        for part in _or_pass(path, comet_archive, say)
-    ]
-    yield from comet_experiments(parts, say)
-    for path in sorted(folder.glob("**/*.out")):
-        yield from read_log(path)
-    yield from mlflow_files(folder, say)
+    readers: tuple[tuple[Iterable[Path], Callable[[Path], Iterable[Run]]], ...] = (
+        (_files(folder, f"**/{RESULTS}"), _results_of),
+        (_files(folder, f"**/{ledger.FILE}"), _ledger),
+        (_of_trackers(folder, "**/*.db"), lambda path: mlflow_sqlite(path, say)),
+        (_files(folder, "**/*.out"), read_log),
+        (_files(folder, "**/*.log"), _training_log),
+        ([folder], lambda path: mlflow_files(path, say)),
+    )
+    for paths, read in readers:
+        for path in paths:
+            yield from _or_pass(path, read, say)
+    parts = (_or_pass(path, comet_archive, say) for path in _of_trackers(folder, "**/*.zip"))
+    yield from comet_experiments(chain.from_iterable(parts), say)
+
+
+def _results_of(path: Path) -> list[Run]:
+    return [results_run(read_json(path), str(path.parent), path.parent)]
+
+
+def _training_log(path: Path) -> list[Run]:
+    """Of a file that may be anybody's log, and so may hold a traceback without a training."""
+    return [run for run in read_log(path) if run.seconds or run.epochs or run.batch]
+
+
+def _files(folder: Path, pattern: str) -> list[Path]:
+    """Also links to nothing, of which something is said; but no pipes, and no folders."""
+    return [path for path in sorted(folder.glob(pattern)) if path.is_file() or not path.exists()]
 
 
 def _of_trackers(folder: Path, pattern: str) -> list[Path]:
     """Files outside of the folders of runs, which tell more than what trackers keep in them."""
-    found = sorted(folder.glob(pattern))
+    found = _files(folder, pattern)
     return [path for path in found if not any((p / RESULTS).is_file() for p in path.parents)]
 
 

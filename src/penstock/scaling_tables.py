@@ -128,7 +128,7 @@ def results(study: Study, machine: str) -> list[str]:
     """The block of the seed that is for documentation."""
     run, title = study.base.first, f"Training Results on {machine}"
     facts = [
-        ("Dataset", _data_set(run)),
+        ("Dataset", _data_set(study)),
         ("Model", _model(run)),
         ("Epochs", run.epochs),
         ("Base batch size", run.batch and f"{run.batch} per {'process' if run.on_cpu else 'GPU'}"),
@@ -159,10 +159,18 @@ def results(study: Study, machine: str) -> list[str]:
     return lines
 
 
-def _data_set(run: Run) -> str | None:
+def _data_set(study: Study) -> str | None:
+    run = study.base.first
     kind = run.settings.get("workload", "").removesuffix("_mlp")
     kind = "spiral pattern" if kind == "spiral" else kind
-    return f"{run.work:,} {kind} samples".replace("  ", " ") if run.work else None
+    if not run.work:
+        return None
+    count = f"{run.work:,}"
+    if study.kind in ("weak", "undetermined"):  # elsewhere they are equal, but for a last batch
+        works = [each.work for point in study.points for each in point.at.runs if each.work]
+        if min(works) < max(works):
+            count = f"{min(works):,} to {max(works):,}"
+    return f"{count} {kind} samples".replace("  ", " ")
 
 
 def _model(run: Run) -> str | None:

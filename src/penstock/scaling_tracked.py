@@ -3,8 +3,13 @@
     metrics     by name, each a series of (step, value, time)
     parameters  by name, as text
 
-Trainings name the same things differently; `_NAMES` holds the spellings. Where no metric holds the
-training time, a run's own begin and end stand for it.
+Trainings name the same things differently; `_NAMES` holds the spellings. What a tracker was told of
+a run's environment goes before its parameters: there stands the device that was found, and not the
+one that was asked for.
+
+Where no metric holds the training time, a run's own begin and end stand for it. Comet exports
+neither, so they are its first metric and its last. Where nothing was told until the first epoch was
+over, that epoch is not between them: they are the time of one epoch less.
 
 Comet does not tell how a run ended: it is complete where all its epochs were counted. A run that
 does not tell its number of devices is left out, and ``say`` hears of it.
@@ -60,10 +65,12 @@ def tracked_run(
     status: Status | None,
     began: float | None,
     ended: float | None,
+    missing: bool = False,
 ) -> Run | None:
     """A run from what a tracker kept of it; None where its number of devices is not known.
 
-    ``status`` is None where the tracker does not tell how the run ended.
+    ``status`` is None where the tracker does not tell how the run ended; ``missing``: its first
+    epoch was over when it ``began``.
     """
     # The last part of a name: Comet puts "train/" and the like before it.
     told = {key.lower().rpartition("/")[2].replace(" ", "_"): v for key, v in parameters.items()}
@@ -97,8 +104,9 @@ def tracked_run(
         seconds = own[-1] + sum(values("validation_s")[-1:])
     elif seconds is None and by_epoch:
         seconds = sum(by_epoch) + sum(values("val_s"))
+    epochs_less = 0
     if seconds is None and began is not None and ended is not None:
-        seconds = ended - began
+        seconds, epochs_less = ended - began, int(missing)
     used = [
         value
         for key, points in series.items()
@@ -117,6 +125,10 @@ def tracked_run(
     devices, batch = whole("devices"), whole("batch")
     if devices is None:
         return None
+    epochs = done or (planned if status == "complete" else None)
+    if epochs is not None and epochs_less:
+        epochs -= 1
+        seconds = seconds if epochs else None
     return Run(
         source=source,
         job=next((told[key] for key in _NAMES["job"] if told.get(key)), job),
@@ -124,7 +136,7 @@ def tracked_run(
         devices=devices,
         nodes=whole("nodes"),
         seconds=seconds,
-        epochs=done or (planned if status == "complete" else None),
+        epochs=epochs,
         planned_epochs=planned,
         samples=whole("samples"),
         batch=batch,
@@ -132,7 +144,7 @@ def tracked_run(
         val_loss=min(scores("val_loss"), default=None),
         val_acc=max(scores("val_acc"), default=None),
         status=status,
-        device=told.get("device"),
+        device=None if told.get("device") == "auto" else told.get("device"),
         utilisation=tuple(used),
         settings=settings_of(told),
     )
@@ -175,7 +187,7 @@ def _in_sqlite(path: Path) -> Iterator[Run | None]:
                 ):
                     metrics.setdefault(key, []).append((step, value, time / 1e3))
                 told: dict[str, str] = {}
-                for kind in ("tags", "params"):
+                for kind in ("params", "tags"):
                     told |= dict(
                         db.execute(f"select key, value from {kind} where run_uuid = ?", (run,))
                     )
@@ -202,7 +214,7 @@ def _in_files(folder: Path) -> Iterator[Run | None]:
             continue
         parameters = {
             file.name: file.read_text(errors="replace").strip()
-            for kind in ("tags", "params")
+            for kind in ("params", "tags")
             for file in (home / kind).glob("*")
             if file.is_file()
         }
@@ -242,11 +254,10 @@ def _mlflow_run(
     began: int | None,
     ended: int | None,
 ) -> Run | None:
-    times = (None if time is None else time / 1e3 for time in (began, ended))
     became = _MLFLOW.get(status, "unfinished")
-    return tracked_run(
-        f"{path} {run}", run[:8], name or run[:8], parameters, metrics, became, *times
-    )
+    first, last = (None if time is None else time / 1e3 for time in (began, ended))
+    source, name = f"{path} {run}", name or run[:8]
+    return tracked_run(source, run[:8], name, parameters, metrics, became, first, last)
 
 
 # --- Comet --------------------------------------------------------------------------------------
@@ -265,6 +276,8 @@ def comet_runs(value: Any, path: Path, say: Say) -> Iterator[Run]:
 def _in_export(value: Any, path: Path) -> Iterator[Run | None]:
     if isinstance(value, dict):
         value = [value] if "metrics" in value else list(value.values())
+    if not isinstance(value, list):
+        return
     entries = [entry for entry in value if isinstance(entry, dict)]
     if entries and all(isinstance(entry.get("metrics"), list) for entry in entries):
         for number, entry in enumerate(entries):
@@ -305,6 +318,7 @@ def comet_archive(path: Path) -> list[Archive]:
             about = json.loads(archive.read("experiment.json"))
             messages = [json.loads(line) for line in archive.read("messages.json").splitlines()]
         found = Archive(path, str(about.get("offline_id") or path.stem))
+        others: dict[str, str] = {}
         for message in messages:
             told = message["payload"]
             if message["type"] == "metric_msg":
@@ -312,7 +326,8 @@ def comet_archive(path: Path) -> list[Archive]:
             elif message["type"] == "parameter_msg":
                 found.parameters[told["param"]["paramName"]] = str(told["param"]["paramValue"])
             elif message["type"] == "log_other":
-                found.parameters.setdefault(told["key"], str(told["value"]))
+                others[told["key"]] = str(told["value"])
+        found.parameters |= others
     except (zipfile.BadZipFile, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{path} is not an archive of Comet: {error!r}") from error
     return [found]
@@ -344,12 +359,14 @@ def _comet_run(
     key: str,
     name: str,
     told: Mapping[str, str],
-    rows: Iterable[Mapping[str, Any]],
+    rows: Iterable[Any],
     at_a_stretch: bool = True,
 ) -> Run | None:
     metrics: dict[str, Series] = {}
     times: list[float] = []
     for row in rows:
+        if not isinstance(row, Mapping):
+            continue
         metric = _field(row, "metricName", "metric", "name")
         value = _field(row, "metricValue", "value")
         try:
@@ -365,7 +382,24 @@ def _comet_run(
         series.sort(key=lambda point: point[2] if math.isfinite(point[2]) else 0.0)
     timed = at_a_stretch and len(times) > 1
     began, ended = (min(times), max(times)) if timed else (None, None)
-    return tracked_run(f"{path} {key}", key[:8], name, told, metrics, None, began, ended)
+    missing = timed and _first_epoch_is_missing(metrics, min(times))
+    about = (f"{path} {key}", key[:8], name, told, metrics)
+    return tracked_run(*about, None, began, ended, missing)
+
+
+def _first_epoch_is_missing(metrics: Mapping[str, Series], began: float) -> bool:
+    """Whether the first score came at once, and not an epoch after the first metric."""
+    scores = sorted(
+        time
+        for name, series in metrics.items()
+        if name.lower().rpartition("/")[2] == "val_loss"
+        for _, _, time in series
+        if math.isfinite(time)
+    )
+    if not scores:
+        return False
+    epoch = (scores[-1] - scores[0]) / max(1, len(scores) - 1)
+    return scores[0] - began <= epoch / 2
 
 
 def _comet_parameters(entry: Mapping[str, Any]) -> dict[str, str]:
@@ -374,7 +408,7 @@ def _comet_parameters(entry: Mapping[str, Any]) -> dict[str, str]:
         return {str(name): str(value) for name, value in told.items()}
     return {
         str(row.get("name")): str(row.get("valueCurrent", row.get("value")))
-        for row in told
+        for row in (told if isinstance(told, list) else ())
         if isinstance(row, Mapping)
     }
 

@@ -23,7 +23,7 @@ from .scaling import Point, Study
 from .scaling_advice import GOOD_ACROSS
 from .scaling_intervals import why_none
 from .scaling_laws import Amdahl, Usl
-from .scaling_tables import counted, label
+from .scaling_tables import counted, label, on_nodes
 from .straggler import phases_of
 from .units import significant
 
@@ -68,12 +68,19 @@ def draw_speedup(study: Study) -> Figure | None:
             own = fine[fine >= base]
             axis.plot(own, law.speedup(own / base), ":", color=STYLE["colours"][colour], label=name)
     y = np.array([point.speedup.value for point in points])
-    axis.plot(x, y, "o-", color=STYLE["colours"][0], markersize=5, label="measured")
+    # Of several numbers of nodes with as many devices, the line goes through the fastest.
+    best = {n: max(y[x == n]) for n in sorted(set(x))}
+    axis.plot(list(best), list(best.values()), color=STYLE["colours"][0])
+    axis.plot(x, y, "o", color=STYLE["colours"][0], markersize=5, label="measured")
     _intervals(axis, x, [point.speedup for point in points], STYLE["colours"][0])
     below = -12 if y[-1] >= y[0] else 5
-    for place, value in zip(x[x != base], y[x != base], strict=True):
+    for point, place, value in zip(points, x, y, strict=True):
+        several = np.count_nonzero(x == place) > 1
+        if place == base and not several:
+            continue
+        nodes = f", {on_nodes(point.at.first)}" if several and point.at.nodes else ""
         axis.annotate(
-            f"{value:.2f}x", (place, value), (6, below), textcoords="offset points",
+            f"{value:.2f}x{nodes}", (place, value), (6, below), textcoords="offset points",
             fontsize=STYLE["small"], color=STYLE["ink"],
         )  # fmt: skip
     axis.set_xscale("log", base=2)
@@ -152,13 +159,14 @@ def draw_utilisation(study: Study) -> Figure | None:
     ]
     if not any(readings):
         return None
-    figure, axis = _frame(study, "GPU utilisation", "every reading, and their mean")
+    shown = "dots are readings, in the order in which they were logged"
+    figure, axis = _frame(study, "GPU utilisation", shown)
     for place, values in enumerate(readings):
         if values:
             axis.bar(place, np.mean(values), width=0.55, color=STYLE["colours"][5])
             spread = np.linspace(-0.2, 0.2, len(values)) if len(values) > 1 else np.zeros(1)
             axis.plot(place + spread, values, "o", color=STYLE["colours"][0], markersize=3)
-        note = f"n = {len(values)}" if values else "not logged"
+        note = f"{np.mean(values):.0f} %, n = {len(values)}" if values else "not logged"
         axis.annotate(
             note, (place, 0), (0, 5), textcoords="offset points", ha="center",
             fontsize=STYLE["small"], color=STYLE["ink"],

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import re
 import signal
 import sys
 import threading
@@ -19,6 +20,7 @@ from types import FrameType
 
 from .. import __version__
 from ..errors import PenstockError, describe
+from ..keys import scrub
 
 VERBS = {
     "infer": "run a model over a volume larger than memory",
@@ -50,11 +52,23 @@ AGAIN = {
     "bench": "; what was measured is in the ledger, and --resume measures the rest",
 }
 """How to go on after Ctrl-C."""
+_HEARD = (signal.SIGTERM, signal.SIGUSR1)
+"""What a batch system may send, more than once, to a job that it ends."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; the exit code is 0 done, 1 failed, 2 usage or refused, 3 incomplete,
     4 not comparable."""
+    before = {number: signal.getsignal(number) for number in _HEARD}
+    try:
+        return _main(argv)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    """`main` of a process that ends with it, and so stays deaf to what it is still sent."""
     words = [_dashed(word) for word in (sys.argv[1:] if argv is None else argv)]
     parser = argparse.ArgumentParser(
         prog="penstock",
@@ -72,10 +86,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(words)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        code: int = args.run(args)
-        return code
+        try:
+            code: int = args.run(args)
+            return code
+        finally:  # what became of it is told whole, and the exit code stays
+            for number in _HEARD:
+                signal.signal(number, signal.SIG_IGN)
     except PenstockError as error:
-        print(f"penstock {args.verb}: {error}", file=sys.stderr)
+        print(f"penstock {args.verb}: {_without_login(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print(f"penstock {args.verb}: interrupted{AGAIN.get(args.verb, '')}", file=sys.stderr)
@@ -93,9 +111,14 @@ def _fault(error: Exception) -> str:
     if os.environ.get("PENSTOCK_TRACEBACK"):
         raise error
     return (
-        f"{type(error).__name__}: {describe(error)} (a defect of Penstock's; "
+        f"{type(error).__name__}: {_without_login(describe(error))} (a defect of Penstock's; "
         "set PENSTOCK_TRACEBACK=1 to see where)"
     )
+
+
+def _without_login(text: str) -> str:
+    """What a user gave may be a URL with a login, of which a `Path` has left one slash."""
+    return scrub(re.sub(r"(?<=\w:)/(?=[^/\s]*@)", "//", text))
 
 
 def quiet_openmp() -> None:
@@ -120,7 +143,7 @@ def entry() -> None:
     """
     quiet_openmp()
     sys.path.append(str(Path.cwd()))
-    code = main()
+    code = _main(None)
     if threading.active_count() > 1 or "train" in sys.argv[1:3]:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -6,7 +6,7 @@ penstock launch slurm -- train spiral                           inside a job of 
 In a job, the launcher is the batch script's own process, so it hears what SLURM says to it:
 
     SIGUSR1   the time is nearly up ──▶ srun ──▶ every rank: save at a step's boundary, exit code 3
-              ──▶ scontrol requeue
+              ──▶ scontrol requeue, at which SLURM ends this life, the launcher too
     SIGTERM   SLURM ends the job: the ranks save; whether it comes back is SLURM's business
     SLURM_RESTART_COUNT > 0 ──▶ --resume, if this job has left a checkpoint
 
@@ -189,10 +189,12 @@ def _requeue(job: str, out: Path, *, saved: bool) -> None:
                 f"job {job} {became} and is not put back into the queue: {out / REQUEUED} cannot "
                 f"be written: {error.strerror}"
             ) from error
+    # Said before it is asked for: SLURM ends the job at once, and nothing that follows is sure.
+    told = f"penstock launch: job {job} {became} and goes back into the queue"
+    print(told, file=sys.stderr, flush=True)
     ended = ask(["scontrol", "requeue", job])
     if ended.returncode:
         raise PenstockError(f"job {job} {became} and was not requeued: {said(ended)}")
-    print(f"penstock launch: job {job} {became} and is back in the queue", file=sys.stderr)
 
 
 def srun(environ: Mapping[str, str]) -> list[str]:
@@ -251,7 +253,11 @@ def _read(path: Path) -> Any:
 
 
 def _supervise(command: Sequence[str], environ: Mapping[str, str]) -> tuple[int, bool]:
-    """Run srun; its exit code, and whether it was told to save and go back into the queue."""
+    """Run srun; its exit code, and whether it was told to save and go back into the queue.
+
+    From then on the process is deaf to both signals, and so are the commands that it starts:
+    `scontrol requeue` has SLURM send SIGTERM to all of the job, scontrol itself included.
+    """
     heard: list[int] = []
     process: subprocess.Popen[bytes] | None = None
 
@@ -260,14 +266,18 @@ def _supervise(command: Sequence[str], environ: Mapping[str, str]) -> tuple[int,
         if process is not None:
             process.send_signal(signal.SIGUSR1)  # srun hands this one on, and dies of others
 
-    with _handling({signal.SIGUSR1: tell, signal.SIGTERM: tell}):
-        try:
-            process = subprocess.Popen(command, env=dict(environ))
-        except FileNotFoundError as error:
-            raise UsageError("SLURM's srun is not on PATH") from error
+    for number in (signal.SIGUSR1, signal.SIGTERM):
+        signal.signal(number, tell)
+    try:
+        process = subprocess.Popen(command, env=dict(environ))
         if heard:
             process.send_signal(signal.SIGUSR1)
         code = process.wait()
+    except FileNotFoundError as error:
+        raise UsageError("SLURM's srun is not on PATH") from error
+    finally:
+        for number in (signal.SIGUSR1, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
     return (code if code >= 0 else 128 - code), signal.SIGUSR1 in heard
 
 

@@ -83,13 +83,17 @@ def run(args: argparse.Namespace) -> int:
     machine = args.machine or next(devices, "an unnamed machine")
     asked = args.baseline is not None
     if args.csv:
-        print(report.points_csv(found) if found else report.runs_csv(runs), end="")
+        print(report.points_csv(found, runs) if found else report.runs_csv(runs), end="")
+        for note in filter(None, map(tables.mark, runs)):
+            _say(note.removeprefix("* "))
     else:
         print(*tables.summary(runs), sep="\n")
         for study in found:
-            print("", *tables.speedups(study), sep="\n")
-            print("", *in_text(report.sections(study, asked)), sep="\n")
-            print("", *tables.results(study, machine), sep="\n")
+            blocks = [tables.speedups(study), in_text(report.sections(study, asked))]
+            if len(found) > 1:  # the seed's tables do not tell their kind, so its name comes first
+                blocks.reverse()
+            for block in (*blocks, tables.results(study, machine)):
+                print("", *block, sep="\n")
     if args.output is not None:
         written = _write(args.output, runs, found, machine, asked)
         print(*(f"Written: {path}" for path in written), sep="\n", file=sys.stderr)
@@ -137,7 +141,7 @@ def _write(
         names = [figure.name for figure in figures]
         files = {
             folder / "scaling.md": report.markdown(runs, found, machine, asked, names),
-            folder / "scaling.csv": report.points_csv(found),
+            folder / "scaling.csv": report.points_csv(found, runs),
             folder / "runs.csv": report.runs_csv(runs),
         }
         for path, text in files.items():

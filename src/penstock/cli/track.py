@@ -20,6 +20,8 @@ from ..errors import PenstockError, UsageError
 from ..trackers import TRACKERS, upload
 
 NAMES = tuple(TRACKERS)
+PLACES = {"comet": "a key of Comet's", "mlflow": "MLFLOW_TRACKING_URI"}
+"""What says that a tracker is not in the run's own folder."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,6 +54,11 @@ def run(args: argparse.Namespace) -> int:
     failed = []
     for name in names or tracking.of_run(args.out):
         delivery = tracking.deliver(args.out, name)
+        for other in tracking.Delivery.load(args.out, name):
+            if other.where != delivery.where and "://" in other.where:
+                cure = f"; {PLACES[name]} leads there" if name in PLACES else ""
+                sentence = f"{name}: the run was sent to {other.where} before, and now it was not"
+                print(f"penstock track: {sentence}{cure}", file=sys.stderr)
         told = f"{name}: {delivery.where}" + (f", run {delivery.run}" if delivery.run else "")
         if delivery.error:
             failed.append(f"{name} at {delivery.where} did not take the events: {delivery.error}")

@@ -21,6 +21,7 @@ from .knobs import (
     Natural,
     Positive,
     flag,
+    listed,
     many,
 )
 
@@ -238,8 +239,8 @@ def _seen(value: object) -> object:
 class SimulateConfig(Knobs):
     """Everything that ``penstock scaling simulate`` may be told."""
 
-    devices: Annotated[tuple[Positive, ...], BeforeValidator(many), Field(min_length=1)] = flag(
-        (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096), help="numbers of devices"
+    devices: Annotated[tuple[Positive, ...], BeforeValidator(listed), Field(min_length=1)] = flag(
+        (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096), help="numbers of devices: 8 16, or 8,16"
     )
     compute_time: float | None = flag(
         None, help="seconds that a step computes on one device (default: as RUN measured)"

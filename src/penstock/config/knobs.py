@@ -47,16 +47,17 @@ Switches = Annotated[tuple[bool, ...], BeforeValidator(_switch)]
 """``--amp`` is on, ``--amp off on`` is an axis of a sweep."""
 
 
-def _listed(value: object) -> object:
+def listed(value: object) -> object:
     """``comet,mlflow`` and ``comet mlflow`` are two names."""
     words = many(value)
     assert isinstance(words, list | tuple)
-    return tuple(dict.fromkeys(name for word in words for name in str(word).split(",") if name))
+    names = dict.fromkeys(name for word in words for name in str(word).split(",") if name)
+    if words and not names:
+        raise ValueError("it is empty")
+    return tuple(names)
 
 
-Trackers = Annotated[
-    tuple[Literal["comet", "mlflow", "tensorboard"], ...], BeforeValidator(_listed)
-]
+Trackers = Annotated[tuple[Literal["comet", "mlflow", "tensorboard"], ...], BeforeValidator(listed)]
 
 
 def _tile(value: object) -> str:
