@@ -228,7 +228,14 @@ def test_valid_samples_have_every_offset_in_every_field() -> None:
         ({"channels": (1,), "channel_axis": 0}, "axis 0, cannot be its channels"),
         ({"patch": PatchGrid((9, 4))}, "does not fit"),
         ({"patch": PatchGrid((2, 2), axes=(1, -2))}, "does not fit"),  # one axis twice
-        ({"patch": PatchGrid((2, 2, 2))}, "does not fit"),  # the samples are no axis of a patch
+        ({"patch": PatchGrid((2, 2, 2))}, "axis 0 counts the samples"),
+        ({"patch": PatchGrid((2, 2), axes=(5, 4))}, "does not fit"),  # not 5 - 3 and 4 - 3
+        ({"patch": PatchGrid((2, 2), axes=(-4, -1))}, "does not fit"),
+        ({"channels": (1,), "channel_axis": 7}, r"channel_axis 7 is not an axis of \(10, 8, 9\)"),
+        ({"channel_axis": -4}, r"channel_axis -4 is not an axis"),
+        ({"shape": (), "chunks": ()}, r"an array of shape \(\) holds no samples"),
+        ({"shape": (0, 8, 9)}, r"shape \(0, 8, 9\) holds no samples"),
+        ({"shape": (10, 0, 9)}, r"shape \(10, 0, 9\) holds no samples"),
         ({"patch": PatchGrid((4,)), "channels": (1,)}, "axis 2 is cut by patch and by channels"),
     ],
 )

@@ -20,12 +20,12 @@ from penstock.errors import UsageError
 from penstock.launch import Request
 from penstock.ledger import Ledger
 from penstock.measure import Rules, measure
-from penstock.queueplots import plot_ladders, plot_loader
+from penstock.queueplots import draw_ladders, plot_ladders, plot_loader
 from penstock.record import Failure, Record, case_key
 from penstock.report import in_text
 from penstock.scenarios import WrongResult
 from penstock.scenarios.ladder import rung
-from penstock.scenarios.loader import LoaderScenario, check
+from penstock.scenarios.loader import Counters, LoaderScenario, check
 
 SAMPLES = 16
 COMMON: dict[str, Any] = {
@@ -63,17 +63,17 @@ def test_a_launch_waits_for_batches_and_checks_every_row(data: Path, name: str) 
     assert len(result["samples_s"]["step"]) == 3
     assert result["warmup"]["first_s"] > 0
     assert (facts["duplicates"], facts["missing"], facts["wrong"]) == (0, 0, 0)
-    assert facts["verified_batches"] == 5
-    assert facts["begun"] == []
+    # The first, one to warm up and 3; and of ours one more, for it reads 2 ahead.
+    assert facts["verified_batches"] == 5 + (facts["ahead"] == 2)
     assert result["work"] == {"samples": 2, "bytes": 2 * facts["sample_bytes"]}
     assert facts["sample_bytes"] == 8 * 16 * (187 + 83) * 4
     assert facts["resident"] is None or facts["resident"] > 0.99
 
 
 def test_batches_begin_anew_where_there_are_too_few(data: Path) -> None:
-    """16 samples are 4 batches of 4; the first, one to warm up and 5 more need a second epoch."""
+    """16 samples are 4 batches of 4; the first, two to warm up and 5 more come a second time."""
     result = measured(LoaderScenario(case(data, batch=4, batches=5)), 5)
-    assert result["facts"]["begun"] == [2]
+    assert len(result["samples_s"]["step"]) == 5
     assert result["facts"]["verified_batches"] == 4
 
 
@@ -82,6 +82,7 @@ class _Damaging:
 
     def __init__(self, whole: Any, damage: Any) -> None:
         self._whole, self._damage = whole, damage
+        self.loader = whole.loader
 
     def batches(self) -> Iterator[Mapping[str, Any]]:
         for number, batch in enumerate(self._whole.batches()):
@@ -315,6 +316,20 @@ def test_a_wait_in_which_an_epoch_begins_is_not_among_the_waits() -> None:
     assert loader_report.cells([one])[0].seconds == pytest.approx(1.0)
 
 
+def ahead(records: list[Record], fresh: float) -> list[Record]:
+    return [r.model_copy(update={"facts": {**r.facts, "fresh": fresh}}) for r in records]
+
+
+def test_waits_for_what_was_read_before_are_marked_and_not_compared() -> None:
+    ours, theirs = ahead(launches(0.4), 0.97), launches(0.01, loader="zarr")
+    assert "slower than zarr" in said(ours + ahead(theirs, 1.02))
+    told = said(ours + ahead(theirs, 0.3))
+    assert "slower than zarr" not in told
+    assert "* zarr, batch 4, 2 threads: 70 % was read before it was waited for" in told
+    assert told.count("0.0102 *") == 2  # in both tables
+    assert "than zarr" not in said(ahead(ours, 0.5) + ahead(theirs, 1.0))
+
+
 def said(records: list[Record]) -> str:
     return "\n".join(in_text(loader_report.sections(records)))
 
@@ -413,3 +428,124 @@ def test_from_data_to_a_page(
         assert [row["case.loader"] for row in csv.DictReader(file)] == ["penstock", "zarr"]
     assert Path("launches.parquet").read_bytes()[:4] == b"PAR1"
     assert main(["report", "none.ledger"]) == 2
+
+
+# --- ladders that do not climb evenly -----------------------------------------------------------
+
+
+def test_panels_of_ladders_hold_their_bars_whatever_the_order(tmp_path: Path) -> None:
+    slow = ladder_records(0.1, 0.2, 0.3, 0.4, 0.5)
+    fast = [r for n in ("L0", "L1") for r in launches(0.01, rung=n, threads=8)]
+    figure = draw_ladders(loader_report.ladders(slow + fast))
+    for axis in figure.axes:
+        assert axis.get_xlim()[1] > max(bar.get_x() + bar.get_width() for bar in axis.patches)
+    assert [axis.get_title("left") for axis in figure.axes] == [
+        "Batches of 4, 2 threads", "Batches of 4, 8 threads",
+    ]  # fmt: skip
+    late = [r for n in ("L3", "L4") for r in launches(0.5, rung=n, latency_ms=20.0)]
+    written = plot_ladders(slow + fast + late, tmp_path / "ladder")
+    assert [path.name for path in written] == ["ladder_1.png", "ladder_2.png"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "sentence", "refuted"),
+    [
+        (  # a step alone said to cost more than the whole
+            (0.00245, 0.00394, 0.0493, 0.0147, 0.0272),
+            "Step L4 (loader) costs most: 12.5 ms of the 27.2 ms",
+            {"L2": "L3"},
+        ),
+        (
+            (0.0024, 0.0158, 0.0302, 0.0132, 0.0161),
+            "Step L3 (scatter) with L1 (files) and L2 (decode) costs most: 10.8 ms of the 16.1 ms",
+            {"L1": "L3", "L2": "L3"},
+        ),
+    ],
+)
+def test_a_step_that_one_above_beats_is_not_said_to_cost_most(
+    seconds: tuple[float, ...], sentence: str, refuted: dict[str, str]
+) -> None:
+    records = [r for r in ladder_records(*seconds) if r.launch == 0]
+    (ladder,) = loader_report.ladders(records)
+    assert ladder.refuted == refuted
+    assert sentence in ladder.sentence()
+    assert "which does the same and more" in said(records)
+    (sure,) = loader_report.ladders(ladder_records(*seconds))
+    assert sure.refuted == refuted, "five launches that agree say so, too"
+
+
+def test_noise_refutes_no_step() -> None:
+    records = ladder_records(0.1, 0.12, 0.2, 0.42, 0.4)
+    for number, factor in enumerate((0.8, 1.3, 1.0, 0.9, 1.2)):
+        records[15 + number] = record(number, 0.42 * factor, rung="L3")
+    (ladder,) = loader_report.ladders(records)
+    assert ladder.refuted == {} and ladder.limiting == "L3"
+
+
+def test_far_data_is_no_share_of_a_device_and_its_network_is_named() -> None:
+    far = {"latency_ms": 20.0}
+    records = launches(0.5, rung="L3", **far) + launches(0.49, rung="L4", **far)
+    (ladder,) = loader_report.ladders(records)
+    assert ladder.sentence().startswith(
+        "All up to step L3 (scatter), the lowest that was measured, costs most, the network with "
+        "it: 510 ms a batch"
+    )
+    table = ladder.section().table
+    assert [line[5] for line in table] == ["of L0", "-", "-"]
+
+
+# --- what was read ahead ------------------------------------------------------------------------
+
+
+class _Ahead:
+    """A loader whose batches come one by one, but after ``late`` of them 8 are read at once."""
+
+    ahead = 3
+
+    def __init__(self, whole: Any, late: int) -> None:
+        self._whole, self._late = whole, late
+        self.loader: Any = None
+
+    def batches(self) -> Iterator[Mapping[str, Any]]:
+        batches = self._whole.batches()
+        yield from (next(batches) for _ in range(self._late))
+        yield from [{n: a.copy() for n, a in next(batches).items()} for _ in range(8)]
+
+    def close(self) -> None:
+        self._whole.close()
+
+
+@pytest.mark.parametrize(("late", "share"), [(0, 0.0), (9, 1.0)])
+def test_what_was_read_ahead_of_the_samples_is_told(
+    data: Path, monkeypatch: pytest.MonkeyPatch, late: int, share: float
+) -> None:
+    """With 3 batches ahead and one to warm up, 2 more are taken before 1 is timed."""
+    make = loaders.make
+    monkeypatch.setattr(loaders, "make", lambda *args, **how: _Ahead(make(*args, **how), late))
+    scenario = LoaderScenario(case(data, loader="zarr", batches=1, cache="as-is"))
+    facts = measured(scenario, 1)["facts"]
+    if facts["read_amplification"] is None:
+        pytest.skip("nobody counts reads here")
+    assert facts["ahead"] == 3
+    assert facts["fresh"] == pytest.approx(share, abs=0.1)
+
+
+def test_where_nobody_counts_a_loader_that_may_have_read_all_ahead_is_told(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = Counters(1.0, None)
+    monkeypatch.setattr(Counters, "of_tree", lambda *_: counted)
+    few, many = (measured(LoaderScenario(case(data)), batches)["facts"] for batches in (2, 3))
+    assert few["ahead"] == 2 and few["fresh"] == 0.0
+    assert many["fresh"] is None
+
+
+def test_a_chunk_that_a_library_fills_in_silence_is_wrong(data: Path, tmp_path: Path) -> None:
+    pytest.importorskip("zarr")
+    copy = tmp_path / "data"
+    shutil.copytree(data, copy)
+    scenario = LoaderScenario(case(copy, loader="zarr"))
+    (path, *_) = scenario._source.files_of(scenario._order.items(0, 0))
+    path.unlink()
+    with pytest.raises(WrongResult, match="1 did not come and 1 arrays were wrong"):
+        measured(scenario)

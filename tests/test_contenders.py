@@ -16,7 +16,7 @@ import pytest
 
 from penstock import dataset, loaders
 from penstock.dataset import Audit, Packed
-from penstock.errors import MissingDependency, UsageError
+from penstock.errors import MissingDependency, StageError, UsageError
 from penstock.fields import PRESETS, World
 from penstock.order import Order
 
@@ -264,4 +264,19 @@ def test_the_same_batches_come_over_a_network(
         urllib.request.urlopen(request, timeout=10).close()
     loader = make(name, "s3://test-bucket", ORDERS["stored"])
     check_epoch(loader.batches(), ORDERS["stored"], packed, truth)
+    loader.close()
+
+
+@pytest.mark.parametrize("name", [name for name in LIBRARY if name != "tensorstore-read"])
+def test_an_error_names_the_array(name: str, tmp_path: Path) -> None:
+    """tensorstore names the chunk by itself."""
+    needs(name)
+    packed = pack(tmp_path / "data")
+    damaged = packed.arrays["targets"].path
+    for chunk in damaged.iterdir():
+        if not chunk.name.startswith("."):
+            chunk.write_bytes(chunk.read_bytes()[:20])
+    loader = make(name, packed.root, ORDERS["stored"], threads=0 if name == "torch" else 2)
+    with pytest.raises(StageError, match=f"read failed at .*{damaged}: "):
+        next(loader.batches())
     loader.close()

@@ -195,6 +195,50 @@ def test_every_selection_is_what_numpy_selects(
         assert sorted(items) == list(range(loader.order.num_items))
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("how", [{}, {"zarr_format": 3}], ids=["v2", "v3"])
+@pytest.mark.parametrize(
+    ("grid", "channel_axis"),
+    [
+        ((3, 2, 5, 4), None),
+        (PatchGrid((2, 4), (1, 3), (0, 2)), None),
+        (PatchGrid((3, 5), (), (-3, -4)), None),
+        (PatchGrid((2, 4), (2, 2), (0, 2)), 1),
+    ],
+)
+def test_patches_on_all_axes_make_a_volume_one_sample(
+    grid: Any, channel_axis: int | None, how: dict[str, Any], engine: str, tmp_path: Path
+) -> None:
+    path = write(
+        tmp_path / "a.zarr", values := distinct(shape := (7, 6, 9, 4)), (2, 6, 4, 3), **how
+    )
+    knobs = {} if channel_axis is None else {"channels": (4, 0, 3), "channel_axis": channel_axis}
+    whole = values if channel_axis is None else values.take((4, 0, 3), channel_axis)
+    boxes = grid if isinstance(grid, PatchGrid) else PatchGrid(grid, axes=(0, 1, 2, 3))
+    axes = [axis % 4 for axis in boxes.axes]
+    lengths = [shape[axis] for axis in axes]
+    found = np.zeros(whole.shape, bool)
+    with Loader(
+        path, batch_size=4, shuffle="global", patch=grid, workers=3, engine=engine, **knobs
+    ) as loader:
+        items: list[int] = []
+        for batch in loader:
+            assert batch.samples.tolist() == [0] * len(batch.indices)
+            for row, item in zip(batch["data"], batch.indices.tolist(), strict=True):
+                place = np.unravel_index(item, boxes.counts(lengths))
+                box = [slice(None)] * 4
+                for axis, start, size in zip(
+                    axes, boxes.start(place, lengths), boxes.shape, strict=True
+                ):
+                    box[axis] = slice(start, start + size)
+                assert np.array_equal(row, whole[tuple(box)])
+                found[tuple(box)] = True
+            items += batch.indices.tolist()
+        assert sorted(items) == list(range(loader.order.num_items))
+        assert found.all()
+        assert loader.price().exact
+
+
 def test_foreign_byte_order_is_made_native(tmp_path: Path) -> None:
     path = write(tmp_path / "a.zarr", values := distinct((4, 6), ">f8"), (1, 4))
     with Loader(path, batch_size=4) as loader:
@@ -1143,6 +1187,34 @@ def test_torch_workers_by_fork_are_refused(
         iter(dataset)
 
 
+def test_bfloat16_is_handed_to_torch(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    ts = pytest.importorskip("tensorstore")
+    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(tmp_path / "a.zarr")}}
+    array = ts.open(spec, create=True, dtype=ts.bfloat16, shape=(4, 3)).result()
+    array.write(distinct((4, 3)).astype(ts.bfloat16.numpy_dtype)).result()
+    with Loader(tmp_path / "a.zarr", batch_size=4) as loader:
+        (batch,) = loader.as_torch()
+    assert torch.equal(batch["data"], torch.arange(1, 13, dtype=torch.bfloat16).reshape(4, 3))
+
+
+@pytest.mark.parametrize(
+    ("zarr_format", "changes"),
+    [
+        (2, {"dtype": [["a", "<i4"]]}),
+        (3, {"data_type": {"name": "numpy.datetime64", "configuration": {"unit": "s"}}}),
+    ],
+)
+def test_a_type_that_is_not_a_name_is_left_to_tensorstore(
+    zarr_format: int, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    path = write(tmp_path / "a.zarr", distinct((4, 6)), (1, 3), zarr_format)
+    metadata = path / (".zarray" if zarr_format == 2 else "zarr.json")
+    metadata.write_text(json.dumps(json.loads(metadata.read_text()) | changes))
+    with pytest.raises(UsageError, match=r"its d(ata )?type is .*; engine native cannot read that"):
+        Loader(path, batch_size=2, engine="native")
+
+
 @pytest.mark.parametrize("name", ["penstock", "penstock-tensorstore"])
 def test_as_a_contender_it_keeps_the_order_it_is_given(data: dict[str, Path], name: str) -> None:
     order = Order(12, 5, seed=4, shuffle="sample", drop_last=True)
@@ -1192,6 +1264,14 @@ def test_what_cannot_be_read_is_said_before_anything_starts(
         (data["inputs"], {"normalise": {"data": ([0.0], [1.0])}}, "1 channels, the array has 10"),
         (data["inputs"], {"normalise": {"data": ([0.0], [0.0])}}, "channel 0 has .* std 0"),
         ("s3://nowhere/a.zarr", {"engine": "native"}, "remote|nowhere"),
+        (data, {"offsets": 0}, "offsets 0 is not a list of whole numbers, nor one for each array"),
+        (data, {"channels": {"inputs": 3}}, r"channels \{'inputs': 3\} is not a list of whole num"),
+        (data, {"channels": [1.5]}, r"channels \[1\.5\] is not a list of whole numbers"),
+        (data, {"patch": 4}, "patch 4 is not a list of whole numbers"),
+        (data, {"channel_axis": "x"}, "channel_axis 'x' is not a whole number, nor one for each"),
+        (data, {"normalise": 5}, "normalise 5 is neither a file of statistics nor a mapping"),
+        (data, {"normalise": {"inputs": 5}}, "normalise .* neither a file of statistics nor"),
+        (data, {"transform": 3}, "transform 3 cannot be called"),
     ]
     for what, knobs, message in cases:
         with pytest.raises(UsageError, match=message):
@@ -1224,34 +1304,3 @@ def test_patches_may_be_given_by_name(data: dict[str, Path]) -> None:
             return seen(loader)
 
     assert items({"data": (5, 5)}) == items((5, 5)) == items(PatchGrid((5, 5)))
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_it_drops_into_lightning(data: dict[str, Path], tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("penstock.vision")  # what Lightning imports of torchvision loads after it
-    lightning = pytest.importorskip("pytorch_lightning")
-    seen: list[bytes] = []
-
-    class Net(lightning.LightningModule):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = torch.nn.Linear(10, 1)
-
-        def training_step(self, batch: dict[str, Any], index: int) -> Any:
-            seen.append(batch["inputs"].numpy().tobytes())
-            return self.linear(batch["inputs"] * 1e-6).square().mean()
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), lr=1e-3)
-
-    with Loader(data, batch_size=3, shuffle="sample", seed=4, workers=2) as loader:
-        trainer = lightning.Trainer(
-            max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False,
-            enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
-        )  # fmt: skip
-        feeder = torch.utils.data.DataLoader(loader.as_torch(), batch_size=None, num_workers=0)
-        trainer.fit(Net(), feeder)
-    with Loader(data, batch_size=3, shuffle="sample", seed=4) as again:
-        expected = [b["inputs"].tobytes() for _ in range(2) for b in again]
-    assert seen == expected and len(seen) == 8

@@ -471,6 +471,14 @@ def test_a_broken_state_is_refused() -> None:
         Order(40, 4).from_state({"seed": 0, "epoch": 0})
     with pytest.raises(UsageError, match="plan 'x' is not a mapping"):
         Order(40, 4).from_state({"seed": 0, "epoch": 0, "items_done": 0, "plan": "x"})
+    order = Order(40, 4)
+    state = order.state_dict(1, 2)
+    for name in ("epoch", "items_done"):
+        for wrong in (-4, 5.5, "x", None, True):
+            with pytest.raises(UsageError, match=f"{name} {wrong!r} is not a whole number from 0"):
+                order.resume({**state, name: wrong})
+    with pytest.raises(UsageError, match="items_done 41 is not a whole number from 0 to 40"):
+        order.resume({**state, "items_done": 41})
 
 
 # --- the cache ----------------------------------------------------------------------------------

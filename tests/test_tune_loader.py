@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shlex
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,17 @@ from penstock.config import (
 from penstock.errors import UsageError
 from penstock.loader import Loader
 from penstock.loader_report import LoaderCell
-from penstock.loader_tune import Goal, Reading, readings, recommend_loader, write_yaml
+from penstock.loader_tune import (
+    Goal,
+    Reading,
+    fastest,
+    readings,
+    recommend_loader,
+    write_yaml,
+)
 from penstock.record import Record, case_key
+from penstock.scenarios import WrongResult
+from penstock.scenarios.queue import FromLoader
 from penstock.tune import Batches, flags_of, nearest_of, recommend_batch, step_of
 
 GOAL = Goal(step_s=0.2, batch=16, utilisation=0.9)
@@ -44,8 +54,10 @@ def uneven(workers: int, short: float, long: float, every: int) -> Reading:
     return Reading(workers, (series, series))
 
 
-def rung(name: str, seconds: float, launches: int = 3) -> LoaderCell:
-    case = {"rung": name, "batch": 16, "threads": 4, "data": "d"}
+def rung(
+    name: str, seconds: float, launches: int = 3, threads: int = 4, resident: float | None = None
+) -> LoaderCell:
+    case = {"rung": name, "batch": 16, "threads": threads, "data": "d"}
     return LoaderCell(
         tuple(
             Record(
@@ -58,6 +70,7 @@ def rung(name: str, seconds: float, launches: int = 3) -> LoaderCell:
                 launch=number,
                 status="ok",
                 samples_s={"step": (seconds, seconds * (1 + number / 100))},
+                facts={"resident": resident},
             )
             for number in range(launches)
         )
@@ -122,7 +135,34 @@ def test_the_first_rung_that_is_too_slow_is_the_ceiling(
         "800 ms [800 ms - 800 ms, 60 batches], and 222 ms is needed: 3.60 times too slow."
     )
     assert advice.sentences[1].startswith(said)
-    assert "3 launches] for a batch with 4 workers" in advice.sentences[1]
+    assert "3 launches] for a batch at best, with 4 workers" in advice.sentences[1]
+
+
+def test_a_rung_that_one_above_it_beats_is_no_ceiling() -> None:
+    rungs = {name: rung(name, s) for name, s in (("L1", 0.3), ("L2", 0.15), ("L3", 0.5))}
+    advice = recommend_loader([steady(4, 0.8)], GOAL, (1, 2), 2**20, rungs)
+    assert advice.sentences[1].startswith("The ceiling is scatter")
+
+
+@pytest.mark.parametrize(
+    ("resident", "said"),
+    [
+        (1.0, "The ceiling is reading files, though they are in the page cache: files alone take"),
+        (0.4, "The ceiling is storage, with 40 % of it in the page cache: files alone take"),
+    ],
+)
+def test_files_in_the_page_cache_are_not_held_up_by_storage(resident: float, said: str) -> None:
+    rungs = {"L1": rung("L1", 0.4, resident=resident)}
+    advice = recommend_loader([steady(4, 0.8)], GOAL, (1, 2), 2**20, rungs)
+    assert advice.sentences[1].startswith(said)
+
+
+def test_a_ceiling_is_taken_with_the_threads_that_are_best_for_it() -> None:
+    found = fastest(
+        [rung("L1", 0.4, threads=1), rung("L1", 0.1, threads=2), rung("L2", 0.2, threads=1),
+         rung("L2", 0.3, threads=2), rung("L3", 0.1, launches=0)]
+    )  # fmt: skip
+    assert {name: cell.threads for name, cell in found.items()} == {"L1": 2, "L2": 1}
 
 
 def test_without_a_ladder_the_ceiling_is_not_claimed() -> None:
@@ -398,5 +438,38 @@ def test_the_ceiling_from_end_to_end(
     out = tmp_path / "loader.yaml"
     assert main(["tune", "loader", data, *flags.split(), "--output", str(out)]) == 1
     said = capsys.readouterr().out
-    assert "Nothing keeps steps of" in said and "The ceiling is storage" in said
+    assert "Nothing keeps steps of" in said and "in the page cache: files alone" in said
     assert not out.exists()
+
+
+@pytest.mark.slow
+def test_chunks_that_were_never_written_can_be_filled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    zarr = pytest.importorskip("zarr")
+    path = tmp_path / "mask.zarr"
+    array = zarr.create_array(path, shape=(8, 4), chunks=(1, 4), dtype="f4", fill_value=0)
+    array[::2] = 1
+    out = tmp_path / "loader.yaml"
+    flags = "--step-time 5 --batch-size 2 --threads-up-to 1 --batches 6 --launches 1"
+    command = ["tune", "loader", str(path), *flags.split(), "--output", str(out)]
+    assert main(command) == 2
+    assert "missing" in capsys.readouterr().err
+    assert main([*command, "--missing", "fill"]) == 0
+    settings = yaml.safe_load(out.read_text())
+    assert settings["missing"] == "fill"
+    with Loader(str(path), **settings) as loader:
+        assert len(list(loader)) == 4
+
+
+def test_a_queue_that_batches_do_not_fill_is_said_and_not_waited_for(data: str) -> None:
+    case = {
+        "data": data, "batch": 4, "shuffle": "none", "seed": 0, "workers": 1, "queue": 8,
+    }  # fmt: skip
+    batches = FromLoader(case)
+    batches._loader.order = Loader(data, batch_size=4).order  # which ends
+    batches._batches = iter(batches._loader)
+    with contextlib.closing(batches):
+        batches.get()
+        with pytest.raises(WrongResult, match="ended before a queue of 8 was full"):
+            batches.fill()

@@ -107,11 +107,21 @@ class Field:
         object.__setattr__(self, "dtype", np.dtype(self.dtype))
         if len(self.shape) != len(self.chunks):
             raise UsageError(f"{self.name}: shape {self.shape} and chunks {self.chunks} differ")
+        if min(self.shape, default=0) < 1:
+            raise UsageError(
+                f"{self.name}: an array of shape {self.shape} holds no samples: that takes an axis "
+                "0 that counts them, and no axis of length 0"
+            )
         if min(self.chunks) < 1 or not self.offsets:
             raise UsageError(f"{self.name}: chunks {self.chunks} or offsets {self.offsets} empty")
         if not self.valid:
             raise UsageError(
                 f"{self.name}: no sample of its {self.shape[0]} has all offsets {self.offsets}"
+            )
+        ndim = len(self.shape)
+        if not -ndim <= self.channel_axis < ndim:
+            raise UsageError(
+                f"{self.name}: channel_axis {self.channel_axis} is not an axis of {self.shape}"
             )
         if self.channels is not None:
             if self._channel_axis == 0:
@@ -124,8 +134,11 @@ class Field:
                 )
         for axis, size in zip(self.patch_axes, self.patch.shape if self.patch else (), strict=True):
             twice = self.patch_axes.count(axis) > 1
-            if twice or not 0 < axis < len(self.shape) or size > self.shape[axis]:
-                raise UsageError(f"{self.name}: patch {self.patch} does not fit {self.shape}")
+            if twice or not 0 < axis < ndim or size > self.shape[axis]:
+                raise UsageError(
+                    f"{self.name}: patch {self.patch} does not fit {self.shape}, of which axis 0 "
+                    "counts the samples"
+                )
             if self.channels is not None and axis == self._channel_axis:
                 raise UsageError(f"{self.name}: axis {axis} is cut by patch and by channels")
 
@@ -140,7 +153,7 @@ class Field:
             return ()
         ndim = len(self.shape)
         if self.patch.axes:
-            return tuple(axis % ndim for axis in self.patch.axes)
+            return tuple(axis + ndim if axis < 0 else axis for axis in self.patch.axes)
         return tuple(range(ndim - len(self.patch.shape), ndim))
 
     @property

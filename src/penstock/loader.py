@@ -17,12 +17,15 @@ when it ends: at its end, at a ``break``, at an error, or at `Loader.close`.
 
 from __future__ import annotations
 
+import operator
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -102,13 +105,15 @@ class Loader:
     ``data`` is a packed data set, one Zarr array, or a mapping of names to paths or URLs. What an
     item is: ``offsets`` are the samples that it wants relative to its own ((-1, 0) is the one
     before and itself), ``channels`` those of the channel axis, ``patch`` the boxes that a sample is
-    cut into; each is one value for all arrays or a mapping from their names. ``normalise`` is a
-    file of statistics (see `read_statistics`) or a mapping of name to (mean, std). ``transform`` is
-    called with each batch, one after another in order; it changes the batch or returns a mapping
-    in its place. ``knobs`` are the fields of `LoaderConfig`.
+    cut into; a patch of as many axes as the array has makes the whole array, a volume, one sample
+    (shuffle its patches by ``global``). Each is one value for all arrays or a mapping from their
+    names. ``normalise`` is a file of statistics (see `read_statistics`) or a mapping of name to
+    (mean, std). ``transform`` is called with each batch, one after another in order; it changes the
+    batch or returns a mapping in its place. ``knobs`` are the fields of `LoaderConfig`.
 
     An iteration begins where `load_state_dict` or `set_epoch` said, else with the next epoch; an
-    epoch left by ``break`` counts as done. A new iteration ends the one before.
+    epoch left by ``break`` or by an error counts as done, unless the `state_dict` of that moment is
+    loaded. A new iteration ends the one before.
 
     Raises `UsageError` for what cannot be read so, `Refused` where ``max_memory`` is too little;
     while iterating, `StageError` with the chunk's path.
@@ -127,16 +132,18 @@ class Loader:
         **knobs: Any,
     ) -> None:
         self.config = config = build(LoaderConfig, knobs)
+        if transform is not None and not callable(transform):
+            raise UsageError(f"transform {transform!r} cannot be called")
         places = locate(data)
         names = list(places)
         self.engine: Engine = open_engine(
             config.engine,
             places,
             Selection(
-                offsets=_for_each(names, offsets),
-                channels=_for_each(names, channels),
+                offsets=_numbers(names, "offsets", offsets),
+                channels=_numbers(names, "channels", channels),
                 patch=_grids(names, patch),
-                channel_axis=_for_each(names, channel_axis),
+                channel_axis=_for_each(names, "channel_axis", channel_axis, operator.index),
                 normalise=_normalisers(normalise, names),
             ),
             workers=config.workers or usable_cores(),
@@ -300,8 +307,10 @@ class Loader:
     def as_torch(self) -> torch.utils.data.IterableDataset[dict[str, torch.Tensor]]:
         """This loader as a dataset of dicts of tensors, which share the batch's memory.
 
-        For ``torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=0)`` and for
-        Lightning. With ``pin=True`` the tensors are pinned already.
+        Give it to Lightning's ``fit`` as it is: then a checkpoint holds its state, and a run that
+        is resumed goes on with the next batch, or with the next epoch. Elsewhere also for
+        ``torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=0)``, whose place is in
+        `state_dict`. With ``pin=True`` the tensors are pinned already.
         """
         require("torch", "infer")
         return _torch_dataset(self)
@@ -677,19 +686,32 @@ def _cut(root: NDArray[np.uint8], engine: Engine, rows: int) -> dict[str, NDArra
 # --- what the user may give ---------------------------------------------------------------------
 
 
-def _for_each(names: Sequence[str], value: Any) -> dict[str, Any]:
-    """A mapping as it is, one value for every array, or nothing."""
+def _for_each(
+    names: Sequence[str], what: str, value: Any, parse: Callable[[Any], Any]
+) -> dict[str, Any]:
+    """A value for each name of a mapping, one value for every array, or nothing."""
     if value is None:
         return {}
-    return dict(value) if isinstance(value, Mapping) else dict.fromkeys(names, value)
+    try:
+        if isinstance(value, Mapping):
+            return {name: parse(one) for name, one in value.items()}
+        return dict.fromkeys(names, parse(value))
+    except TypeError:
+        number = "a whole number" if parse is operator.index else "a list of whole numbers"
+        raise UsageError(f"{what} {value!r} is not {number}, nor one for each array") from None
 
 
-def _grids(names: Sequence[str], value: Any) -> dict[str, Any]:
+def _numbers(names: Sequence[str], what: str, value: Any) -> dict[str, tuple[int, ...]]:
+    return _for_each(names, what, value, lambda numbers: tuple(map(operator.index, numbers)))
+
+
+def _grids(names: Sequence[str], value: Any) -> dict[str, PatchGrid]:
     """The patches of each array, given as a `PatchGrid` or as the shape of one."""
-    return {
-        name: PatchGrid(tuple(grid)) if isinstance(grid, tuple | list) else grid
-        for name, grid in _for_each(names, value).items()
-    }
+
+    def parse(grid: Any) -> PatchGrid:
+        return grid if isinstance(grid, PatchGrid) else PatchGrid(tuple(map(operator.index, grid)))
+
+    return _for_each(names, "patch", value, parse)
 
 
 def _normalisers(value: Any, names: Sequence[str]) -> dict[str, Normaliser]:
@@ -704,20 +726,44 @@ def _normalisers(value: Any, names: Sequence[str]) -> dict[str, Normaliser]:
                 f"arrays are {', '.join(names)}; DATA may be a mapping of such names to paths"
             )
         return found
-    return {n: v if isinstance(v, Normaliser) else Normaliser(*v) for n, v in value.items()}
+    try:
+        return {n: v if isinstance(v, Normaliser) else Normaliser(*v) for n, v in value.items()}
+    except (TypeError, AttributeError):
+        raise UsageError(
+            f"normalise {value!r} is neither a file of statistics nor a mapping of names to "
+            "(mean, std)"
+        ) from None
 
 
 def _torch_dataset(loader: Loader) -> torch.utils.data.IterableDataset[dict[str, torch.Tensor]]:
     import torch
 
     class LoaderDataset(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
+        @property
+        def batch_sampler(self) -> SimpleNamespace:
+            """Where Lightning looks for whom to tell the epoch: its ``sampler``. It loads no state
+            where a run is resumed at an epoch's end. (With a ``sampler`` of our own, it would take
+            us for a DataLoader in other places too.)"""
+            return SimpleNamespace(sampler=self, batch_size=loader.config.batch_size)
+
         def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
             if torch.utils.data.get_worker_info() is not None:
                 raise UsageError(
                     "the loader has threads of its own and does not work inside the workers of a "
                     "DataLoader: use num_workers=0 and set the loader's workers"
                 )
-            return map(_tensors, loader)
+            return self._batches()
+
+        def _batches(self) -> Iterator[dict[str, torch.Tensor]]:
+            # Begins with the first batch: Lightning asks for an iterator, and then says the epoch;
+            # and what is raised sooner, it hides behind an error of its own.
+            if _trained_from_a_dataloader():
+                raise UsageError(
+                    "give Lightning loader.as_torch() itself as what it trains on, without a "
+                    "DataLoader around it: a DataLoader has no state to save, so a run that is "
+                    "resumed would get other data than the one that was stopped"
+                )
+            yield from map(_tensors, loader)
 
         def __len__(self) -> int:
             return len(loader)
@@ -735,9 +781,32 @@ def _torch_dataset(loader: Loader) -> torch.utils.data.IterableDataset[dict[str,
             return loader.__reduce__()
 
     def _tensors(batch: Batch) -> dict[str, torch.Tensor]:
-        return {name: torch.from_numpy(array) for name, array in batch.items()}
+        return {name: _tensor(array) for name, array in batch.items()}
+
+    def _tensor(array: NDArray[Any]) -> torch.Tensor:
+        if array.dtype.name == "bfloat16":  # numpy has none of its own that torch would know
+            return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+        return torch.from_numpy(array)
 
     return LoaderDataset()
+
+
+def _trained_from_a_dataloader() -> bool:
+    """Whether this is called by a torch `DataLoader` that Lightning trains from.
+
+    Nobody tells a dataset who iterates it, so the stack must. Where Lightning's modules have other
+    names one day, nothing is refused.
+    """
+    frame, wrapped = sys._getframe(1), False
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__"))
+        wrapped = wrapped or module == "torch.utils.data.dataloader"
+        if module.endswith(".loops.evaluation_loop"):  # it validates, and saves no place there
+            return False
+        if module.endswith(".loops.fit_loop"):
+            return wrapped
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
 
 
 # --- as a contender -----------------------------------------------------------------------------

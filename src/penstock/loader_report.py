@@ -70,6 +70,9 @@ CASE_APART = tuple("data dataset shuffle window cache endpoint latency_ms seed b
 _COLD_MOST = 0.05
 """More of the data than this in the page cache is not a cold cache."""
 _WARM_LEAST = 0.95
+_FRESH_LEAST = 0.9
+"""Of less than this, too much of what was waited for had been read before. A few batches more or
+less in a queue, over some ten of them, are not much."""
 
 
 class LoaderCell(Cell):
@@ -114,6 +117,13 @@ class LoaderCell(Cell):
     @property
     def seconds(self) -> float | None:
         return self.time.value if self.time else None
+
+    @property
+    def read_ahead(self) -> float:
+        """The share of its samples' bytes that was read before they were waited for; 0 where that
+        is little, or not known."""
+        fresh = self.per_launch("fresh")
+        return 1 - fresh if fresh is not None and fresh < _FRESH_LEAST else 0.0
 
     def speed(self, quantity: str) -> float | None:
         """Work of a batch for each of its seconds."""
@@ -313,7 +323,12 @@ def _named(loader: str) -> str:
 
 
 def _seconds_or_status(cell: LoaderCell) -> str:
-    return significant(cell.seconds) if cell.seconds is not None else cell.status
+    return _seconds(cell) if cell.seconds is not None else cell.status
+
+
+def _seconds(cell: LoaderCell) -> str:
+    """With a star where they are too few."""
+    return _shown(cell.seconds) + " *" * bool(cell.read_ahead)
 
 
 _SPEED = (
@@ -331,7 +346,7 @@ def _speed_line(cell: LoaderCell) -> tuple[str, ...]:
         str(cell.batch),
         str(cell.threads),
         cell.loader,
-        _shown(cell.seconds),
+        _seconds(cell),
         spread,
         _shown(scaled(cell.speed("bytes"), 1 / MB)),
         _shown(scaled(cell.stored_speed, 1 / MB)),
@@ -382,6 +397,13 @@ def troubles(group: Sequence[LoaderCell]) -> list[str]:
         if cell.status != "ok" and (cell.loader, cell.error) not in told:
             told.add((cell.loader, cell.error))
             lines.append(f"{cell.loader} {FAILED[cell.status]}: {cell.error}")
+    lines += [
+        f"* {cell.loader}, batch {cell.batch}, {threads_in_words(cell.threads)}: "
+        f"{100 * cell.read_ahead:.0f} % was read before it was waited for, so the waits are too "
+        "short and are not compared; more --batches tell."
+        for cell in group
+        if cell.launches and cell.read_ahead
+    ]
     asked, shares = group[0].case["cache"], [c.per_launch("resident") for c in group]
     known = [share for share in shares if share is not None]
     if asked == "cold" and known and max(known) > _COLD_MOST:
@@ -406,14 +428,13 @@ def comparisons(group: Sequence[LoaderCell]) -> list[str]:
     """Each other loader against the first, with the same threads and batch."""
     lines = []
     first = group[0].loader
-    for base in (cell for cell in group if cell.loader == first and cell.launches):
+    told = [cell for cell in group if cell.launches and not cell.read_ahead]
+    for base in (cell for cell in told if cell.loader == first):
         where = f"Batch {base.batch}, {threads_in_words(base.threads)}"
         others = [
             cell
-            for cell in group
-            if cell is not base
-            and cell.launches
-            and (cell.batch, cell.threads) == (base.batch, base.threads)
+            for cell in told
+            if cell is not base and (cell.batch, cell.threads) == (base.batch, base.threads)
         ]
         if others and base.launches == 1:
             lines.append(f"{where}: one launch each, not compared.")

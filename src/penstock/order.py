@@ -290,7 +290,14 @@ class Order:
                     f"the loader state was saved with {name} {saved.get(name)!r} and cannot be "
                     f"resumed with {name} {own.get(name)!r}"
                 )
-        epoch, done = int(state["epoch"]), int(state["items_done"])
+        epoch, done = state["epoch"], state["items_done"]
+        for name, number, most in (("epoch", epoch, None), ("items_done", done, self.num_items)):
+            whole = isinstance(number, int) and not isinstance(number, bool) and number >= 0
+            if not whole or (most is not None and number > most):
+                raise UsageError(
+                    f"the loader state's {name} {number!r} is not a whole number from 0"
+                    + (f" to {most}" if most is not None else "")
+                )
         left = self.num_items - done
         if left < (self.global_batch if self.drop_last else 1):
             return replace(self, skip=0), Position(epoch + 1, 0)

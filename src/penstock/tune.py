@@ -437,6 +437,8 @@ def flags_of(settings: Mapping[str, Any], step_s: float, data: str) -> list[str]
     batch, workers, queue = (settings[name] for name in ("batch_size", "workers", "queue"))
     train = f"--batch-size {batch} --num-workers {workers} --prefetch-factor {queue}"
     bench = f"--batch-size {batch} --workers {workers} --queue-sizes {queue}"
+    if "missing" in settings:
+        bench += f" --missing {settings['missing']}"
     return [
         f"penstock train emulator {train}",
         f"penstock bench queue {shlex.quote(data)} {bench} --compute-time {step_s:g}",

@@ -90,6 +90,7 @@ def cases_of(data: str, config: BenchQueueConfig) -> list[Case]:
         "iterations": config.iterations,
         "shuffle": config.shuffle,
         "seed": config.seed,
+        "missing": config.missing,
         "model": config.model if train else None,
         "tile": config.tile_size if train else None,
         "device": config.device if train else "cpu",
@@ -113,6 +114,7 @@ def cases_of(data: str, config: BenchQueueConfig) -> list[Case]:
                 iterations=config.iterations,
                 shuffle=config.shuffle,
                 seed=config.seed,
+                missing=config.missing,
             )
         )
         cases += [{**common, **beside, "workers": workers, "queue": size} for size in sizes]
@@ -120,7 +122,15 @@ def cases_of(data: str, config: BenchQueueConfig) -> list[Case]:
 
 
 def reading_alone(
-    data: str, *, workers: int, queue: int, batch: int, iterations: int, shuffle: str, seed: int
+    data: str,
+    *,
+    workers: int,
+    queue: int,
+    batch: int,
+    iterations: int,
+    shuffle: str,
+    seed: int,
+    missing: str,
 ) -> Case:
     """A case that computes nothing, with a queue so deep that its readers never stand still."""
     return {
@@ -129,6 +139,7 @@ def reading_alone(
         "iterations": iterations,
         "shuffle": shuffle,
         "seed": seed,
+        "missing": missing,
         "model": None,
         "tile": None,
         "device": "cpu",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,11 +59,15 @@ def run(args: argparse.Namespace) -> int:
     if advice.settings is None:
         nearest = tune.nearest_of(tried)
         if nearest.behind > 1:
-            workers, batch = nearest.fastest.workers, nearest.goal.batch
-            rungs = _ladder(args.data, config, workers, batch, ledger)
+            # Files may want more threads than the loader does best with.
+            threads = sorted({nearest.fastest.workers, max(threads_of(config))})
+            rungs = _ladder(args.data, config, threads, nearest.goal.batch, ledger)
             advice = tune.recommend_batch(tried, rungs)
         print("", *advice.sentences, "", f"Written: {ledger.path}", sep="\n")
         return 1
+    if config.missing != "error":  # as a loader has it unless it is told
+        advice = replace(advice, settings={**advice.settings, "missing": config.missing})
+    assert advice.settings is not None
     build(LoaderConfig, advice.settings)  # what is written is what a loader takes
     loader_tune.write_yaml(advice, config.output)
     flags = tune.flags_of(advice.settings, tried[-1].goal.step_s, args.data)
@@ -176,6 +180,7 @@ def _read_alone(
             iterations=config.batches + queue + 1,
             shuffle=config.shuffle,
             seed=config.seed,
+            missing=config.missing,
         )
         for workers in threads
     ]
@@ -183,9 +188,9 @@ def _read_alone(
 
 
 def _ladder(
-    data: str, config: TuneLoaderConfig, workers: int, batch: int, ledger: Ledger
+    data: str, config: TuneLoaderConfig, threads: Sequence[int], batch: int, ledger: Ledger
 ) -> dict[str, LoaderCell]:
-    """Files, decode and scatter, where DATA is a packed data set on this machine."""
+    """Files, decode and scatter at their best, where DATA is a packed data set on this machine."""
     from .. import loader_report, loader_tune
 
     if not Path(data, "dataset.json").is_file():
@@ -201,11 +206,14 @@ def _ladder(
         "endpoint": None,
         "latency_ms": 0.0,
         "batch": batch,
-        "threads": workers,
     }
-    cases = [{**common, "rung": rung} for rung in loader_tune.CEILINGS]
+    cases = [
+        {**common, "threads": count, "rung": rung}
+        for count in threads
+        for rung in loader_tune.CEILINGS
+    ]
     records = _sweep("ladder", cases, config, ledger, config.batches, warmup=1)
-    return {str(cell.case["rung"]): cell for cell in loader_report.cells(records, "ladder")}
+    return loader_tune.fastest(loader_report.cells(records, "ladder"))
 
 
 def _sweep(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from copy import copy
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BeforeValidator,
@@ -13,6 +14,7 @@ from pydantic import (
     model_validator,
 )
 
+from .data import LoaderConfig
 from .knobs import (
     Bytes,
     Knobs,
@@ -23,6 +25,11 @@ from .knobs import (
     flag,
     many,
 )
+
+
+def _of_loader(name: str) -> Any:
+    """A knob as the loader has it: its default and its help are there."""
+    return copy(LoaderConfig.model_fields[name])
 
 
 class BenchModelConfig(Knobs):
@@ -123,7 +130,8 @@ class BenchLoaderConfig(Knobs):
     warmup: Natural = flag(
         4,
         help="batches between the first, which is told apart, and those that are samples; in fewer "
-        "a loader that uses its memory again has not yet met all of it",
+        "a loader that uses its memory again has not yet met all of it; one that reads further "
+        "ahead than that has as many as it reads ahead",
     )
     ladder: bool = flag(True, help="measure the ladder of ceilings as well")
 
@@ -170,6 +178,7 @@ class BenchQueueConfig(Knobs):
     device: str = flag("auto", help="where it trains: cpu, cuda, cuda:1, mps")
     shuffle: Literal["none", "sample", "global"] = flag("sample", help="order of the samples")
 
+    missing: Literal["error", "fill"] = _of_loader("missing")
     output: Path = flag(Path("logs/queue_bench.csv"), help="CSV to which results are appended")
     ledger: Path | None = flag(
         None, help="folder of the raw records (default: OUTPUT with the suffix .ledger)"
@@ -233,6 +242,7 @@ class TuneLoaderConfig(Knobs):
     batches: Annotated[int, Field(ge=6)] = flag(16, help="batches that a launch reads")
     launches: Positive = flag(3, help="launches of each batch and number of threads")
     shuffle: Literal["none", "sample", "global"] = flag("sample", help="order of the samples")
+    missing: Literal["error", "fill"] = _of_loader("missing")
     output: Path = flag(Path("logs/loader.yaml"), help="YAML file for the settings")
     ledger: Path | None = flag(
         None, help="folder of the raw records (default: OUTPUT with the suffix .ledger)"

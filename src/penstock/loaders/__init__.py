@@ -13,7 +13,7 @@ import json
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -155,8 +155,32 @@ class Selection:
                     f"{what} names {', '.join(unknown)}; the arrays are {', '.join(names)}"
                 )
 
-    def field(self, name: str, place: Location, shape: Any, chunks: Any, dtype: Any) -> Field:
+    def is_volume(self, name: str, ndim: int) -> bool:
+        """Whether the patches cut all of an array's axes, 0 too: then it is one sample."""
+        grid = self.patch.get(name)
+        if grid is None:
+            return False
+        axes = grid.axes or range(ndim - len(grid.shape), ndim)
+        return all(-ndim <= axis < ndim for axis in axes) and (0 in axes or -ndim in axes)
+
+    def field(
+        self,
+        name: str,
+        place: Location,
+        shape: Any,
+        chunks: Any,
+        dtype: Any,
+        *,
+        volume: bool = False,
+    ) -> Field:
+        """What an item wants of an array; ``volume`` puts an axis of one sample before its own."""
         default = place.axes.index("channels") if "channels" in place.axes else -1
+        channel_axis, grid = self.channel_axis.get(name, default), self.patch.get(name)
+        if volume and grid is not None:  # axes that are counted from behind stay the same
+            behind = len(shape)
+            shape, chunks = (1, *shape), (1, *chunks)
+            channel_axis -= behind if channel_axis >= 0 else 0
+            grid = replace(grid, axes=tuple(a - behind if a >= 0 else a for a in grid.axes))
         selected = Field(
             name,
             shape=tuple(shape),
@@ -164,8 +188,8 @@ class Selection:
             dtype=np.dtype(dtype).newbyteorder("="),
             offsets=tuple(self.offsets.get(name, (0,))),
             channels=tuple(self.channels[name]) if name in self.channels else None,
-            channel_axis=self.channel_axis.get(name, default),
-            patch=self.patch.get(name),
+            channel_axis=channel_axis,
+            patch=grid,
         )
         if name in self.normalise:
             self.normalise[name].check(selected, place.url)

@@ -7,10 +7,11 @@ tuned beyond its documentation, and none is held back: nothing is decoded that n
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError, describe, require
+from ..errors import StageError, UsageError, describe, require
 from ..order import Items, Order
 from . import Location, locate
 
@@ -38,6 +39,15 @@ def open_zarr(url: str, who: str) -> Any:
         return zarr.open_array(store, mode="r")
     except (OSError, ValueError) as error:
         raise UsageError(f"loader {who}: no Zarr array at {url}: {describe(error)}") from error
+
+
+@contextmanager
+def reading(url: str) -> Iterator[None]:
+    """Tells of an error in which array it was; which chunk, these libraries mostly do not say."""
+    try:
+        yield
+    except Exception as error:
+        raise StageError("read", url, error) from error
 
 
 def whole_samples(order: Order, who: str) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..errors import require
 from ..order import Items, Order
-from .contenders import arrays_of, open_zarr, samples_of, whole_samples
+from .contenders import arrays_of, open_zarr, reading, samples_of, whole_samples
 
 
 def open_arrays(data: Any, who: str) -> dict[str, Any]:
@@ -41,6 +41,7 @@ class DaskStacked:
     def __init__(self, data: Any, order: Order, *, threads: int) -> None:
         whole_samples(order, self.name)
         self._dask = require("dask", "loaders")
+        self._places = arrays_of(data, self.name)
         self._arrays = open_arrays(data, self.name)
         self._order = order
         # Dask would make the same pool by itself for num_workers, and never let go of it.
@@ -48,8 +49,11 @@ class DaskStacked:
 
     def batches(self, epoch: int = 0) -> Iterator[dict[str, NDArray[Any]]]:
         for samples in samples_of(self._order, epoch):
+            batch = {}
             with self._dask.config.set(scheduler="threads", pool=self._pool):
-                batch = {name: self._read(array, samples) for name, array in self._arrays.items()}
+                for name, array in self._arrays.items():
+                    with reading(self._places[name].url):
+                        batch[name] = self._read(array, samples)
             yield batch
 
     def _read(self, array: Any, samples: Items) -> NDArray[Any]:

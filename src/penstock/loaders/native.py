@@ -74,7 +74,8 @@ class Layout:
 
     def path(self, index: Sequence[int]) -> str:
         """The file of a chunk."""
-        return f"{self.folder}/{self.prefix}{self.separator.join(map(str, index))}"
+        own = index[-len(self.shape) :]  # a field may put an axis of one sample before the array's
+        return f"{self.folder}/{self.prefix}{self.separator.join(map(str, own))}"
 
 
 def read_layout(url: str) -> Layout:
@@ -104,6 +105,8 @@ def _unsupported(where: str, reason: str) -> Unsupported:
 def _layout_v2(folder: str, meta: Mapping[str, Any]) -> Layout:
     if meta["order"] != "C" and len(meta["shape"]) > 1:
         raise _unsupported(folder, f"its chunks are in order {meta['order']}")
+    if not isinstance(meta["dtype"], str):
+        raise _unsupported(folder, "its dtype is a record")
     dtype = np.dtype(meta["dtype"])
     if dtype.kind not in "biuf":
         raise _unsupported(folder, f"its dtype is {meta['dtype']}")
@@ -139,8 +142,9 @@ def _layout_v3(folder: str, meta: Mapping[str, Any]) -> Layout:
     if names[0] != "bytes" or not set(names[1:]) <= set(_V3_CODECS):
         what = "it is sharded" if "sharding_indexed" in names else f"its codecs are {names}"
         raise _unsupported(folder, what)
-    if meta["data_type"] not in _V3_DTYPES:
-        raise _unsupported(folder, f"its data type is {meta['data_type']}")
+    data_type = meta["data_type"]
+    if not isinstance(data_type, str) or data_type not in _V3_DTYPES:
+        raise _unsupported(folder, f"its data type is {data_type}")
     dtype = np.dtype(meta["data_type"])
     if first.get("configuration", {}).get("endian", "little") == "big":
         dtype = dtype.newbyteorder(">")
@@ -198,9 +202,12 @@ class NativeEngine(Engine):
         self.drivers, self.fetchers, self.missing = workers, fetch, missing
         self.layouts = {name: read_layout(place.url) for name, place in places.items()}
         self.fields = {
-            name: selection.field(name, place, layout.shape, layout.chunks, layout.dtype)
+            name: selection.field(
+                name, place, layout.shape, layout.chunks, layout.dtype,
+                volume=selection.is_volume(name, len(layout.shape)),
+            )
             for (name, place), layout in zip(places.items(), self.layouts.values(), strict=True)
-        }
+        }  # fmt: skip
         self.normalisers = dict(selection.normalise)
         self._rows: dict[tuple[str, int], Rows] = {}
         largest = max(field.chunk_nbytes for field in self.fields.values())

@@ -76,9 +76,12 @@ class TensorStoreEngine(Engine):
         for name, place in places.items():
             array = self.arrays[name] = _open(place.url, missing, context)
             chunks = array.chunk_layout.read_chunk.shape or array.shape
+            volume = selection.is_volume(name, array.ndim)
             fields[name] = selection.field(
-                name, place, array.shape, chunks, array.dtype.numpy_dtype
+                name, place, array.shape, chunks, array.dtype.numpy_dtype, volume=volume
             )
+            if volume:
+                self.arrays[name] = array[ts.newaxis]
         self.fields = fields
         self.rows = {
             name: normaliser.rows(

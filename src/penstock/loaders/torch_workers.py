@@ -14,7 +14,10 @@ from numpy.typing import NDArray
 
 from ..errors import require
 from ..order import Order
-from .contenders import arrays_of, open_zarr, samples_of, whole_samples
+from .contenders import arrays_of, open_zarr, reading, samples_of, whole_samples
+
+_AHEAD = 2
+"""Batches that each worker reads ahead: torch's own default."""
 
 
 class Samples:
@@ -30,7 +33,11 @@ class Samples:
     def __getitem__(self, sample: int) -> dict[str, NDArray[Any]]:
         if self._arrays is None:
             self._arrays = {name: open_zarr(url, "torch") for name, url in self._urls.items()}
-        return {name: array[sample] for name, array in self._arrays.items()}
+        found = {}
+        for name, array in self._arrays.items():
+            with reading(self._urls[name]):
+                found[name] = array[sample]
+        return found
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_arrays": None}
@@ -65,11 +72,13 @@ class TorchWorkers:
         require("zarr", "loaders")
         urls = {name: place.url for name, place in arrays_of(data, self.name).items()}
         self._batches = _Batches(order)
+        self.ahead = _AHEAD * threads
         self._running: Iterator[dict[str, NDArray[Any]]] | None = None
         self._loader: Any = data_module.DataLoader(
             Samples(urls, order.num_samples),
             batch_sampler=self._batches,
             num_workers=threads,
+            prefetch_factor=_AHEAD if threads else None,
             multiprocessing_context="spawn" if threads else None,
             persistent_workers=threads > 0,
             worker_init_fn=_one_thread if threads else None,

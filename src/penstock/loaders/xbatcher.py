@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..errors import require
 from ..order import Order
-from .contenders import samples_of, whole_samples
+from .contenders import arrays_of, reading, samples_of, whole_samples
 from .dask_xarray import open_arrays
 
 
@@ -34,6 +34,7 @@ class Xbatcher:
             name: array.rename({dim: f"{name}_{dim}" for dim in array.dims[1:]})
             for name, array in open_arrays(data, self.name).items()
         }
+        self._where = " or ".join(place.url for place in arrays_of(data, self.name).values())
         self._dataset = xarray.Dataset(arrays)
         self._sample = next(iter(arrays.values())).dims[0]
         self._order = order
@@ -44,9 +45,10 @@ class Xbatcher:
         windows = order.shuffle == "none" and order.world_size == 1
         whole = self._generator(self._dataset, order.batch_size) if windows else None
         for number, samples in enumerate(samples_of(order, epoch)):
-            with self._dask.config.set(scheduler="threads", pool=self._pool):
+            # It reads all arrays of a batch in one.
+            with reading(self._where), self._dask.config.set(scheduler="threads", pool=self._pool):
                 if whole is not None and len(samples) == order.batch_size:
-                    batch = whole[number]
+                    batch = whole[number % len(whole)]
                 else:
                     chosen = self._dataset.isel({self._sample: samples})
                     batch = self._generator(chosen, len(samples))[0]

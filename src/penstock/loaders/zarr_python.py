@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..errors import require
 from ..order import Items, Order
-from .contenders import arrays_of, open_zarr, samples_of, whole_samples
+from .contenders import arrays_of, open_zarr, reading, samples_of, whole_samples
 
 Batch = dict[str, NDArray[Any]]
 
@@ -35,17 +35,20 @@ class Zarr:
             "threading.max_workers": threads,
             **self.settings,
         }
+        self._places = arrays_of(data, self.name)
         with self._zarr.config.set(self._settings):
             self._arrays = {
-                name: open_zarr(place.url, self.name)
-                for name, place in arrays_of(data, self.name).items()
+                name: open_zarr(place.url, self.name) for name, place in self._places.items()
             }
 
     def batches(self, epoch: int = 0) -> Iterator[Batch]:
         for samples in samples_of(self._order, epoch):
             # Within this alone, since the settings are those of the whole process.
+            batch = {}
             with self._zarr.config.set(self._settings):
-                batch = {name: self._read(array, samples) for name, array in self._arrays.items()}
+                for name, array in self._arrays.items():
+                    with reading(self._places[name].url):
+                        batch[name] = self._read(array, samples)
             yield batch
 
     def _read(self, array: Any, samples: Items) -> NDArray[Any]:

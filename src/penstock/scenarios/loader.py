@@ -5,8 +5,12 @@
     step ...  wait for the next, in the same order for every loader
     verify    the same batches again, from a loader made anew, by the checksums of the data set
 
-Where the data set has fewer batches than are asked for, they begin anew; a wait in which they did
-is told apart in ``facts["begun"]``.
+Where the data set has fewer batches than are asked for, they come again, in one epoch without an
+end: at an end a loader would wait for what it could not read ahead, and then have the rest ready.
+
+What was read ahead of the samples comes for nothing. So the warm-up takes as many batches as a
+loader reads ahead, if need be, and ``facts["fresh"]`` says which share of the samples' bytes was
+read while they were waited for: with less than all, the waits are too short.
 
 A step is the wait alone: what is done with a batch is for others to add. The checksums of a batch
 take as long as reading it, and in between two waits they would be time in which a loader reads
@@ -20,6 +24,7 @@ processes, so that what runs ahead at one end makes up for the other.
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import itertools
 import json
@@ -41,7 +46,7 @@ from ..dataset import CHECKS, Audit, Packed, PackedArray, open_dataset
 from ..errors import UsageError
 from ..loaders import DOCUMENT, parse_document
 from ..loopback import Loopback
-from ..order import Order, Price, price
+from ..order import Items, Order, Price, price
 from . import Phase, Work, WrongResult
 
 Batch = Mapping[str, NDArray[Any]]
@@ -59,29 +64,45 @@ class LoaderScenario:
         self._case = case
         self._source = Source(case)
         self._packed, self._order = self._source.packed, self._source.order
+        self._timed_from = 1 + case["warmup"]
         self.work: Work = {
             "samples": case["batch"],
             "bytes": case["batch"] * self._packed.sample_bytes,
         }
         try:  # made in vain: what is to be imported is imported, and what is missing is said
-            self._make().close()
+            contender = self._make()
+            self._ahead = ahead_of(contender)
+            contender.close()
         except BaseException:
             self._source.close()
             raise
+        self._further = max(0, self._ahead - case["warmup"]) if case["warmup"] else 0
+        if case["cache"] == "cold":  # what came once is in memory
+            spare = self._order.num_batches - self._timed_from - case["batches"]
+            self._further = min(self._further, max(0, spare))
+        self._source.further = self._further + self._ahead
         self.facts: dict[str, Any] = {**self._source.facts, **self._source.prepare()}
-        # The samples in which an epoch began: each is the wait for a first batch.
-        self.facts["begun"] = []
+        self.facts["ahead"] = self._ahead
         self._steps = 0
+        self._stored: int | None = None
+        """What had been read when the samples began, or one batch before."""
+        self._lead = 0
+        """Batches from then on that are no samples."""
         self._contender: loaders.Contender | None = None
         self._batches: Iterator[Batch] = iter(())
         self._batch: Batch | None = None
         self._before: Counters | None = None
+        self._taken = 0
+        """Batches, those of the steps and those that `_settle` takes."""
 
     def step(self, phase: Phase) -> Work:
+        if self._steps and self._steps == self._timed_from - 1:
+            self._settle()
         self._batch = self._next()
         self._steps += 1
         if self._before is None:
             self._before = self._source.counters()
+            self._stored = self._before.stored
         rows = {len(array) for array in self._batch.values()}
         if rows != {self._case["batch"]}:
             raise WrongResult(f"a batch has {sorted(rows)} rows, not {self._case['batch']}")
@@ -90,13 +111,13 @@ class LoaderScenario:
     def verify(self) -> None:
         """Deliver the batches once more and check every row of them."""
         assert self._before is not None
-        self._count(self._source.counters() - self._before, self._steps - 1)
+        self._count(self._source.counters() - self._before, self._taken - 1)
         self._close()
         audit = Audit(self._packed)
         self._contender = self._make()
         self._batches = self._contender.batches()
         # A further epoch of the same seed would be the same batches again.
-        number = min(self._steps, self._order.num_batches)
+        number = min(self._taken, self._order.num_batches)
         for index in range(number):
             audit.batch(self._order.items(0, index), next(self._batches, {}))
         delivery = audit.result()
@@ -116,27 +137,38 @@ class LoaderScenario:
         case = self._case
         knobs = {"fetch": self._source.requests} if case["loader"] in OURS else {}
         try:
-            return loaders.make(
-                case["loader"], self._source.place, self._order, threads=case["threads"], **knobs
+            order = Again(**asdict(self._order))
+            contender = loaders.make(
+                case["loader"], self._source.place, order, threads=case["threads"], **knobs
             )
+            if case["loader"] in OURS:
+                contender.loader.order = order  # type: ignore[attr-defined]
+            return contender
         except UsageError as error:  # the port of the slow server says nothing to anybody
             raise UsageError(str(error).replace(self._source.url, case["data"])) from error
 
+    def _settle(self) -> None:
+        """Before the last wait of the warm-up: use up what was read ahead, and begin to count."""
+        # Whoever measures does this between warm-up and samples. Then it has nothing left to do,
+        # and nobody reads ahead meanwhile.
+        gc.collect()
+        gc.freeze()
+        for _ in range(self._further):
+            self._next()
+        self._stored, self._lead = self._source.counters().stored, 1
+
     def _next(self) -> Batch:
-        """The next batch; after the last one of the epoch the first."""
+        if self._contender is None:
+            self._contender = self._make()
+            self._batches = self._contender.batches()
         batch = next(self._batches, None)
         if batch is None:
-            if self._contender is None:
-                self._contender = self._make()
-            elif self._steps > self._case["warmup"]:
-                self.facts["begun"].append(self._steps - 1 - self._case["warmup"])
-            self._batches = self._contender.batches()
-            batch = next(self._batches, None)
-        if batch is None:
-            raise WrongResult(f"{self._case['loader']} delivers no batch at all")
+            raise WrongResult(f"{self._case['loader']} ended after {self._taken} batches")
+        self._taken += 1
         return batch
 
     def _count(self, spent: Counters, batches: int) -> None:
+        self.facts["fresh"] = self._share_read()
         if not batches:
             return
         delivered = batches * self.work["bytes"]
@@ -148,11 +180,44 @@ class LoaderScenario:
         self.facts["stored_bytes"] = stored
         self.facts["read_amplification"] = stored / (self._source.stored_bytes * share)
 
+    def _share_read(self) -> float | None:
+        """Of the bytes of the samples, how much was read while they were waited for.
+
+        Where nobody counts, 0 if all of them may have been read before; else None.
+        """
+        batches = self._steps - self._timed_from
+        now = self._source.counters().stored
+        if now is None or self._stored is None:
+            return 0.0 if self._ahead >= batches else None
+        # The smallest chunks, for nobody needs less than those of one array.
+        size = min(array.chunks[0] for array in self._packed.arrays.values())
+        chunks = [len(np.unique(samples // size)) for samples in self._source.batches()]
+        samples = max(self._case["batch"], size * sum(chunks) / len(chunks))
+        need = self._source.stored_bytes * samples / self._packed.num_samples
+        return float((now - self._stored) / (batches + self._lead) / need)
+
     def _close(self) -> None:
         self._batch, self._batches = None, iter(())
         if self._contender is not None:
             self._contender.close()
             self._contender = None
+
+
+class Again(Order):
+    """An order whose epoch follows itself, the same each time, without an end."""
+
+    @property
+    def num_batches(self) -> int:
+        return 2**48
+
+    def items(self, epoch: int, batch: int) -> Items:
+        return super().items(epoch, batch % (self.num_items // self.batch_size))
+
+
+def ahead_of(contender: Any) -> int:
+    """Batches that a contender reads, at most, before they are asked for."""
+    ours = getattr(contender, "loader", None)
+    return int(ours.config.queue if ours is not None else getattr(contender, "ahead", 0))
 
 
 def check(case: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -179,6 +244,8 @@ class Source:
     def __init__(self, case: Mapping[str, Any]) -> None:
         self._case, self._closing = case, contextlib.ExitStack()
         self.threads = int(case["threads"])
+        self.further = 0
+        """Batches that may be read and are neither warm-up nor samples."""
         self.remote = "://" in case["data"] or bool(case["latency_ms"])
         self.requests = case["threads"] if self.remote else 0
         """Requests that may be under way at once, where it is they that hide latency."""
@@ -224,7 +291,8 @@ class Source:
 
     def batches(self) -> list[NDArray[np.int64]]:
         """The samples of each batch that is read, in order."""
-        number = min(self._case["batches"] + 1 + self._case["warmup"], self.order.num_batches)
+        asked = self._case["batches"] + 1 + self._case["warmup"] + self.further
+        number = min(asked, self.order.num_batches)
         return [self.order.items(0, index) for index in range(number)]
 
     def files(self) -> list[Path]:

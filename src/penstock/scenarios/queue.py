@@ -151,7 +151,9 @@ class FromLoader:
         assert run is not None
         # What made the readers fail is raised by the next `get`.
         with contextlib.suppress(Stopped), run.flow.changed:
-            run.flow.wait_for(lambda: run.ready >= self._queue)
+            run.flow.wait_for(lambda: run.ready >= self._queue or not run.flow.alive)
+        if run.ready < self._queue and run.flow.error is None:
+            raise WrongResult(f"the batches ended before a queue of {self._queue} was full")
 
     def close(self) -> None:
         self._loader.close()
@@ -195,6 +197,7 @@ def _loader(case: Mapping[str, Any], *, workers: int, queue: int) -> Loader:
         seed=case["seed"],
         workers=workers,
         queue=queue,
+        missing=case.get("missing", "error"),
     )
     samples = loader.order.num_samples
     if case["batch"] > samples:
