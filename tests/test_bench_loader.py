@@ -320,6 +320,21 @@ def ahead(records: list[Record], fresh: float) -> list[Record]:
     return [r.model_copy(update={"facts": {**r.facts, "fresh": fresh}}) for r in records]
 
 
+def test_ladders_alone_are_a_page(tmp_path: Path) -> None:
+    """As ``tune loader`` leaves them; beside loaders they are part of theirs."""
+    steps = [*launches(0.2, rung="L1", loader=None), *launches(0.5, rung="L2", loader=None)]
+    ledger = tmp_path / "tuned.jsonl"
+    ledger.write_text("".join(f"{one.line()}\n" for one in steps))
+    assert main(["report", str(ledger)]) == 0
+    page = (tmp_path / "tuned.report" / "report.md").read_text()
+    assert "What a batch has to pay for" in page
+    assert "Step L2 (decode) costs most" in page and "![ladder](ladder.png)" in page
+    ledger.write_text("".join(f"{one.line()}\n" for one in [*steps, *launches(0.6)]))
+    assert main(["report", str(ledger), "--overwrite"]) == 0
+    page = (tmp_path / "tuned.report" / "report.md").read_text()
+    assert page.count("costs most") == 1 and "What a batch has to pay for" not in page
+
+
 def test_waits_for_what_was_read_before_are_marked_and_not_compared() -> None:
     ours, theirs = ahead(launches(0.4), 0.97), launches(0.01, loader="zarr")
     assert "slower than zarr" in said(ours + ahead(theirs, 1.02))

@@ -27,7 +27,8 @@ from penstock.errors import Refused, StageError, UsageError
 from penstock.loader import Batch, Loader, _wanted
 from penstock.loaders import Normaliser, native
 from penstock.loopback import Loopback
-from penstock.order import Foresight, NextUseCache, Order, Position
+from penstock.nextuse import Foresight, NextUseCache
+from penstock.order import Order, Position
 
 from .test_order import hits_of_lru, reads_of_belady
 

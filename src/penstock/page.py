@@ -49,6 +49,11 @@ _KINDS = {
         "Loading of batches", loader_report.sections, queueplots.plot_loader,
         loader_report.append_csv,
     ),
+    "ladder": _Kind(
+        "What a batch has to pay for",
+        lambda r: [ladder.section() for ladder in loader_report.ladders(r)],
+        queueplots.plot_ladders,
+    ),
     "queue": _Kind(
         "The queue between reading and computing", queue_report.sections, queueplots.plot_queue,
         queue_report.append_csv,
@@ -65,6 +70,8 @@ def write(records: Sequence[Record], folder: Path, source: str, overwrite: bool)
     shown = {
         name: kind for name, kind in _KINDS.items() if any(r.scenario == name for r in records)
     }
+    if "loader" in shown:  # whose sections hold the ladders
+        shown.pop("ladder", None)
     if not shown:
         found = ", ".join(sorted({r.scenario for r in records})) or "no records"
         raise UsageError(f"{source} holds {found}; a report is of {', '.join(_KINDS)}")

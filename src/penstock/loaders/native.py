@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 from ..batches import ChunkRead, Field, chunk_indices, chunk_reads
 from ..errors import StageError, UsageError, require
 from ..flow import Pool
-from ..order import Foresight, Items, NextUseCache
+from ..nextuse import Foresight, NextUseCache
+from ..order import Items
 from . import Arrays, Check, Engine, Location, Normaliser, Rows, Selection, Task, Traffic, Wanted
 
 numcodecs = require("numcodecs", "infer")

@@ -1,0 +1,265 @@
+"""A cache of chunks that need not guess, since what will be used is known.
+
+    batches to come ──▶ Foresight ──▶ uses, announced ──▶ NextUseCache ──▶ what is used last goes
+                            ▲                                  │
+                            └──────── look, to be sure ◀───────┘
+
+`NextUseCache` evicts what is used furthest ahead, and `Foresight` tells it as much of the future as
+makes a difference. Neither knows what a chunk is, and neither touches a file.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+Batch = TypeVar("Batch")
+
+
+@dataclass(slots=True)
+class _Resident(Generic[Value]):
+    value: Value
+    nbytes: int
+    rank: tuple[float, int]
+    """Furthest next use first, then least recently touched: the smallest rank goes first."""
+
+
+class NextUseCache(Generic[Key, Value]):
+    """Keeps what is needed soonest within a budget of bytes (Belady's rule).
+
+    The uses that lie ahead are announced with `expect`, in the order in which they come. `get`
+    strikes a use off. When room is needed, what is used furthest ahead goes first; what has no
+    announced use is furthest of all, and of two equals the one touched longer ago goes. So with
+    nothing announced this is an LRU cache, and with all announced and equal sizes no cache has
+    fewer misses. It need not be all: where more than one chunk that could go has no announced use,
+    the cache calls `look` before it chooses. Safe to share between threads, whose uses may overtake
+    one another: of those that miss a chunk at once one is told so, and the others wait for what it
+    will `put`. A caller that abandons announced uses must `forget`.
+
+    >>> cache = NextUseCache(budget=2)
+    >>> cache.expect("abca")
+    0
+    >>> for use, key in enumerate("abc"):
+    ...     _ = cache.get(key, use) or cache.put(key, key.upper(), 1)
+    >>> cache.get("a", 3)  # an LRU cache would have lost it
+    'A'
+    """
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.used = 0
+        self.look: Callable[[], bool] = _no_more
+        """Announces further uses; False where there are none, or as many as may be."""
+        # Reentrant: an iterator may end, and `forget`, in the garbage collector at any line.
+        self._changed = threading.Condition(threading.RLock())
+        self._making: set[Key] = set()
+        """Chunks that were missed and not yet put."""
+        self._uses = 0
+        """Uses that were ever announced; the next one has this number."""
+        # Lists, since most are of one or two: an empty deque alone takes 600 bytes.
+        self._ahead: dict[Key, list[int]] = {}
+        self._residents: dict[Key, _Resident[Value]] = {}
+        self._idle: set[Key] = set()
+        """Residents without an announced use."""
+        self._heap: list[tuple[tuple[float, int], Key]] = []
+        self._touches = 0
+
+    def __len__(self) -> int:
+        return len(self._residents)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._residents
+
+    def expect(self, keys: Iterable[Key]) -> int:
+        """Announce that chunks will be used, one after another; the number of the first use."""
+        with self._changed:
+            first = self._uses
+            for key in keys:
+                uses = self._ahead.setdefault(key, [])
+                uses.append(self._uses)
+                self._uses += 1
+                if len(uses) == 1 and key in self._residents:
+                    self._rank(key, touch=False)
+            return first
+
+    def get(self, key: Key, use: int) -> Value | None:
+        """The chunk for a use that was announced, or None: then decode it and `put` it, or
+        `give_up`. Waits for a chunk that another thread has missed."""
+        with self._changed:
+            self._changed.wait_for(lambda: key not in self._making)
+            uses = self._ahead.get(key)
+            if uses and use in uses:  # batches in flight may ask out of order
+                uses.remove(use)
+                if not uses:
+                    del self._ahead[key]
+            resident = self._residents.get(key)
+            if resident is None:
+                self._making.add(key)
+                return None
+            self._rank(key, touch=True)
+            return resident.value
+
+    def put(self, key: Key, value: Value, nbytes: int) -> bool:
+        """Offer a chunk; False when it is not kept, since all that it would drive out is used
+        sooner."""
+        while self._must_guess(key, nbytes) and self.look():
+            pass
+        with self._changed:
+            kept = self._keep(key, value, nbytes)
+            self.give_up(key)
+            return kept
+
+    def give_up(self, key: Key) -> None:
+        """Who missed a chunk makes it no longer: whoever waits for it may."""
+        with self._changed:
+            self._making.discard(key)
+            self._changed.notify_all()
+
+    def let_go(self) -> None:
+        """Nobody waits any longer for what others make; they may never be done."""
+        with self._changed:
+            self._making.clear()
+            self._changed.notify_all()
+
+    def _keep(self, key: Key, value: Value, nbytes: int) -> bool:
+        if key in self._residents:
+            return True
+        if nbytes > self.budget:
+            return False
+        self._touches += 1
+        rank = self._rank_of(key, self._touches)
+        victims, room = [], self.budget - self.used
+        while room < nbytes:
+            entry = heapq.heappop(self._heap)
+            resident = self._residents.get(entry[1])
+            if resident is None or resident.rank != entry[0]:
+                continue  # a stale entry
+            victims.append(entry)
+            if entry[0] > rank:
+                for kept in victims:
+                    heapq.heappush(self._heap, kept)
+                return False
+            room += resident.nbytes
+        for _, victim in victims:
+            self.used -= self._residents.pop(victim).nbytes
+            self._idle.discard(victim)
+        self._residents[key] = _Resident(value, nbytes, rank)
+        self.used += nbytes
+        self._push(rank, key)
+        return True
+
+    def forget(self) -> None:
+        """Drop every announced use. The chunks stay."""
+        with self._changed:
+            self._ahead.clear()
+            for key in self._residents:
+                self._rank(key, touch=False)
+
+    def _must_guess(self, key: Key, nbytes: int) -> bool:
+        """Whether one of several chunks has to go of which it is not known which is used last."""
+        with self._changed:
+            if key in self._residents or not self.budget - self.used < nbytes <= self.budget:
+                return False
+            return len(self._idle) + (key not in self._ahead) > 1
+
+    def _rank_of(self, key: Key, touched: int) -> tuple[float, int]:
+        uses = self._ahead.get(key)
+        return (-uses[0] if uses else -math.inf, touched)
+
+    def _rank(self, key: Key, touch: bool) -> None:
+        resident = self._residents[key]
+        self._touches += touch
+        resident.rank = self._rank_of(key, self._touches if touch else resident.rank[1])
+        self._push(resident.rank, key)
+
+    def _push(self, rank: tuple[float, int], key: Key) -> None:
+        (self._idle.discard if key in self._ahead else self._idle.add)(key)
+        # Entries of older ranks stay in the heap; they are swept out before they outnumber.
+        if len(self._heap) > 2 * len(self._residents) + 64:
+            self._heap = [(r.rank, k) for k, r in self._residents.items() if k != key]
+            heapq.heapify(self._heap)
+        heapq.heappush(self._heap, (rank, key))
+
+
+def _no_more() -> bool:
+    return False
+
+
+class Foresight(Generic[Batch, Key]):
+    """Batches to come, of which a cache is told as many as make a difference.
+
+    `take` hands them on, one after another. The cache has one more announced, by `look`, when it
+    would have to guess otherwise; so what it evicts is what Belady's rule would evict that sees the
+    whole epoch, and it looks no further than this takes. Two bounds are in the way. For memory's
+    sake at most ``most`` uses are in sight ahead of the batches that were taken; for that of time,
+    since whoever reads waits meanwhile, no more than some and a few for each that was taken.
+
+    Where that is too little, reads are not many more. Cut the epoch into stretches, each as long as
+    the sight at its beginning. Within one the cache does what is best for it from where it began,
+    for each use to the stretch's end is in sight when it would have to guess. So of a cache of C
+    chunks a stretch reads at most C more than it does in the best course of the epoch, and none
+    more in the first, which both begin with nothing; and the best course reads at least L - C in a
+    stretch of L different chunks. All in all that is at most L / (L - C) times the reads of the
+    best, L being that of the poorest stretch but the last. Threads may share it.
+    """
+
+    _AT_FIRST = 1024
+    """Uses that may be in sight before any was taken."""
+    _FOR_EACH = 4
+    """Uses by which sight may grow with each that is taken."""
+
+    def __init__(
+        self,
+        cache: NextUseCache[Key, Any],
+        batches: Iterator[Batch],
+        keys: Callable[[Batch], Iterable[Key]],
+        most: int,
+    ) -> None:
+        self._cache, self._batches, self._keys, self._most = cache, batches, keys, most
+        self._lock = cache._changed  # one for both: two could be taken in either order
+        self._seen: deque[tuple[Batch, int, int]] = deque()
+        """Batches that were announced and not taken, with their first use and how many."""
+        self._ahead = 0
+        """Uses of these."""
+        self._taken = 0
+        """Uses of the others."""
+        cache.look = self.look
+
+    def look(self) -> bool:
+        """Announce one batch more; False where there is none, or enough is in sight."""
+        with self._lock:
+            enough = min(self._most, self._AT_FIRST + self._FOR_EACH * self._taken)
+            return self._ahead < enough and self._announce()
+
+    def take(self) -> tuple[Batch, int] | None:
+        """The next batch and the number of its first use; None after the last."""
+        with self._lock:
+            if not self._seen and not self._announce():
+                return None
+            batch, first, count = self._seen.popleft()
+            self._ahead -= count
+            self._taken += count
+            return batch, first
+
+    def close(self) -> None:
+        """There are no more batches, and none that was announced will be used."""
+        with self._lock:
+            self._batches = iter(())
+            self._seen.clear()
+            self._cache.look = _no_more
+            self._cache.forget()
+
+    def _announce(self) -> bool:
+        for batch in self._batches:
+            keys = list(self._keys(batch))
+            self._seen.append((batch, self._cache.expect(keys), len(keys)))
+            self._ahead += len(keys)
+            return True
+        return False
