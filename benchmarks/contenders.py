@@ -167,6 +167,9 @@ def forward(job: Job) -> dict[str, Any]:
 
     As many patches as take ``job.seconds`` are timed, and scaled to the patches of the plan.
     """
+    from penstock.cli.infer import one_heap
+
+    one_heap()  # as the command does for itself: a limit that takes its memory anew is none
     import torch
 
     import models
