@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="PATH",
         help="output of SLURM jobs, folders of runs, ledgers, exports of Comet or MLflow; a folder "
-        "stands for all that is below it",
+        "stands for all that is below it (of logs *.out and *.log)",
     )
     parser.add_argument(
         "--baseline",

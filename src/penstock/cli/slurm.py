@@ -101,7 +101,8 @@ def _submit(args: argparse.Namespace) -> int:
             if number:
                 print(f"{number} of {len(jobs)} jobs were submitted", file=sys.stderr)
             raise
-        print(f"job {done.id}: {done.name}, {done.ranks} ranks on {done.nodes} nodes")
+        ranks = f"{done.ranks} rank{'s' * (done.ranks != 1)}"
+        print(f"job {done.id}: {done.name}, {ranks} on {done.nodes} node{'s' * (done.nodes != 1)}")
     print(f"Written: {Path(config.folder) / slurm.STUDY}")
     return 0
 
