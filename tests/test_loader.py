@@ -30,7 +30,7 @@ from penstock.loopback import Loopback
 from penstock.nextuse import Foresight, NextUseCache
 from penstock.order import Order, Position
 
-from .test_order import hits_of_lru, reads_of_belady
+from .test_nextuse import hits_of_lru, reads_of_belady
 
 zarr = pytest.importorskip("zarr")
 numcodecs = pytest.importorskip("numcodecs")
