@@ -69,7 +69,8 @@ CASE_APART = tuple("data dataset shuffle window cache endpoint latency_ms seed b
 
 _COLD_MOST = 0.05
 """More of the data than this in the page cache is not a cold cache."""
-_WARM_LEAST = 0.95
+WARM_LEAST = 0.95
+"""With this share of files in the page cache, it is memory that they are read from."""
 _FRESH_LEAST = 0.9
 """Of less than this, too much of what was waited for had been read before. A few batches more or
 less in a queue, over some ten of them, are not much."""
@@ -410,7 +411,7 @@ def troubles(group: Sequence[LoaderCell]) -> list[str]:
         lines.append(
             f"The cache was not cold: up to {100 * max(known):.0f} % of the data was in memory."
         )
-    if asked == "warm" and known and min(known) < _WARM_LEAST:
+    if asked == "warm" and known and min(known) < WARM_LEAST:
         lines.append(
             f"The cache was not warm: as little as {100 * min(known):.0f} % of the data was in "
             "memory, for it is larger than what memory is free."

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from . import queueing
 from .errors import UsageError
-from .loader_report import RUNGS, LoaderCell
+from .loader_report import RUNGS, WARM_LEAST, LoaderCell
 from .queue_report import QueueCell, mean_interval
 from .queueing import Feed
 from .record import Record
@@ -34,8 +34,6 @@ STEPS = 200
 """So many steps are played."""
 BEGUN = 20
 """Of these the first do not count: what was in the queue at the start is used up."""
-WARM = 0.95
-"""With this share of files in the page cache, it is memory that they are read from."""
 CEILINGS = {"L1": "storage", "L2": "decode", "L3": "scatter"}
 """What is at its limit where a rung is too slow and the one below it is not."""
 
@@ -217,7 +215,7 @@ def _limit(rung: str, cell: LoaderCell) -> str:
     resident = cell.per_launch("resident")
     if rung != "L1" or resident is None:
         return CEILINGS[rung]
-    if resident >= WARM:
+    if resident >= WARM_LEAST:
         return "reading files, though they are in the page cache"
     return f"{CEILINGS[rung]}, with {100 * resident:.0f} % of it in the page cache"
 
