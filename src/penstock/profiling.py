@@ -156,8 +156,9 @@ class ProfiledLaps(Laps):
                 event.name = _joined(self._parts[event.name])
         ours = set(map(_joined, self._parts.values()))
         averages = events.key_averages()
+        averages[:] = [row for row in averages if not row.key.startswith(_MARK)]  # between steps
         by = "self_device_time_total" if self._cuda else "self_cpu_time_total"
-        rows = [row for row in averages if not row.key.startswith((_MARK, "ProfilerStep"))]
+        rows = [row for row in averages if not row.key.startswith("ProfilerStep")]
         total = sum(getattr(row, by) for row in rows)
         operators = [
             {"name": row.key, "calls": row.count, "self_s": getattr(row, by) / 1e6}
