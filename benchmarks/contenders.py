@@ -165,7 +165,9 @@ def copy(job: Job) -> dict[str, Any]:
 def forward(job: Job) -> dict[str, Any]:
     """C: the network alone on patches in memory, at the best of some batch sizes.
 
-    As many patches as take ``job.seconds`` are timed, and scaled to the patches of the plan.
+    A tenth of ``job.seconds`` tells for each which is best; that one is timed for all of them, and
+    scaled to the patches of the plan. It is their mean: a job, too, pays for what disturbs it, and
+    is there as long as a job.
     """
     from penstock.cli.infer import one_heap
 
@@ -174,32 +176,37 @@ def forward(job: Job) -> dict[str, Any]:
 
     import models
 
-    net, samples = models.make(job.model), {}
+    net, trials = models.make(job.model), {}
     for part in net.modules():
         if isinstance(part, torch.nn.Conv3d):  # the faster layout: a limit is the best there is
             part.to(memory_format=torch.channels_last_3d)
-    used = os.times()
+
+    def timed(batch: int, seconds: float) -> list[float]:
+        patches, times = torch.rand((batch, 1, *(job.patch,) * 3)), []
+        net(patches)  # the first forward picks kernels and takes memory
+        while sum(times) < seconds and len(times) < 1000:
+            start = time.perf_counter()
+            net(patches)
+            times.append(time.perf_counter() - start)
+        return times
+
     with torch.inference_mode():
         for batch in job.batches:
-            patches = torch.rand((batch, 1, *(job.patch,) * 3))
-            net(patches)  # the first forward picks kernels and takes memory
-            times: list[float] = []
-            while sum(times) < job.seconds and len(times) < 1000:
-                start = time.perf_counter()
-                net(patches)
-                times.append(time.perf_counter() - start)
-            samples[batch] = times
-    after = os.times()
-    each = {batch: float(np.median(times)) / batch for batch, times in samples.items()}
-    best = min(each, key=lambda batch: each[batch])
+            trials[batch] = timed(batch, job.seconds / 10)
+        each = {batch: float(np.median(times)) / batch for batch, times in trials.items()}
+        best = min(each, key=lambda batch: each[batch])
+        used = os.times()
+        samples = timed(best, job.seconds)
+        after = os.times()
     busy = (after.user + after.system - used.user - used.system) / (after.elapsed - used.elapsed)
-    job.clock.seconds = each[best] * job.num_patches
+    job.clock.seconds = float(np.mean(samples)) / best * job.num_patches
     job.clock.cpu_seconds = job.clock.seconds * busy
     return {
         "best_batch": best,
-        "seconds_per_patch": each,
+        "median_seconds_per_patch": each,
         "num_patches": job.num_patches,
-        "patches_timed": {batch: len(times) * batch for batch, times in samples.items()},
+        "patches_timed": len(samples) * best,
+        "trials": trials,
         "samples": samples,
     }
 

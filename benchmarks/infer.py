@@ -44,8 +44,8 @@ PIECE = 128
 SEED = 0
 BATCHES = (1, 2, 4, 16)
 """Tried by the compute limit in every round, and once by whoever has a batch to set."""
-FORWARD_SECONDS, QUICK_FORWARD_SECONDS = 2.0, 0.2
-"""How long the compute limit tries each."""
+FORWARD_SECONDS, QUICK_FORWARD_SECONDS = 20.0, 1.0
+"""How long the compute limit times the best of them; each is tried for a tenth of it."""
 TIMEOUT = 1800.0
 """Seconds until a launch counts as hung."""
 SAMPLE_EVERY = 0.1
