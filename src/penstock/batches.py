@@ -242,6 +242,99 @@ class Field:
         return run
 
 
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Arrays that are one array in a batch: the channels of each behind those of the one before,
+    and of each array one offset after the other. What has no channels is one.
+
+        u (sample, lat, lon, level)   ──▶  (row, lat, lon, [u at t-1 | u at t | ps at t])
+        ps (sample, lat, lon)
+    """
+
+    name: str
+    fields: tuple[Field, ...]
+    flat: frozenset[str] = frozenset()
+    """The names of those without channels."""
+
+    def __post_init__(self) -> None:
+        told = f"stack {self.name}"
+        if not self.fields:
+            raise UsageError(f"{told}: names no array")
+        for what, found in (
+            ("dtypes", {f.name: str(f.dtype) for f in self.fields}),
+            ("channel axes", {f.name: f._channel_axis for f in self._deep}),
+            ("shapes but for channels", {f.name: self._shape(f) for f in self.fields}),
+        ):
+            if len(set(found.values())) > 1:
+                each = ", ".join(f"{name} {value}" for name, value in found.items())
+                raise UsageError(f"{told}: the {what} of its arrays differ: {each}")
+        if self.axis == 0:
+            raise UsageError(f"{told}: its samples, axis 0, cannot be its channels too")
+
+    @property
+    def _deep(self) -> list[Field]:
+        return [field for field in self.fields if field.name not in self.flat]
+
+    @property
+    def axis(self) -> int:
+        """The axis of the channels in a batch: where the arrays have it, else the last."""
+        return self._deep[0]._channel_axis if self._deep else len(self.fields[0].shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.fields[0].dtype
+
+    @property
+    def channels(self) -> list[tuple[str, int, int]]:
+        """What each channel is: array, offset and the array's channel (0 where it has none)."""
+        return [
+            (field.name, offset, channel)
+            for field in self.fields
+            for offset in field.offsets
+            for channel in field.channels or range(self._depth(field))
+        ]
+
+    def _depth(self, field: Field) -> int:
+        """Its channels at one offset."""
+        if field.name in self.flat:
+            return 1
+        return field.item_shape[field._channel_axis - len(field.shape)]
+
+    def _shape(self, field: Field) -> tuple[int, ...]:
+        """Of an item, without time and channels."""
+        times = len(field.item_shape) - len(field.shape) + 1
+        shape = list(field.item_shape[times:])
+        if field.name not in self.flat:
+            del shape[field._channel_axis - 1]
+        return tuple(shape)
+
+    def out_shape(self, batch_size: int) -> tuple[int, ...]:
+        """The shape of a batch: (rows, ...) with all channels."""
+        shape = [batch_size, *self._shape(self.fields[0])]
+        shape.insert(self.axis, len(self.channels))
+        return tuple(shape)
+
+    @property
+    def item_nbytes(self) -> int:
+        """Bytes of one row of a batch."""
+        return math.prod(self.out_shape(1)) * self.dtype.itemsize
+
+    def parts(self, batch: NDArray[Any]) -> dict[str, NDArray[Any]]:
+        """Views of a batch: where each array goes, in the shape that it would have alone."""
+        views: dict[str, NDArray[Any]] = {}
+        start = 0
+        before: Index = (slice(None),) * self.axis
+        for field in self.fields:
+            times, depth = len(field.offsets), self._depth(field)
+            own = batch[(*before, slice(start, start + times * depth))]
+            start += times * depth
+            view = own.reshape((*own.shape[: self.axis], times, depth, *own.shape[self.axis + 1 :]))
+            if field.name in self.flat:
+                view = view[(*before, slice(None), 0)]
+            views[field.name] = np.moveaxis(view, self.axis, 1) if times > 1 else view[(*before, 0)]
+        return views
+
+
 def valid_samples(fields: Iterable[Field]) -> range:
     """The samples that are valid in every field. Raises `UsageError` where there are none, or the
     arrays are not equally long."""

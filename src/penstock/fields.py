@@ -1,4 +1,4 @@
-"""Weather that never was: random fields with a power-law spectrum, in the geometry of the seed.
+"""Synthetic weather: random fields with a power-law spectrum, in the geometry of the seed.
 
 A `World` is a few hundred thousand random waves that travel. A field at any time is their sum, in
 closed form, so any sample can be made alone, by any thread, and is the same each time. Channels

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .batches import PatchGrid, need_of, valid_samples
+from .batches import Field, PatchGrid, Stack, need_of, valid_samples
 from .config import LoaderConfig, build
 from .errors import Refused, StageError, UsageError, require
 from .flow import Budget, Channel, Flow, Stopped, usable_cores
@@ -108,8 +108,12 @@ class Loader:
     cut into; a patch of as many axes as the array has makes the whole array, a volume, one sample
     (shuffle its patches by ``global``). Each is one value for all arrays or a mapping from their
     names. ``normalise`` is a file of statistics (see `read_statistics`) or a mapping of name to
-    (mean, std). ``transform`` is called with each batch, one after another in order; it changes the
-    batch or returns a mapping in its place. ``knobs`` are the fields of `LoaderConfig`.
+    (mean, std). ``stack`` makes one array of several, ``{"inputs": ["u", "v", "ps"]}``: along their
+    channels where they have such an axis (``channel_axis``, ``channels``, or by that name in a
+    packed data set), and an array without is one channel; times at ``offsets`` are channels too
+    (see `Stack`, and ``loader.stacks["inputs"].channels``). ``transform`` is called with each
+    batch, one after another in order; it changes the batch or returns a mapping in its place.
+    ``knobs`` are the fields of `LoaderConfig`.
 
     An iteration begins where `load_state_dict` or `set_epoch` said, else with the next epoch; an
     epoch left by ``break`` or by an error counts as done, unless the `state_dict` of that moment is
@@ -128,6 +132,7 @@ class Loader:
         patch: Any = None,
         channel_axis: Any = None,
         normalise: Any = None,
+        stack: Mapping[str, Sequence[str]] | None = None,
         transform: Transform | None = None,
         **knobs: Any,
     ) -> None:
@@ -136,22 +141,27 @@ class Loader:
             raise UsageError(f"transform {transform!r} cannot be called")
         places = locate(data)
         names = list(places)
+        selection = Selection(
+            offsets=_numbers(names, "offsets", offsets),
+            channels=_numbers(names, "channels", channels),
+            patch=_grids(names, patch),
+            channel_axis=_for_each(names, "channel_axis", channel_axis, operator.index),
+            normalise=_normalisers(normalise, names),
+        )
         self.engine: Engine = open_engine(
             config.engine,
             places,
-            Selection(
-                offsets=_numbers(names, "offsets", offsets),
-                channels=_numbers(names, "channels", channels),
-                patch=_grids(names, patch),
-                channel_axis=_for_each(names, "channel_axis", channel_axis, operator.index),
-                normalise=_normalisers(normalise, names),
-            ),
+            selection,
             workers=config.workers or usable_cores(),
             fetch=config.fetch,
             cache_bytes=config.cache,
             missing=config.missing,
         )
         self.fields = self.engine.fields
+        deep = {*selection.channel_axis, *selection.channels}
+        deep |= {name for name, place in places.items() if "channels" in place.axes}
+        self.stacks = _stacks(stack, self.fields, frozenset(self.fields) - deep)
+        """The arrays of a batch that hold several of ``fields``."""
         self.transform = transform
         samples = valid_samples(self.fields.values())
         patches = {name: field.patches_per_sample for name, field in self.fields.items()}
@@ -171,14 +181,23 @@ class Loader:
             world_size=config.world_size,
             drop_last=config.drop_last,
         )
-        self.batch_bytes = sum(
-            _aligned(f.item_nbytes * config.batch_size) for f in self.fields.values()
+        nbytes = sum(
+            _aligned(whole.item_nbytes * config.batch_size) for whole in self.arrays.values()
         )
+        # Torch's allocator of pinned memory gives powers of two.
+        self.batch_bytes = 1 << (nbytes - 1).bit_length() if config.pin else nbytes
         """Bytes of one buffer of the ring."""
         self._ring = Ring(self.batch_bytes, self._buffers(), self._limit(), config.pin)
         self._position, self._begun = Position(0, 0), False
         self._run: _Run | None = None
         self._process = os.getpid()
+
+    @property
+    def arrays(self) -> dict[str, Field | Stack]:
+        """What a batch holds, by name."""
+        stacked = {field.name for stack in self.stacks.values() for field in stack.fields}
+        alone = {name: field for name, field in self.fields.items() if name not in stacked}
+        return {**self.stacks, **alone}
 
     def _buffers(self) -> int:
         """Those that are ahead, and the one in use."""
@@ -312,7 +331,7 @@ class Loader:
         ``torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=0)``, whose place is in
         `state_dict`. With ``pin=True`` the tensors are pinned already.
         """
-        require("torch", "infer")
+        require("torch", "loaders")
         return _torch_dataset(self)
 
 
@@ -357,6 +376,9 @@ class Ring:
     that array alive, and torch keeps the view; so the end of that one array is the end of all.
     It may come in any thread, even inside the garbage collector: the callback puts the buffer into
     a `SimpleQueue`, which allows that, and takes no lock. Only one thread, the planner, lends.
+
+    A pinned buffer whose views are gone may still be read by a copy to the device that was asked
+    for and has not begun. So the planner waits for all that was asked of the device by then.
     """
 
     def __init__(self, nbytes: int, usual: int, limit: int | None, pin: bool) -> None:
@@ -364,12 +386,16 @@ class Ring:
         self.made = 0
         """Buffers that exist: lent or free."""
         self._most = usual
+        self._device = -1
+        """The CUDA device that whoever iterates is on; threads begin on the first."""
         self._free: list[NDArray[np.uint8]] = []
         self._returned: SimpleQueue[NDArray[np.uint8] | None] = SimpleQueue()
 
     def begin(self) -> None:
         """Back to the usual number of buffers, as those come back that were made beyond it."""
         self._most = self._usual
+        if self._pin:
+            self._device = _cuda().current_device()
 
     def lend(self) -> NDArray[np.uint8] | None:
         """A buffer of whatever was in it before; None where one must come back first."""
@@ -406,6 +432,8 @@ class Ring:
 
     def _take_back(self, buffer: NDArray[np.uint8] | None) -> None:
         if buffer is not None:
+            if self._pin:
+                _cuda().synchronize(self._device)
             self._free.append(buffer)
         while self._free and self.made > self._most:
             self._free.pop()
@@ -415,13 +443,18 @@ class Ring:
         self.made += 1
         if not self._pin:
             return np.empty(self.nbytes, np.uint8)
-        torch = require("torch", "infer")
-        if not torch.cuda.is_available():
-            raise UsageError("pin needs a CUDA device, and torch sees none")
+        torch = require("torch", "loaders")
         pinned: NDArray[np.uint8] = torch.empty(
             self.nbytes, dtype=torch.uint8, pin_memory=True
         ).numpy()
         return pinned
+
+
+def _cuda() -> Any:
+    cuda = require("torch", "loaders").cuda
+    if not cuda.is_available():
+        raise UsageError("pin needs a CUDA device, and torch sees none")
+    return cuda
 
 
 def _aligned(count: int) -> int:
@@ -434,13 +467,17 @@ def _aligned(count: int) -> int:
 class _Work:
     """A batch under way."""
 
-    def __init__(self, batch: Batch, place: int, tasks_left: int) -> None:
+    def __init__(
+        self, batch: Batch, out: Mapping[str, NDArray[Any]], place: int, tasks_left: int
+    ) -> None:
         self.batch: Batch | None = batch
+        self.out = out
+        """Where each stored array goes."""
         self.place, self.tasks_left = place, tasks_left
 
     def hand_over(self) -> Batch:
         """The batch, which from now on nobody else holds, not even a thread that is slow to end."""
-        batch, self.batch = self.batch, None
+        batch, self.batch, self.out = self.batch, None, {}
         assert batch is not None
         return batch
 
@@ -460,6 +497,7 @@ class _Run:
     def __init__(self, loader: Loader, start: Position) -> None:
         engine = loader.engine
         self.engine, self.ring = engine, loader._ring
+        self.arrays, self.stacks = loader.arrays, loader.stacks
         self.transform, self.queue = loader.transform, loader.config.queue
         self.epoch, self.seed = start.epoch, loader.order.seed
         self.traffic = Traffic()
@@ -559,11 +597,14 @@ class _Run:
         with self.flow.changed:
             self.flow.wait_for(self._may_open)
         root = self._buffer()
-        arrays = _cut(root, self.engine, len(wanted.items))
+        arrays = _cut(root, self.arrays, len(wanted.items))
         batch = Batch(
             arrays, self.epoch, wanted.number, wanted.items, wanted.samples, seed=self.seed
         )
-        work = _Work(batch, self.opened, len(tasks))
+        out = dict(arrays)
+        for name, stack in self.stacks.items():
+            out |= stack.parts(out.pop(name))
+        work = _Work(batch, out, self.opened, len(tasks))
         with self.flow.changed:
             self.opened += 1
         self.planned.put_all(_tickets(work, tasks, self.engine.fetched_nbytes))
@@ -614,8 +655,7 @@ class _Run:
         work, traffic = ticket.work, Traffic()
         for i, task in enumerate(ticket.tasks):
             fetched = ticket.fetched[i] if ticket.fetched is not None else None
-            assert work.batch is not None
-            traffic = traffic.plus(task.run(work.batch, self.flow.check, fetched))
+            traffic = traffic.plus(task.run(work.out, self.flow.check, fetched))
         if ticket.fetched is not None:
             self.budget.release(self._held(ticket))
         with self.flow.changed:
@@ -673,12 +713,14 @@ def _tickets(work: _Work, tasks: Sequence[Task], held: int) -> Iterator[_Ticket]
             first, nbytes = i + 1, 0
 
 
-def _cut(root: NDArray[np.uint8], engine: Engine, rows: int) -> dict[str, NDArray[Any]]:
+def _cut(
+    root: NDArray[np.uint8], wholes: Mapping[str, Field | Stack], rows: int
+) -> dict[str, NDArray[Any]]:
     """The arrays of a batch, cut from one buffer."""
     arrays, start = {}, 0
-    for name, field in engine.fields.items():
-        stop = start + field.item_nbytes * rows
-        arrays[name] = root[start:stop].view(field.dtype).reshape(field.out_shape(rows))
+    for name, whole in wholes.items():
+        stop = start + whole.item_nbytes * rows
+        arrays[name] = root[start:stop].view(whole.dtype).reshape(whole.out_shape(rows))
         start = _aligned(stop)
     return arrays
 
@@ -712,6 +754,28 @@ def _grids(names: Sequence[str], value: Any) -> dict[str, PatchGrid]:
         return grid if isinstance(grid, PatchGrid) else PatchGrid(tuple(map(operator.index, grid)))
 
     return _for_each(names, "patch", value, parse)
+
+
+def _stacks(value: Any, fields: Mapping[str, Field], flat: frozenset[str]) -> dict[str, Stack]:
+    """The arrays that become one, given by their names."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or any(isinstance(own, str) for own in value.values()):
+        raise UsageError(f"stack {value!r} is not a mapping of a name to a list of arrays")
+    parts = [name for own in value.values() for name in own]
+    unknown = sorted({str(name) for name in parts if name not in fields})
+    if unknown:
+        raise UsageError(f"stack names {', '.join(unknown)}; the arrays are {', '.join(fields)}")
+    if len(set(parts)) < len(parts):
+        raise UsageError(
+            f"stack {value!r} has an array twice; DATA may be a mapping that gives it two names"
+        )
+    if taken := sorted(set(value) & (set(fields) - set(parts))):
+        raise UsageError(f"stack {', '.join(taken)}: an array that is not stacked has that name")
+    return {
+        str(name): Stack(str(name), tuple(fields[part] for part in own), flat & set(own))
+        for name, own in value.items()
+    }
 
 
 def _normalisers(value: Any, names: Sequence[str]) -> dict[str, Normaliser]:

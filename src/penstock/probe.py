@@ -3,7 +3,7 @@
 A stage wraps its work in ``with probe.span("read", block)`` and its waiting in
 ``with probe.waiting("read")``. The probe keeps totals for each stage for ever, and every span
 only where a trace file was asked for; it is written while the job runs and opens in Perfetto or
-chrome://tracing. No other module reads a clock.
+chrome://tracing. Stages of a job read no clock of their own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Radar scenes that never were: sea, ships, land and everything that looks like a ship.
+"""Synthetic radar scenes: sea, ships, land and everything that looks like a ship.
 
 A stand-in for xView3, so that preprocessing, training and scores can be tried without two
 terabytes. The same numbers from the same seed; what a detector must learn is there, what an

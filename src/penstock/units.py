@@ -1,6 +1,7 @@
 """Bytes, rates and times: parsed from what people type, printed to what the data supports.
 
-MB is 10^6 bytes and MiB is 2^20, everywhere.
+MB is 10^6 bytes and MiB is 2^20 in all that is printed. Columns and keys that other tools named
+``_mb`` (see `report`, `telemetry`) hold 2^20, as theirs do.
 """
 
 from __future__ import annotations

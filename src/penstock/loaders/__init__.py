@@ -197,7 +197,8 @@ class Selection:
 
 
 class Normaliser:
-    """``(x - mean) / std`` in place, with one mean and one std for each channel of an array.
+    """``(x - mean) / std`` in place, with one mean and one std for each channel of an array, or
+    one for all.
 
     Bit-identical to numpy's expression in the dtype of the array.
     """
@@ -205,25 +206,32 @@ class Normaliser:
     _PIECE = 1 << 18  # bytes: what stays in a core's own cache between the two steps
 
     def __init__(self, mean: ArrayLike, std: ArrayLike) -> None:
-        self.mean, self.std = np.atleast_1d(mean), np.atleast_1d(std)
+        try:
+            self.mean, self.std = (
+                np.atleast_1d(mean).astype(float),
+                np.atleast_1d(std).astype(float),
+            )
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"normalise: mean and std are not lists of numbers: {error}") from None
         if self.mean.ndim > 1 or self.mean.shape != self.std.shape:
             raise UsageError(
                 f"normalise: mean {self.mean.shape} and std {self.std.shape} are not two lists of "
                 "one number for each channel"
             )
-        bad = np.flatnonzero(~(np.isfinite(self.mean) & np.isfinite(self.std) & (self.std > 0)))
+        bad = np.flatnonzero(~(np.isfinite(self.mean) & np.isfinite(self.std) & (self.std >= 0)))
         if bad.size:
             at = int(bad[0])
             raise UsageError(
-                f"normalise: channel {at} has mean {self.mean[at]} and std {self.std[at]}; the "
-                "std must be above 0 and both finite"
+                f"normalise: channel {at} has mean {self.mean[at]} and std {self.std[at]}; both "
+                "must be finite, and no std below 0"
             )
+        self.std[self.std == 0] = 1  # a channel that never changes becomes 0, as in scikit-learn
 
     def check(self, field: Field, where: str) -> None:
         if field.dtype.kind != "f":
             raise UsageError(f"{where}: normalise needs floats, its dtype is {field.dtype}")
         number = field.shape[field.channel_axis]
-        if len(self.mean) != number:
+        if len(self.mean) not in (1, number):
             raise UsageError(
                 f"{where}: normalise has {len(self.mean)} channels, the array has {number}"
             )
@@ -234,8 +242,8 @@ class Normaliser:
         both = []
         for values, neutral in ((self.mean, 0), (self.std, 1)):
             padded = np.full(shape[axis], neutral, dtype)  # the last chunk is wider than its data
-            chosen = values[channels]
-            padded[: len(chosen)] = chosen
+            chosen = values if len(values) == 1 else values[channels]
+            padded[: shape[axis] if len(values) == 1 else len(chosen)] = chosen
             row = padded.reshape([-1 if a == axis else 1 for a in range(len(shape))])
             if axis == len(shape) - 1 and axis > 0:  # one long row, not many of a few channels
                 row = np.broadcast_to(row, [1] * (axis - 1) + list(shape[-2:]))
@@ -245,9 +253,13 @@ class Normaliser:
 
     @classmethod
     def apply(cls, array: NDArray[Any], rows: Rows) -> None:
-        """Normalise a C-contiguous array of the shape that the rows were made for."""
-        if array.ndim > rows.mean.ndim:
+        """Normalise an array of the shape that the rows were made for; a C-contiguous one is
+        quicker."""
+        if array.ndim > rows.mean.ndim and array.flags.c_contiguous:
             array = array.reshape((*array.shape[:-2], -1))
+        elif array.ndim > rows.mean.ndim:  # a view, whose two last axes cannot be one
+            last = array.shape[-2:]
+            rows = Rows(*(row.reshape((*row.shape[:-1], *last)) for row in rows))
         for piece, mean, std in cls._pieces(array, rows.mean, rows.std):
             np.subtract(piece, mean, out=piece)
             np.divide(piece, std, out=piece)
@@ -289,7 +301,7 @@ def read_statistics(path: Path) -> dict[str, Normaliser]:
             for name, entry in saved.items()
             if isinstance(entry, dict) and {"mean", "std"} <= set(entry)
         }
-    except (OSError, ValueError, KeyError, AttributeError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, KeyError, AttributeError, zipfile.BadZipFile) as error:
         if isinstance(error, UsageError):
             raise
         raise UsageError(f"normalise {path}: {error}") from error
