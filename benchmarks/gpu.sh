@@ -7,7 +7,8 @@
 # Parts: check limits variants tiles suite (default: all). What is kept lands in FOLDER (default
 # benchmarks/results/gpu): ledgers of raw records, CSV, reports, figures, settings. Each part can be
 # killed and run again: --resume measures only what is missing. Scenes, chips and weights of the
-# suite lie in WORK (default /tmp/penstock-gpu) and are not kept.
+# suite lie in WORK (default /tmp/penstock-gpu) and are not kept. A launch that crashes is a row like
+# any other; the exit code is then 1, at the end.
 #
 # DEVICE, PRESET, SCENES and CUT are there for tests/test_gpu.py, which runs a small suite on a CPU.
 set -euo pipefail
@@ -21,19 +22,27 @@ work=${WORK:-/tmp/penstock-gpu}
 read -ra scenes <<<"${SCENES:---scenes 10 --validation 2 --size 4000 4000 --objects 200}"
 read -ra cut <<<"${CUT:---chip-size 800 --overlap 64}"
 mkdir -p "$folder" "$work"
+# A cache of its own, in which doctor leaves the roofs and bench model looks for them.
+XDG_CACHE_HOME=$(realpath "$work")/cache
+export XDG_CACHE_HOME
+worst=0
 
 penstock() { "${PYTHON:-python3}" -m penstock "$@"; }
+crashed() { # STATUS: 1 says that a launch crashed, and anything else is an end.
+    (($1 == 1)) || exit "$1"
+    worst=1
+}
 bench() { # NAME FLAGS...: one sweep and its figure
     local name=$1
     shift
     penstock bench model --device "$device" --resume --launch-seconds 3 \
-        --output "$folder/$name.csv" "$@"
+        --output "$folder/$name.csv" "$@" || crashed $?
     penstock plot "$folder/$name.csv" --output "$folder/$name.png"
 }
 
 check() {
-    penstock doctor --device "$device" --effort quick --ledger "$folder/doctor.ledger" \
-        --json "$folder/doctor.json"
+    penstock doctor --device "$device" --effort quick --json "$folder/doctor.json"
+    cp -R "$XDG_CACHE_HOME/penstock/doctor.ledger" "$folder/"
 }
 
 limits() { # The largest batch of each tile, verified on both sides.
@@ -60,26 +69,24 @@ tiles() { # Tile against batch, inference and training.
     done
 }
 
-suite() ( # In the folder of its data, so that no record holds a path of this machine.
-    folder=$(realpath "$folder")
-    cd "$work"
+suite() { # In the folder of its data, so that no record holds a path of this machine.
+    local kept
+    kept=$(realpath "$folder")/suite
+    pushd "$work" >/dev/null
     if [[ ! -d scenes ]]; then
         rm -rf scenes.part
         penstock generate xview3 scenes.part "${scenes[@]}"
         mv scenes.part scenes
     fi
-    data=(--data-root scenes --train-labels scenes/labels/train.csv
+    local data=(--data-root scenes --train-labels scenes/labels/train.csv
         --val-labels scenes/labels/validation.csv)
     penstock suite preprocess "${data[@]}" --output-dir chips "${cut[@]}"
-    # 1 says that a run crashed, which is a row of the report.
-    status=0
     penstock suite benchmark --config "$preset" "${data[@]}" --train-chips chips/train \
-        --val-chips chips/val --output-dir suite --resume || status=$?
-    ((status <= 1)) || exit "$status"
-    mkdir -p "$folder/suite"
-    cp -R suite/suite.ledger suite/system_info.json suite/benchmark_report* "$folder/suite/"
-    exit "$status"
-)
+        --val-chips chips/val --output-dir suite --resume || crashed $?
+    mkdir -p "$kept"
+    cp -R suite/suite.ledger suite/system_info.json suite/benchmark_report* "$kept/"
+    popd >/dev/null
+}
 
 for part in "${parts[@]}"; do
     case $part in
@@ -90,3 +97,4 @@ for part in "${parts[@]}"; do
         ;;
     esac
 done
+exit "$worst"

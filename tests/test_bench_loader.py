@@ -174,6 +174,19 @@ def test_far_data_has_no_rungs_of_files(data: Path) -> None:
             rung({**case(data, latency_ms=1.0), "rung": name})
 
 
+def test_far_data_that_may_not_be_listed_is_described(tmp_path: Path) -> None:
+    pytest.importorskip("tensorstore")
+    from .test_loader import forbidding
+
+    words = ["generate", "ufs-p1", str(tmp_path / "data"), "--samples", "4", "--grid", "8", "16"]
+    assert main([*words, "--zarr-format", "3"]) == 0
+    with forbidding(tmp_path) as url:
+        far = {**case(tmp_path), "data": f"{url}/data", "cache": "as-is"}
+        assert check(far)[1]["samples"] == 4
+        with pytest.raises(UsageError, match=r"none.*403"):
+            check({**far, "data": f"{url}/none"})
+
+
 # --- cases --------------------------------------------------------------------------------------
 
 
@@ -369,6 +382,44 @@ def test_who_failed_is_told_and_a_cache_that_was_not_as_asked_for() -> None:
     assert "The cache was not cold: up to 100 % of the data was in memory" in said(cold)
 
 
+@pytest.mark.parametrize(
+    ("batch", "shuffle", "again"), [(4, "none", 0.0), (2, "none", 0.5), (4, "sample", 1.0)]
+)
+def test_a_cold_cache_is_warm_where_batches_share_chunks(
+    batch: int, shuffle: str, again: float, tmp_path: Path
+) -> None:
+    """16 planes in chunks of 4."""
+    folder = tmp_path / "v.zarr"
+    words = "generate volume OUT --shape 16 32 32 --chunks 4 32 32".replace("OUT", str(folder))
+    assert main(words.split()) == 0
+    cold = case(folder, cache="cold", batch=batch, shuffle=shuffle, batches=2, warmup=0)
+    facts = measured(LoaderScenario(cold), 2)["facts"]
+    assert facts["again"] == pytest.approx(again, abs=0.3 if shuffle == "sample" else 1e-9)
+    if again < 1:
+        assert "again" not in measured(LoaderScenario({**cold, "cache": "warm"}), 2)["facts"]
+
+
+def test_what_of_a_cold_cache_was_read_again_is_told() -> None:
+    def cold(again: float) -> list[Record]:
+        return [
+            r.model_copy(
+                update={
+                    "case": {**r.case, "cache": "cold"},
+                    "facts": {**r.facts, "resident": 0.0, "again": again},
+                }
+            )
+            for r in launches(0.4)
+        ]
+
+    text = said(cold(0.94))
+    assert "cold (0 % resident), 94 % read again from memory" in text
+    assert (
+        "Of what the batches after the first read, 94 % an earlier one had read, for a chunk holds "
+        "several samples: that came from memory, however cold the cache was."
+    ) in text
+    assert "again" not in said(cold(0.0)) and "came from memory" not in said(cold(0.0))
+
+
 def ladder_records(*seconds: float) -> list[Record]:
     found = []
     for name, value in zip(("L0", "L1", "L2", "L3", "L4"), seconds, strict=True):
@@ -403,6 +454,21 @@ def test_figures_are_drawn(tmp_path: Path) -> None:
     for figure in (bars, rungs, lines):
         assert figure.read_bytes()[:4] == b"\x89PNG"
     assert plot_ladders(launches(0.4), tmp_path / "none") == []
+
+
+def test_a_cell_of_which_a_launch_failed_is_drawn(tmp_path: Path) -> None:
+    from penstock.queueplots import draw_loader
+    from penstock.report import read_csv
+
+    records = [record(0, 0.4), record(1, 0.0, "timeout"), record(0, 0.0, "crash", loader="zarr")]
+    path = tmp_path / "loader.csv"
+    loader_report.append_csv(records, path)
+    assert [r["status"] for r in read_csv(path, loader_report.NEEDS).rows] == ["timeout", "crash"]
+    (figure,) = plot_loader(path, tmp_path / "loader")
+    assert figure.exists()
+    drawn = [row for row in read_csv(path, loader_report.NEEDS).rows if row["launches"] != "0"]
+    (axis,) = draw_loader(drawn, "loader.csv").axes
+    assert [bar.get_width() for bar in axis.patches] == [pytest.approx(0.4)]
 
 
 # --- end to end ---------------------------------------------------------------------------------

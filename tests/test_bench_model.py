@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,9 @@ from penstock.launch import Request, launch
 from penstock.ledger import Ledger
 from penstock.record import Record
 from penstock.scenarios import WrongResult
+from penstock.scenarios import model as under_test
 from penstock.scenarios.model import ModelScenario, check, structure
+from penstock.worker import status_of
 
 NETS = '''
 import weakref
@@ -99,7 +102,7 @@ def classes():
 
 CASE: dict[str, Any] = {
     "mode": "inference", "tile": "16", "batch": 2, "weights": None, "channels": None,
-    "dtype": "float32", "amp": False, "compile": False, "channels_last": False,
+    "dtype": "float32", "amp": False, "compile": False, "channels_last": False, "tf32": False,
     "checkpointing": False, "halo": 0, "device": "cpu", "threads": None, "seed": 0, "budget": None,
 }  # fmt: skip
 
@@ -195,6 +198,20 @@ def test_every_variant_steps(nets: str, mode: str, knobs: dict[str, Any]) -> Non
     scenario.close()
 
 
+@pytest.mark.parametrize("mode", ["inference", "train"])
+def test_channels_last_is_of_each_tensors_own_axes(mode: str) -> None:
+    """The refiner is a network of images whose patches are embedded by a convolution of volumes."""
+    case = {**CASE, "model": "prithvi-refiner-tiny", "tile": "32", "batch": 1, "mode": mode}
+    scenario = ModelScenario(case | {"channels_last": True})
+    scenario.step(Phases())
+    forms = {4: torch.channels_last, 5: torch.channels_last_3d}
+    parameters = list(scenario._model.module.parameters())
+    assert {parameter.ndim for parameter in parameters} >= set(forms)
+    for tensor in (scenario._input, *parameters):
+        if form := forms.get(tensor.ndim):
+            assert tensor.is_contiguous(memory_format=form)
+
+
 def test_a_network_of_three_axes_has_cubes_for_tiles() -> None:
     scenario = ModelScenario({**CASE, "model": "denoise-tiny", "tile": "8", "halo": 1})
     assert scenario.facts["tile_shape"] == [8, 8, 8]
@@ -265,6 +282,27 @@ def test_a_network_that_knows_how_to_recompute_does_it_itself() -> None:
     assert flops[1] > flops[0]
 
 
+@pytest.fixture
+def flags() -> Iterator[tuple[Any, Any]]:
+    """Those of CUDA as torch has them by default, and after the test as they were."""
+    both = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [flag.allow_tf32 for flag in both]
+    for flag, value in zip(both, (False, True), strict=True):
+        flag.allow_tf32 = value
+    yield both
+    for flag, value in zip(both, before, strict=True):
+        flag.allow_tf32 = value
+
+
+def test_tf32_is_said_of_products_and_convolutions_alike(nets: str, flags: tuple[Any, Any]) -> None:
+    """Torch lets cuDNN alone use it by default. A case from before there was the knob is one
+    without TF32, as `infer` and `train` would run it."""
+    old = {name: value for name, value in CASE.items() if name != "tf32"}
+    for case, on in ((CASE, False), (CASE | {"tf32": True}, True), (old, False)):
+        ModelScenario({**case, "model": f"{nets}:convs"})
+        assert [flag.allow_tf32 for flag in flags] == [on, on]
+
+
 def test_the_structure_is_of_shapes_and_classes_and_not_of_values() -> None:
     torch.manual_seed(0)
     nets = [
@@ -315,6 +353,72 @@ def test_what_cannot_be_measured_is_said_before(
     with pytest.raises(UsageError, match=sentence) as raised:
         check({**CASE, "model": f"{nets}:{net}"} | knobs)
     assert "\n" not in str(raised.value)
+
+
+def test_a_dtype_without_arithmetic_is_said_before(nets: str) -> None:
+    with pytest.raises(UsageError, match="--dtype uint16 is not supported on cpu: "):
+        check({**CASE, "model": f"{nets}:convs", "dtype": "uint16"})
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB."), "oom_device"),
+        (RuntimeError("CUDA error: out of memory"), "oom_device"),
+        (RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable"), "crash"),
+    ],
+)
+def test_a_device_that_is_full_or_busy_is_no_matter_of_the_dtype(
+    nets: str, monkeypatch: pytest.MonkeyPatch, error: RuntimeError, status: str
+) -> None:
+    def fail(*shape: int, **options: Any) -> torch.Tensor:
+        raise error
+
+    monkeypatch.setattr(torch, "ones", fail)
+    with pytest.raises(RuntimeError) as raised:
+        check({**CASE, "model": f"{nets}:convs", "dtype": "bfloat16"})
+    assert status_of(raised.value, limited=False) == status
+
+
+def on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card of 10 GiB, as far as it is only asked."""
+    card = SimpleNamespace(total_memory=10 * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    monkeypatch.setattr(under_test, "devices", lambda names: [torch.device("cuda", 0)])
+
+
+def test_the_memory_of_a_card_is_what_torch_says(
+    nets: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert check({**CASE, "model": f"{nets}:convs"})[1]["device_memory"] is None
+    on_cuda(monkeypatch)
+    ones = torch.ones
+    monkeypatch.setattr(torch, "ones", lambda *shape, dtype, device: ones(*shape, dtype=dtype))
+    case, facts = check({**CASE, "model": f"{nets}:convs", "device": "cuda"})
+    assert (case["device"], facts["device_memory"]) == ("cuda:0", 10 * 2**30)
+
+
+def test_the_driver_is_asked_before_the_launch_holds_any_of_the_card(
+    nets: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = []
+
+    class Driver:
+        def __init__(self, device: torch.device) -> None: ...
+
+        def used(self) -> None:
+            order.append("driver")
+
+    def ones(*shape: int, **options: Any) -> torch.Tensor:
+        order.append("launch")
+        raise RuntimeError("no further")
+
+    on_cuda(monkeypatch)
+    monkeypatch.setattr(under_test, "Gpu", Driver)
+    monkeypatch.setattr(torch, "ones", ones)
+    with pytest.raises(RuntimeError, match="no further"):
+        made(nets, "convs", device="cuda:0")
+    assert order == ["driver", "launch"]
 
 
 def test_a_head_without_a_gradient_cannot_be_trained_on(nets: str) -> None:

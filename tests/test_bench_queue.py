@@ -6,6 +6,7 @@ import contextlib
 import csv
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,13 +22,14 @@ from penstock.config import BenchQueueConfig, build
 from penstock.errors import StageError, UsageError
 from penstock.ledger import Ledger
 from penstock.measure import Rules, measure
+from penstock.order import Endless, Order
 from penstock.queueing import Feed, Timeline, simulate
 from penstock.queueplots import draw_loader, draw_queue, plot_loader, plot_queue
 from penstock.record import Failure, Record, case_key
 from penstock.report import in_markdown, in_text, read_csv
 from penstock.scenarios import WrongResult
 from penstock.scenarios.compute import Busy, calibrated, make, timed
-from penstock.scenarios.queue import Endless, FromLoader, InPlace, QueueScenario
+from penstock.scenarios.queue import FromLoader, InPlace, QueueScenario
 
 CASE: dict[str, Any] = {
     "data": "data", "workers": 1, "queue": 4, "batch": 2, "iterations": 12, "shuffle": "sample",
@@ -198,13 +200,13 @@ def test_a_reader_that_fails_ends_the_prefill_and_is_told(data: Path, tmp_path: 
 
 
 def test_an_endless_order_is_its_epochs_one_after_the_other(data: Path) -> None:
-    from penstock.order import Order
-
     order = Order(num_samples=7, batch_size=2, seed=3, shuffle="sample", drop_last=True)
-    endless = Endless.like(order)
-    for batch in range(9):
-        turn, place = divmod(batch, 3)
-        assert endless.items(0, batch).tolist() == order.items(turn, place).tolist()
+    for reshuffled in (False, True):
+        endless = Endless(**asdict(order), reshuffled=reshuffled)
+        for batch in range(9):
+            turn, place = divmod(batch, 3)
+            wanted = order.items(turn * reshuffled, place)
+            assert endless.items(0, batch).tolist() == wanted.tolist()
 
 
 # --- cases --------------------------------------------------------------------------------------
@@ -314,7 +316,7 @@ def test_the_exit_code_of_launches_that_failed(
     code: int,
 ) -> None:
     fine = SimpleNamespace(error=None)
-    monkeypatch.setattr("penstock.cli.bench.asked", lambda scenario, case, timeout_s: fine)
+    monkeypatch.setattr("penstock.launch.check", lambda scenario, case, timeout_s: fine)
     monkeypatch.setattr("penstock.sweep.sweep", failed(status, message))
     words = ["bench", "queue", str(data), "--output", str(tmp_path / "queue.csv")]
     assert main([*words, "--batch-size", "2", "--workers", "1", "--queue-sizes", "1"]) == code
@@ -402,11 +404,79 @@ def test_sentences_follow_the_data() -> None:
         "The simulation predicts the iteration that clears the queue within one in 2 of 2 cases, "
         "and in 4 of 4 launches."
     )
-    assert "fails the 70 % of CosmoFlow" in said[4]
+    assert "fails the 70 % of CosmoFlow" in said[-1]
     (fast,) = queue_report.courses(run(0.5))
     said = queue_report.sentences(fast)
     assert "no more than a step, 1.00 s: the queue stays full." in said[1]
     assert "100.0 % passes the 90 %" in said[-1]
+
+
+def test_a_queue_that_is_not_cleared_yet_shows_no_steady_state() -> None:
+    """R is 1.25 s: a queue of 8 lasts for 35 of 30 steps."""
+    records = list(run(1.25, queues=(1, 2, 4, 8)))
+    (group,) = queue_report.courses(records)
+    deep = group[-1]
+    assert deep.cell.queue == 8 and set(deep.cell.cleared) == {None}
+    assert deep.steady is None and deep.row["steady_s"] == deep.row["steady_utilisation"] == ""
+    said = queue_report.sentences(group)
+    assert any("queue of 4 in place of 1 does not change the steady state" in line for line in said)
+    unseen = "The steady state was not reached within the 30 iterations with 1 worker, queue 8: "
+    assert f"{unseen}more --iterations tell." in said
+    assert not any("queue of 8" in line for line in said)
+
+
+@pytest.mark.parametrize("alone", [None, 0.9])
+def test_a_queue_that_sinks_is_not_full_for_good_whatever_was_foreseen(alone: float | None) -> None:
+    """Nothing is foreseen, or that reading keeps up; beside a step it does not."""
+    records = list(run(1.25)) if alone is None else list(run(alone, slow=1.25 / alone))
+    if alone is None:
+        records = [one for one in records if one.case["compute"] != "none"]
+    (group,) = queue_report.courses(records)
+    assert [course.steady is None for course in group] == [False, False, True]
+    (full,) = queue_report.courses(run(0.5))
+    assert [course.steady and course.steady.value for course in full] == [1.5, 1.0, 1.0]
+
+
+def test_what_a_full_queue_held_passes_no_verdict() -> None:
+    """The drain of benchmarks/results: 26.7 ms are 64 % of the 41.9 ms that a batch takes."""
+    (group,) = queue_report.courses(run(41.9 / 26.7))
+    deep = group[-1]
+    (utilisation,) = set(np.round(deep.utilisations, 9))
+    assert utilisation == pytest.approx(26.7 / 41.9)
+    assert min(deep.cell.utilisations) > 0.7
+    said = queue_report.sentences(group)
+    assert said[-2] == (
+        "Utilisation in the steady state is within 2 points of the model's in 3 of 3 cases."
+    )
+    assert (
+        "used best with 1 worker, queue 1: 63.7 % fails the 70 % of CosmoFlow and the 90 % of 3D"
+        in said[-1]
+    )
+    assert said[-1].endswith(
+        "; over all but the first of 30 iterations, which a full queue fed to begin with, 63.7 %."
+    )
+    (heads, *lines) = queue_report.table(group)
+    at = [heads.index(name) for name in ("queue", "AU steady", "model", "AU of all")]
+    assert [lines[-1][column] for column in at] == ["8", "63.7 %", "63.7 %", "84.0 %"]
+    row = deep.row
+    assert float(row["steady_utilisation"]) == pytest.approx(float(row["model_utilisation"]))
+    assert float(row["utilisation"]) > 0.7  # by the formula alone, as ever
+
+
+def test_a_utilisation_far_from_the_model_is_told() -> None:
+    (group,) = queue_report.courses(run(1.5, slow=2.0))
+    assert (
+        "Utilisation in the steady state is within 2 points of the model's in 0 of 3 cases; the "
+        "furthest is 1 worker, queue 1, 33.3 % and 66.7 % by the model."
+    ) in queue_report.sentences(group)
+
+
+def test_whose_the_formula_is_stands_beside_it() -> None:
+    (group,) = queue_report.courses(run(2.66))
+    (line,) = (line for line in queue_report.sentences(group) if "n0" in line)
+    assert "are the seed's" in line and "ours hold none" in line
+    (quick,) = queue_report.courses(run(0.5))  # nothing clears
+    assert not any("n0" in line for line in queue_report.sentences(quick))
 
 
 def test_reading_that_a_step_slows_down_is_a_wrong_prediction() -> None:
@@ -521,6 +591,39 @@ def test_figures_are_drawn_from_the_csv_alone(tmp_path: Path) -> None:
     assert len(plot_queue(path, tmp_path / "figure")) == 1
     with pytest.raises(UsageError, match="not the CSV of a benchmark"):
         plot_loader(path, tmp_path / "loader")
+
+
+def of_two_lengths() -> list[Record]:
+    """Launches beside steps that take 1 s and beside others that take 2 s."""
+    records = list(run(2.66))
+    longer = [
+        one.model_copy(update={"case": case, "key": case_key("queue", case), "id": f"{one.id}-2"})
+        for one in records
+        if one.case["compute"] != "none"
+        for case in [{**one.case, "compute_time": 2.0}]
+    ]
+    return records + longer
+
+
+def test_steps_of_two_lengths_are_two_figures(tmp_path: Path) -> None:
+    path = tmp_path / "queue.csv"
+    queue_report.append_csv(of_two_lengths(), path)
+    rows = read_csv(path, queue_report.NEEDS).rows
+    assert sorted(row["compute_time"] for row in rows) == ["1"] * 3 + ["2"] * 3
+    figures = plot_queue(path, tmp_path / "figure")
+    assert [figure.name for figure in figures] == ["figure_1.png", "figure_2.png"]
+
+
+def test_a_page_made_anew_keeps_no_figure_of_the_old_one(tmp_path: Path) -> None:
+    ledger, folder = tmp_path / "q.jsonl", tmp_path / "q.report"
+    for records, names in (
+        (list(run(2.66)), {"queue.png"}),
+        (of_two_lengths(), {"queue_1.png", "queue_2.png", "mine.png"}),
+    ):
+        ledger.write_text("".join(f"{one.line()}\n" for one in records))
+        assert main(["report", str(ledger), "--overwrite"]) == 0
+        assert {path.name for path in folder.glob("*.png")} == names
+        (folder / "mine.png").write_bytes(b"mine")
 
 
 def test_nothing_lies_over_the_bars_and_no_iteration_is_half(tmp_path: Path) -> None:

@@ -172,6 +172,11 @@ def test_sentences(fields: dict[str, object], words: str) -> None:
     assert words in limit(**fields).sentence
 
 
+def test_tiles_in_order_of_their_pixels() -> None:
+    tiles = ["256x256x256", "256", "64", "64x128"]
+    assert sorted(tiles, key=pixels_of) == ["64", "64x128", "256", "256x256x256"]
+
+
 def test_table() -> None:
     head, first, second, *sentences = limits_table(
         [limit(), limit(tile="512", batch=None, failing_batch=1, peak=None, predicted=None)]

@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock.preprocess
-from penstock.chips import open_chips
+from penstock.chips import Chips
 from penstock.cli import main
 from penstock.errors import UsageError
 from penstock.labels import read_labels
@@ -115,7 +115,7 @@ def test_an_overlap_of_a_whole_chip_is_refused() -> None:
 
 
 def test_chips_hold_what_the_rasters_hold(data: Path, out: Path) -> None:
-    chips = open_chips(out / "train")
+    chips = Chips(out / "train")
     folders = scene_folders(data, "train")
     assert chips.channels == NAMES and chips.scenes == tuple(folders)
     seen = dict.fromkeys(folders, 0)
@@ -149,7 +149,7 @@ def test_every_label_is_owned_once_and_seen_by_all_that_see_its_place(
     data: Path, out: Path
 ) -> None:
     labels = read_labels(data / "labels" / "train.csv")
-    chips = open_chips(out / "train")
+    chips = Chips(out / "train")
     owned: dict[str, list[tuple[float, float]]] = {name: [] for name in chips.scenes}
     for index in range(len(chips)):
         chip = chips.read(index)
@@ -169,7 +169,7 @@ def test_every_label_is_owned_once_and_seen_by_all_that_see_its_place(
 
 
 def test_missing_is_masked_and_never_0_db(out: Path) -> None:
-    chips = open_chips(out / "train")
+    chips = Chips(out / "train")
     hidden = 0
     for index in range(len(chips)):
         chip = chips.read(index)
@@ -211,7 +211,7 @@ def test_a_scene_smaller_than_a_chip_is_one_chip_with_a_mask(tmp_path: Path) -> 
     write_data_set(tmp_path / "d", (90, 100), scenes=2, validation=1, objects=2, tiff="strips",
                    seed=0)  # fmt: skip
     assert main(words_of(tmp_path / "d", tmp_path / "c", "--overlap", "16")) == 0
-    chips = open_chips(tmp_path / "c" / "train")
+    chips = Chips(tmp_path / "c" / "train")
     assert len(chips) == 1
     chip = chips.read(0)
     assert chip.core == (0, 90, 0, 100) and chip.offset == (0, 0)
@@ -221,7 +221,7 @@ def test_a_scene_smaller_than_a_chip_is_one_chip_with_a_mask(tmp_path: Path) -> 
 
 def test_few_files_and_a_store_that_others_read(out: Path) -> None:
     zarr = pytest.importorskip("zarr")
-    chips = open_chips(out / "train")
+    chips = Chips(out / "train")
     for name in chips.scenes:
         array = zarr.open_array(out / "train" / name / "chips.zarr", mode="r")
         assert array.shape == (4, 5, 2, CHIP, CHIP) and array.dtype == np.float16
@@ -238,8 +238,8 @@ def test_few_files_and_a_store_that_others_read(out: Path) -> None:
 
 def test_the_order_is_the_same_for_any_hash_seed(out: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from penstock.chips import open_chips\n"
-        "c = open_chips(Path(sys.argv[1])); print([c.read(i).offset for i in range(len(c))],"
+        "import sys; from pathlib import Path; from penstock.chips import Chips\n"
+        "c = Chips(Path(sys.argv[1])); print([c.read(i).offset for i in range(len(c))],"
         "[c.scene_of(i) for i in range(len(c))])"
     )
     said = {
@@ -253,14 +253,14 @@ def test_the_order_is_the_same_for_any_hash_seed(out: Path) -> None:
 
 
 def test_chips_go_to_another_process_and_through_a_fork(out: Path) -> None:
-    chips = open_chips(out / "val")
+    chips = Chips(out / "val")
     first = chips.read(3)
     again = pickle.loads(pickle.dumps(chips)).read(3)
     np.testing.assert_array_equal(first.image, again.image)
     # In a process of its own: TensorStore is in this one, and ends what forks.
     code = (
-        "import os, sys; from pathlib import Path; from penstock.chips import open_chips\n"
-        "chips = open_chips(Path(sys.argv[1])); mean = chips.read(3).image.mean()\n"
+        "import os, sys; from pathlib import Path; from penstock.chips import Chips\n"
+        "chips = Chips(Path(sys.argv[1])); mean = chips.read(3).image.mean()\n"
         "if not (child := os.fork()): os._exit(chips.read(3).image.mean() != mean)\n"
         "sys.exit(os.waitpid(child, 0)[1])"
     )
@@ -312,15 +312,13 @@ def test_a_scene_without_a_manifest_is_done_again_and_the_others_are_not(
     shard = next(path for path in first.rglob("c/**/*") if path.is_file())
     shard.write_bytes(b"half a shard")
     with pytest.raises(UsageError, match="was not finished; run penstock preprocess again"):
-        open_chips(train)
+        Chips(train)
     kept = (second / "manifest.json").stat().st_mtime_ns
     assert main(words_of(data, tmp_path / "c", "--overlap", str(OVERLAP))) == 0
     assert "1 scenes were done before" in capsys.readouterr().out
     assert (second / "manifest.json").stat().st_mtime_ns == kept
     assert shard.read_bytes() == (out / "train" / shard.relative_to(train)).read_bytes()
-    np.testing.assert_array_equal(
-        open_chips(train).read(0).image, open_chips(out / "train").read(0).image
-    )
+    np.testing.assert_array_equal(Chips(train).read(0).image, Chips(out / "train").read(0).image)
 
 
 def test_a_run_that_dies_leaves_no_manifest_and_no_index(
@@ -369,10 +367,10 @@ def test_a_folder_that_is_half_replaced_is_refused(out: Path, tmp_path: Path) ->
     path = sorted(tmp_path.glob("c/*/manifest.json"))[1]
     path.write_text(json.dumps({**json.loads(path.read_text()), "overlap": 8}))
     with pytest.raises(UsageError, match=r"is of other settings than .* was not finished"):
-        open_chips(tmp_path / "c")
+        Chips(tmp_path / "c")
     path.unlink()
     with pytest.raises(UsageError, match=r"manifest\.json cannot be read: .*No such file"):
-        open_chips(tmp_path / "c")
+        Chips(tmp_path / "c")
 
 
 @pytest.mark.parametrize(
@@ -393,9 +391,7 @@ def test_chips_of_other_settings_are_not_taken_for_these(
     err = capsys.readouterr().err
     assert f"was made with other {what}; use --overwrite-preproc to replace it" in err
     assert main([*words, "--overwrite_preproc"]) == 0
-    assert open_chips(tmp_path / "c" / "train").channels == (
-        ("vh",) if what == "channels" else NAMES
-    )
+    assert Chips(tmp_path / "c" / "train").channels == (("vh",) if what == "channels" else NAMES)
 
 
 def test_a_raster_that_changed_is_cut_again_only_when_told(
@@ -521,7 +517,7 @@ def test_bad_input_is_one_sentence_and_exit_2(
     assert not list(tmp_path.glob("c/*/index.json"))
     if "--partial" in sentence:
         assert main([*words, "--overlap", "8", "--partial"]) == 0
-        assert len(open_chips(tmp_path / "c" / "train").scenes) == 1
+        assert len(Chips(tmp_path / "c" / "train").scenes) == 1
 
 
 def test_an_unknown_channel_is_refused(
@@ -536,20 +532,20 @@ def test_an_unknown_channel_is_refused(
 
 def test_folders_that_hold_no_chips_are_refused(out: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"has no chips: there is no index\.json"):
-        open_chips(tmp_path)
+        Chips(tmp_path)
     (tmp_path / "index.json").write_text('{"format": "something else"}')
     with pytest.raises(UsageError, match="is not of a folder of chips"):
-        open_chips(tmp_path)
+        Chips(tmp_path)
     index = json.loads((out / "train" / "index.json").read_text())
     (tmp_path / "index.json").write_text(json.dumps({**index, "version": 9}))
     with pytest.raises(UsageError, match="is of version 9; known is 1"):
-        open_chips(tmp_path)
+        Chips(tmp_path)
     shutil.copytree(out / "train", tmp_path / "c")
     for path in (tmp_path / "c").rglob("c/**/*"):
         if path.is_file():
             path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(UsageError, match=r"chips\.zarr cannot be read at chip 0, 0"):
-        open_chips(tmp_path / "c").read(0)
+        Chips(tmp_path / "c").read(0)
 
 
 # --- the layout of the reference -------------------------------------------------------------

@@ -186,6 +186,7 @@ def test_plan_and_dry_run_touch_nothing(
         (["--devices", "cuda:0"], ["--devices cuda:0", "cpu"]),
         (["--max-memory", "10MiB"], ["10.0 MiB", "--max-memory"]),
         (["--max-memory", "lots"], ["--max-memory", "lots"]),
+        (["--max-memory", "0"], ["--max-memory", "0", "greater than or equal to 1"]),
         (["--config", "nowhere.yaml"], ["nowhere.yaml"]),
         (["--run-dir", "in.zarr/.zarray/x"], ["--run-dir"]),
         (["--run-dir", "out.zarr/run"], ["--run-dir out.zarr/run", "inside the output"]),
@@ -328,6 +329,63 @@ def test_an_interrupted_run_exits_3_and_says_how_to_go_on(tmp_path: Path) -> Non
     assert job.returncode == 3
     assert "--resume" in error
     assert "Traceback" not in error
+
+
+# --- told to nobody ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_leaves_ends_no_job_and_its_exit_code_stands(
+    unbuffered: str, volume: np.ndarray, tmp_path: Path
+) -> None:
+    source, broken = zarr(tmp_path / "in.zarr", volume), tmp_path / "broken.py"
+    broken.write_text("def net():\n    return lambda x: x / (x - x)\n")
+    often = (
+        "import penstock.cli.infer as infer, penstock.cli as cli\n"
+        "infer.PLAIN_EVERY_SECONDS = 0\n"
+        "cli.entry()\n"
+    )
+    for model, code in (("identity", 0), (f"{broken}:net", 1), ("nonesuch", 2)):
+        words = [sys.executable, "-c", often, "infer", "--in-spec", source, "--out-spec",
+                 tmp_path / "out.zarr", "--model-type", model, "--patch", "16", "--overlap", "4",
+                 "--devices", "cpu", "--overwrite"]  # fmt: skip
+        read_end, write_end = os.pipe()
+        os.close(read_end)
+        job = subprocess.run(
+            words, stdout=write_end, stderr=write_end,
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+        )  # fmt: skip
+        os.close(write_end)
+        assert job.returncode == code
+        if code == 0:
+            assert (read(tmp_path / "out.zarr/0") == volume).all()
+
+
+def test_progress_that_cannot_be_told_ends_no_job(
+    volume: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class FullDisk(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    source = zarr(tmp_path / "in.zarr", volume)
+    monkeypatch.setattr("penstock.cli.infer.PLAIN_EVERY_SECONDS", 0)
+    monkeypatch.setattr(sys, "stderr", FullDisk())
+    code = infer("--in-spec", source, "--out-spec", tmp_path / "out.zarr", "--model-type",
+                 "identity", "--patch", "16", "--overlap", "4")  # fmt: skip
+    assert code == 0
+    assert (read(tmp_path / "out.zarr/0") == volume).all()
+
+
+def test_a_pipe_that_breaks_elsewhere_is_no_success(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: Any) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("penstock.cli.plan.run", broken)
+    assert main(["plan", "--in-spec", "a", "--out-spec", "b", "--model-type", "identity"]) == 1
+    assert "BrokenPipeError" in capsys.readouterr().err
 
 
 def test_no_login_of_what_was_given_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -222,14 +222,24 @@ def test_what_was_measured_is_found_again(tmp_path: Path) -> None:
         limits.roofs("cpu", ["float32"], tmp_path, "quick", ledger, run)
         limits.noise_floor("cpu", "quick", ledger, always())
     assert limits.measured_roof("here", "cpu", "float32", ledger) == 500
-    assert limits.measured_noise("here", "cpu", ledger) == 0
     for key, device, dtype in (
         ("there", "cpu", "float32"),
         ("here", "cuda:0", "float32"),
         ("here", "cpu", "float16"),
     ):
         assert limits.measured_roof(key, device, dtype, ledger) is None
-    assert limits.measured_noise("there", "cpu", ledger) is None
+
+
+def test_tf32_is_a_roof_of_its_own(tmp_path: Path) -> None:
+    def run(request: Request, *, launch: int, order: int | None, timeout_s: float) -> Record:
+        seconds = 0.25 if request.case.get("tf32") else 2.0
+        return made(request, launch, samples_s={"step": [seconds] * 9})
+
+    ledger = Ledger(tmp_path)
+    tops = limits.roofs("cuda:0", ["float32"], tmp_path, "quick", ledger, run)
+    assert list(tops)[:2] == ["matmul float32", "matmul tf32"]
+    assert limits.measured_roof("here", "cuda:0", "float32", ledger) == 500
+    assert limits.measured_roof("here", "cuda:0", "tf32", ledger) == 4000
 
 
 def test_where_nothing_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,7 +302,7 @@ def test_limits_on_a_gpu_are_for_the_allocator(tmp_path: Path) -> None:
 def test_without_a_budget_a_cpu_is_kept_to_what_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "_free", lambda: 5000)
+    monkeypatch.setattr(limits, "available_memory", lambda: 5000)
     machine = Machine()
     (found,) = limits.model_limits(
         CASE, ["8"], 2, 512, None, Ledger(tmp_path), timeout_s=9, run=machine
@@ -308,21 +318,18 @@ def test_a_crash_is_no_limit(tmp_path: Path) -> None:
     assert found.batch is None and "SIGSEGV" in found.sentence
 
 
-@pytest.mark.parametrize(
-    ("device", "environment", "total"),
-    [
-        ("cuda:0", {"gpus": [{"memory_bytes": 80}]}, 80),
-        ("cuda:1", {"gpus": [{"memory_bytes": 80}, {"memory_bytes": 40}]}, 40),
-        ("cuda:1", {"gpus": [{"memory_bytes": 80}]}, None),
-        ("cuda:0", {"gpus": None}, None),
-        ("mps", {}, None),
-        # CUDA's number 0 may be any of them
-        ("cuda:0", {"gpus": [{}, {}], "variables": {"CUDA_VISIBLE_DEVICES": "1"}}, None),
-    ],
-)
-def test_memory_of_a_device(device: str, environment: dict[str, Any], total: int | None) -> None:
-    record = made(Request("model", CASE | {"device": device}), 0, environment=environment)
-    assert limits._device_memory(record) == total
+@pytest.mark.parametrize("told", [10_000, None])
+def test_without_a_budget_a_gpu_is_held_against_what_torch_says_it_has(
+    told: int | None, tmp_path: Path
+) -> None:
+    """Whatever cards the driver shows: it may be a slice of one."""
+    machine = Machine("oom_device")
+    case = CASE | {"device": "cuda:0"}
+    (found,) = limits.model_limits(
+        case, ["8"], 2, 512, None, Ledger(tmp_path), timeout_s=9, device_memory=told, run=machine
+    )
+    assert found.batch == 70 and found.budget == told
+    assert {request.case["budget"] for request in machine.requests} == {None}
 
 
 @pytest.mark.parametrize(("device", "word"), [("cpu", "interpreter"), ("cuda:0", "allocator")])

@@ -37,6 +37,16 @@ def test_an_ordered_channel_restores_order_whatever_the_delays() -> None:
     assert got == list(range(200))
 
 
+def test_what_came_out_of_turn_is_not_ready() -> None:
+    channel: Channel[str] = Channel(Flow())
+    lengths = []
+    for place in (1, 3, 0, 2):
+        channel.put(str(place), place)
+        lengths.append(len(channel))
+    assert lengths == [0, 0, 2, 4]
+    assert channel.get() == "0" and len(channel) == 3
+
+
 def test_a_budget_is_never_exceeded_and_lets_one_oversized_request_through() -> None:
     flow = Flow()
     budget = Budget(flow, 10)

@@ -794,6 +794,82 @@ def test_what_a_file_does_not_have_is_refused(
     assert not (tmp_path / "data").exists()
 
 
+def netcdf(path: Path, variables: dict[str, Any], coords: dict[str, Any], **how: Any) -> Path:
+    xarray = pytest.importorskip("xarray")
+    pytest.importorskip("netCDF4")
+    xarray.Dataset(variables, coords).to_netcdf(path, engine="netcdf4", **how)
+    return path
+
+
+MONTHS = {"units": "months since 1850-01-01", "calendar": "standard", "bounds": "time_bnds"}
+"""Which nobody can decode."""
+
+
+def test_corners_of_cells_are_no_weather_and_months_no_hindrance(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An ocean on a curvilinear grid, as CMIP6 has it."""
+    tos = np.arange(5 * 4 * 6, dtype="f4").reshape(5, 4, 6)
+    corners = {"bounds": "vertices_latitude"}
+    path = netcdf(
+        tmp_path / "tos.nc",
+        {
+            "vertices_latitude": (("j", "i", "vertices"), np.ones((4, 6, 4))),
+            "time_bnds": (("time", "bnds"), np.ones((5, 2))),
+            "period": (("time", "j", "i"), tos + 1000, {"units": "seconds"}),
+            "transport": (("time", "basin", "j"), np.ones((5, 2, 4))),
+            "tos": (("time", "j", "i"), tos),
+        },
+        {"time": ("time", np.arange(5.0), MONTHS),
+         "latitude": (("j", "i"), np.ones((4, 6)), corners)},
+    )  # fmt: skip
+    assert main(["generate", "--from", str(path), str(tmp_path / "data")]) == 0
+    assert f"{path}: left out, for want of latitude or longitude: transport" in (
+        capsys.readouterr().out
+    )
+    packed = open_dataset(tmp_path / "data")
+    assert packed.arrays["targets"].channels == ("period_t+1", "tos_t+1")
+    assert packed.ids.tolist() == [1, 2, 3]
+    np.testing.assert_array_equal(read(packed, "targets")[..., 1], tos[2:])
+
+
+@pytest.mark.parametrize(
+    ("axes", "told", "about", "unlimited"),
+    [
+        ("time level lat lon", "time lat lon", {}, []),
+        ("time level lon lat", "time lat lon", {}, []),
+        ("level lon lat time", "time lat lon", {}, []),
+        ("t level b a", "t b a", {"t": {"units": "days since 2000-01-01"}}, []),
+        ("t level a b", "t b a", {"t": {"axis": "T"}, "a": {"units": "degrees_east"}}, []),
+        ("level t x y", "t y x", {"t": {"standard_name": "time"}, "y": {"axis": "Y"}}, []),
+        ("level step y x", "step y x", {}, ["step"]),
+    ],
+)
+def test_the_axes_are_found_by_what_is_said_of_them(
+    axes: str, told: str, about: dict[str, Any], unlimited: list[str], tmp_path: Path
+) -> None:
+    """Before the variable comes another, whose first axis is another and which never changes."""
+    dim, latitude, longitude = told.split()
+    length = {dim: 5, "level": 2, latitude: 4, longitude: 6}
+    shape = [length[axis] for axis in axes.split()]
+    wind = np.arange(math.prod(shape), dtype="f4").reshape(shape)
+    soil = np.arange(3 * 4 * 6, dtype="f4").reshape(3, 4, 6)
+    path = netcdf(
+        tmp_path / "w.nc",
+        {"soil": (("layer", latitude, longitude), soil), "wind": (axes.split(), wind)},
+        {axis: (axis, np.arange(length[axis]), attributes) for axis, attributes in about.items()},
+        unlimited_dims=unlimited,
+    )
+    words = ["generate", "--from", str(path), str(tmp_path / "data"), "--offsets", "0"]
+    assert main([*words, "--target-offset", "0"]) == 0
+    packed = open_dataset(tmp_path / "data")
+    wanted = wind.transpose([axes.split().index(a) for a in (*told.split(), "level")])
+    np.testing.assert_array_equal(read(packed, "targets"), wanted)
+    inputs = read(packed, "inputs")
+    np.testing.assert_array_equal(inputs[..., 3:], wanted)
+    np.testing.assert_array_equal(inputs[4, ..., :3], soil.transpose(1, 2, 0))
+
+
 def test_what_is_no_netcdf_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("netCDF4")
     (tmp_path / "text.nc").write_text("not a NetCDF at all")

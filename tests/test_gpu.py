@@ -116,6 +116,8 @@ def test_a_model_is_measured_by_events_and_its_memory_by_the_driver(
     assert {"step", "device"} | phases == set(record.samples_s)
     assert record.memory.device_peak and record.memory.device_reserved
     assert record.memory.device_reserved >= record.memory.device_peak
+    driver = record.memory.device_driver  # with the context, which comes on top
+    assert driver is None or driver > record.memory.device_reserved
     assert record.clocks
 
 
@@ -267,6 +269,49 @@ def test_the_suite_of_the_benchmark_is_resnet50_in_mixed_precision(tmp_path: Pat
     assert len(cases) == 10
     for case in cases:
         assert (case["device"], case["backbone"], case["amp"]) == ("cuda", "resnet50", True)
+
+
+def test_the_benchmark_goes_on_after_a_crash_and_keeps_the_roofs_it_looks_up(
+    tmp_path: Path,
+) -> None:
+    """gpu.sh on a program that only tells how it was called; every sweep of it has a crash."""
+    program = tmp_path / "program"
+    program.write_text(
+        """#!/usr/bin/env bash
+        roofs=$XDG_CACHE_HOME/penstock/doctor.ledger # as `limits.default_ledger` has it
+        echo "${@:3:2}" "$(cat "$roofs/records.jsonl")" >>"$LOG"
+        case "$3 $*" in
+        doctor*) mkdir -p "$roofs" && echo roofs >"$roofs/records.jsonl" ;;
+        *--find-limit*) ;;
+        bench*) exit "$STATUS" ;;
+        esac
+        """
+    )
+    program.chmod(0o755)
+    log, kept = tmp_path / "log", tmp_path / "kept"
+    settings = {"PYTHON": str(program), "LOG": str(log), "WORK": str(tmp_path / "work")}
+    parts = ("check", "limits", "variants", "tiles")
+    command = ["bash", str(BENCHMARKS / "gpu.sh"), str(kept), *parts]
+
+    def called(status: int) -> tuple[int, list[str]]:
+        log.write_text("")
+        environment = {**os.environ, **settings, "STATUS": str(status)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        return done.returncode, log.read_text().splitlines()
+
+    sweep = ["bench model roofs", f"plot {kept}/NAME.csv roofs"]
+    assert called(1) == (
+        1,
+        ["doctor --device ", *["bench model roofs"] * 2]
+        + [
+            line.replace("NAME", name)
+            for name in ("variants", "inference-100m", "train-100m", "inference-300m", "train-300m")
+            for line in sweep
+        ],
+    )
+    assert (kept / "doctor.ledger" / "records.jsonl").read_text() == "roofs\n"
+    code, calls = called(2)
+    assert (code, len(calls)) == (2, 4), "what is refused is the end"
 
 
 @pytest.mark.slow

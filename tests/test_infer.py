@@ -23,6 +23,7 @@ from penstock.config import InferConfig, build
 from penstock.errors import StageError, UsageError
 from penstock.job import Job
 from penstock.stores.memory import MemorySink, MemorySource
+from penstock.stores.tensorstore import TensorStoreSink
 
 Array = NDArray[Any]
 
@@ -98,6 +99,18 @@ def test_the_result_is_the_same_to_the_bit_however_it_is_cut(
         volume = (1000 + 300 * volume).clip(0).astype("uint16")
     a, b = (run(volume, conv(), normalize="global", seam_mode=seam, **k) for k in (first, second))
     assert (a == b).all()
+
+
+def test_seams_lie_in_the_middle_of_the_overlap_whatever_is_to_be_cut_at_least() -> None:
+    volume = np.random.default_rng(8).integers(0, 5000, (20, 25, 30)).astype("uint16")
+    knobs: dict[str, Any] = {"patch": 10, "overlap": 6, "normalize": "global"}
+    expected = run(volume, conv(), **knobs)
+    for trim in range(4):
+        assert (run(volume, conv(), trim_voxels=trim, **knobs) == expected).all()
+    with pytest.raises(UsageError, match="--trim-voxels 4 needs an --overlap of at least 8"):
+        run(volume, conv(), trim_voxels=4, **knobs)
+    said = InferConfig.model_fields["trim_voxels"].description
+    assert said is not None and "middle of the overlap" in said
 
 
 def test_delays_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -474,6 +487,8 @@ def test_several_devices_share_the_work_and_agree(monkeypatch: pytest.MonkeyPatc
         ({"clip_norm": (1,)}, "--clip-norm"),
         ({"out_spec": ()}, "--out-spec"),
         ({"model_type": "denoise-net"}, "denoise-net has no weights of its own"),
+        ({"model_type": lambda x: x}, "is neither a name, a reference or a file, nor a module"),
+        ({"max_memory": 0}, "--max-memory 0: input should be greater than or equal to 1"),
         ({"trace": Path(__file__).parent}, "--trace"),
         ({"metrics_json": Path(__file__) / "x.json"}, "--metrics-json"),
     ],
@@ -614,25 +629,141 @@ def test_a_killed_run_leaves_no_list_of_units_for_a_new_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """--overwrite, killed while the output is made anew: what was done before counts no more."""
-    from penstock.stores.omezarr import OmeZarrSink
-
     source, out = arange((20, 20, 20)), tmp_path / "out.zarr"
     knobs: dict[str, Any] = {"model": "identity", "patch": 8, "overlap": 2, "devices": "cpu"}
     penstock.run_inference(source, out, **knobs)
-    create = OmeZarrSink.create
+    create = TensorStoreSink.create
 
-    def killed(self: OmeZarrSink) -> None:
+    def killed(self: TensorStoreSink) -> None:
         create(self)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(OmeZarrSink, "create", killed)
+    monkeypatch.setattr(TensorStoreSink, "create", killed)
     with pytest.raises(KeyboardInterrupt):
         penstock.run_inference(source, out, overwrite=True, **knobs)
-    monkeypatch.setattr(OmeZarrSink, "create", create)
+    monkeypatch.setattr(TensorStoreSink, "create", create)
     summary = penstock.run_inference(source, out, resume=True, **knobs)
     assert summary.units_skipped == 0
     written = penstock.open_source(out)
     assert (written.read(written.domain)[0, 0] == source).all()
+
+
+def test_a_run_killed_while_the_old_output_is_deleted_goes_on(tmp_path: Path) -> None:
+    """The old one had other chunks and another dtype, and some of it is there still."""
+    from penstock.stores import tensorstore
+
+    source, out = arange((20, 20, 20)), tmp_path / "out.zarr"
+    knobs: dict[str, Any] = {"model": "identity", "patch": 8, "overlap": 2, "devices": "cpu"}
+    for way in ("resume", "overwrite"):
+        penstock.run_inference(
+            source, out, overwrite=True, out_dtype="float32", chunks=10, block=20, **knobs
+        )
+        (out / tensorstore._DELETING).write_text('{"arrays": ["0"]}')
+        (out / "zarr.json").unlink()
+        (out / "0/c/0/0/0").unlink()
+        summary = penstock.run_inference(source, out, **{way: True}, **knobs)
+        assert summary.units_skipped == 0
+        written = penstock.open_source(out)
+        assert written.dtype == source.dtype
+        assert (written.read(written.domain)[0, 0] == source).all()
+        assert sorted(path.name for path in out.iterdir()) == ["0", "zarr.json"]
+
+
+def test_what_may_not_be_replaced_is_refused_before_its_list_of_units_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = arange((20, 20, 20)), tmp_path / "out.zarr"
+    knobs: dict[str, Any] = {"model": "identity", "patch": 8, "overlap": 2, "devices": "cpu"}
+    penstock.run_inference(source, out, **knobs)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    def denied(self: TensorStoreSink) -> None:
+        raise UsageError(f"{self.where}: Permission denied")
+
+    monkeypatch.setattr(TensorStoreSink, "check", denied)
+    with pytest.raises(UsageError, match="Permission denied"):
+        penstock.run_inference(source, out, overwrite=True, **knobs)
+    after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert after == before
+
+
+# --- a run folder that cannot be written ---------------------------------------------------------
+
+
+def full(*_: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("stage", "method", "file"),
+    [("write", "note", "done.log"), ("statistics", "save_statistics", "statistics.json")],
+)
+def test_a_disk_that_fills_under_the_run_folder_is_told_with_stage_and_path(
+    stage: str, method: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = job(tmp_path, normalize="global")
+    monkeypatch.setattr(infer.Journal, method, full)
+    with pytest.raises(StageError, match=f"^{stage} failed at .*{file}: .*No space left"):
+        infer.run_job(started)
+
+
+def test_a_line_that_could_not_be_noted_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left of it in a buffer must not hide the stage as the log is closed."""
+    disk = Path("/dev/full")
+    if not disk.exists():
+        pytest.skip("there is no /dev/full")
+    started, begin = job(tmp_path), infer.Journal.begin
+
+    def begun(self: infer.Journal, settings: Any) -> None:
+        begin(self, settings)
+        assert self._log is not None
+        self._log.close()
+        self._log = disk.open("w")
+
+    monkeypatch.setattr(infer.Journal, "begin", begun)
+    with pytest.raises(StageError, match=r"^write failed at block .*done\.log: .*No space left"):
+        infer.run_job(started)
+
+
+def test_a_summary_that_cannot_be_written_costs_no_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, save = job(tmp_path), infer.Journal.save
+
+    def saved(self: infer.Journal, name: str, content: Any) -> None:
+        (full if name == "summary.json" else save)(self, name, content)
+
+    monkeypatch.setattr(infer.Journal, "save", saved)
+    with pytest.warns(RuntimeWarning, match=r"--run-dir .*run: summary\.json: No space left"):
+        assert infer.run_job(started).units_written == 27
+
+
+@pytest.mark.parametrize("name", ["done.log", "run.json"])
+def test_a_run_folder_that_cannot_be_used_is_refused(name: str, tmp_path: Path) -> None:
+    source, out, folder = arange((20, 20, 20)), tmp_path / "out.zarr", tmp_path / "run"
+    knobs: dict[str, Any] = {"model": "identity", "patch": 8, "overlap": 2, "devices": "cpu"}
+    penstock.run_inference(source, out, run_dir=folder, **knobs)
+    (folder / name).unlink()
+    (folder / name).mkdir()
+    with pytest.raises(UsageError, match=r"^--run-dir .*run: Is a directory$"):
+        penstock.run_inference(source, out, run_dir=folder, resume=True, **knobs)
+
+
+def test_a_run_folder_that_may_not_be_looked_into_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, exists = job(tmp_path), Path.exists
+
+    def denied(self: Path) -> bool:
+        if self == tmp_path / "run":
+            raise PermissionError(13, "Permission denied", str(self))
+        return exists(self)
+
+    monkeypatch.setattr(Path, "exists", denied)
+    with pytest.raises(UsageError, match=r"^--run-dir .*run: Permission denied$"):
+        infer.run_job(started)
 
 
 def test_resume_refuses_another_model_of_the_same_name(tmp_path: Path) -> None:
@@ -647,11 +778,13 @@ def test_resume_refuses_another_model_of_the_same_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("batch", [1, 3])
 def test_an_exported_program_is_a_model(batch: int, tmp_path: Path) -> None:
-    path = tmp_path / "net.pt2"
+    path = tmp_path / "net.pt2"  # given as it is, and as text
     torch.export.save(torch.export.export(conv().eval(), (torch.zeros(1, 1, 12, 12, 12),)), path)
     data = np.random.default_rng(0).normal(size=(20, 30, 25)).astype("float32")
     knobs: dict[str, Any] = {"patch": 12, "overlap": 4, "normalize": "none", "batch": batch}
-    np.testing.assert_allclose(run(data, str(path), **knobs), run(data, conv(), **knobs), atol=1e-6)
+    expected = run(data, conv(), **knobs)
+    for net in (path, str(path)):
+        np.testing.assert_allclose(run(data, net, **knobs), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(

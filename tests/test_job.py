@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import penstock
+from penstock import environment, lane, model
 from penstock import job as jobs
-from penstock import lane, model
 from penstock.config import InferConfig, build
 from penstock.errors import UsageError
 from penstock.job import Job
@@ -102,11 +103,11 @@ def test_memory_is_what_the_tightest_control_group_has_left(
         ([bare], 700),
         ([cached, old, bare], 310),
     ):
-        monkeypatch.setattr(jobs, "cgroup_folders", {"memory": folders}.__getitem__)
-        assert jobs._available_memory() == left
+        monkeypatch.setattr(environment, "cgroup_folders", {"memory": folders}.__getitem__)
+        assert environment.available_memory() == left
     for folders in ([], [free], [endless], [tmp_path / "nothing"]):
-        monkeypatch.setattr(jobs, "cgroup_folders", {"memory": folders}.__getitem__)
-        assert 1000 < jobs._available_memory() <= machine
+        monkeypatch.setattr(environment, "cgroup_folders", {"memory": folders}.__getitem__)
+        assert 1000 < environment.available_memory() <= machine
 
 
 def test_what_a_gpus_context_takes_is_in_the_base(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,6 +137,28 @@ def test_a_device_without_an_index_is_the_first(monkeypatch: pytest.MonkeyPatch)
             model.devices(names)
     with pytest.raises(UsageError, match="--devices cuda:2: this machine has 2 CUDA devices"):
         model.devices(["cuda:2"])
+
+
+@pytest.mark.parametrize(
+    ("knobs", "dtype", "chosen"),
+    [
+        ({}, torch.float32, torch.float16),  # percentiles of each block
+        ({"normalize": "global"}, torch.float32, torch.float16),
+        ({"normalize": "fixed", "clip_norm": ()}, torch.float32, torch.float16),
+        ({"normalize": "fixed"}, torch.float32, None),  # no voxel is held to the range
+        ({"normalize": "none"}, torch.float32, None),
+        ({"normalize": "none", "amp": "fp16"}, torch.float32, torch.float16),  # as told
+        ({"amp": "off"}, torch.float32, None),
+        ({}, torch.bfloat16, None),  # the net is of half precision itself
+    ],
+)
+def test_half_precision_is_for_values_that_are_brought_to_a_range(
+    knobs: dict[str, Any], dtype: torch.dtype, chosen: torch.dtype | None
+) -> None:
+    config = opened(np.zeros((20, 20, 20), "uint8"), **knobs).config
+    assert jobs._amp(config, [torch.device("cuda:0")], dtype) == chosen
+    if config.amp == "auto":
+        assert jobs._amp(config, [torch.device("cpu")], dtype) is None
 
 
 # --- the run folder ------------------------------------------------------------------------------
@@ -306,6 +329,22 @@ def test_a_resume_that_is_killed_as_it_begins_loses_nothing(torn: str, tmp_path:
     last.note((0, 1, 1, 12), 1)
     last.close()
     assert Journal.open(tmp_path, {"a": 1}, resume=True).done == {*done, (0, 1, 1, 12)}
+
+
+def test_a_resume_is_refused_on_another_kind_of_device(tmp_path: Path) -> None:
+    source, out = np.arange(8000, dtype="uint8").reshape(20, 20, 20), tmp_path / "out.zarr"
+    knobs: dict[str, Any] = {"model": "identity", "patch": 8, "overlap": 2, "devices": "cpu"}
+    penstock.run_inference(source, out, **knobs)
+    noted = tmp_path / "out.zarr.penstock" / "run.json"
+    content = json.loads(noted.read_text())
+    assert content["fingerprint"]["devices"] == ["cpu"]
+    content["fingerprint"]["devices"] = ["cuda"]
+    noted.write_text(json.dumps(content))
+    with pytest.raises(UsageError, match=r"had devices \['cuda'\], this one has \['cpu'\]"):
+        penstock.run_inference(source, out, resume=True, **knobs)
+    del content["fingerprint"]["devices"]  # as an older version left it
+    noted.write_text(json.dumps(content))
+    assert penstock.run_inference(source, out, resume=True, **knobs).units_written == 0
 
 
 def test_a_new_run_begins_an_empty_log(tmp_path: Path) -> None:

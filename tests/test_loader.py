@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
+import http.server
 import json
 import os
 import random
@@ -287,6 +290,39 @@ def test_normalised_to_the_bit_as_numpy_does(layout: str, engine: str, tmp_path:
         assert np.array_equal(batch["data"], np.take(wanted, some, axis))
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("shuffle", ["none", "global"])
+def test_patches_that_cut_the_channels_are_normalised_by_their_own(
+    engine: str, shuffle: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "a.zarr", values := distinct(LAST), (1, 6, 5, 4))
+    mean, std = np.linspace(-3, 40, 10, dtype="f4"), np.linspace(0.3, 7, 10, dtype="f4")
+    wanted, patch = (values - mean) / std, PatchGrid((5, 4), (), (2, 3))  # the last overlaps
+    with Loader(
+        path, batch_size=4, patch=patch, engine=engine, shuffle=shuffle, workers=2,
+        normalise={"data": (mean, std)},
+    ) as loader:  # fmt: skip
+        assert loader.order.patches_per_sample == 3
+        for batch in loader:
+            _, patches = loader.order.split(batch.indices)
+            for row, sample, number in zip(batch["data"], batch.samples, patches, strict=True):
+                start = (0, 4, 6)[number]
+                assert np.array_equal(row, wanted[sample, :, :, start : start + 4])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("statistics", [(3.0, 2.0), (np.arange(12.0), np.arange(12.0) + 1)])
+def test_one_number_a_sample_is_normalised_too(
+    statistics: tuple[Any, Any], engine: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "a.zarr", values := distinct((12,)), (4,))
+    mean, std = (np.asarray(value, np.float32) for value in statistics)
+    normalise = {"data": statistics}
+    with Loader(path, batch_size=5, shuffle="global", engine=engine, normalise=normalise) as loader:
+        for batch in loader:
+            assert np.array_equal(batch["data"], ((values - mean) / std)[batch.samples])
+
+
 @given(st.tuples(*[st.integers(1, 7)] * 3), st.integers(0, 2), st.integers(4, 200))
 def test_normalising_in_pieces_is_normalising_at_once(
     shape: tuple[int, ...], axis: int, piece: int
@@ -489,7 +525,8 @@ def test_an_epoch_that_is_left_leaves_chunks_and_no_plans(
         for _ in range(3):
             next(old)
         loader.close()
-        assert len(cache) == 20 and not cache._ahead and not cache.look()
+        assert 19 * 480 < cache.used <= cache.budget  # chunks of 480 bytes and of 80
+        assert not cache._ahead and not cache.look()
         new = iter(loader)
         next(new)
         assert cache._ahead
@@ -500,6 +537,10 @@ def test_an_epoch_that_is_left_leaves_chunks_and_no_plans(
         assert not ends, "the engine works for another iteration"
         assert sum(1 for _ in new) == 5
         assert ends == ["cancel", "forget"]
+
+
+def values_of(cache: NextUseCache[Any, Any]) -> list[NDArray[Any]]:
+    return [resident.value for resident in cache._residents.values()]
 
 
 def cache_of(loader: Loader) -> NextUseCache[Any, Any]:
@@ -751,7 +792,7 @@ def test_with_little_sight_and_many_threads_the_bytes_stay_the_same(
                 for name, array in batch.items():
                     assert np.array_equal(array, whole[name][batch.samples])
             cache = cache_of(loader)
-            assert not cache._ahead and cache.used == sum(480 for _ in cache._residents)
+            assert not cache._ahead and cache.used == sum(c.nbytes for c in values_of(cache))
             assert 0 < cache.used <= cache.budget
 
 
@@ -788,6 +829,64 @@ def test_a_hundred_million_samples_are_foreseen_in_the_memory_that_is_said(
         tracemalloc.stop()
     assert most <= len(cache._ahead) < most + batch_size
     assert held < most * native._NOTE
+
+
+def test_a_small_chunk_takes_no_more_of_the_cache_than_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Images and their labels, all of which fit to the byte, as is priced."""
+    paths = {
+        "images": write(tmp_path / "a.zarr", distinct((16, 512)), (1, 512), compressors=None),
+        "labels": write(tmp_path / "b.zarr", distinct((16, 1)), (1, 1), compressors=None),
+    }
+    read = counted(monkeypatch)
+    room = 16 * 2048 + 16 * 4
+    with Loader(paths, batch_size=2, cache=room, engine="native", workers=1) as loader:
+        assert loader.price().read_amplification_cached == 1
+        for _ in range(2):
+            assert sum(1 for _ in loader) == 8
+        assert len(read) == 32 and cache_of(loader).used == room
+
+
+GZIP = {"compressors": numcodecs.GZip()}
+COPIES: dict[str, tuple[dict[str, Any], int]] = {
+    "lz4": ({"compressors": numcodecs.Blosc("lz4")}, 0),
+    "zstd": ({"compressors": numcodecs.Zstd()}, 0),
+    "none": ({"compressors": None}, 0),
+    "gzip": (GZIP, 3),
+    "filter": ({"filters": [numcodecs.Delta("<u4")], "compressors": numcodecs.Zstd()}, 3),
+    "filter-gzip": ({"filters": [numcodecs.Delta("<u4")], **GZIP}, 3),
+    "filter-alone": ({"filters": [numcodecs.Shuffle(4)], "compressors": None}, 3),
+    "v3-gzip": ({"zarr_format": 3, "compressors": zarr.codecs.GzipCodec()}, 3),
+    "v3-crc32c": ({"zarr_format": 3, "compressors": zarr.codecs.Crc32cCodec()}, 0),
+}
+
+
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.filterwarnings("ignore:.*not in the Zarr version 3 spec")
+def test_what_a_codec_decodes_into_counts_as_memory(how: str, tmp_path: Path) -> None:
+    kind, copies = COPIES[how]
+    rng = np.random.default_rng(0)
+    values = rng.integers(0, 2**32, (1, 512, 1024), np.uint32)  # hard to compress
+    path = write(tmp_path / "a.zarr", values, values.shape, **kind)
+    with Loader(path, batch_size=1, queue=0, workers=1, engine="native") as loader:
+        engine = loader.engine
+        assert isinstance(engine, native.NativeEngine)
+        assert engine.scratch_bytes == (2 + copies) * values.nbytes + native._SLACK
+        batch = {"data": np.empty_like(values)}
+        samples = np.zeros(1, np.int64)
+        engine.read_into(samples, batch)
+        for pool in (engine.stored, *engine.decoded.values()):
+            pool._free.clear()
+        gc.collect()
+        tracemalloc.start()
+        try:
+            engine.read_into(samples, batch)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert peak < engine.scratch_bytes + 200_000
+        assert np.array_equal(batch["data"], values)
 
 
 @pytest.mark.parametrize("fetch", [0, 2])
@@ -1004,13 +1103,75 @@ def test_a_missing_chunk_is_filled_only_where_that_is_asked(
     assert np.array_equal(batch["data"], values)
 
 
-def test_a_store_without_a_fill_value_fills_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_store_without_a_fill_value_fills_nothing(engine: str, tmp_path: Path) -> None:
     path = write(tmp_path / "a.zarr", distinct((4, 6)), (1, 3))
     metadata = json.loads((path / ".zarray").read_text()) | {"fill_value": None}
     (path / ".zarray").write_text(json.dumps(metadata))
     (path / "2.1").unlink()
-    with pytest.raises(StageError, match=r"2\.1: .* sets no fill value"):
-        list(Loader(path, batch_size=4, engine="native", missing="fill"))
+    said = r"2\.1: .* sets no fill value" if engine == "native" else r"2\.1.* is missing"
+    with pytest.raises(StageError, match=said):
+        list(Loader(path, batch_size=4, engine=engine, missing="fill"))
+
+
+def test_a_block_that_n5_lacks_is_zero_only_where_that_is_asked(tmp_path: Path) -> None:
+    import tensorstore
+
+    metadata = {"dimensions": [4, 6], "blockSize": [1, 3], "dataType": "float32"}
+    store = {"driver": "file", "path": f"{tmp_path}/a.n5/"}
+    values = distinct((4, 6))
+    tensorstore.open(
+        {"driver": "n5", "kvstore": store, "metadata": metadata}, create=True
+    ).result().write(values).result()
+    (tmp_path / "a.n5" / "2" / "1").unlink()
+    with pytest.raises(StageError, match=r"2/1.* is missing"):
+        list(Loader(tmp_path / "a.n5", batch_size=4))
+    with Loader(tmp_path / "a.n5", batch_size=4, missing="fill") as loader:
+        (batch,) = loader
+    values[2, 3:] = 0
+    assert np.array_equal(batch["data"], values)
+
+
+def test_a_fill_value_that_is_none_of_its_dtype_is_left_to_tensorstore(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.zarr", distinct((4, 6), np.uint8), (1, 3))
+    metadata = json.loads((path / ".zarray").read_text()) | {"fill_value": -1}
+    (path / ".zarray").write_text(json.dumps(metadata))
+    with pytest.raises(native.Unsupported, match="engine native cannot read that"):
+        native.read_layout(str(path))
+    with pytest.raises(UsageError, match=r"a\.zarr"):  # nor does TensorStore take it
+        Loader(path, batch_size=4)
+
+
+class _Forbidding(http.server.SimpleHTTPRequestHandler):
+    """As a bucket that may be read and not listed: what it lacks is forbidden."""
+
+    def send_error(self, code: int, *args: Any, **_: Any) -> None:
+        super().send_error(403 if code == 404 else code, *args)
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+@contextlib.contextmanager
+def forbidding(folder: Path) -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(_Forbidding, directory=folder)
+    ) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_a_store_that_may_not_be_listed_is_read(zarr_format: int, tmp_path: Path) -> None:
+    write(tmp_path / "a.zarr", values := distinct((4, 6)), (1, 3), zarr_format)
+    with forbidding(tmp_path) as url:
+        with Loader(f"{url}/a.zarr", batch_size=4) as loader:
+            (batch,) = loader
+        assert np.array_equal(batch["data"], values)
+        with pytest.raises(UsageError, match=r"none\.zarr.*403"):
+            Loader(f"{url}/none.zarr", batch_size=4)
 
 
 def test_a_failing_disk_is_reported_by_its_first_error(
@@ -1262,8 +1423,12 @@ def test_what_cannot_be_read_is_said_before_anything_starts(
             r"statistics\.json holds statistics of inputs, and the arrays are data; DATA may be",
         ),
         (data, {"normalise": tmp_path / "none.npz"}, "normalise .*none.npz: .*No such file"),
-        (data["inputs"], {"normalise": {"data": ([0.0], [1.0])}}, "1 channels, the array has 10"),
-        (data["inputs"], {"normalise": {"data": ([0.0], [0.0])}}, "channel 0 has .* std 0"),
+        (
+            data["inputs"],
+            {"normalise": {"data": ([0.0] * 2, [1.0] * 2)}},
+            "2 channels, the array has 10",
+        ),
+        (data["inputs"], {"normalise": {"data": ([0.0], [-1.0])}}, "channel 0 has .* std -1"),
         ("s3://nowhere/a.zarr", {"engine": "native"}, "remote|nowhere"),
         (data, {"offsets": 0}, "offsets 0 is not a list of whole numbers, nor one for each array"),
         (data, {"channels": {"inputs": 3}}, r"channels \{'inputs': 3\} is not a list of whole num"),

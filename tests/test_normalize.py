@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -37,6 +39,20 @@ def test_percentiles_are_exactly_those_of_numpy(dtype: str, data: st.DataObject)
     assert ours == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
+@pytest.mark.parametrize("dtype", ["uint16", "float32"])
+def test_a_part_of_an_array_is_never_copied_whole(dtype: str) -> None:
+    whole = np.random.default_rng(0).integers(0, 999, (1, 100, 200, 200)).astype(dtype)
+    part = whole[:, 1:-1, 3:-3, 5:-5]
+    assert not part.flags.c_contiguous
+    tracemalloc.start()
+    scaling = block_scaling(part, 10, 90)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    low, high = np.percentile(part, (10, 90))
+    assert scaling == Scaling(float(low), float(high - low))
+    assert peak < part.nbytes
+
+
 def test_extreme_integers_keep_their_order() -> None:
     array = np.array([np.iinfo(np.int32).min, -1, 0, np.iinfo(np.int32).max], np.int32)
     assert percentile(array, 0) == np.iinfo(np.int32).min
@@ -54,6 +70,8 @@ def test_what_is_not_finite_does_not_count() -> None:
     [
         (10, 30, 0, 100, Scaling(10, 20)),  # the usual
         (10, 10, 0, 1000, Scaling(10, 1000)),  # nearly all background: the extremes
+        (0, 1e-40, 0, 1, Scaling(0, 1)),  # the extremes would be infinite
+        (0, 1e-30, 0, 1, Scaling(0, 1e-30)),
         (10, 10, 10, 10, Scaling(10, 1)),  # all equal
         (np.nan, np.nan, np.nan, np.nan, Scaling(0, 1)),  # nothing finite
     ],

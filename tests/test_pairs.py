@@ -220,7 +220,11 @@ def test_checkpointing_changes_nothing_but_memory(volumes: dict[str, Any], tmp_p
     assert results[0]["final"] == results[1]["final"]
 
 
-@pytest.mark.parametrize("changes", [{"dtype": "bfloat16"}, {"channels_last": True}, {"amp": True}])
+@pytest.mark.parametrize(
+    "changes",
+    [{"dtype": "bfloat16"}, {"dtype": "float16"}, {"channels_last": True}, {"amp": True}],
+    ids=str,
+)
 def test_other_ways_to_compute(
     changes: dict[str, Any], volumes: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -11,16 +11,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tifffile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
+from penstock import infer
 from penstock.box import Box
 from penstock.config import InferConfig, build
 from penstock.errors import UsageError
 from penstock.grid import Geometry, Grid, indices
+from penstock.job import Job
+from penstock.journal import Journal
 from penstock.plan import Facts, PatchShape, make_plan, patch_shape, select
 from penstock.stitch import Assembly
+from penstock.store import open_source
 from penstock.traffic import largest_block, open_peak, read_range, reads
 
 from .test_grid import geometries
@@ -87,6 +92,73 @@ def test_too_little_device_memory_is_refused() -> None:
     )
     with pytest.raises(penstock.Refused, match=r"95.4 MiB are free; give a smaller --batch"):
         plan.refuse()
+
+
+def test_what_autocast_keeps_and_what_is_pinned_is_counted() -> None:
+    gpu: dict[str, Any] = {"devices": ("cuda",), "device_bytes": 10**11, "weight_bytes": 10**9}
+    plain, half = (
+        make_plan(config(), facts((512,) * 3, **gpu, cast_bytes=cast), SEED)
+        for cast in (0, 10**9 // 2)
+    )
+    assert half.device_peak is not None and plain.device_peak is not None
+    assert half.device_peak - plain.device_peak == 10**9 // 2
+    assert half.memory.total == plain.memory.total
+    # Two blocks go up at a time, from memory that torch pins in powers of two.
+    pinned = plain.memory.blocks - plain.block_budget
+    read = 2 * largest_block(plain.geometry).read.size
+    assert 2 * read <= pinned < 4 * read and pinned.bit_count() == 1
+    plain, half = (
+        make_plan(config(), facts((512,) * 3, cast_bytes=cast), SEED) for cast in (0, 10**6)
+    )
+    assert half.memory.forward - plain.memory.forward == 10**6
+    assert plain.memory.blocks == plain.block_budget
+
+
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_a_block_of_floats_is_prepared_with_no_more_than_the_plan_holds(spoilt: bool) -> None:
+    data = np.arange(100 * 200 * 200, dtype="float32").reshape(100, 200, 200)
+    if spoilt:
+        data[50, :, 7] = np.nan
+    job = Job(
+        build(
+            InferConfig,
+            {"in_spec": data, "out_spec": data * 0, "model_type": "identity", "patch": 16,
+             "overlap": 4, "block": 256, "devices": "cpu"},
+        )
+    )  # fmt: skip
+    begun = infer._Run(job, Journal(None, {}))
+    (block,) = begun.blocks
+    array = begun._fetch(block)
+    tracemalloc.start()
+    loaded = begun._prepare(block, array)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    mask = block.support.size
+    held = job.plan.block_bytes(block) - 4 * (block.read.size + block.support.size)
+    assert held == mask
+    assert peak < block.read.size * 2
+    if spoilt:
+        assert loaded.invalid is not None
+        assert (loaded.invalid == ~np.isfinite(data)).all()
+        assert np.isfinite(array).all()
+
+
+def test_a_tiff_is_read_into_the_array_that_is_given(tmp_path: Path) -> None:
+    data = np.arange(40 * 300 * 400, dtype="uint16").reshape(40, 300, 400)
+    tifffile.imwrite(tmp_path / "a.tif", data, metadata={"axes": "ZYX"}, tile=(64, 64),
+                     compression="zlib")  # fmt: skip
+    source = open_source(str(tmp_path / "a.tif"))
+    assert type(source).__name__ == "TiffSource"
+    source.read(Box.of((0, 0, 0, 0, 0), (1, 1, 1, 9, 9)))
+    whole = np.zeros((1, 1, 42, 310, 420), "uint16")
+    part = whole[:, :, 1:41, 5:305, 7:407]
+    tracemalloc.start()
+    source.read(source.domain, part)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (part[0, 0] == data).all()
+    assert whole.astype("int64").sum() == data.astype("int64").sum()
+    assert peak < data.nbytes / 2
 
 
 @settings(max_examples=60, deadline=None)
@@ -192,21 +264,29 @@ def test_regions_do_not_change_the_result(seam: str, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "knobs", [{}, {"seam_mode": "blend"}, {"normalize": "percentile"}], ids=str
+    ("dtype", "knobs"),
+    [
+        ("uint16", {}),
+        ("uint16", {"seam_mode": "blend"}),
+        ("uint16", {"normalize": "percentile"}),
+        ("float32", {"normalize": "percentile"}),
+    ],
+    ids=str,
 )
-def test_the_memory_ceiling_holds(knobs: dict[str, str], tmp_path: Path) -> None:
+def test_the_memory_ceiling_holds(dtype: str, knobs: dict[str, str], tmp_path: Path) -> None:
     """A real process over a real store: its peak is near the plan's."""
     script = tmp_path / "volume.py"
     script.write_text(
-        "import numpy as np, tensorstore as ts\n"
+        "import sys, numpy as np, tensorstore as ts\n"
         "spec = {'driver': 'zarr', 'kvstore': {'driver': 'file', 'path': 'in.zarr'}}\n"
-        "volume = ts.open(spec, create=True, dtype=ts.uint16, shape=(512,) * 3,\n"
+        "volume = ts.open(spec, create=True, dtype=sys.argv[1], shape=(512,) * 3,\n"
         "    chunk_layout=ts.ChunkLayout(chunk_shape=(128,) * 3)).result()\n"
         "rng = np.random.default_rng(0)\n"
         "for z in range(0, 512, 128):\n"
-        "    volume[z:z + 128].write(rng.poisson(100, (128, 512, 512)).astype('u2')).result()\n"
+        "    layer = rng.poisson(100, (128, 512, 512)).astype(sys.argv[1])\n"
+        "    volume[z:z + 128].write(layer).result()\n"
     )
-    subprocess.run([sys.executable, str(script)], cwd=tmp_path, check=True)
+    subprocess.run([sys.executable, str(script), dtype], cwd=tmp_path, check=True)
     words = (
         "-m penstock infer --in-spec in.zarr --out-spec out.zarr --model-type identity --patch 64 "
         "--overlap 10 --devices cpu --metrics-interval 0.05 --run-dir run"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,6 +63,7 @@ def test_a_trace_holds_the_phases_of_the_steps_asked_for(tmp_path: Path) -> None
     calls = {row["name"]: row["calls"] for row in told["operators"]}
     assert calls["aten::addmm"] == 9
     assert not set(calls) & {*PHASES, "ProfilerStep*"}
+    assert not [name for name in calls if name.startswith("Optimizer.")]
     assert json.loads((tmp_path / "training_results.json").read_text())["profile"] == told
 
 
@@ -80,6 +82,35 @@ def test_the_table_names_operators_and_phases(
             assert f"{name} " in text
     assert "Self CPU" in table
     assert "penstock phase" not in table
+
+
+def test_a_kernel_of_a_gpu_counts_once() -> None:
+    """As CUDA has it: 3 ms of kernels and 1 ms of copies, told of by themselves, by the operators
+    that launched them, and by the annotations of two phases and of the optimizer."""
+
+    def row(key: str, ms: float) -> Any:
+        return SimpleNamespace(key=key, count=2, self_device_time_total=1e3 * ms)
+
+    operators = [row("aten::mm", 2), row("aten::copy_", 1), row("aten::add_", 1), row("aten::t", 0)]
+    kernels = [row("sgemm", 2), row("add", 1), row("Memcpy HtoD", 1)]
+    annotations = [row("ProfilerStep*", 5), row("forward", 3), row("optimizer", 1)]
+    annotations += [row("Optimizer.step#SGD.step", 1), row("cudaLaunchKernel", 0)]
+    events: list[dict[str, Any]] = [
+        {"cat": "kernel", "name": "sgemm", "dur": 1e3},
+        {"cat": "kernel", "name": "sgemm", "dur": 1e3},
+        {"cat": "kernel", "name": "add", "dur": 1e3},
+        {"cat": "gpu_memcpy", "name": "Memcpy HtoD", "dur": 1e3},
+        {"cat": "gpu_user_annotation", "name": "forward", "dur": 3e3},
+        {"cat": "gpu_user_annotation", "name": "Optimizer.step#SGD.step", "dur": 1e3},
+        {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "dur": 10.0},
+        {"ph": "M", "name": "process_name"},
+        *({"cat": "cpu_op", "name": operator.key, "dur": 20.0} for operator in operators),
+    ]
+    whole, found = profiling.busiest(events, [*kernels, *annotations, *operators], cuda=True)
+    assert whole == pytest.approx(4e-3)
+    assert [(o["name"], o["self_s"] / whole) for o in found] == [
+        ("aten::mm", 0.5), ("aten::copy_", 0.25), ("aten::add_", 0.25), ("aten::t", 0.0),
+    ]  # fmt: skip
 
 
 def test_batches_of_a_step_are_each_in_the_trace(tmp_path: Path) -> None:

@@ -20,11 +20,9 @@ from penstock.report import (
     SEED_COLUMNS,
     append_csv,
     cells,
-    comparison_lines,
     grouped,
     in_markdown,
     in_text,
-    pixels_of,
     ratio,
     read_csv,
     roof_line,
@@ -362,8 +360,13 @@ def test_a_place_that_cannot_be_written_and_a_link(tmp_path: Path) -> None:
 # --- sentences ----------------------------------------------------------------------------------
 
 
+def told(records: Sequence[Record]) -> list[str]:
+    """The sentences of all groups."""
+    return [line for section in sections(records) for line in section.told]
+
+
 def test_the_seeds_sentences_come_out_of_the_seeds_numbers() -> None:
-    lines = comparison_lines(sweep(MEASURED))
+    lines = told(sweep(MEASURED))
     assert [re.sub(r"[\d.]+-[\d.]+", "..", line) for line in lines] == [
         "Batch 1: 384 is 1.54x slower per sample than 256 [.., 5 launches each].",
         "Batch 1: 384 processes 46 % more pixels per second than 256 [.. %, 5 launches each].",
@@ -381,24 +384,24 @@ def test_a_sentences_interval_is_that_of_the_ratio() -> None:
     small, large = (c for c in cells(records) if c.batch == 1)
     time = ratio(small, large)
     assert time.low is not None and time.high is not None
-    first, second = comparison_lines(records)[:2]
+    first, second = told(records)[:2]
     assert f"[{time.low:.2f}-{time.high:.2f}, 5 launches each]" in first
     pixels = [(384 / 256) ** 2 / end for end in (time.high, time.low)]
     assert f"[{pixels[0] * 100 - 100:.0f}-{pixels[1] * 100 - 100:.0f} %, 5" in second
 
 
 def test_other_data_other_text() -> None:
-    faster = comparison_lines(sweep(MEASURED | {(384, 1): 20.0}))
+    faster = told(sweep(MEASURED | {(384, 1): 20.0}))
     assert faster[0].startswith("Batch 1: 384 is 1.49x faster per sample than 256 [")
     assert "384 processes 234 % more pixels" in faster[1]
-    slower = comparison_lines(sweep({(256, 1): 10.0, (384, 1): 40.0, (256, 2): 21.0}))
+    slower = told(sweep({(256, 1): 10.0, (384, 1): 40.0, (256, 2): 21.0}))
     assert "384 processes 44 % fewer pixels per second than 256" in slower[1]
     assert "Batch 2 lowers throughput over batch 1 by 4.8 % (256)" in slower[2]
 
 
 def test_what_an_interval_covers_is_not_distinguishable() -> None:
     same = {(256, 2): 20.0, (384, 2): 20.1, (256, 4): 40.1, (512, 4): 160.0}
-    lines = comparison_lines(sweep(same))
+    lines = told(sweep(same))
     assert lines[0].startswith("Batch 2: 384 and 256 are not distinguishable per sample [0.9")
     assert lines[0].endswith("5 launches each].")
     assert lines[3].startswith(
@@ -407,13 +410,13 @@ def test_what_an_interval_covers_is_not_distinguishable() -> None:
     assert lines[4].startswith(
         "Batch 4 and batch 2 are not distinguishable in throughput (256) [0.9"
     )
-    apart = comparison_lines(sweep(same, spread=0.0001))
+    apart = told(sweep(same, spread=0.0001))
     assert not any("not distinguishable per sample" in line for line in apart)
 
 
 def test_of_many_tiles_neighbours_are_compared() -> None:
     tiles = {(64 * i, 1): 10.0 * i for i in range(1, 7)}
-    lines = comparison_lines(sweep(tiles))
+    lines = told(sweep(tiles))
     pairs = [re.findall(r"\b(\d+) is .* than (\d+)", line) for line in lines]
     assert [pair for (pair,) in filter(None, pairs)] == [
         *[("128", "64"), ("192", "128"), ("256", "192"), ("320", "256"), ("384", "320")]
@@ -421,9 +424,9 @@ def test_of_many_tiles_neighbours_are_compared() -> None:
 
 
 def test_one_launch_is_never_compared() -> None:
-    assert comparison_lines(sweep(MEASURED, launches=1)) == ["One launch each: not compared."]
+    assert told(sweep(MEASURED, launches=1)) == ["One launch each: not compared."]
     uneven = sweep({(256, 1): 30.0}) + sweep({(384, 1): 60.0, (256, 2): 50.0}, launches=1)
-    assert comparison_lines(uneven) == [
+    assert told(uneven) == [
         "Batch 1: 384 and 256: 1 and 5 launches, not compared.",
         "Batch 2 and 1 (256): 1 and 5 launches, not compared.",
     ]
@@ -432,8 +435,8 @@ def test_one_launch_is_never_compared() -> None:
 def test_useful_pixels_decide_and_are_named() -> None:
     """A halo turns the ranking of tiles round: the point that the seed missed."""
     times = {(128, 1): 10.0, (256, 1): 44.0}
-    assert "256 processes 9.1 % fewer pixels per second" in comparison_lines(sweep(times))[1]
-    haloed = comparison_lines(sweep(times, case={"halo": 32}))[1]
+    assert "256 processes 9.1 % fewer pixels per second" in told(sweep(times))[1]
+    haloed = told(sweep(times, case={"halo": 32}))[1]
     assert "256 processes 105 % more useful pixels (halo 32) per second" in haloed
 
 
@@ -441,7 +444,7 @@ def test_troubles_are_told() -> None:
     oom = [launch(512, 4, n, status="oom_host", memory={"host_peak": 3 * 2**30}) for n in range(3)]
     unsteady = [launch(256, 1, n, warmup={"settled": n > 1}) for n in range(5)]
     cliff = [launch(384, 1, n, memory={"alloc_retries": 3}, status="ok") for n in range(5)]
-    lines = comparison_lines([*unsteady, *cliff, launch(384, 1, 5, status="timeout"), *oom])
+    lines = told([*unsteady, *cliff, launch(384, 1, 5, status="timeout"), *oom])
     assert lines[:3] == [
         "Batch 1: 256 was still unsteady after warm-up in 2 of 5 launches.",
         (
@@ -458,13 +461,14 @@ def test_only_tile_and_batch_are_compared() -> None:
     records += sweep({(256, 1): 30.0}) + sweep(
         {(384, 1): 10.0}, environment={"machine_key": "elsewhere"}
     )
-    assert comparison_lines(records) == [
-        "prithvi-refiner-tiny, inference, cpu, machine here:",
-        "prithvi-refiner-tiny, inference, cpu, machine elsewhere:",
-        "prithvi-refiner-tiny, inference, cpu, amp, machine here:",
-        "prithvi-refiner-tiny, train, cpu, machine here:",
-        "prithvi-refiner-tiny, inference, cpu, dtype bfloat16, machine here:",
-        "prithvi-refiner-tiny, inference, cuda:0, machine here:",
+    assert told(records) == []
+    assert [section.title for section in sections(records)] == [
+        "prithvi-refiner-tiny, inference, cpu, machine here",
+        "prithvi-refiner-tiny, inference, cpu, machine elsewhere",
+        "prithvi-refiner-tiny, inference, cpu, amp, machine here",
+        "prithvi-refiner-tiny, train, cpu, machine here",
+        "prithvi-refiner-tiny, inference, cpu, dtype bfloat16, machine here",
+        "prithvi-refiner-tiny, inference, cuda:0, machine here",
     ]
 
 
@@ -476,11 +480,6 @@ def test_groups_of_rows_and_of_cells_are_the_same(tmp_path: Path) -> None:
     assert [label for label, _ in of_rows] == [label for label, _ in of_cells]
     assert [rows for _, rows in of_rows] == [[cell.row for cell in own] for _, own in of_cells]
     assert grouped([], lambda row: row) == []
-
-
-def test_tiles_in_order() -> None:
-    tiles = ["256x256x256", "256", "64", "64x128"]
-    assert sorted(tiles, key=pixels_of) == ["64", "64x128", "256", "256x256x256"]
 
 
 # --- tables -------------------------------------------------------------------------------------
@@ -512,7 +511,7 @@ def test_markdown_holds_the_same() -> None:
     assert table[0].startswith("| tile | batch | step |") and len(table) == 6
     assert len({line.count("|") for line in table}) == 1
     bullets = [line[2:] for line in text.splitlines() if line.startswith("- ")]
-    assert bullets == comparison_lines(sweep(MEASURED))
+    assert bullets == told(sweep(MEASURED))
     assert text.endswith(".\n") and text == in_markdown(sections(sweep(MEASURED)))
 
 
@@ -520,7 +519,7 @@ def test_a_launch_that_grew_slower_and_a_hot_card_are_told() -> None:
     rising = [0.03 * (1 + 0.08 * i / 99 + 0.001 * (i % 3)) for i in range(100)]
     steady = [0.03 * (1 + 0.001 * (i % 3)) for i in range(100)]
     hot = [{"throttle_reasons": 0x1}, {"throttle_reasons": 0x64}, {"throttle_reasons": None}]
-    lines = comparison_lines(
+    lines = told(
         [
             *(launch(256, 1, n, rising if n == 0 else steady) for n in range(3)),
             *(launch(384, 1, n, steady, clocks=hot) for n in range(2)),

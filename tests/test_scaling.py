@@ -391,11 +391,11 @@ def test_no_share_passes_all_of_it_where_the_host_ran_ahead_of_a_gpu() -> None:
     assert share([one], *(name for name in totals if name != "step")) == 1.0
 
 
-def test_the_shares_that_a_training_prints_are_of_the_sum_of_its_phases() -> None:
+def test_the_shares_that_a_training_prints_are_of_its_steps() -> None:
     def phase(seconds: float) -> dict[str, float]:
         return {"total_s": seconds, "median_s": seconds}
 
-    took = {"step": 2.0, "data_wait": 1.0, "forward": 3.0, "communication": 4.0}
+    took = {"step": 8.0, "data_wait": 1.0, "forward": 3.0, "communication": 4.0}
     rank = {
         "rank": 0,
         "phases": {**{name: phase(s) for name, s in took.items()}, "transfer": None},
@@ -406,7 +406,7 @@ def test_the_shares_that_a_training_prints_are_of_the_sum_of_its_phases() -> Non
         "global_batch_size": 1, "samples_per_s": None, "best": None, "ranks": [rank],
     }  # fmt: skip
     told = lines(results, Path("out"))
-    assert "rank 0: 2.00 s a step: data_wait 12%, forward 38%, communication 50%" in told
+    assert "rank 0: 8.00 s a step: data_wait 12%, forward 38%, communication 50%" in told
 
 
 # --- simulate -----------------------------------------------------------------------------------
@@ -634,6 +634,10 @@ def test_a_run_of_one_device_gives_its_device() -> None:
     assert found.gradient_bytes == 4e6
     assert found.jitter == pytest.approx(1.4826 * 0.05, rel=0.01)
     assert found.data_s == pytest.approx(0.1)  # what its loader takes: it waited for 3 of 30 s
+    assert "each of 1,000,000 is taken to have a gradient" in " ".join(assumptions(found, a100()))
+    told = device_of(replace(one, gradient_bytes=500))  # of 250 that are trained
+    assert told.gradient_bytes == 500
+    assert "is taken to have a gradient" not in " ".join(assumptions(told, a100()))
     fed = replace(one, ranks=(Rank(0, totals | {"data_wait": 0.1}, one.ranks[0].local, ()),))
     assert device_of(fed).data_s == 0
     with pytest.raises(UsageError, match="is of 2 devices; a run of 1 is asked for"):

@@ -606,7 +606,16 @@ def test_simulate_from_a_run_prints_its_assumptions(
     assert sizes == ["8", "16", "32", "64", "128", "256", "512", "1,024", "2,048", "4,096"]
     assert "computes 100 ms a step, 60.0 ms of it backward, on 32 samples." in out
     assert "95.4 MiB of gradients are summed by a tree" in out
+    guessed = "each of 25,000,000 is taken to have a gradient of 4 bytes."
+    assert guessed in out
     assert "Data is always there in time." in out
+    _, out, _ = said(["simulate", str(tmp_path), "--gradient-bytes", "1MiB"], capsys)
+    assert guessed not in out
+    told |= {"trainable_parameters": 1_000_000, "gradient_bytes": 2 * 2**20}
+    (tmp_path / "training_results.json").write_text(json.dumps(told))
+    _, out, _ = said(["simulate", str(tmp_path)], capsys)
+    assert "2.00 MiB of gradients are summed by a tree" in out
+    assert guessed not in out
 
 
 def test_simulate_from_a_run_of_one_and_one_of_several(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
+import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -34,7 +38,8 @@ from penstock.store import (
     parse_spec,
     same_array,
 )
-from penstock.stores.tensorstore import kvstore, open_kvstore
+from penstock.stores import tensorstore as stores
+from penstock.stores.tensorstore import kvstore, local_path, open_kvstore
 
 SHAPE = (2, 3, 10, 13, 17)
 DATA = np.arange(np.prod(SHAPE), dtype="u2").reshape(SHAPE)
@@ -1046,6 +1051,16 @@ class TestExisting:
         sink.create()
         assert open_source(tmp_path / "a").domain == DOMAIN
 
+    def test_a_version_is_asked_of_what_replaces_another(self, tmp_path: Path) -> None:
+        open_out(tmp_path / "a.zarr", ome_version="0.4").create()
+        sharded = open_out(tmp_path / "a.zarr", overwrite=True, shards=(8, 8, 8))
+        sharded.create()
+        assert sorted(path.name for path in (tmp_path / "a.zarr").iterdir()) == ["0", "zarr.json"]
+        assert open_source(tmp_path / "a.zarr").ome_version == "0.5"
+        open_out(tmp_path / "a.zarr", overwrite=True, ome_version="0.4").create()
+        with pytest.raises(UsageError, match=r"need OME-Zarr 0\.5, this is 0\.4"):
+            open_out(tmp_path / "a.zarr", resume=True, shards=(8, 8, 8))
+
     def test_reading_a_sinks_spec_deletes_nothing(self, tmp_path: Path) -> None:
         spec = out_spec({"driver": "file", "path": str(tmp_path / "out.zarr")})
         sink = open_out(spec)
@@ -1056,6 +1071,202 @@ class TestExisting:
         np.testing.assert_array_equal(open_source(spec).read(DOMAIN), DATA)
         open_out(spec).create()  # the user's own delete_existing
         assert open_source(spec).read(DOMAIN).sum() == 0
+
+
+class Killed(Exception):
+    """Stands for a SIGKILL."""
+
+
+class Mortal:
+    """TensorStore and its key-value stores, killed after so many of their steps.
+
+    A local store that is killed as it writes a key leaves the file that it wrote to, and one that
+    is killed as it deletes leaves some keys of many, and folders.
+    """
+
+    def __init__(self, steps: int, shuffled: random.Random) -> None:
+        self.steps, self.shuffled = steps, shuffled
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(ts, name)
+
+    def step(self, torn: Path | None = None) -> None:
+        self.steps -= 1
+        if self.steps < 0:
+            if torn is not None:
+                torn.parent.mkdir(parents=True, exist_ok=True)
+                torn.write_bytes(b"{")
+            raise Killed
+
+    def open(self, spec: Any, **options: Any) -> Any:
+        if options.get("create") is None:  # not the look at what is there
+            folder = local_path(spec.kvstore)
+            self.step(folder and folder / "zarr.json.__lock")
+        return ts.open(spec, **options)
+
+    def open_kvstore(self, spec: Any, where: str) -> Any:
+        return MortalKeys(self, open_kvstore(spec, where))
+
+
+class MortalKeys:
+    def __init__(self, life: Mortal, store: Any) -> None:
+        self.life, self.store = life, store
+        self.folder = local_path(store.spec())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+    def write(self, key: str, value: bytes | None) -> Any:
+        self.life.step(self.folder and self.folder / f"{key}.__lock")
+        return self.store.write(key, value)
+
+    def delete_range(self, keys: Any) -> Any:
+        found = [key for key in self.store.list().result() if in_range(key, keys)]
+        self.life.shuffled.shuffle(found)
+        for key in found:
+            self.life.step()
+            self.store.write(key, None).result()
+        self.life.step()  # the folders are there still
+        return self.store.delete_range(keys)
+
+
+def in_range(key: bytes, keys: Any) -> bool:
+    first, end = keys.inclusive_min, keys.exclusive_max
+    return first <= key and (not end or key < end)
+
+
+def old_nothing(folder: Path) -> None:
+    """Nothing was there."""
+
+
+def old_group(folder: Path) -> None:
+    """Of another dtype, and its array has a name of its own."""
+    write("zarr", folder / "out.zarr/s0", FEW, {"chunks": [1, 1, 3, 5, 6], "dtype": "<f4"})
+    (folder / "out.zarr/.zgroup").write_text('{"zarr_format": 2}')
+    multiscale = {"version": "0.4", "datasets": [{"path": "s0"}]}
+    (folder / "out.zarr/.zattrs").write_text(json.dumps({"multiscales": [multiscale]}))
+
+
+def old_array(folder: Path) -> None:
+    """What the spec and the N5 path name, of another dtype and other chunks."""
+    write("zarr", folder / "out.zarr/0", FEW, {"chunks": [1, 1, 3, 5, 6], "dtype": "<f4"})
+    raw = {"blockSize": [6, 5, 3, 1, 1], "dataType": "float32", "compression": {"type": "gzip"}}
+    write("n5", folder / "out.n5", FEW.T, raw)
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".__lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+FEW = DATA[:1, :1, :5, :5, :6]
+"""In few chunks: every step of making them is a test."""
+DOMAIN_OF_FEW = Box((0,) * 5, FEW.shape)
+KILLED = [
+    *itertools.product(SINKS[1:4], [old_nothing, old_group]),
+    *itertools.product([sink_n5, sink_spec], [old_nothing, old_array]),
+]
+
+
+class TestKilledWhileItIsMade:
+    @pytest.mark.parametrize("way", ["resume", "overwrite"])
+    @pytest.mark.parametrize(
+        ("make", "old"), KILLED, ids=[f"{a.__name__}-{b.__name__}" for a, b in KILLED]
+    )
+    def test_it_goes_on_either_way(
+        self, make: Any, old: Any, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        spec, options = make(tmp_path)
+        if isinstance(spec, dict):
+            spec["metadata"]["shape"] = list(FEW.shape)
+        for steps in itertools.count():
+            shutil.rmtree(tmp_path)
+            tmp_path.mkdir()
+            old(tmp_path)
+            before = tree(tmp_path)
+            life = Mortal(steps, random.Random(steps))
+            with monkeypatch.context() as patch:
+                patch.setattr(stores, "ts", life)
+                patch.setattr(stores, "open_kvstore", life.open_kvstore)
+                own = isinstance(spec, dict) and way == "resume"  # it says delete_existing itself
+                sink = open_out(spec, DOMAIN_OF_FEW, overwrite=not own, **options)
+                try:
+                    sink.create()
+                    break
+                except Killed:
+                    pass
+            if steps == 0 and way == "resume" and tree(tmp_path) == before != {}:
+                continue  # nothing was deleted yet: what there is to go on with is the old one
+            for run in (again := {way: True}), {}:
+                sink = open_out(spec, DOMAIN_OF_FEW, **run, **options)
+                sink.create()
+                sink.write(DOMAIN_OF_FEW, FEW)
+                if run is again:
+                    made = tree(sink.local_path)
+                    shutil.rmtree(sink.local_path)
+            assert made == tree(sink.local_path)  # of the old one nothing is left, nor a mark
+            np.testing.assert_array_equal(open_source(spec).read(DOMAIN_OF_FEW), FEW)
+        assert steps > (2 if before else 0)
+
+    def test_on_s3_too(self, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
+        url, options = "s3://test-bucket/a.zarr", {"chunks": (10, 13, 17)}
+        for way, steps in itertools.product(("resume", "overwrite"), (2, 5, 9)):
+            old = open_out(url, dtype="f4", overwrite=True, **options)
+            old.create()
+            old.write(DOMAIN, DATA.astype("f4"))
+            life = Mortal(steps, random.Random(steps))
+            with monkeypatch.context() as patch:
+                patch.setattr(stores, "ts", life)
+                patch.setattr(stores, "open_kvstore", life.open_kvstore)
+                sink = open_out(url, overwrite=True, chunks=(5, 13, 17))
+                with contextlib.suppress(Killed):
+                    sink.create()
+            again = open_out(url, **{way: True}, chunks=(5, 13, 17))
+            again.create()
+            again.write(DOMAIN, DATA)
+            np.testing.assert_array_equal(open_source(url).read(DOMAIN), DATA)
+            keys = open_kvstore(kvstore(url), url).list().result()
+            assert {key for key in keys if b"/" not in key} == {b"zarr.json"}
+
+    def test_what_is_half_deleted_is_still_not_taken_without_a_word(self, tmp_path: Path) -> None:
+        for spec in (tmp_path / "a.zarr", out_spec({"driver": "file", "path": str(tmp_path)})):
+            folder = tmp_path / ("a.zarr" if isinstance(spec, Path) else "0")
+            folder.mkdir()
+            (folder / stores._DELETING).write_text('{"arrays": ["s0"]}')
+            if isinstance(spec, dict):
+                spec = {**spec, "delete_existing": False}
+            with pytest.raises(UsageError, match="exists; use --overwrite to replace it"):
+                open_out(spec)
+            (folder / "notes.txt").write_text("mine")
+            for way in ("resume", "overwrite"):
+                with pytest.raises(UsageError, match=r"also holds notes\.txt"):
+                    open_out(spec, **{way: True})
+
+    def test_what_may_not_be_deleted_is_known_before(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        open_out(tmp_path / "a.zarr").create()
+        before = tree(tmp_path)
+
+        class ReadOnly(MortalKeys):
+            def write(self, key: str, value: bytes | None) -> Any:
+                raise ValueError("PERMISSION_DENIED: AccessDenied")
+
+        life = Mortal(0, random.Random(0))
+        monkeypatch.setattr(stores, "open_kvstore", lambda *a: ReadOnly(life, open_kvstore(*a)))
+        sink = open_out(tmp_path / "a.zarr", overwrite=True)
+        with pytest.raises(UsageError, match=r"a\.zarr: AccessDenied"):
+            sink.check()
+        open_out(tmp_path / "a.zarr", resume=True).check()
+        assert tree(tmp_path) == before
+
+    def test_a_check_changes_nothing(self, tmp_path: Path) -> None:
+        open_out(tmp_path / "a.zarr").create()
+        before = sorted(tmp_path.rglob("*"))
+        open_out(tmp_path / "a.zarr", overwrite=True).check()
+        open_out(tmp_path / "b.zarr").check()
+        assert sorted(tmp_path.rglob("*")) == before
 
 
 class TestS3:
@@ -1192,6 +1403,17 @@ def bad_multiscales(folder: Path) -> Path:
     return folder
 
 
+def told(folder: Path, **transformation: Any) -> Path:
+    """An OME-Zarr image with something odd in its metadata."""
+    root = build_ome_zarr_04(folder)
+    attributes = json.loads((root / ".zattrs").read_text())
+    kind, value = next(iter(transformation.items()))
+    added = {"type": kind, kind: [1, 1, 1, 1, value]}
+    attributes["multiscales"][0]["coordinateTransformations"].append(added)
+    (root / ".zattrs").write_text(json.dumps(attributes))
+    return root
+
+
 def bad_axes(folder: Path, names: str) -> Path:
     write("zarr", folder / "0", DATA[0, 0], {"chunks": [4, 5, 6], "dtype": "<u2"})
     multiscale = {"axes": [{"name": a} for a in names], "datasets": [{"path": "0"}]}
@@ -1226,6 +1448,7 @@ class TestBadInput:
             (lambda d: {"driver": "zarr9"}, r'"zarr9" is not a registered TensorStore driver$'),
             (lambda d: {"driver": "zarr", "path": 3}, "--in-spec: "),
             (lambda d: {"driver": "zarr", "kvstore": f"file://{d}/a"}, r"\.zarray.*not exist$"),
+            (lambda d: told(d, translation="a"), "multiscales metadata is malformed: ValueError"),
             (bad_multiscales, "multiscales metadata is malformed: KeyError\\('datasets'\\)"),
             (lambda d: saved(d, ".zattrs", "{").parent, r"\.zattrs is not valid JSON"),
             (lambda d: bad_axes(d, "qyx"), r"axes \['q', 'y', 'x'\]; each must be one of t, c, z"),
@@ -1247,6 +1470,32 @@ class TestBadInput:
         with pytest.raises(UsageError, match=message) as caught:
             open_source(make(tmp_path))
         assert "\n" not in str(caught.value) and "tensorstore_spec" not in str(caught.value)
+
+    @pytest.mark.parametrize("size", ["a", "", 0, float("nan"), float("inf")])
+    def test_a_size_that_is_none_is_unknown(self, size: Any, tmp_path: Path) -> None:
+        source = open_source(told(tmp_path, scale=size))
+        assert source.scale == (1, 1, 2, 1.5, 0.5)
+        open_out(tmp_path / "b.zarr", like=source).create()
+        text = (tmp_path / "b.zarr/.zattrs").read_text()
+        json.loads(text, parse_constant=pytest.fail)
+        ome = {"axes": "TCZYX", "PhysicalSizeX": size, "PhysicalSizeY": 1.5}
+        tifffile.imwrite(tmp_path / "a.ome.tif", DATA, metadata=ome)
+        assert open_source(tmp_path / "a.ome.tif").scale == (1, 1, 1, 1.5, 1)
+
+    @pytest.mark.parametrize("name", ["a.npy", "a.tif", "a.json"])
+    def test_what_may_not_be_read(
+        self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / name).touch()
+
+        def denied(self: Path, *_: Any, **__: Any) -> Any:
+            raise PermissionError(13, "Permission denied", str(self))
+
+        for call in ("is_file", "read_text") if name == "a.json" else ("is_file",):
+            with monkeypatch.context() as patch:
+                patch.setattr(Path, call, denied)
+                with pytest.raises(UsageError, match=rf"^--in-spec .*{name}: Permission denied$"):
+                    open_source(tmp_path / name)
 
     def test_levels_where_there_are_none(self, tmp_path: Path) -> None:
         for spec in (DATA, {"driver": "zarr"}, tmp_path / "a.npy"):

@@ -27,6 +27,7 @@ from penstock.telemetry import (
     export_reference,
     rates,
     read_rows,
+    set_aside,
 )
 
 JOB, CHILD, LATER = (100, 1.0), (101, 2.0), (101, 9.0)  # the last two: one id, two processes
@@ -183,6 +184,15 @@ def test_pss_is_read_less_often(sampled: Any) -> None:
     late = 100 + PSS_EVERY_S
     rows = sampled(4, machine=Script(pss=[11, 22, 33]), clock=ticks(100, 100, 101, late, late + 1))
     assert [row["pss_bytes"] for row in rows] == [11, None, 22, None]
+
+
+def test_rows_of_earlier_parts_of_a_run_are_kept_in_turn(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    for part in ("first", "second", "third"):
+        set_aside(path)
+        path.write_text(part)
+    names = ("metrics-1.jsonl", "metrics-2.jsonl", "metrics.jsonl")
+    assert [(tmp_path / name).read_text() for name in names] == ["first", "second", "third"]
 
 
 def test_peak_rss_is_the_most_seen(tmp_path: Path) -> None:

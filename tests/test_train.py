@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import math
@@ -9,8 +10,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +25,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("lightning_fabric")
 
+from penstock import ranks
 from penstock.checkpoint import Checkpoints, random_state, read_file, set_random_state
 from penstock.cli import main
 from penstock.config import TRAIN_DEFAULTS, TrainConfig, build
@@ -29,8 +34,10 @@ from penstock.feed import TorchFeed
 from penstock.laps import DeviceLaps, Laps
 from penstock.order import Order
 from penstock.ranks import Stop
+from penstock.step import Stepper
 from penstock.steplog import StepLog
 from penstock.train import train
+from penstock.worker import status_of
 from penstock.workloads import find
 from penstock.workloads.spiral import Spiral, spirals
 
@@ -342,6 +349,70 @@ def test_ranks_agree_to_stop_and_go_on(tmp_path: Path, monkeypatch: pytest.Monke
         assert len(losses[0]) == 18
 
 
+@pytest.mark.parametrize(
+    ("raised", "caught", "done"),
+    [
+        (None, None, ["destroy"]),
+        (Incomplete("stopped"), Incomplete, ["barrier", "destroy"]),
+        (PenstockError("the loss is nan"), PenstockError, ["kill"]),
+        (RuntimeError("gloo: Connection closed by peer"), PenstockError, ["kill"]),
+        (KeyboardInterrupt(), KeyboardInterrupt, ["kill"]),
+    ],
+    ids=repr,
+)
+def test_a_rank_that_fails_takes_no_leave_of_the_others(
+    raised: BaseException | None,
+    caught: type[BaseException] | None,
+    done: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """NCCL's group ends for all ranks at once, and the others are in the middle of a sum. Those
+    that this process started end with it."""
+    calls: list[str] = []
+    child = SimpleNamespace(kill=lambda: calls.append("kill"))
+    launcher = SimpleNamespace(procs=[child])
+
+    def barrier() -> None:
+        # From here on they leave with an exit code for which Fabric's watch would kill us.
+        assert not launcher.procs
+        calls.append("barrier")
+
+    strategy = SimpleNamespace(launcher=launcher)
+    fabric = SimpleNamespace(world_size=2, strategy=strategy, barrier=barrier)
+    there = iter([False, True])
+    monkeypatch.setattr(ranks, "_fabric", lambda config: fabric)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: next(there))
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: calls.append("destroy"))
+    expected = pytest.raises(caught) if caught else contextlib.nullcontext()
+    with expected, ranks.launched(config_of(tmp_path)):
+        if raised is not None:
+            raise raised
+    assert calls == done
+
+
+class DamagedForOne(Spiral):
+    """Two spirals whose third batch one rank cannot take, in a group that ends as NCCL's does:
+    for all ranks at once."""
+
+    steps = 0
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        torch.distributed.destroy_process_group = partial(time.sleep, 150)
+        self.steps += 1
+        if self.steps == 3 and os.environ["RANK"] == "1":
+            raise PenstockError("sample 17 is damaged")
+        return super().loss(model, batch)
+
+
+@pytest.mark.slow
+def test_one_rank_that_fails_ends_them_all(tmp_path: Path) -> None:
+    words = ["tests.test_train:DamagedForOne", "--num-samples", "115", "--batch-size", "4"]
+    done = torchrun(tmp_path, *words)
+    assert done.returncode != 0
+    assert "penstock train: sample 17 is damaged" in done.stderr
+
+
 def test_ranks_without_distributed_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -423,6 +494,30 @@ def test_the_output_tree(tmp_path: Path) -> None:
     assert sum(float(row["samples"]) for row in rows(tmp_path)) == results["samples"] == 3 * 142
 
 
+class Frozen(Spiral):
+    """Two spirals with a first layer that stays as it is."""
+
+    def model(self) -> torch.nn.Module:
+        module = super().model()
+        for parameter in next(
+            m for m in module.modules() if isinstance(m, torch.nn.Linear)
+        ).parameters():
+            parameter.requires_grad_(False)
+        return module
+
+
+def test_gradients_are_of_what_is_trained_in_its_dtype(tmp_path: Path) -> None:
+    """Layers of 2 x 8, 8 x 4 and 4 x 2 weights, and as many biases as outputs."""
+    results = train("tests.test_train:Frozen", config_of(tmp_path, epochs=1))
+    assert results["parameters"] == 24 + 36 + 10
+    assert results["trainable_parameters"] == 36 + 10
+    assert results["gradient_bytes"] == 4 * (36 + 10)
+    half = config_of(tmp_path, dtype="bfloat16")
+    with ranks.launched(half) as fabric:
+        stepper = Stepper(fabric, Frozen(half), "frozen", half, lambda step: 1.0, lambda: 0.0)
+    assert stepper.gradient_bytes == 2 * (36 + 10)
+
+
 def test_top_k_keeps_the_best_and_ties_go_to_the_earlier(tmp_path: Path) -> None:
     def write(path: Path, state: Mapping[str, Any]) -> None:
         path.write_text(str(state["epoch"]))
@@ -487,44 +582,71 @@ def test_laps_add_up_to_the_step() -> None:
 
 
 class Stream:
-    """Stands for CUDA: an event is when it was recorded, by a clock of the device."""
+    """Stands for CUDA: the host queues work, and an event is when the device comes to it."""
 
     def __init__(self) -> None:
-        self.now = 0.0
+        self.host = self.ready = 0.0
+
+    def launch(self, seconds: float) -> None:
+        self.ready = max(self.ready, self.host) + seconds
 
     def Event(self, enable_timing: bool) -> Any:
         stream = self
 
         class Event:
             def record(self) -> None:
-                self.at = stream.now
+                self.at = max(stream.ready, stream.host)
 
             def elapsed_time(self, other: Any) -> float:
+                assert stream.ready <= stream.host, "read before the queue was empty"
                 return float(other.at - self.at) * 1e3
 
         return Event()
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        self.host = max(self.host, self.ready)
 
 
 def test_laps_of_a_device_with_batches_that_add_up() -> None:
-    """The host waits 1 and 2 s for data, and launches in no time; the device is idle then."""
-    stream, host = Stream(), 0.0
-    laps = DeviceLaps(lambda: host, stream)
+    """The host waits 1 and 20 s for data, and launches in no time."""
+    stream = Stream()
+    laps = DeviceLaps(lambda: stream.host, stream)
     laps.begin()
-    for wait, forward in ((1.0, 4.0), (2.0, 5.0)):
-        host += wait
+    for wait, forward in ((1.0, 4.0), (20.0, 5.0)):
+        stream.host += wait
         laps.lap("data_wait")
-        stream.now += 0.5
+        stream.launch(0.5)
         laps.lap("transfer")
-        stream.now += forward
+        stream.launch(forward)
         laps.lap("forward")
-        stream.now += 100  # idle until the next batch
+    stream.launch(100)
     laps.lap("optimizer")
     laps.end()
-    assert laps.drain() == [
-        {"step": 3.0, "data_wait": 3.0, "transfer": 1.0, "forward": 9.0, "optimizer": 100.0}
+    assert laps.drain() == [  # of the 20 s the device had work for 4.5
+        {"step": 126.5, "data_wait": 16.5, "transfer": 1.0, "forward": 9.0, "optimizer": 100.0}
     ]
+
+
+@pytest.mark.parametrize(
+    ("loading", "wait", "step"),
+    [pytest.param(0.75, 0.0, 1.0, id="ahead"), pytest.param(1.5, 0.5, 1.5, id="behind")],
+)
+def test_a_wait_for_data_is_the_devices(loading: float, wait: float, step: float) -> None:
+    """A device that computes for 1 s a step does not wait for a loader that is quicker, though the
+    host does; and the host, which only queues, knows no step's length."""
+    stream = Stream()
+    laps = DeviceLaps(lambda: stream.host, stream)
+    for _ in range(4):
+        laps.begin()
+        stream.host += loading
+        laps.lap("data_wait")
+        stream.launch(1.0)
+        laps.lap("forward")
+        laps.end()
+    first, *others = laps.drain()
+    assert first == {"step": loading + 1, "data_wait": loading, "forward": 1.0}
+    assert others == [{"step": step, "data_wait": wait, "forward": 1.0}] * 3
+    assert laps.drain() == []
 
 
 # --- bad input ---------------------------------------------------------------------------------
@@ -533,6 +655,47 @@ def test_laps_of_a_device_with_batches_that_add_up() -> None:
 def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(PenstockError, match=r"the loss is nan at step \d+; lower --learning-rate"):
         train("spiral", config_of(tmp_path, learning_rate=1e30))
+
+
+class Full(Spiral):
+    """Two spirals for which there is no room: on a device that is told of, or on the host."""
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        if os.environ["FULL"] == "host":
+            torch.empty(2**60, dtype=torch.uint8)
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 "
+            "GiB of which 1.20 GiB is free. Of the allocated memory 70 GiB is allocated by PyTorch"
+        )
+
+
+@pytest.mark.parametrize(
+    ("full", "told"),
+    [
+        ("device", "has a total capacity of 79.15 GiB of which 1.20 GiB is free; less is needed"),
+        ("host", "you tried to allocate 1152921504606846976 bytes"),
+    ],
+)
+def test_no_room_is_no_defect(
+    full: str,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It is one sentence with what would help, and a benchmark knows it for what it is: from the
+    error, and where the ranks are torchrun's, from that sentence."""
+    monkeypatch.setenv("FULL", full)
+    with pytest.raises(PenstockError) as caught:
+        train("tests.test_train:Full", config_of(tmp_path / "a", num_workers=0))
+    text = str(caught.value)
+    assert told in text
+    assert "less is needed with --batch-size below 8 (and --grad-accum-steps" in text
+    for error in (caught.value, RuntimeError(f"torchrun ended with exit code 1: {text}")):
+        assert status_of(error, limited=False) == f"oom_{full}"
+    words = ["train", "tests.test_train:Full", "--num-workers", "0", "--device", "cpu"]
+    assert main([*words, "--batch-size", "8", "--output-dir", str(tmp_path / "b")]) == 1
+    assert capsys.readouterr().err == f"penstock train: {text}\n"
 
 
 def test_runs_are_not_mixed(tmp_path: Path) -> None:

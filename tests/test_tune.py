@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.config import InferConfig, build, read_yaml
+from penstock.config import TRAIN_DEFAULTS, InferConfig, TrainConfig, build, read_yaml
 from penstock.errors import UsageError
 from penstock.record import Record
 from penstock.tune import Choice, Recommendation, recommend, write_yaml
@@ -151,6 +151,18 @@ def test_which_memory_there_is(
     assert line.endswith(f"its peak, {peak}, is within 90 % of {limit}.")
 
 
+def test_the_memory_of_a_card_is_what_torch_said_of_it() -> None:
+    """A slice of a card has less than the driver tells of the whole."""
+    records = sweep(
+        TIMES,
+        case={"device": "cuda:0"},
+        environment=HOST | {"gpus": [{"memory_bytes": 80 * GIB, "mig": True}]},
+        memory={"device_driver": 3 * GIB},
+        facts={"device_memory": 10 * GIB},
+    )
+    assert "its peak, 3.00 GiB, is within 90 % of 10.0 GiB." in recommend(records).lines[0]
+
+
 def test_what_is_not_known_is_not_claimed() -> None:
     unmeasured = recommend(sweep(TIMES, environment=HOST), budget_bytes=1)
     assert chosen(unmeasured)["latency"] == ("256", 1)
@@ -219,6 +231,21 @@ def test_the_latency_choice_stands_below_as_comments(tmp_path: Path) -> None:
 )
 def test_amp_in_the_words_of_infer(case: dict[str, Any], amp: str) -> None:
     assert recommend(sweep(TIMES, case=case)).choices[0].settings["amp"] == amp
+
+
+@pytest.mark.parametrize("mode", ["inference", "train"])
+@pytest.mark.parametrize("tf32", [False, True, None])
+def test_tf32_as_it_was_measured(mode: str, tf32: bool | None, tmp_path: Path) -> None:
+    """A ledger from before there was the knob says nothing of it."""
+    case = {"mode": mode, "device": "cuda:0"} | ({} if tf32 is None else {"tf32": tf32})
+    (path,) = write_yaml(recommend(sweep(TIMES, case=case)), tmp_path / "bench.yaml")
+    settings = read_yaml(path)
+    assert settings.get("tf32") == tf32 and ("tf32" in settings) == (tf32 is not None)
+    if mode == "train":
+        assert build(TrainConfig, TRAIN_DEFAULTS["pairs"], settings).tf32 is bool(tf32)
+    else:
+        more = {"in_spec": "in.zarr", "out_spec": "out.zarr"}
+        assert build(InferConfig, settings, more).tf32 is bool(tf32)
 
 
 def test_infer_has_no_other_dtype() -> None:

@@ -378,6 +378,18 @@ def test_queues_and_at_last_the_batch_give_way_to_memory(data: str) -> None:
         fit(scratch)
 
 
+def test_half_of_what_a_control_group_leaves_is_for_the_loader(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Loader(data, batch_size=8, workers=1) as loader:
+        batch, scratch = loader.batch_bytes, loader.engine.scratch_bytes
+    (tmp_path / "memory.max").write_text(f"{2 * (3 * batch + scratch) + 1000}\n")
+    (tmp_path / "memory.current").write_text("1000\n")
+    monkeypatch.setattr("penstock.environment.cgroup_folders", lambda controller: [tmp_path])
+    (fit,) = fitting(data, config(batch_size=8), 1)
+    assert (fit.batch, list(fit.memory)) == (8, [1, 2])
+
+
 def test_of_several_batches_those_that_fit_are_tried(
     data: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .boundary import pixels_of
 from .errors import UsageError, require
-from .plots import STYLE, heading, tidy
-from .report import MB, Row, grouped, pixels_of, read_csv
+from .plots import LEGEND, STYLE, TEXT, TITLE, blank, heading, tidy
+from .report import MB, Row, grouped, read_csv
 from .units import format_bytes
 
 if TYPE_CHECKING:
@@ -112,12 +113,7 @@ def draw(label: str, rows: Sequence[Row], source: str) -> Figure:
         points = [_point(row) for row in latest(rows)]
     except ValueError as error:
         raise UsageError(f"{source} holds what is no number: {error}") from error
-    engine = require("matplotlib.layout_engine", "plot").ConstrainedLayoutEngine(
-        rect=(0, 0, 1, 1 - 0.66 / 8.4), w_pad=0.12, h_pad=0.1
-    )
-    figure: Figure = require("matplotlib.figure", "plot").Figure(
-        figsize=(11, 8.4), layout=engine, facecolor="white"
-    )
+    figure = blank(11, 8.4, pads=(0.12, 0.1))
     heading(figure, label, _facts(rows, points, source))
     axes = figure.subplots(2, 2)
     for axis in axes.flat:
@@ -127,12 +123,7 @@ def draw(label: str, rows: Sequence[Row], source: str) -> Figure:
     _draw_throughput(axes[0, 1], points)
     _draw_times(axes[1, 0], points)
     _draw_frontier(axes[1, 1], points, on_host)
-    figure.legend(
-        handles=_legend(points),
-        loc="outside lower center",
-        ncols=8,
-        **_LEGEND,
-    )
+    figure.legend(handles=_legend(points), loc="outside lower center", ncols=8, **LEGEND)
     return figure
 
 
@@ -241,8 +232,8 @@ def _by_tile(
             axis.errorbar(x, y, reach, color=colour, fmt="none", capsize=3, linewidth=1.2)
     axis.set_xticks(range(len(tiles)), tiles)
     axis.set_xlim(-0.4, len(tiles) - 0.5)
-    axis.set_xlabel("Tile (pixels)", **_TEXT)
-    axis.set_ylabel(label, **_TEXT)
+    axis.set_xlabel("Tile (pixels)", **TEXT)
+    axis.set_ylabel(label, **TEXT)
     top = _top([*values, most])
     if top is None:
         _silent(axis, "not recorded")
@@ -310,12 +301,12 @@ def _draw_times(axis: Axes, points: Sequence[Point]) -> None:
     axis.grid(visible=False, axis="x")
     axis.set_xlim(-0.5, len(tiles) - 0.5)
     axis.set_ylim(0, top)
-    axis.set_xlabel("Batch, and below it the tile (pixels)", **_TEXT)
-    axis.set_ylabel("Time (ms)", **_TEXT)
+    axis.set_xlabel("Batch, and below it the tile (pixels)", **TEXT)
+    axis.set_ylabel("Time (ms)", **TEXT)
     if phased:
         told = [phase for phase in PHASES if any(phase in point.phases for point in points)]
         handles = [_handle(phase, PHASES[phase], marker="s", line="") for phase in told]
-        axis.legend(handles=handles, loc="upper left", **_LEGEND)
+        axis.legend(handles=handles, loc="upper left", **LEGEND)
 
 
 def _draw_frontier(axis: Axes, points: Sequence[Point], on_host: bool) -> None:
@@ -331,8 +322,8 @@ def _draw_frontier(axis: Axes, points: Sequence[Point], on_host: bool) -> None:
     ]
     failed = [point for point in points if point.failure]
     axis.set_title("Memory against throughput", **_TITLE)
-    axis.set_xlabel(f"Peak {'host' if on_host else 'device'} memory ({unit})", **_TEXT)
-    axis.set_ylabel(rates, **_TEXT)
+    axis.set_xlabel(f"Peak {'host' if on_host else 'device'} memory ({unit})", **TEXT)
+    axis.set_ylabel(rates, **TEXT)
     if placed:
         for memory, rate, point in placed:
             marker, colour = _marker(tiles, point.tile), _colour(batches, point.batch)
@@ -403,11 +394,7 @@ def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
 
 # --- parts of panels ----------------------------------------------------------------------------
 
-_TEXT: dict[str, Any] = {"fontsize": STYLE["text"], "color": STYLE["ink"]}
-_TITLE: dict[str, Any] = {**_TEXT, "loc": "left", "fontweight": "bold", "pad": 8}
-_LEGEND: dict[str, Any] = {
-    "frameon": False, "fontsize": STYLE["small"], "labelcolor": STYLE["ink"],
-}  # fmt: skip
+_TITLE: dict[str, Any] = {**TITLE, "pad": 8}
 _NOTE: dict[str, Any] = {"fontsize": STYLE["small"] - 1, "color": STYLE["ink"]}
 _CHIP: dict[str, Any] = {
     **_NOTE,

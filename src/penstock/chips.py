@@ -11,9 +11,8 @@ rasters, unscaled, in the 16-bit floats that the real ones have; a missing value
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import UsageError, describe, require
-from .files import replacing
+from .files import read_json
 from .labels import Labels
 from .rasters import Coarse
 from .scenes import CHANNELS, radar_of
@@ -63,8 +62,9 @@ class Chip:
 class Chips:
     """A folder of chips by number: scenes by name, chips by row and column, empty ones left out.
 
-    The order is the same in every process. Nothing is held open and no thread is kept, so that it
-    may go to threads, worker processes and forks alike.
+    ``folder`` is what ``penstock preprocess`` wrote of one split; `UsageError` is raised for one
+    that is none, or that was not finished. The order is the same in every process. Nothing is held
+    open and no thread is kept, so that it may go to threads, worker processes and forks alike.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -82,7 +82,7 @@ class Chips:
         self._coarse_places: dict[str, dict[str, list[float]]] = {}
         self._input_bytes: dict[str, dict[str, int]] = {}
         for name in self.scenes:
-            manifest = read_json(folder / name / MANIFEST)
+            manifest = read_document(folder / name / MANIFEST)
             if any(manifest[key] != index[key] for key in ("channels", "chip_size", "overlap")):
                 raise UsageError(
                     f"{folder / name} is of other settings than {folder / INDEX}: a run that "
@@ -162,14 +162,6 @@ class Chips:
         return Coarse(CHANNELS[channel].kind, values, origin, step)
 
 
-def open_chips(folder: Path) -> Chips:
-    """The chips that ``penstock preprocess`` wrote, of one split.
-
-    Raises `UsageError` for a folder that is none, or that was not finished.
-    """
-    return Chips(folder)
-
-
 def _inside(points: NDArray[Any], rows: Span, columns: Span) -> NDArray[np.bool_]:
     lower, upper = np.array([rows, columns]).T
     return np.asarray(np.all((points >= lower) & (points < upper), axis=1))
@@ -180,7 +172,7 @@ def _read_index(folder: Path) -> dict[str, Any]:
         unfinished = any(folder.glob(f"*/{ARRAY}"))
         why = "was not finished; run penstock preprocess again" if unfinished else "has no chips"
         raise UsageError(f"{folder} {why}: there is no {INDEX}")
-    index = read_json(folder / INDEX)
+    index = read_document(folder / INDEX)
     if not index["scenes"]:
         raise UsageError(f"{folder / INDEX} lists no scenes")
     return index
@@ -249,17 +241,9 @@ def synced(path: Path) -> Iterator[BinaryIO]:
         os.fsync(file.fileno())
 
 
-def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """All of it or nothing; in one line, for most of it are numbers."""
-    with replacing(path) as draft:
-        draft.write_text(json.dumps(document, allow_nan=False))
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read: {describe(error)}") from error
+def read_document(path: Path) -> dict[str, Any]:
+    """An index or a manifest, of this version."""
+    document = read_json(path)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise UsageError(f"{path} is not of a folder of chips")
     if document.get("version") != VERSION:

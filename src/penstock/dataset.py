@@ -94,6 +94,10 @@ class PackedArray:
     shards: tuple[int, ...] | None
     dtype: np.dtype[Any]
     zarr_format: int
+    prefix: str
+    """Of the name of a chunk, before its numbers."""
+    separator: str
+    """Between them."""
     channels: tuple[str, ...]
     """Names of the channels; empty where the data set does not give them."""
 
@@ -202,10 +206,15 @@ def _open_array(root: Path, name: str, entry: Mapping[str, Any], where: str) -> 
     if (path / ".zarray").is_file():
         found = json.loads((path / ".zarray").read_text())
         version, chunks, shards, dtype = 2, found["chunks"], None, found["dtype"]
+        prefix, separator = "", found.get("dimension_separator", ".")
     elif (path / "zarr.json").is_file():
         found = json.loads((path / "zarr.json").read_text())
         version, shards, dtype = 3, None, found["data_type"]
         chunks = found["chunk_grid"]["configuration"]["chunk_shape"]
+        encoding = found["chunk_key_encoding"]
+        default = encoding["name"] == "default"
+        separator = encoding.get("configuration", {}).get("separator", "/" if default else ".")
+        prefix = f"c{separator}" if default else ""
         if found["codecs"][0]["name"] == "sharding_indexed":
             shards, chunks = chunks, found["codecs"][0]["configuration"]["chunk_shape"]
     else:
@@ -225,6 +234,8 @@ def _open_array(root: Path, name: str, entry: Mapping[str, Any], where: str) -> 
         tuple(shards) if shards else None,
         np.dtype(dtype),
         version,
+        prefix,
+        separator,
         tuple(entry.get("channels", ())),
     )
 

@@ -191,6 +191,32 @@ def cgroup_folders(controller: str) -> list[Path]:
     return folders
 
 
+def available_memory() -> int:
+    """Bytes that this process could still take: the machine's, or those of the control group that
+    leaves it least."""
+    left = [_left_in(folder) for folder in cgroup_folders("memory")]
+    available = [psutil.virtual_memory().available, *(n for n in left if n is not None)]
+    return int(min(available))
+
+
+def _left_in(folder: Path) -> int | None:
+    """Bytes that a control group has left, by either version's files; None where it has no limit.
+
+    Pages of files that nobody uses count as free: the kernel drops them before it says no.
+    """
+    for limit, used, unused in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        with contextlib.suppress(OSError, ValueError):  # no such file, or the limit is "max"
+            left = int((folder / limit).read_text()) - int((folder / used).read_text())
+            with contextlib.suppress(OSError, ValueError):
+                words = (folder / "memory.stat").read_text().split()
+                left += int(words[words.index(unused) + 1])
+            return left
+    return None
+
+
 def _limits() -> Block:
     cpus, memory = [], []
     for folder in cgroup_folders("cpu"):

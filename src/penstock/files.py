@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .errors import UsageError
+from .errors import UsageError, describe
 
 
 @contextmanager
@@ -43,11 +43,22 @@ def check_folder(out: Path, flag: str) -> None:
         raise UsageError(f"{flag} {out}: {there} may not be written to")
 
 
-def write_json(path: str | Path, document: Any) -> None:
-    """A document as JSON, which has no NaN: what is no finite number is null."""
-    text = json.dumps(_finite(document), indent=2, allow_nan=False)
+def write_json(path: str | Path, document: Any, indent: int | None = 2) -> None:
+    """A document as JSON, which has no NaN: what is no finite number is null.
+
+    Without ``indent`` it is one line, for those that are numbers for the most part.
+    """
+    text = json.dumps(_finite(document), indent=indent, allow_nan=False)
     with replacing(path) as draft:
         draft.write_text(text + "\n", encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """What a file holds. Raises `UsageError` where there is none, or where it is not JSON."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path} cannot be read: {describe(error)}") from error
 
 
 def _finite(value: Any) -> Any:

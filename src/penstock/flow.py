@@ -9,6 +9,7 @@ are.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import threading
@@ -124,7 +125,9 @@ class Channel(Generic[Item]):
         self._put = self._got = 0
 
     def __len__(self) -> int:
-        return len(self._items)
+        """Items that `get` would return at once, one after another: none that came out of turn."""
+        first = self._got
+        return next(n for n in itertools.count() if first + n not in self._items)
 
     @property
     def ready(self) -> bool:

@@ -30,12 +30,13 @@ from numpy.typing import NDArray
 
 from .box import Box
 from .config import InferConfig, as_settings, build
-from .errors import Incomplete, StageError
+from .errors import Incomplete, StageError, UsageError
 from .flow import Budget, Channel, Flow, Pool, Stopped, usable_cores
 from .grid import Block, Grid, reflect
 from .job import Job, Volume
 from .journal import Journal
 from .lane import Finished, Lane, LaneSettings, Loaded, cast
+from .model import set_cuda_flags
 from .normalize import Histogram, Scaling, block_scaling
 from .plan import Plan, block_halo
 from .probe import Probe, StageTotals, bottleneck
@@ -148,14 +149,16 @@ def run_job(job: Job, progress: Callable[[Progress], None] | None = None) -> Sum
     """Carry the plan out. On success every planned block has been written."""
     job.plan.refuse()
     resume = job.config.resume and all(sink.exists for sink in job.sinks)
-    journal = Journal.open(job.run_dir, job.fingerprint(), resume=resume)
-    torch.backends.cuda.matmul.allow_tf32 = job.config.tf32
-    torch.backends.cudnn.allow_tf32 = job.config.tf32
-    torch.backends.cudnn.benchmark = job.config.cudnn_benchmark
+    with _naming(f"--run-dir {job.run_dir}"):
+        journal = Journal.open(job.run_dir, job.fingerprint(), resume=resume)
+    set_cuda_flags(job.config.tf32, job.config.cudnn_benchmark)
     with contextlib.closing(journal):
+        for sink in job.sinks:  # or a list of what is in the old output would be lost for nothing
+            sink.check()
         # Before the output is made anew, or a kill in between would leave a list of units that
         # were written to the old one. And before a trace is: another run may be writing both.
-        journal.begin(as_settings(job.config))
+        with _naming(f"--run-dir {job.run_dir}"):
+            journal.begin(as_settings(job.config))
         run = _Run(job, journal)
         for sink in job.sinks:
             sink.create()
@@ -170,7 +173,8 @@ def run_job(job: Job, progress: Callable[[Progress], None] | None = None) -> Sum
         )
     for sink in job.sinks:
         sink.close()
-    journal.save("summary.json", asdict(summary))
+    with _forgoing(f"--run-dir {job.run_dir}: summary.json"):
+        journal.save("summary.json", asdict(summary))
     return summary
 
 
@@ -259,16 +263,15 @@ class _Run:
             self._stream(source, volume, histogram)
             histogram.advance((config.norm_lower, config.norm_upper))
         scaling = histogram.scaling(config.norm_lower, config.norm_upper)
-        self.journal.save_statistics(
-            number,
-            {
-                "t": volume.t,
-                "c": list(volume.channels),
-                "percentiles": [config.norm_lower, config.norm_upper],
-                "count": histogram.count,
-                **asdict(scaling),
-            },
-        )
+        found = {
+            "t": volume.t,
+            "c": list(volume.channels),
+            "percentiles": [config.norm_lower, config.norm_upper],
+            "count": histogram.count,
+            **asdict(scaling),
+        }
+        with self._stage("statistics", self.journal.path("statistics.json"), timed=False):
+            self.journal.save_statistics(number, found)
         return scaling
 
     def _stream(self, source: Source, volume: Volume, histogram: Histogram) -> None:
@@ -377,11 +380,18 @@ class _Run:
             scaling = self._own_scaling(block, array)
         if array.dtype.kind != "f":
             return Loaded(block, array, scaling)
-        finite = np.isfinite(array)
-        if finite.all():
-            return Loaded(block, array, scaling)
-        array[~finite] = scaling.lower
-        invalid = ~finite.all(axis=0)[block.support.within(block.read)]
+        support = block.support.within(block.read)
+        invalid: NDArray[np.bool_] | None = None
+        for z in range(array.shape[1]):  # plane by plane: a mask of all of it has its weight
+            plane = array[:, z]
+            spoilt = ~np.isfinite(plane)
+            if not spoilt.any():
+                continue
+            plane[spoilt] = scaling.lower
+            if invalid is None:
+                invalid = np.zeros(block.support.shape, np.bool_)
+            if support[0].start <= z < support[0].stop:
+                invalid[z - support[0].start] = spoilt.any(axis=0)[support[1:]]
         return Loaded(block, array, scaling, invalid)
 
     def _own_scaling(self, block: Block, array: NDArray[Any]) -> Scaling:
@@ -408,16 +418,24 @@ class _Run:
                 partial(self._before_batch, number),
             )
         block: Block | None = None
-        while True:
-            with self.probe.waiting("forward"):
-                loaded = self.loaded[number].get()
-            block = loaded.block if loaded is not None else block
-            with self._stage("forward", block, timed=False):
-                done = lane.push(loaded) if loaded is not None else lane.flush()
-                for finished in done:
-                    self.computed.put((number, finished), finished.block.number)
-            if loaded is None:
-                break
+        channel, coming = self.loaded[number], None
+        with lane.autocast():
+            while True:
+                loaded, coming = coming, None
+                if loaded is None:
+                    with self.probe.waiting("forward"):
+                        loaded = channel.get()
+                block = loaded.block if loaded is not None else block
+                with self._stage("forward", block, timed=False):
+                    if loaded is not None:
+                        lane.upload(loaded)
+                        if channel.ready and (coming := channel.get()) is not None:
+                            lane.upload(coming)  # while the net is at work on this one
+                    done = lane.push(loaded) if loaded is not None else lane.flush()
+                    for finished in done:
+                        self.computed.put((number, finished), finished.block.number)
+                if loaded is None:
+                    break
         self.computed.close()
 
     def _before_batch(self, number: int, patches: int) -> None:
@@ -431,6 +449,7 @@ class _Run:
             batch=job.batch,
             forward=job.forward,
             model_axes=job.shape.model_axes,
+            channels_last=job.footprint.channels_last,
             amp=job.amp,
             compile_mode=job.config.compile_mode if job.config.compile else None,
             clip=job.clip or None,
@@ -454,6 +473,11 @@ class _Run:
             if item is None:
                 break
             lane, finished = item
+            with (
+                self._stage("forward", finished.block, timed=False),
+                self.probe.waiting("stitch"),
+            ):
+                finished.wait()
             with self._stage("stitch", finished.block, timed=False):
                 heads = finished.heads([sink.dtype for sink in self.job.sinks])
                 units = assembly.add(finished.block, heads)
@@ -500,7 +524,9 @@ class _Run:
                         self.unit_pool.give(sums)
                     sink.write(output.box(unit.volume, unit.box), array[None])
                     self.unit_pool.give(array)
-            self.journal.note((unit.volume, *unit.index), unit.box.size)
+            where = f"block {unit.index} {unit.box}, noting it in {self.journal.path('done.log')}"
+            with self._stage("write", where, timed=False):
+                self.journal.note((unit.volume, *unit.index), unit.box.size)
             self.write_room.release(self._unit_bytes(unit))
 
     # --- watching ------------------------------------------------------------------------------
@@ -570,11 +596,26 @@ def _less_collecting() -> Iterator[None]:
 
 
 def _export(rows: Path, metrics: Path) -> None:
-    """Write the metrics file; that it cannot be written is no reason to lose a job."""
-    try:
+    with _forgoing(f"--metrics-json {metrics}"):
         export_reference(rows, metrics)
+
+
+@contextlib.contextmanager
+def _forgoing(what: str) -> Iterator[None]:
+    """That a record cannot be written is no reason to lose a job."""
+    try:
+        yield
     except OSError as error:
-        warnings.warn(f"--metrics-json {metrics}: {error.strerror}", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"{what}: {error.strerror}", RuntimeWarning, stacklevel=4)
+
+
+@contextlib.contextmanager
+def _naming(what: str) -> Iterator[None]:
+    """Before a job has begun, what the system does not let be done was asked wrongly."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{what}: {error.strerror}") from error
 
 
 def _pieces(source: Source) -> Grid:

@@ -10,8 +10,8 @@ import hashlib
 import itertools
 import math
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import torch
 from . import model as models
 from .box import Box
 from .config import InferConfig
-from .environment import cgroup_folders
+from .environment import available_memory
 from .errors import UsageError
 from .flow import usable_cores
 from .plan import Facts, block_halo, make_plan, patch_shape, per_axis, select
@@ -78,12 +78,15 @@ class Job:
         self.model = models.load(config.model_type, config.weights, config.in_channels)
         source = open_source(config.in_spec, level=config.level)
         self.shape = patch_shape(config, "z" in source.axes, self.model.spatial_axes)
-        self.amp = _amp(config, self.devices)
+        self.amp = _amp(config, self.devices, self.model.dtype)
         on_cpu = all(device.type == "cpu" for device in self.devices)
-        self.batch = config.batch or (CPU_FORWARD if on_cpu else GPU_BATCH)
         self.forward, self.footprint = self._sized(on_cpu)
+        self.batch = self.forward
         if on_cpu:
-            self.batch = -(-self.batch // self.forward) * self.forward
+            self.batch = -(-(config.batch or CPU_FORWARD) // self.forward) * self.forward
+        # All lanes on the CPU share this one.
+        module = models.placed(self.model.module, torch.device("cpu"), self.footprint.channels_last)
+        self.model = replace(self.model, module=module)
         ts = select(config.t, source.domain.start[0], source.domain.stop[0], "--t")
         cs = select(config.c, source.domain.start[1], source.domain.stop[1], "--c")
         self.out_channels = self._split_heads()
@@ -169,12 +172,16 @@ class Job:
 
     def _sized(self, on_cpu: bool) -> tuple[int, models.Footprint]:
         """Patches in one forward, and what that holds."""
-        shape = (self.model.in_channels, *self._model_patch())
-        if not on_cpu:
-            return self.batch, models.footprint(self.model, (self.batch, *shape))
-        with contextlib.suppress(UsageError):  # a net that was exported for one takes no two
-            return CPU_FORWARD, models.footprint(self.model, (CPU_FORWARD, *shape))
-        return 1, models.footprint(self.model, (1, *shape))
+        shape, said = (self.model.in_channels, *self._model_patch()), self.config.batch
+        # A net that was exported for one size of batch takes no other.
+        if on_cpu:
+            *sizes, last = (CPU_FORWARD, 1, said) if said else (CPU_FORWARD, 1)
+        else:
+            *sizes, last = (said,) if said else (GPU_BATCH, 1)
+        for size in sizes:
+            with contextlib.suppress(UsageError):
+                return size, models.footprint(self.model, (size, *shape))
+        return last, models.footprint(self.model, (last, *shape))
 
     def _chunks(self) -> tuple[int, ...] | None:
         """Chunks of a new output: what the user said, or what divides their block evenly; None,
@@ -260,10 +267,23 @@ class Job:
             forward_bytes=self.footprint.peak_bytes,
             devices=tuple(device.type for device in self.devices),
             base_bytes=psutil.Process().memory_info().rss,
-            available_bytes=_available_memory(),
+            available_bytes=available_memory(),
             cores=usable_cores(),
             device_bytes=device_bytes,
+            cast_bytes=self.model.weight_bytes // 2 if self.amp is not None else 0,
+            notes=tuple(self._notes()),
         )
+
+    def _notes(self) -> Iterator[str]:
+        if not self.footprint.channels_last:
+            yield "the model fails on tensors that are laid out channels last: it is slower without"
+        on_cuda = all(device.type == "cuda" for device in self.devices)
+        full = self.model.dtype == torch.float32
+        if self.config.amp == "auto" and on_cuda and full and self.amp is None:
+            yield (
+                "autocast is off, as values that are brought to no range are more than half "
+                "precision holds; --normalize with --clip-norm, or --amp, turns it on"
+            )
 
     def fingerprint(self) -> dict[str, Any]:
         """What must be equal for two runs to write the same voxels into the same units."""
@@ -291,12 +311,13 @@ class Job:
             "denormalize": config.denormalize,
             "halo": block_halo(config, geometry),
             "arithmetic": [str(self.amp), config.tf32, config.compile],
+            "devices": sorted({device.type for device in self.devices}),
         }
 
 
 def check_writable(path: Path, flag: str) -> None:
     """Raise `UsageError` where a file cannot come to stand at a path; creates nothing."""
-    there = next(place for place in (path, *path.absolute().parents) if place.exists())
+    there = next(place for place in (path, *path.absolute().parents) if os.path.exists(place))  # noqa: PTH110 - False where it may not be asked
     if path.is_dir() or not os.access(there, os.W_OK) or (there != path and not there.is_dir()):
         raise UsageError(f"{flag} {path}: no file can be written there")
 
@@ -332,11 +353,19 @@ def _dtype(name: str | None, otherwise: np.dtype[Any]) -> np.dtype[Any]:
         raise UsageError(f"--out-dtype {name!r} is no dtype; try uint16 or float32") from None
 
 
-def _amp(config: InferConfig, devices: Sequence[torch.device]) -> torch.dtype | None:
-    """fp16 on CUDA unless told otherwise: it keeps 11 bits of an intensity where bf16 keeps 8."""
+def _amp(
+    config: InferConfig, devices: Sequence[torch.device], dtype: torch.dtype
+) -> torch.dtype | None:
+    """fp16 on CUDA unless told otherwise: it keeps 11 bits of an intensity where bf16 keeps 8. But
+    it ends at 65,504, so it is only for values that are brought to a range, and it is for a net of
+    ``dtype`` float32: one of half precision has what it wants."""
     chosen = config.amp
     if chosen == "auto":
-        chosen = "fp16" if all(device.type == "cuda" for device in devices) else "off"
+        ranged = config.normalize in ("percentile", "global") or (
+            config.normalize == "fixed" and config.clip_norm is not None
+        )
+        on_cuda = all(device.type == "cuda" for device in devices)
+        chosen = "fp16" if on_cuda and ranged and dtype == torch.float32 else "off"
     return {"fp16": torch.float16, "bf16": torch.bfloat16, "off": None}[chosen]
 
 
@@ -347,32 +376,6 @@ def _digest(module: torch.nn.Module) -> str:
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()[:16]
-
-
-def _available_memory() -> int:
-    """Bytes that this process could still take: the machine's, or those of the control group that
-    leaves it least."""
-    left = [_left_in(folder) for folder in cgroup_folders("memory")]
-    available = [psutil.virtual_memory().available, *(n for n in left if n is not None)]
-    return int(min(available))
-
-
-def _left_in(folder: Path) -> int | None:
-    """Bytes that a control group has left, by either version's files; None where it has no limit.
-
-    Pages of files that nobody uses count as free: the kernel drops them before it says no.
-    """
-    for limit, used, unused in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        with contextlib.suppress(OSError, ValueError):  # no such file, or the limit is "max"
-            left = int((folder / limit).read_text()) - int((folder / used).read_text())
-            with contextlib.suppress(OSError, ValueError):
-                words = (folder / "memory.stat").read_text().split()
-                left += int(words[words.index(unused) + 1])
-            return left
-    return None
 
 
 def _free_device_memory(devices: Sequence[torch.device]) -> int | None:

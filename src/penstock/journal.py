@@ -12,6 +12,7 @@ harm, and counting on one that was never written would.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from typing import IO, Any
 
 from .errors import UsageError
 from .files import replacing
+from .telemetry import set_aside
 
 try:
     import fcntl
@@ -58,9 +60,9 @@ class Journal:
             return journal
         before = _read(folder / "run.json").get("fingerprint", {})
         for name, value in journal.fingerprint.items():
-            if before.get(name) != value:
+            if before.get(name, value) != value:  # what an older version did not note is the same
                 raise UsageError(
-                    f"--resume: the run in {folder} had {name} {before.get(name)!r}, this one has "
+                    f"--resume: the run in {folder} had {name} {before[name]!r}, this one has "
                     f"{value!r}; give the same settings, or --overwrite instead"
                 )
         log = folder / "done.log"
@@ -93,10 +95,8 @@ class Journal:
             self._log.write("?\n")
             self._log.flush()
         (self.folder / "summary.json").unlink(missing_ok=True)
-        metrics = self.folder / "metrics.jsonl"
-        if self.done and metrics.exists():  # of the run that this one goes on with
-            attempts = len(list(self.folder.glob("metrics*.jsonl")))
-            metrics.rename(self.folder / f"metrics-{attempts}.jsonl")
+        if self.done:  # by the run that this one goes on with
+            set_aside(self.folder / "metrics.jsonl")
         self.save("statistics.json", self.statistics)
         self.save("run.json", {"settings": settings, "fingerprint": self.fingerprint})
 
@@ -126,7 +126,8 @@ class Journal:
 
     def close(self) -> None:
         if self._log is not None:
-            self._log.close()
+            with contextlib.suppress(OSError):  # of a line that could not be written: `note` told
+                self._log.close()
             self._log = None
 
 

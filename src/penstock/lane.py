@@ -6,13 +6,13 @@ A lane is fed blocks in order and gives them back in order. Batches cross block 
 last one is padded to the full size, so the net sees one input shape from first to last and a
 patch's result does not depend on what else is in its batch. On the CPU upload and download are
 free; on CUDA a block crosses the bus once each way, in the dtype of the store, from and to pinned
-memory, on streams of their own. Everything between is the same code.
+memory, on a stream of its own for each way, and the next one comes while the present one is at
+work. Everything between is the same code.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,12 +28,11 @@ from torch import Tensor, nn
 from .errors import PenstockError
 from .flow import Pool
 from .grid import Block, Geometry, indices
-from .model import Model
+from .model import CHANNELS_LAST, Model, placed
 from .normalize import Scaling
 from .probe import Probe
 from .stitch import axis_weights
 
-_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 _SUMS = np.dtype(np.float32)
 """Blended patches are added up in this."""
 
@@ -46,6 +45,7 @@ class LaneSettings:
     forward: int
     """Patches of a batch that a CPU takes at a time."""
     model_axes: int
+    channels_last: bool
     amp: torch.dtype | None
     compile_mode: str | None
     """None: eager."""
@@ -66,6 +66,10 @@ class Loaded:
     scaling: Scaling
     invalid: NDArray[np.bool_] | None = None
     """Voxels of ``block.support`` that were not finite, None where all were."""
+    native: Tensor | None = None
+    """The array on the device, once its upload has begun; None once the lane has taken it in."""
+    arrived: torch.cuda.Event | None = None
+    """The end of the upload, where it is not over when it is begun."""
 
 
 @dataclass(slots=True)
@@ -78,24 +82,34 @@ class Finished:
     buffers: list[NDArray[Any]]
     """What the outputs lie in, for the pool; empty where they do not come from it."""
     finite: Tensor
-    """Whether the model has made only finite values so far."""
+    """Whether the model made only finite values here."""
+    amp: torch.dtype | None
     ready: torch.cuda.Event | None = None
 
     @property
     def block(self) -> Block:
         return self.loaded.block
 
-    def heads(self, out_dtypes: Sequence[np.dtype[Any]]) -> list[NDArray[Any]]:
-        """The outputs, once their download has ended.
+    def wait(self) -> None:
+        """Wait for the end of the download.
 
-        A voxel whose input was not finite becomes NaN, or 0 where the sink holds integers.
-
-        Raises `PenstockError` if the model made such a value itself: in an integer it would hide.
+        Raises `PenstockError` if the model made a value that is not finite out of finite ones: in
+        an integer it would hide.
         """
         if self.ready is not None:
             self.ready.synchronize()
         if not bool(self.finite):
-            raise PenstockError("the model made values that are not finite out of finite ones")
+            message = "the model made values that are not finite out of finite ones"
+            if self.amp is not None:
+                half = str(self.amp).removeprefix("torch.")
+                message += f" in {half}; give --no-amp, or --clip-norm for what it is shown"
+            raise PenstockError(message)
+
+    def heads(self, out_dtypes: Sequence[np.dtype[Any]]) -> list[NDArray[Any]]:
+        """The outputs, once waited for.
+
+        A voxel whose input was not finite becomes NaN, or 0 where the sink holds integers.
+        """
         heads = [output.numpy() for output in self.outputs]
         if self.loaded.invalid is not None:
             for head, dtype in zip(heads, out_dtypes, strict=True):
@@ -110,6 +124,7 @@ class _Open:
     loaded: Loaded
     outputs: list[Tensor]
     buffers: list[NDArray[Any]]
+    finite: Tensor
     remaining: int
 
 
@@ -121,6 +136,16 @@ class _Slot:
     index: tuple[int, ...]
     place: tuple[int, ...]
     """Where it begins in what its block reads, and what it owns in what its block owns."""
+
+
+@dataclass(slots=True)
+class _Queued:
+    """Work of a stage on a block that a GPU was told to do."""
+
+    stage: str
+    block: Block
+    begin: torch.cuda.Event
+    end: torch.cuda.Event
 
 
 class Lane:
@@ -142,39 +167,68 @@ class Lane:
         self.settings, self.probe = settings, probe
         self.read_pool, self.block_pool = pools
         self.before_batch = before_batch
-        self.on_cuda = device.type == "cuda"
-        self._module = self._place(model.module)
+        self._module = self._compiled(placed(model.module, device, settings.channels_last))
         patch = geometry.patch if settings.model_axes == 3 else geometry.patch[1:]
-        self._batch = torch.empty(
-            (settings.batch, model.in_channels, *patch),
-            device=device,
-            memory_format=_LAST[settings.model_axes],
-        )
+        shape = (settings.batch, model.in_channels, *patch)
+        layout = CHANNELS_LAST[len(shape)] if settings.channels_last else torch.contiguous_format
+        self._batch = torch.empty(shape, device=device, memory_format=layout)
         # What of a patch's output counts, and room to work on it: small enough to stay in cache.
         edges = zip(geometry.before, geometry.stride, geometry.patch, strict=True)
         self._keep = tuple(slice(b, b + s) if self._trim else slice(p) for b, s, p in edges)
-        shape = tuple(part.stop - (part.start or 0) for part in self._keep)
-        self._values = [torch.empty((n, *shape), device=device) for n in settings.out_channels]
-        self._finite = torch.ones((), dtype=torch.bool, device=device)
+        kept = tuple(part.stop - (part.start or 0) for part in self._keep)
+        self._values = [torch.empty((n, *kept), device=device) for n in settings.out_channels]
         self._slots: list[_Slot] = []
         self._open: deque[_Open] = deque()
-        self._copies = torch.cuda.Stream(device) if self.on_cuda else None
+        self._streams: tuple[torch.cuda.Stream, torch.cuda.Stream] | None = None  # in, out
+        self._queued: deque[_Queued] = deque()
+        if device.type == "cuda":
+            self._streams = torch.cuda.Stream(device), torch.cuda.Stream(device)
+            self._first = self._mark()
+            self._first.synchronize()
+            self._first_s = probe.clock()
 
     @property
     def _trim(self) -> bool:
         return self.geometry.seam == "trim"
 
+    def autocast(self) -> torch.autocast:
+        """What the model runs in. To be entered around all of a lane's work as well: torch keeps
+        the weights that it has cast until it leaves the outermost one."""
+        return torch.autocast(self.device.type, self.settings.amp, self.settings.amp is not None)
+
+    def upload(self, loaded: Loaded) -> None:
+        """Begin to bring a block to the device; `push` does where nobody has."""
+        if loaded.native is not None:
+            return
+        assert loaded.array is not None
+        native = torch.from_numpy(loaded.array)
+        if self._streams is None:
+            loaded.native = native.to(self.device)
+            return
+        # Torch keeps released pinned memory and hands it out again: after the first blocks
+        # this allocates nothing.
+        with torch.cuda.stream(self._streams[0]):
+            loaded.native = native.pin_memory().to(self.device, non_blocking=True)
+            loaded.arrived = torch.cuda.Event()
+            loaded.arrived.record(self._streams[0])
+
     def push(self, loaded: Loaded) -> Iterator[Finished]:
         """Take a block; yield those that it completes, oldest first."""
-        array, loaded.array = loaded.array, None
-        assert array is not None
-        native = self._upload(array)
+        self.upload(loaded)
+        array, native = loaded.array, loaded.native
+        loaded.array = loaded.native = None
+        assert array is not None and native is not None
+        if loaded.arrived is not None:
+            main = torch.cuda.current_stream(self.device)
+            main.wait_event(loaded.arrived)
+            native.record_stream(main)
         outputs, buffers = self._outputs(loaded.block)
-        opened = _Open(loaded, outputs, buffers, loaded.block.patches.size)
+        finite = torch.ones((), dtype=torch.bool, device=self.device)
+        opened = _Open(loaded, outputs, buffers, finite, loaded.block.patches.size)
         self._open.append(opened)
         waiting = indices(loaded.block.patches)
         while True:
-            with self.probe.span("normalise", loaded.block), _one_thread():
+            with self._span("normalise", loaded.block), _one_thread():
                 for index in islice(waiting, self.settings.batch - len(self._slots)):
                     self._gather(opened, native, index)
             if len(self._slots) < self.settings.batch:
@@ -190,22 +244,14 @@ class Lane:
             rest.copy_(self._batch[:1].expand_as(rest))
             self._forward()
         yield from self._finished()
+        self._tell(wait=True)
 
     # --- the steps -----------------------------------------------------------------------------
 
-    def _place(self, module: nn.Module) -> nn.Module:
-        """The model on this device, its convolutions laid out channels last: what tensor cores
-        take, and a third to a half faster on a CPU as well."""
-        convolutions = [m for m in module.modules() if isinstance(m, nn.Conv2d | nn.Conv3d)]
-        if convolutions or self.device.type != "cpu":
-            module = copy.deepcopy(module).to(self.device)  # the caller's own stays as it is
-        for part in module.modules():
-            if isinstance(part, nn.Conv2d | nn.Conv3d):
-                axes = part.weight.ndim - 2
-                part.to(memory_format=_LAST[axes])  # type: ignore[call-overload]
-        if self.settings.compile_mode is not None:
-            return torch.compile(module, mode=self.settings.compile_mode, dynamic=False)  # type: ignore[return-value]
-        return module
+    def _compiled(self, module: nn.Module) -> nn.Module:
+        if self.settings.compile_mode is None:
+            return module
+        return torch.compile(module, mode=self.settings.compile_mode, dynamic=False)  # type: ignore[return-value]
 
     def _outputs(self, block: Block) -> tuple[list[Tensor], list[NDArray[Any]]]:
         """Arrays for a block's heads, and on the CPU the buffers that they lie in."""
@@ -223,19 +269,6 @@ class Lane:
             if not self._trim:
                 outputs[-1].zero_()
         return outputs, buffers
-
-    def _upload(self, array: NDArray[Any]) -> Tensor:
-        native = torch.from_numpy(array)
-        if self._copies is None:
-            return native.to(self.device)
-        # Torch keeps released pinned memory and hands it out again: after the first blocks
-        # this allocates nothing.
-        with torch.cuda.stream(self._copies):
-            uploaded = native.pin_memory().to(self.device, non_blocking=True)
-        main = torch.cuda.current_stream(self.device)
-        main.wait_stream(self._copies)
-        uploaded.record_stream(main)
-        return uploaded
 
     def _gather(self, opened: _Open, native: Tensor, index: tuple[int, ...]) -> None:
         """Copy a patch of a block into the batch and normalise it there."""
@@ -258,13 +291,15 @@ class Lane:
         with them the last bits of a result, depend on how many there are.
         """
         self.before_batch(len(self._slots))
+        self._tell()
         step = self.settings.forward if self.device.type == "cpu" else self.settings.batch
         for start in range(0, len(self._slots), step):
             slots = self._slots[start : start + step]
             block = slots[0].owner.loaded.block
-            with self.probe.span("forward", block), torch.inference_mode():
+            # Not in inference mode, in which autocast would keep no weights that it has cast.
+            with self._span("forward", block), torch.no_grad():
                 outputs = self._run(self._batch[start : start + step])
-            with self.probe.span("stitch", block), torch.inference_mode(), _one_thread():
+            with self._span("stitch", block), torch.inference_mode(), _one_thread():
                 for head, output_BCZYX in enumerate(outputs):
                     for row, slot in enumerate(slots):
                         self._scatter(head, output_BCZYX[row], slot)
@@ -274,8 +309,8 @@ class Lane:
 
     def _run(self, batch: Tensor) -> list[Tensor]:
         """The model's heads, one for each sink, shape (batch, channels, z, y, x)."""
-        with torch.autocast(self.device.type, self.settings.amp, self.settings.amp is not None):
-            outputs = list(self.model.heads(self._module(batch)).values())
+        with self.autocast():
+            outputs = list(self.model.heads(self._module(batch.to(self.model.dtype))).values())
         if len(outputs) == 1 and len(self.settings.out_dtypes) > 1:
             outputs = list(outputs[0].split(1, dim=1))
         return outputs if self.settings.model_axes == 3 else [o.unsqueeze(2) for o in outputs]
@@ -287,7 +322,7 @@ class Lane:
         if self.settings.denormalize and loaded.scaling != Scaling():
             values.mul_(loaded.scaling.scale).add_(loaded.scaling.lower)
         low, high = torch.aminmax(values)  # a NaN anywhere makes both NaN
-        self._finite &= low * 0 + high * 0 == 0  # so do infinities, times nothing
+        slot.owner.finite &= low * 0 + high * 0 == 0  # so do infinities, times nothing
         begin = slot.place
         if self._trim:
             to_range_(values, self.settings.out_dtypes[head])
@@ -316,18 +351,47 @@ class Lane:
             yield self._download(self._open.popleft())
 
     def _download(self, done: _Open) -> Finished:
-        if self._copies is None:
+        amp = self.settings.amp
+        if self._streams is None:
             outputs = [output.cpu() for output in done.outputs]
-            return Finished(done.loaded, outputs, done.buffers, self._finite.cpu())
-        self._copies.wait_stream(torch.cuda.current_stream(self.device))
-        event = torch.cuda.Event()
-        with torch.cuda.stream(self._copies):
+            return Finished(done.loaded, outputs, done.buffers, done.finite.cpu(), amp)
+        stream = self._streams[1]
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        event = torch.cuda.Event(blocking=True)  # who waits for it leaves the processor to others
+        with torch.cuda.stream(stream):
             host = [_to_pinned(t) for t in done.outputs]
-            finite = _to_pinned(self._finite)
-            event.record(self._copies)
-        for tensor in (*done.outputs, self._finite):
-            tensor.record_stream(self._copies)
-        return Finished(done.loaded, host, [], finite, event)
+            finite = _to_pinned(done.finite)
+            event.record(stream)
+        for tensor in (*done.outputs, done.finite):
+            tensor.record_stream(stream)
+        return Finished(done.loaded, host, [], finite, amp, event)
+
+    # --- its clocks ----------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _span(self, stage: str, block: Block) -> Iterator[None]:
+        """Time a piece of work: on a GPU, which is only told here what to do, by its own events."""
+        if self._streams is None:
+            with self.probe.span(stage, block):
+                yield
+            return
+        begin = self._mark()
+        yield
+        self._queued.append(_Queued(stage, block, begin, self._mark()))
+
+    def _mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True, blocking=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def _tell(self, *, wait: bool = False) -> None:
+        """Tell the probe of the work that a GPU has done since, or of all."""
+        while self._queued and (wait or self._queued[0].end.query()):
+            done = self._queued.popleft()
+            done.end.synchronize()
+            start = self._first_s + self._first.elapsed_time(done.begin) / 1e3
+            end = start + done.begin.elapsed_time(done.end) / 1e3
+            self.probe.record(done.stage, start, end, done.block, waiting=False)
 
 
 @lru_cache(maxsize=1024)

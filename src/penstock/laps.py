@@ -10,8 +10,8 @@ gradients are still being computed costs nothing and is not seen.
 
 On a CPU a lap reads the clock. On a GPU it records an event on the stream, which costs a few
 microseconds and makes nobody wait; the times are read when `drain` is called, outside of the
-steps. There the wait for data is the host's and is read from its clock, and the other phases are
-the device's, so their sum may differ from ``step``, the host's, by what the host ran ahead.
+steps. All of them are the device's own, the wait for data too: a host that runs ahead may wait for
+a batch while the device computes, and that holds nothing up.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from typing import Any
 from .probe import Clock
 
 PHASES = ("data_wait", "transfer", "forward", "backward", "communication", "optimizer")
+STEPS = "steps"
+"""The folder of a run in which each rank keeps them."""
 
 Seconds = dict[str, float]
 """Of one step: ``step`` and those of its phases that it had."""
@@ -35,64 +37,56 @@ class Laps:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._steps: list[Seconds] = []
-        self._now: Seconds = {}
+        self._steps: list[list[tuple[str, Any]]] = []
 
     def begin(self) -> None:
         """A step begins."""
-        self._now, self._began = {}, self._clock()
-        self._last = self._began
+        self._marks = [("", self._mark())]
 
     def lap(self, phase: str) -> None:
         """A phase ends."""
-        now = self._clock()
-        self._now[phase] = self._now.get(phase, 0.0) + now - self._last
-        self._last = now
+        self._marks.append((phase, self._mark()))
 
     def end(self) -> None:
         """The step ends, with its last lap."""
-        self._steps.append({"step": self._last - self._began, **self._now})
+        self._steps.append(self._marks)
 
     def drain(self) -> list[Seconds]:
         """The steps since the last call."""
         steps, self._steps = self._steps, []
-        return steps
+        return [self._seconds(marks) for marks in steps]
+
+    def _seconds(self, marks: list[tuple[str, Any]]) -> Seconds:
+        seconds = {"step": self._between(marks[0][1], marks[-1][1])}
+        for (_, before), (phase, after) in pairwise(marks):
+            seconds[phase] = seconds.get(phase, 0.0) + self._between(before, after)
+        return seconds
+
+    def _mark(self) -> Any:
+        return self._clock()
+
+    def _between(self, before: Any, after: Any) -> float:
+        return float(after - before)
 
 
-class DeviceLaps:
+class DeviceLaps(Laps):
     """For work that is queued on a CUDA device."""
 
     drain_every = 50
 
     def __init__(self, clock: Clock, backend: Any) -> None:
-        self._clock, self._backend = clock, backend
-        self._steps: list[tuple[Seconds, list[tuple[str, Any]]]] = []
-
-    def begin(self) -> None:
-        self._began = self._last = self._clock()
-        self._host: Seconds = {}
-        self._marks: list[tuple[str, Any]] = []
-
-    def lap(self, phase: str) -> None:
-        now = self._clock()
-        if phase == "data_wait":
-            self._host[phase] = self._host.get(phase, 0.0) + now - self._last
-        self._last = now
-        event = self._backend.Event(enable_timing=True)
-        event.record()
-        self._marks.append((phase, event))
-
-    def end(self) -> None:
-        self._host["step"] = self._clock() - self._began
-        self._steps.append((self._host, self._marks))
+        super().__init__(clock)
+        self._backend = backend
 
     def drain(self) -> list[Seconds]:
-        if not self._steps:
-            return []
-        self._backend.synchronize()
-        steps, self._steps = self._steps, []
-        for seconds, marks in steps:
-            for (_, before), (phase, after) in pairwise(marks):
-                if phase != "data_wait":
-                    seconds[phase] = seconds.get(phase, 0.0) + before.elapsed_time(after) / 1e3
-        return [seconds for seconds, _ in steps]
+        if self._steps:
+            self._backend.synchronize()
+        return super().drain()
+
+    def _mark(self) -> Any:
+        event = self._backend.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _between(self, before: Any, after: Any) -> float:
+        return float(before.elapsed_time(after)) / 1e3

@@ -38,7 +38,7 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from . import environment
-from .errors import describe
+from .errors import UsageError, describe
 from .record import Failure, Record, Status, case_key
 from .telemetry import ThisMachine, kernel_memory
 
@@ -110,6 +110,19 @@ def launch(
         first = error.errors(include_url=False)[0]
         fault = f"its answer is no record: {'.'.join(map(str, first['loc']))}: {first['msg']}"
         return record(_failure("crash", "report", fault, ending))
+
+
+def check(scenario: str, case: Mapping[str, Any], timeout_s: float) -> Record:
+    """What a process of its own says of a case that it does not run.
+
+    Raises `UsageError` with its sentence where the case does not make sense. Any other failure is
+    the record that is returned.
+    """
+    request = Request(scenario, case, task="check")
+    answer = launch(request, launch=0, order=None, timeout_s=timeout_s)
+    if answer.status == "unsupported" and answer.error is not None:
+        raise UsageError(answer.error.message)
+    return answer
 
 
 # --- the process -----------------------------------------------------------------------------

@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 
 from .boundary import Limit, Probe, find_limits, pixels_of
-from .environment import collect
+from .environment import available_memory
 from .launch import Request, launch
 from .ledger import Ledger
-from .record import Record, case_key
+from .record import Record
 from .stats import hierarchical_bootstrap_ratio, launch_medians, median_interval
 from .sweep import Step, launches_of, sweep
 
@@ -65,7 +64,11 @@ def roofs(
     run: Run = launch,
     progress: Progress = lambda step: None,
 ) -> dict[str, dict[str, Any]]:
-    """Each roof by its name: unit, value, 95 % interval, launches, and what must be known of it."""
+    """Each roof by its name: unit, value, 95 % interval, launches, and what must be known of it.
+
+    On CUDA ``dtypes`` are joined by ``tf32``, float32 that is multiplied as TF32.
+    """
+    dtypes = [*dtypes, "tf32"] if device.startswith("cuda") else dtypes
     disk = {"folder": str(Path(folder).resolve()), "bytes": 128 * MIB}
     asked: list[tuple[str, str, dict[str, Any]]] = [
         *((f"matmul {dtype}", "matmul", _matmul_case(device, dtype)) for dtype in dtypes),
@@ -90,7 +93,7 @@ def measured_roof(
         _roof(records)["value"]
         for records in _newest(machine_key, ledger or default_ledger())
         if records[0].scenario == "matmul"
-        and (records[0].case["device"], records[0].case["dtype"]) == (device, dtype)
+        and records[0].case | {"size": 0} == _matmul_case(device, dtype) | {"size": 0}
     ]
     # The A/A run is of a smaller product, which is slower, or as fast and then a roof too.
     return max((rate for rate in rates if rate is not None), default=None)
@@ -100,6 +103,8 @@ def _matmul_case(device: str, dtype: str) -> dict[str, Any]:
     """As large as fills the device and takes no more than a tenth of a second."""
     cores = os.cpu_count() or 1
     size = 8192 if device != "cpu" else 1024 if cores <= 4 else 2048 if cores <= 32 else 4096
+    if dtype == "tf32":
+        return {"device": device, "dtype": "float32", "size": size, "tf32": True}
     return {"device": device, "dtype": dtype, "size": size}
 
 
@@ -161,16 +166,6 @@ def noise_floor(
     launches = 2 * max(LEAST_LAUNCHES, launches_of(effort))
     records = _launches("matmul", _noise_case(device), launches, effort, ledger, run, progress)
     return _noise(records)
-
-
-def measured_noise(machine_key: str, device: str, ledger: Ledger | None = None) -> float | None:
-    """The threshold of this machine's newest A/A run, such as 0.03; None where there is none."""
-    key = case_key("matmul", _noise_case(device))
-    for records in _newest(machine_key, ledger or default_ledger()):
-        if records[0].key == key:
-            threshold: float | None = _noise(records)["threshold"]
-            return threshold
-    return None
 
 
 def _noise_case(device: str) -> dict[str, Any]:
@@ -263,6 +258,7 @@ def model_limits(
     ledger: Ledger,
     *,
     timeout_s: float,
+    device_memory: int | None = None,
     run: Run = launch,
     report: Callable[[Record], None] = lambda record: None,
 ) -> list[Limit]:
@@ -272,11 +268,11 @@ def model_limits(
     replaced. The ledger should be one of its own: a launch that only tries is no measurement.
 
     What the budget covers is in `budget_note`. Without one it is the memory that is free now, or
-    all of the GPU's.
+    all of the GPU's: ``device_memory``, against which peaks are held and which limits nothing.
     """
     on_cpu = case["device"] == "cpu"
     if on_cpu and budget is None:
-        budget = _free()
+        budget = available_memory()
 
     def fits(tile: str, batch: int) -> Probe:
         request = Request(
@@ -288,7 +284,7 @@ def model_limits(
         record = run(request, launch=0, order=None, timeout_s=timeout_s)
         ledger.append(record)
         report(record)
-        return _probe(record, budget)
+        return _probe(record, budget or device_memory)
 
     return find_limits(tiles, fits, max_batch, lambda tile: pixels_of(tile, axes))
 
@@ -307,13 +303,6 @@ def budget_note(device: str) -> str:
     )
 
 
-def _free() -> int:
-    """Bytes that a process may take now."""
-    limit = collect()["limits"]["cgroup_memory_bytes"]
-    free = psutil.virtual_memory().available
-    return min(free, limit) if limit else free
-
-
 def _probe(record: Record, budget: int | None) -> Probe:
     memory = record.memory
     if record.case["device"] == "cpu":
@@ -322,19 +311,8 @@ def _probe(record: Record, budget: int | None) -> Probe:
             peak -= memory.host_shared or 0
     else:
         peak = memory.device_peak
-        budget = budget or _device_memory(record)
     if record.ok:
         return Probe("ok", peak, budget, memory.alloc_retries)
     if record.status in ("oom_host", "oom_device"):
         return Probe("oom", peak, budget)
     return Probe("failed", reason=record.error.message if record.error else record.status)
-
-
-def _device_memory(record: Record) -> int | None:
-    """All of the GPU's, where there is one only, or where CUDA and NVML number them alike."""
-    gpus = record.environment.get("gpus") or []
-    index = int(str(record.case["device"]).partition(":")[2] or 0)
-    if "CUDA_VISIBLE_DEVICES" in record.environment.get("variables", {}) and len(gpus) > 1:
-        return None
-    total: int | None = gpus[index].get("memory_bytes") if index < len(gpus) else None
-    return total

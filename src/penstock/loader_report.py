@@ -60,8 +60,8 @@ COLUMNS = tuple(
     "timestamp loader threads batch_size seconds_per_batch low_seconds high_seconds "
     "samples_per_sec decoded_mb_per_sec stored_mb_per_sec first_batch_s wait_p50_s wait_p95_s "
     "wait_p99_s wait_max_s read_amplification cpu_s_per_gb host_peak_mb duplicates missing wrong "
-    "cache resident shuffle window latency_ms endpoint data dataset batches launches failed status "
-    "error cores affinity cgroup_cpus seed machine_key commit key".split()
+    "cache resident fresh shuffle window latency_ms endpoint data dataset batches launches failed "
+    "status error cores affinity cgroup_cpus seed machine_key commit key".split()
 )
 
 CASE_APART = tuple("data dataset shuffle window cache endpoint latency_ms seed batches".split())
@@ -71,7 +71,7 @@ _COLD_MOST = 0.05
 """More of the data than this in the page cache is not a cold cache."""
 WARM_LEAST = 0.95
 """With this share of files in the page cache, it is memory that they are read from."""
-_FRESH_LEAST = 0.9
+FRESH_LEAST = 0.9
 """Of less than this, too much of what was waited for had been read before. A few batches more or
 less in a queue, over some ten of them, are not much."""
 
@@ -124,7 +124,7 @@ class LoaderCell(Cell):
         """The share of its samples' bytes that was read before they were waited for; 0 where that
         is little, or not known."""
         fresh = self.per_launch("fresh")
-        return 1 - fresh if fresh is not None and fresh < _FRESH_LEAST else 0.0
+        return 1 - fresh if fresh is not None and fresh < FRESH_LEAST else 0.0
 
     def speed(self, quantity: str) -> float | None:
         """Work of a batch for each of its seconds."""
@@ -172,6 +172,7 @@ class LoaderCell(Cell):
             "missing": self.most("missing"),
             "wrong": self.most("wrong"),
             "resident": self.per_launch("resident"),
+            "fresh": self.per_launch("fresh"),
             "launches": self.launches,
             "failed": len(self.records) - self.launches,
             "status": self.status,
@@ -298,7 +299,15 @@ def cache_label(group: Sequence[Cell]) -> str:
     known = [share for share in shares if share is not None]
     asked = str(group[0].case["cache"])
     worst = max(known, default=None) if asked == "cold" else min(known, default=None)
-    return cache_words(asked, worst)
+    again = _read_again(group)
+    return cache_words(asked, worst) + (
+        f", {100 * again:.0f} % read again from memory" * (again > _COLD_MOST)
+    )
+
+
+def _read_again(group: Sequence[Cell]) -> float:
+    """Of a cold cache: the most of what later batches read that an earlier one had read."""
+    return max((r.facts.get("again", 0.0) for cell in group for r in cell.records), default=0.0)
 
 
 def cache_words(asked: str, resident: float | None) -> str:
@@ -410,6 +419,12 @@ def troubles(group: Sequence[LoaderCell]) -> list[str]:
     if asked == "cold" and known and max(known) > _COLD_MOST:
         lines.append(
             f"The cache was not cold: up to {100 * max(known):.0f} % of the data was in memory."
+        )
+    if (again := _read_again(group)) > _COLD_MOST:
+        lines.append(
+            f"Of what the batches after the first read, {100 * again:.0f} % an earlier one had "
+            "read, for a chunk holds several samples: that came from memory, however cold the "
+            "cache was."
         )
     if asked == "warm" and known and min(known) < WARM_LEAST:
         lines.append(

@@ -1,14 +1,17 @@
 """A NetCDF file as samples of stacked channels: what xarray reads, as `dataset` packs it.
 
 Variables, time steps and levels become one axis of channels, in this order, the levels innermost;
-so did the seed. A variable's first axis is that of the samples, its last two are latitude and
-longitude, and what lies between are levels. One that has no axis of samples is the same in all.
+so did the seed. The axis of the samples is time, by the CF conventions, else one without a limit,
+else the first; of the others the last two are latitude and longitude, in this order or turned into
+it, and the rest are levels. A variable that has no axis of samples is the same in all, and bounds
+of cells are no variables.
 Values are those of xarray, decoded (scale, offset, missing to NaN), cast to float32.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +24,9 @@ from numpy.typing import NDArray
 from .dataset import Layout, channel_name
 from .errors import UsageError, describe, require
 
+_BOUNDS = ("bounds", "climatology")
+"""Attributes that name another variable, of the ends of cells."""
+
 
 @dataclass(frozen=True)
 class Stacked:
@@ -28,12 +34,15 @@ class Stacked:
 
     layouts: dict[str, Layout]
     ids: range
-    """Of each sample, the step along the file's first axis that its offset 0 is."""
+    """Of each sample, the step of the file that its offset 0 is."""
     offsets: tuple[int, ...]
     """Steps that the inputs are taken from."""
+    left_out: tuple[str, ...]
+    """Variables of two axes and more that were not chosen and cannot be inputs."""
     _dataset: Any
     _variables: dict[str, tuple[tuple[str, int], ...]]
     _dim: str
+    _horizontal: tuple[str, str]
 
     def sample(self, index: int) -> dict[str, NDArray[np.float32]]:
         made = {}
@@ -44,7 +53,8 @@ class Stacked:
                 values = self._dataset[variable]
                 if self._dim in values.dims:
                     values = values.isel({self._dim: self.ids[index] + offset})
-                levels = values.values.reshape(-1, *layout.shape[:2])
+                values = values.transpose(..., *self._horizontal).values
+                levels = values.reshape(-1, *layout.shape[:2])
                 array[..., first : first + len(levels)] = np.moveaxis(levels, 0, -1)
                 first += len(levels)
             made[name] = array
@@ -87,7 +97,10 @@ def _open(path: Path, where: str) -> Any:
         with warnings.catch_warnings():
             # Integers are often said to have a missing value that no integer can be.
             warnings.simplefilter("ignore", xarray.SerializationWarning)
-            return xarray.open_dataset(path, engine="netcdf4", cache=False)
+            # Times are not used, not all can be decoded, and a period in seconds is a number.
+            return xarray.open_dataset(
+                path, engine="netcdf4", cache=False, decode_times=False, decode_timedelta=False
+            )
     except (OSError, ValueError) as error:
         raise UsageError(f"{where} is no NetCDF file: {describe(error)}") from error
 
@@ -101,7 +114,12 @@ def _lay_out(
     target_offset: int,
     samples: int | None,
 ) -> Stacked:
-    numeric = {str(name): v for name, v in dataset.data_vars.items() if v.dtype.kind in "fiu"}
+    bounds = {str(v.attrs.get(about)) for v in dataset.variables.values() for about in _BOUNDS}
+    numeric = {
+        str(name): v
+        for name, v in dataset.data_vars.items()
+        if v.dtype.kind in "fiu" and name not in bounds
+    }
     for flag, names in (("--inputs", inputs or ()), ("--targets", targets or ())):
         for name in names:
             if name not in numeric:
@@ -112,17 +130,20 @@ def _lay_out(
     series = [v for name, v in numeric.items() if v.ndim >= 3 and (not inputs or name in inputs)]
     if not series:
         raise UsageError(f"{where}: no variable has an axis of samples, latitude and longitude")
-    dim, horizontal = str(series[0].dims[0]), series[0].dims[-2:]
+    dim, horizontal = _axes(dataset, series)
+    left_out: tuple[str, ...] = ()
     if inputs is None:
-        inputs = [n for n, v in numeric.items() if v.dims[-2:] == horizontal]
+        inputs = [n for n, v in numeric.items() if {*_others(v, dim)[-2:]} == {*horizontal}]
+        others = set(numeric) - {*inputs, *(targets or ())}
+        left_out = tuple(n for n, v in numeric.items() if n in others and v.ndim > 1)
     if targets is None:
         targets = [name for name in inputs if dim in numeric[name].dims]
     for name in (*inputs, *targets):
         variable = numeric[name]
-        if variable.dims[-2:] != horizontal or dim in variable.dims[1:]:
+        if {*_others(variable, dim)[-2:]} != {*horizontal}:
             raise UsageError(
                 f"{where}: {name} has axes {', '.join(map(str, variable.dims))}; it must end in "
-                f"{', '.join(map(str, horizontal))}, and {dim} may only come first"
+                f"{', '.join(horizontal)}"
             )
     steps = dataset.sizes[dim]
     if offsets is None:
@@ -162,12 +183,48 @@ def _lay_out(
             (*grid, min(chunk, len(channels))),
             channels,
         )
-    return Stacked(layouts, ids, tuple(offsets), dataset, variables, dim)
+    return Stacked(layouts, ids, tuple(offsets), left_out, dataset, variables, dim, horizontal)
+
+
+_CF = {
+    "time": ("T", "time", ".+ since .+"),
+    "latitude": ("Y", "lat|latitude", "degrees?_?(north|n)"),
+    "longitude": ("X", "lon|longitude", "degrees?_?(east|e)"),
+}
+"""What tells an axis by the CF conventions: letter, and as patterns names and units."""
+
+
+def _axes(dataset: Any, series: Sequence[Any]) -> tuple[str, tuple[str, str]]:
+    """The axis of the samples; latitude and longitude."""
+    found = dict.fromkeys(str(axis) for variable in series for axis in variable.dims)
+    times = (axis for axis in found if _is(dataset, axis, "time"))
+    unlimited = (axis for axis in found if axis in dataset.encoding.get("unlimited_dims", ()))
+    dim = next(itertools.chain(times, unlimited, found))
+    a, b = next(_others(variable, dim) for variable in series if dim in variable.dims)[-2:]
+    turned = _is(dataset, a, "longitude") or _is(dataset, b, "latitude")
+    return dim, (b, a) if turned else (a, b)
+
+
+def _others(variable: Any, dim: str) -> list[str]:
+    """The axes of a variable but that of the samples."""
+    return [str(axis) for axis in variable.dims if axis != dim]
+
+
+def _is(dataset: Any, axis: str, what: str) -> bool:
+    """Whether an axis is time, latitude or longitude, by what is said of it or by its name."""
+    letter, names, units = _CF[what]
+    about = dataset[axis].attrs if axis in dataset.coords else {}
+    return bool(
+        about.get("axis") == letter
+        or about.get("standard_name") == what
+        or re.fullmatch(units, str(about.get("units", "")), re.IGNORECASE)
+        or re.fullmatch(names, axis, re.IGNORECASE)
+    )
 
 
 def _levels(dataset: Any, variable: Any, dim: str) -> list[str | None]:
-    """Names of what lies between the first axis and the last two, None for a single unnamed one."""
-    between = [axis for axis in variable.dims[:-2] if axis != dim]
+    """Names of what lies along the levels, None for a single unnamed one."""
+    between = _others(variable, dim)[:-2]
     if not between:
         return [None]
     labels = [

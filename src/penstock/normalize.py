@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
 _PIECE = 2**18
 """Values counted at a time: `numpy.bincount` makes an eight-byte copy of what it is given."""
 
@@ -29,12 +30,13 @@ class Scaling:
     def of_range(cls, lower: float, upper: float, low: float, high: float) -> Scaling:
         """Map ``[lower, upper]`` to ``[0, 1]``.
 
-        Where the two are equal (a block that is nearly all background) the data's own extremes
-        ``low`` and ``high`` give the scale, and where these are equal too it is 1: a division by
-        almost zero would turn the few voxels that matter into infinities.
+        Where the two are equal (a block that is nearly all background), or so near that a float32
+        cannot hold what becomes of the data's own extremes ``low`` and ``high``, these give the
+        scale, and where they are equal too it is 1: a division by almost zero would turn the few
+        voxels that matter into infinities.
         """
         for scale in (upper - lower, high - low):
-            if np.isfinite(scale) and scale > 0:
+            if np.isfinite(scale) and scale * _FLOAT32_MAX > high - low:
                 return cls(float(lower), float(scale))
         return cls(float(lower) if np.isfinite(lower) else 0.0, 1.0)
 
@@ -75,9 +77,9 @@ class Histogram:
         return int(self._coarse.sum())
 
     def add(self, array: NDArray[Any]) -> None:
-        flat = array.reshape(-1)
-        for start in range(0, flat.size, _PIECE):
-            self._count(self._keys(flat[start : start + _PIECE]))
+        flags: Any = ("external_loop", "buffered", "zerosize_ok")
+        for piece in np.nditer(array, flags, buffersize=_PIECE):  # never a copy of all of a view
+            self._count(self._keys(np.asarray(piece)))
 
     def _count(self, keys: NDArray[Any]) -> None:
         if not self.wide:

@@ -15,6 +15,7 @@ of data or a file; which chunks an item needs is told by `penstock.batches`.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, get_args
@@ -47,7 +48,7 @@ def make_key(*numbers: int) -> _Words:
     """A key of shape (1,) that depends on every number and on their order."""
     key = np.zeros(1, np.uint64)
     for number in numbers:
-        key = _mix((key + _GOLDEN) ^ np.uint64(number & _WORD))
+        key = _mix((key + _GOLDEN) ^ np.uint64(operator.index(number) & _WORD))
     return key
 
 
@@ -185,16 +186,6 @@ class Order:
         cut = self.num_items - self.skip
         return self.skip + -(-cut // self.world_size) * self.world_size
 
-    @property
-    def num_duplicates(self) -> int:
-        """Items of an epoch that are seen twice so that all ranks have equally many."""
-        return max(0, self.num_positions - self.num_items)
-
-    @property
-    def num_dropped(self) -> int:
-        """Items of an epoch that no rank sees."""
-        return max(0, self.num_items - self.num_positions)
-
     def items(self, epoch: int, batch: int) -> Items:
         """This rank's items of a batch, shape (batch_size,), or less for a short last batch."""
         return self._items_of(epoch, batch, self.rank, self.world_size)
@@ -262,6 +253,7 @@ class Order:
     def state_dict(self, epoch: int, batch: int) -> dict[str, Any]:
         """The state after ``batch`` batches of an epoch; its size does not depend on anything."""
         done = min(self.skip + batch * self.global_batch, self.num_items)
+        epoch = operator.index(epoch)  # of numpy too, and JSON takes it
         return {"seed": self.seed, "epoch": epoch, "items_done": done, "plan": self.plan}
 
     def resume(self, state: Mapping[str, Any]) -> tuple[Order, Position]:
@@ -315,6 +307,26 @@ class Order:
         return position
 
 
+@dataclass(frozen=True)
+class Endless(Order):
+    """Whole batches of one rank, epoch after epoch without a break: for benchmarks whose loaders
+    should neither run dry for want of samples nor begin anew."""
+
+    reshuffled: bool = False
+    """Each epoch in an order of its own; else the first one's comes again."""
+
+    @property
+    def num_batches(self) -> int:
+        return 2**48
+
+    def items(self, epoch: int, batch: int) -> Items:
+        turn, place = divmod(batch, self.num_items // self.batch_size)
+        first = place * self.batch_size
+        return self.items_at(
+            epoch + turn * self.reshuffled, np.arange(first, first + self.batch_size)
+        )
+
+
 # --- what an order costs and what it buys -------------------------------------------------------
 
 
@@ -337,7 +349,8 @@ class Price:
     """The same with the cache. It starts empty, so over a part of an epoch this is too high, rather
     than too low."""
     mixing: float
-    """Distinct chunks in a global batch / items in it: 1 when every item is of another chunk."""
+    """Distinct chunks that the items of a global batch begin in / items in it: 1 when every item is
+    of another chunk."""
     lag: float
     """Mean distance between consecutive items, relative to that of a random order (1)."""
     num_batches: int
@@ -359,6 +372,8 @@ class Price:
 
 _MOST_ITEMS = 200_000
 """Items that `price` looks at rather than sample fewer."""
+_MOST_PATCHES = 8192
+"""Patches of which `price` asks for the chunk that each begins in."""
 
 
 def price(
@@ -392,10 +407,12 @@ def price(
     if cache_bytes:
         cached = _cached_amplification(order, need, epoch, run, cache_bytes, foreseen)
 
+    # Of patches each is looked at by itself, so that many to a batch are so many batches fewer.
+    looked = run if order.patches_per_sample == 1 else -(-_MOST_PATCHES // order.global_batch)
     shares = []
-    for batch in _spread(order.num_batches, run):
-        samples, _ = order.split(order.global_items(epoch, batch))
-        shares.append(len(np.unique(samples // order.chunk)) / len(samples))
+    for batch in _spread(order.num_batches, min(run, looked)):
+        items = order.global_items(epoch, batch)
+        shares.append(_num_chunks(order, need, items) / len(items))
     return Price(
         read_amplification=plain,
         read_amplification_cached=cached,
@@ -404,6 +421,13 @@ def price(
         num_batches=run,
         exact=run == order.num_batches,
     )
+
+
+def _num_chunks(order: Order, need: Callable[[Items], Need], items: Items) -> int:
+    """Distinct chunks that some items begin in."""
+    if order.patches_per_sample == 1:
+        return len(np.unique(order.split(items)[0] // order.chunk))
+    return len({next(iter(need(items[i : i + 1]).chunks)) for i in range(len(items))})
 
 
 def _whole_chunks(order: Order) -> Callable[[Items], Need]:

@@ -9,6 +9,7 @@ All of it is computed from records, so a page can be made anew from its ledger, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,6 +82,7 @@ def write(records: Sequence[Record], folder: Path, source: str, overwrite: bool)
     parts, files = [f"# {source}", "", *_of_machines(records)], [page]
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        _remove_figures(page)
         for name, kind in shown.items():
             figures = _figures(name, kind, records, folder)
             files += [*([folder / f"{name}.csv"] if kind.append_csv else []), *figures]
@@ -91,6 +93,13 @@ def write(records: Sequence[Record], folder: Path, source: str, overwrite: bool)
     except OSError as error:
         raise UsageError(f"{folder} cannot be written: {error.strerror}") from error
     return files
+
+
+def _remove_figures(page: Path) -> None:
+    """Those that an old page shows: of other records there may be fewer, or of other names."""
+    if page.exists():
+        for name in re.findall(r"!\[(\w+)\]\(\1\.png\)", page.read_text(errors="replace")):
+            (page.parent / f"{name}.png").unlink(missing_ok=True)
 
 
 def _figures(name: str, kind: _Kind, records: Sequence[Record], folder: Path) -> list[Path]:

@@ -168,6 +168,10 @@ class Facts:
     """That decode chunks at once."""
     device_bytes: int | None
     """Free memory of the smallest device, None on the CPU."""
+    cast_bytes: int = 0
+    """Of the weights in half precision, which autocast keeps beside them."""
+    notes: tuple[str, ...] = ()
+    """What the plan should say of how the model is run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +331,8 @@ class Plan:
             yield "note", "32-bit integers pass through float32: beyond 2^24 they are rounded"
         if facts.forward_bytes is None:
             yield "note", "the model could not be sized in advance: its own memory is not counted"
+        for note in facts.notes:
+            yield "note", note
 
 
 def make_plan(config: InferConfig, facts: Facts, shape: PatchShape) -> Plan:
@@ -456,10 +462,14 @@ def _count(
         block_budget = min(block_budget, max(least, allowed))
     on_host = all(device == "cpu" for device in facts.devices)
     blocks = lanes * block_budget
+    if not on_host:  # two blocks of each go up at a time; torch pins memory in powers of two
+        read_bytes = largest.read.size * facts.in_channels * facts.source_itemsize
+        blocks += lanes * 2 * (1 << (read_bytes - 1).bit_length())
 
     patch_values = facts.batch * math.prod(shape.patch)
     buffers = patch_values * 4 * (facts.in_channels + sum(facts.out_channels))
-    forward = (max(facts.forward_bytes or 0, buffers) + patch_values * 4) if on_host else 0
+    computing = max(facts.forward_bytes or 0, buffers) + facts.cast_bytes
+    forward = (computing + patch_values * 4) if on_host else 0
 
     unit_voxels = min(math.prod(geometry.unit), geometry.domain.size)
     write_budget = (config.writer_workers + 1) * unit_voxels * out_bytes
@@ -480,9 +490,7 @@ def _count(
     decoding = max(0, at_once * facts.chunk_bytes - cache)
     device_peak = None
     if not on_host:
-        device_peak = (
-            facts.weight_bytes + max(facts.forward_bytes or 0, buffers) + buffers + block_budget
-        )
+        device_peak = facts.weight_bytes + computing + buffers + block_budget
     input_bytes = geometry.domain.size * facts.in_channels * facts.source_itemsize
     return Plan(
         facts=facts,
@@ -525,8 +533,9 @@ def _chunks_of_block(facts: Facts, block: BlockShape) -> int:
 
 
 def _block_bytes(facts: Facts, geometry: Geometry, read: int, support: int) -> int:
-    """What was read and what came of it: memory of both is kept for the next block."""
-    came = support * sum(_of_block(facts, geometry.seam))
+    """What was read and what came of it: memory of both is kept for the next block. Of floats, also
+    a byte for each voxel that says whether it was finite."""
+    came = support * (sum(_of_block(facts, geometry.seam)) + facts.source_is_float)
     return read * facts.in_channels * facts.source_itemsize + came
 
 

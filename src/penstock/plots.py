@@ -46,6 +46,12 @@ STYLE: dict[str, Any] = {
     "colours": ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"),
     "limit": "#B00020",
 }
+TEXT: dict[str, Any] = {"fontsize": STYLE["text"], "color": STYLE["ink"]}
+TITLE: dict[str, Any] = {**TEXT, "loc": "left", "fontweight": "bold"}
+"""Of one panel among several."""
+LEGEND: dict[str, Any] = {
+    "frameon": False, "fontsize": STYLE["small"], "labelcolor": STYLE["ink"],
+}  # fmt: skip
 
 Values = NDArray[np.float64]
 
@@ -445,23 +451,15 @@ def draw(panel: Panel, mean: bool = False, smooth: int = 1) -> Figure:
     for axis in axes:
         axis.set_ylim(low, high)
         axis.locator_params(axis="y", nbins=3 if strips else 7, integer=whole)
-    text = {"fontsize": STYLE["text"], "color": STYLE["ink"]}
-    axes[-1].set_xlabel(t_unit.label("Time"), **text)
+    axes[-1].set_xlabel(t_unit.label("Time"), **TEXT)
     if strips:
-        figure.supylabel(y_unit.label(panel.quantity), **text)
+        figure.supylabel(y_unit.label(panel.quantity), **TEXT)
     else:
-        axes[0].set_ylabel(y_unit.label(panel.quantity), **text)
+        axes[0].set_ylabel(y_unit.label(panel.quantity), **TEXT)
     handles, labels = axes[0].get_legend_handles_labels()
     if (len(handles) > 1 or mean) and not strips:
-        figure.legend(
-            handles,
-            labels,
-            loc="outside lower center",
-            ncols=2 if len(handles) > 3 else 3,
-            frameon=False,
-            fontsize=STYLE["small"],
-            labelcolor=STYLE["ink"],
-        )
+        columns = 2 if len(handles) > 3 else 3
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, **LEGEND)
     return figure
 
 
@@ -490,15 +488,9 @@ def _draw_line(axis: Axes, line: Line, smooth: int) -> None:
 
 
 def _frame(panel: Panel, mean: bool, smooth: int, strips: int) -> tuple[Figure, list[Axes]]:
-    """An empty figure in the house style: title, what was sampled, and axes below one another."""
+    """Title, what was sampled, and empty axes below one another."""
     height = STYLE["height"] if strips == 1 else 1.5 + STYLE["strip"] * strips
-    head = 0.66  # inches kept for the title and the line below it
-    engine = require("matplotlib.layout_engine", "plot").ConstrainedLayoutEngine(
-        rect=(0, 0, 1, 1 - head / height), w_pad=0.1, h_pad=0.06
-    )
-    figure: Figure = require("matplotlib.figure", "plot").Figure(
-        figsize=(STYLE["width"], height), layout=engine, facecolor="white"
-    )
+    figure = blank(STYLE["width"], height, pads=(0.1, 0.06))
     longest = max(panel.lines, key=lambda line: len(line.t))
     number = int(np.isfinite(longest.y).sum())
     facts = [f"{number:,} sample{'s' * (number != 1)}"]
@@ -518,6 +510,23 @@ def _frame(panel: Panel, mean: bool, smooth: int, strips: int) -> tuple[Figure, 
         axis.xaxis.set_major_formatter("{x:,.10g}")
         axis.yaxis.set_major_formatter("{x:,.10g}")
     return figure, axes
+
+
+def blank(
+    width: float, height: float, right: float = 1.0, pads: tuple[float, float] = (0.1, 0.1)
+) -> Figure:
+    """An empty figure whose axes leave room for a `heading` and end at ``right`` of its width.
+
+    ``pads`` about axes, to the sides and up and down, are in inches as the sizes are.
+    """
+    head = 0.66  # inches kept for the title and the line below it
+    engine = require("matplotlib.layout_engine", "plot").ConstrainedLayoutEngine(
+        rect=(0, 0, right, 1 - head / height), w_pad=pads[0], h_pad=pads[1]
+    )
+    figure: Figure = require("matplotlib.figure", "plot").Figure(
+        figsize=(width, height), layout=engine, facecolor="white"
+    )
+    return figure
 
 
 def tidy(axis: Axes) -> None:
@@ -600,7 +609,7 @@ def before_after_figure(images: Mapping[str, ArrayLike], caption: str) -> Figure
         axes = axes_at(place)
         # The place has the image's proportions, so "auto" stretches only what would be a thread.
         shown.append(axes.imshow(image, cmap=colours, vmin=least, vmax=most, aspect="auto"))
-        axes.set_title(title, fontsize=STYLE["text"], color=STYLE["ink"], pad=4)
+        axes.set_title(title, **TEXT, pad=4)
         axes.set_xticks([])
         axes.set_yticks([])
         axes.spines[:].set_color(STYLE["grid"])

@@ -14,7 +14,6 @@ are: a run that was stopped goes on with ``--resume`` at the first scene that it
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,8 +28,8 @@ from torch import Tensor, nn
 
 from .config import PredictConfig
 from .detection import Objects, read_predictions, write_predictions
-from .errors import UsageError, describe
-from .files import replacing, write_json
+from .errors import UsageError
+from .files import read_json, replacing, write_json
 from .model import load_weights
 from .models.detector import detector
 from .ranks import device_of
@@ -227,12 +226,7 @@ def _threshold(
 
 def _json(path: Path) -> dict[str, Any]:
     """Nothing where there is no file."""
-    try:
-        document = json.loads(path.read_text())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read: {describe(error)}") from error
+    document = read_json(path) if path.exists() else {}
     if not isinstance(document, dict):
         raise UsageError(f"{path} is not of a run")
     return document

@@ -12,7 +12,7 @@ import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -26,13 +26,13 @@ from .chips import (
     MANIFEST,
     VERSION,
     metadata,
-    read_json,
+    read_document,
     shard_path,
     synced,
-    write_json,
     write_shard,
 )
 from .errors import StageError, UsageError, require
+from .files import write_json
 from .labels import COLUMNS, Labels, label_rows, ternary
 from .rasters import NODATA
 from .scenes import CHANNELS, Scene, radar_of
@@ -40,6 +40,8 @@ from .windows import Cut, cuts_of, read_row
 
 COORDS = "coords.json"
 Layout = Literal["penstock", "reference"]
+Result = tuple[dict[str, Any], bool]
+"""The manifest of a scene, and whether all was there before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,44 +79,30 @@ def preprocess(
     out.mkdir(parents=True, exist_ok=True)
     cut = _cut_scene if layout == "penstock" else _cut_scene_as_the_reference
     settings = {"channels": list(channels), "chip_size": chip_size, "overlap": overlap}
-    finished: list[tuple[dict[str, Any], bool]] = []
-    lock, stop = threading.Lock(), threading.Event()
+    stop = threading.Event()
     env = require("rasterio", "scenes").Env
 
-    def work(name: str) -> None:
+    def work(name: str) -> Result:
         found = labels[name]
         try:
             # GDAL would keep a twentieth of the memory in blocks that are never asked for again.
             with env(GDAL_CACHEMAX=64), Scene(folders[name], channels) as scene:
                 found.check_inside(scene.size, name, label_file)
                 manifest = _manifest(scene, found, settings, layout)
-                result = cut(scene, manifest, out / name, overwrite, stop)
+                return cut(scene, manifest, out / name, overwrite, stop)
         except (UsageError, _Stopped):
             raise
         except Exception as error:
             raise StageError("preprocess", f"scene {name}", error) from error
-        with lock:
-            finished.append(result)
-            progress(len(finished))
 
-    with ThreadPoolExecutor(workers, thread_name_prefix="preprocess") as pool:
-        jobs = [pool.submit(work, name) for name in sorted(folders)]
-        try:
-            wait(jobs, return_when=FIRST_EXCEPTION)
-        finally:  # an error, or somebody's Ctrl-C, ends the others at their next row
-            stop.set()
-            for job in jobs:
-                job.cancel()
-    for job in jobs:
-        if not job.cancelled() and not isinstance(job.exception(), _Stopped):
-            job.result()
+    finished = _run_all(work, sorted(folders), workers, stop, progress)
     manifests = {manifest["scene"]: manifest for manifest, _ in finished}
     chips = sum(_num_valid(manifest) for manifest in manifests.values())
     if not chips:
         raise UsageError(f"{len(folders)} scenes under {out} give no chip with a valid pixel")
     if layout == "penstock":
         index = {"format": FORMAT, "version": VERSION, **settings, "scenes": sorted(manifests)}
-        write_json(out / INDEX, index)
+        write_json(out / INDEX, index, indent=None)
     else:
         _write_annotations(out, label_file, manifests, background)
     resumed = sum(was_done for _, was_done in finished)
@@ -123,6 +111,29 @@ def preprocess(
 
 class _Stopped(Exception):
     """Another scene failed, and this one was left."""
+
+
+def _run_all(
+    work: Callable[[str], Result],
+    names: Sequence[str],
+    workers: int,
+    stop: threading.Event,
+    progress: Callable[[int], None],
+) -> list[Result]:
+    """What ``work`` returns of each name. Where several fail, the first by name tells why."""
+    with ThreadPoolExecutor(workers, thread_name_prefix="preprocess") as pool:
+        jobs = [pool.submit(work, name) for name in names]
+        try:
+            for done, job in enumerate(as_completed(jobs), 1):
+                if job.exception() is not None:
+                    break
+                progress(done)
+        finally:  # an error, or somebody's Ctrl-C, ends the others at their next row
+            stop.set()
+            for job in jobs:
+                job.cancel()
+    whole = (j for j in jobs if not j.cancelled() and not isinstance(j.exception(), _Stopped))
+    return [job.result() for job in whole]
 
 
 def _rows(num: int, stop: threading.Event) -> Iterator[int]:
@@ -157,7 +168,7 @@ def _already(path: Path, manifest: Mapping[str, Any], overwrite: bool) -> dict[s
     """The manifest of an earlier run at ``path``, if it is of the same inputs and settings."""
     if overwrite or not path.exists():
         return None
-    known = read_json(path)
+    known = read_document(path)
     differing = [key for key in manifest if known.get(key) != manifest[key]]
     if differing:
         raise UsageError(
@@ -169,8 +180,8 @@ def _already(path: Path, manifest: Mapping[str, Any], overwrite: bool) -> dict[s
 
 def _cut_scene(
     scene: Scene, manifest: dict[str, Any], out: Path, overwrite: bool, stop: threading.Event
-) -> tuple[dict[str, Any], bool]:
-    """One scene to chips and manifest; the manifest, and whether all was there before."""
+) -> Result:
+    """One scene to chips and manifest."""
     known = _already(out / MANIFEST, manifest, overwrite)
     if known is not None:
         return known, True
@@ -181,7 +192,7 @@ def _cut_scene(
     rows, columns = cuts_of(scene.size, chip, manifest["overlap"])
     shape = (rows.num, columns.num, len(radar), chip, chip)
     (out / ARRAY).mkdir(parents=True)
-    write_json(out / ARRAY / "zarr.json", metadata(shape))
+    write_json(out / ARRAY / "zarr.json", metadata(shape), indent=None)
     valid = np.zeros(shape[:2], np.int64)
     # Two, so that one is written while the other is filled.
     bands = [np.full(shape[1:], np.nan, np.float16) for _ in range(min(2, rows.num))]
@@ -200,7 +211,7 @@ def _cut_scene(
             np.save(file, raster.values)
     places = {name: [*raster.origin, *raster.step] for name, raster in scene.coarse.items()}
     manifest |= {"valid_pixels": valid.tolist(), "coarse": places}
-    write_json(out / MANIFEST, manifest)
+    write_json(out / MANIFEST, manifest, indent=None)
     return manifest, False
 
 
@@ -209,7 +220,7 @@ def _cut_scene(
 
 def _cut_scene_as_the_reference(
     scene: Scene, manifest: dict[str, Any], out: Path, overwrite: bool, stop: threading.Event
-) -> tuple[dict[str, Any], bool]:
+) -> Result:
     """OUT/SCENE/CHANNEL/<i>_CHANNEL.npy and coords.json: float32, no overlap, row by row, padded
     with 0 below and to the right. Missing stays -32768, which the reference's reader expects."""
     known = _already(out / MANIFEST, manifest, overwrite)
@@ -238,7 +249,7 @@ def _cut_scene_as_the_reference(
     ]
     (out / COORDS).write_text(json.dumps({"offsets": starts}))
     manifest |= {"valid_pixels": valid.tolist()}
-    write_json(out / MANIFEST, manifest)
+    write_json(out / MANIFEST, manifest, indent=None)
     return manifest, False
 
 

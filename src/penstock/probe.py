@@ -53,14 +53,14 @@ class Probe:
         """Time one piece of work."""
         start = self.clock()
         yield
-        self._record(stage, start, self.clock(), what, waiting=False)
+        self.record(stage, start, self.clock(), what, waiting=False)
 
     @contextlib.contextmanager
     def waiting(self, stage: str) -> Iterator[None]:
         """Time a wait."""
         start = self.clock()
         yield
-        self._record(stage, start, self.clock(), "", waiting=True)
+        self.record(stage, start, self.clock(), "", waiting=True)
 
     @property
     def elapsed(self) -> float:
@@ -79,7 +79,8 @@ class Probe:
             end = {"name": "end", "ph": "i", "ts": 0, "pid": 1, "tid": 0, "s": "g"}
             self._write(json.dumps(end) + "\n]\n", last=True)
 
-    def _record(self, stage: str, start: float, end: float, what: object, *, waiting: bool) -> None:
+    def record(self, stage: str, start: float, end: float, what: object, *, waiting: bool) -> None:
+        """A span that is over: seconds by the clock that this was given."""
         thread = threading.get_ident()
         with self._lock:
             totals = self.stages.setdefault(stage, StageTotals())

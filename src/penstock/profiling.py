@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ import torch
 
 from .errors import UsageError
 from .files import replacing
-from .laps import DeviceLaps, Laps, Seconds
+from .laps import Laps, Seconds
 from .probe import Clock
 from .units import format_seconds
 
@@ -44,6 +44,10 @@ MOST_ROWS = 30
 MOST_TOLD = 5
 """Of the operators, in a few lines."""
 _MARK = "penstock phase "
+_BY = ("self_cpu_time_total", "self_device_time_total")
+"""What an operator takes by itself, of the host and of a GPU."""
+_ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+"""What a GPU does, as a trace calls it."""
 
 Part = tuple[str, float]
 
@@ -62,7 +66,7 @@ class ProfiledLaps(Laps):
     """The laps that it is given, each of which also names a stretch of the profiler's trace."""
 
     def __init__(
-        self, laps: Laps | DeviceLaps, out: Path, rank: int, steps: int, cuda: bool, clock: Clock
+        self, laps: Laps, out: Path, rank: int, steps: int, cuda: bool, clock: Clock
     ) -> None:
         self._laps, self.drain_every, self._clock = laps, laps.drain_every, clock
         self._folder, self._rank, self._profiled = out / FOLDER, rank, steps
@@ -154,27 +158,21 @@ class ProfiledLaps(Laps):
         for event in events:
             if event.name in self._parts:
                 event.name = _joined(self._parts[event.name])
-        ours = set(map(_joined, self._parts.values()))
         averages = events.key_averages()
         averages[:] = [row for row in averages if not row.key.startswith(_MARK)]  # between steps
-        by = "self_device_time_total" if self._cuda else "self_cpu_time_total"
-        rows = [row for row in averages if not row.key.startswith("ProfilerStep")]
-        total = sum(getattr(row, by) for row in rows)
-        operators = [
-            {"name": row.key, "calls": row.count, "self_s": getattr(row, by) / 1e6}
-            for row in sorted(rows, key=lambda row: -getattr(row, by))
-            if row.key not in ours
-        ]
+        whole, operators = busiest(trace["traceEvents"], averages, self._cuda)
         self.told = {
             "trace": f"{FOLDER}/rank{self._rank}.json",
             "steps": self._profiled,
             "phases_s": host,
             "device_phases_s": device or None,
-            "self_s": total / 1e6,
+            "self_s": whole,
             "operators": operators[:MOST_ROWS],
         }
         if self._rank == 0:
-            table = averages.table(sort_by=by, row_limit=MOST_ROWS, max_name_column_width=60)
+            table = averages.table(
+                sort_by=_BY[self._cuda], row_limit=MOST_ROWS, max_name_column_width=60
+            )
             text = "\n".join([*lines(self.told), "", table, ""])
             (self._folder / "operators.txt").write_text(text)
 
@@ -206,6 +204,27 @@ class ProfiledLaps(Laps):
                 spent = event["dur"] / 1e6 / self._profiled
                 seconds[event["name"]] = seconds.get(event["name"], 0.0) + spent
         return clocks["user_annotation"], clocks["gpu_user_annotation"]
+
+
+def busiest(
+    events: Sequence[Mapping[str, Any]], averages: Sequence[Any], cuda: bool
+) -> tuple[float, list[dict[str, Any]]]:
+    """Seconds in all, and each operator's own, the most first; of the device where there is one.
+
+    A kernel stands in ``averages`` by itself, with the operator that launched it and with every
+    annotation around that, such as the optimizer's: in all it counts once, as the trace has it.
+    """
+    by = _BY[cuda]
+    if cuda:
+        whole = sum(event["dur"] for event in events if event.get("cat") in _ON_DEVICE)
+    else:
+        whole = sum(getattr(row, by) for row in averages if not row.key.startswith("ProfilerStep"))
+    operators = {event["name"] for event in events if event.get("cat") == "cpu_op"}
+    return whole / 1e6, [
+        {"name": row.key, "calls": row.count, "self_s": getattr(row, by) / 1e6}
+        for row in sorted(averages, key=lambda row: -getattr(row, by))
+        if row.key in operators
+    ]
 
 
 def _shares(began: float, told: Sequence[tuple[str, float]]) -> list[Part]:

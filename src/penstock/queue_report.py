@@ -8,10 +8,17 @@ fitted to itself. Predicted are
     steady state             once the queue is empty, or where it never is
     cleared                  the first iteration, from 0, that ends with an empty queue
 
-and n0 = q R / (R - C) stands beside the last. Utilisation is the accelerator's by the formula of
-MLPerf Storage, over the iterations of a launch but the first. It asks for the seconds of a step
-that never waits. Each launch times them before anybody reads, and one value stands for all launches
-of a table, the median: the step is the same in all, and how it was timed must not rank them.
+by playing the queue event by event, with as many batches in the hands of its readers as they may
+hold, and it is that which what was measured is held against. Beside it stand the seed's formulas:
+n0 = q R / (R - C), and the mean that follows from it. They are of readers that each hold a batch
+while the queue is full; ours hold none, and clear it as theirs would clear one that is shallower by
+a batch.
+
+Utilisation is the accelerator's by the formula of MLPerf Storage. It is judged in the steady state.
+Over all iterations but the first, which stands beside it, what a full queue held at the beginning
+counts, and that came for nothing. The formula asks for the seconds of a step that never waits. Each
+launch times them before anybody reads, and one value stands for all launches of a table, the
+median: the step is the same in all, and how it was timed must not rank them.
 
 Readings alone that no case is predicted from, as `penstock tune loader` leaves them, are a table of
 their own.
@@ -40,11 +47,12 @@ from .units import format_seconds, significant
 
 NEEDS = ("workers", "queue", "seconds_per_iteration")
 COLUMNS = tuple(
-    "timestamp workers queue batch_size compute compute_s iterations seconds_per_iteration "
-    "low_seconds high_seconds steady_s read_s model_seconds simulated_seconds cleared "
-    "model_cleared simulated_cleared utilisation low_utilisation high_utilisation seed_seconds "
-    "seed_cleared iteration_s depth simulated_depth data shuffle seed launches failed status error "
-    "cores affinity cgroup_cpus machine_key commit key".split()
+    "timestamp workers queue batch_size compute compute_time model tile device compute_s "
+    "iterations seconds_per_iteration low_seconds high_seconds steady_s read_s model_seconds "
+    "simulated_seconds cleared model_cleared simulated_cleared utilisation low_utilisation "
+    "high_utilisation steady_utilisation model_utilisation seed_seconds seed_cleared iteration_s "
+    "depth simulated_depth data shuffle seed launches failed status error cores affinity "
+    "cgroup_cpus machine_key commit key".split()
 )
 APART = ("data", "shuffle", "seed", "batch", "compute", "compute_time", "iterations", "model",
          "tile", "device")  # fmt: skip
@@ -53,6 +61,8 @@ APART = ("data", "shuffle", "seed", "batch", "compute", "compute_time", "iterati
 _DRAWS = 2000
 _LONGER = 1.05
 """A step that computes so many times as long beside readers as alone contends with them."""
+_NEAR = 0.02
+"""Utilisation as near to the model's as this was foreseen."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +117,7 @@ class QueueCell(Cell):
 
     @cached_property
     def utilisations(self) -> list[float]:
+        """Of each launch, over all iterations but the first; those from the full queue count."""
         return [queueing.utilisation(seconds.tolist(), self.compute_s) for seconds in self.times]
 
     def share(self, phase: str) -> float | None:
@@ -125,20 +136,32 @@ class QueueCell(Cell):
         found = [r.samples_s["compute"][1:] for r in self.measured if "compute" in r.samples_s]
         return median([float(np.mean(seconds)) for seconds in found]) if found else None
 
-    @cached_property
-    def steady(self) -> Interval | None:
-        """Mean seconds of the iterations once the queue was cleared, without the next one, which
-        waits for a read that is half done; of all but the first where it never was. None where
-        fewer than three are left."""
-        begins = [1 if at is None else at + 2 for at in self.cleared]
-        late = [seconds[at:] for seconds, at in zip(self.times, begins, strict=True)]
-        return mean_interval([seconds for seconds in late if len(seconds) >= 3])
+    def settled(self, drains: bool) -> list[NDArray[np.float64]]:
+        """Of each launch that shows three of them, the seconds of iterations in the steady state.
+
+        Once the queue was cleared it begins, after the next iteration, which waits for a read that
+        is half done. Where it was not, all iterations but the first are in it if the queue stays
+        full, and none if it ``drains`` or is seen to: then it would have been cleared later.
+        """
+        found = []
+        for seconds, left, at in zip(self.times, self.left, self.cleared, strict=True):
+            if at is not None:
+                found.append(seconds[at + 2 :])
+            elif not (self.workers and (drains or _sinks(left))):
+                found.append(seconds[1:])
+        return [seconds for seconds in found if len(seconds) >= 3]
 
     @cached_property
     def interval(self) -> Interval | None:
         """From one batch to the next, of a cell that computes nothing. What was in the queue at the
         beginning, and what was begun with it, was read beforehand."""
         return mean_interval([seconds[self.queue + 1 :] for seconds in self.times])
+
+
+def _sinks(left: Sequence[int]) -> bool:
+    """Whether a queue is half a batch less full in its second half than in its first."""
+    half = len(left) // 2
+    return float(np.mean(left[:half]) - np.mean(left[half:])) > 0.5
 
 
 def mean_interval(launches: Sequence[NDArray[np.float64]]) -> Interval | None:
@@ -173,6 +196,23 @@ class Course:
     cell: QueueCell
     alone: Interval | None
     predicted: Predicted | None
+
+    @cached_property
+    def settled(self) -> list[NDArray[np.float64]]:
+        """See `QueueCell.settled`."""
+        return self.cell.settled(
+            self.predicted is not None and self.predicted.feed.drain is not None
+        )
+
+    @cached_property
+    def steady(self) -> Interval | None:
+        """Seconds of an iteration in the steady state; None where it was not reached."""
+        return mean_interval(self.settled)
+
+    @property
+    def utilisations(self) -> list[float]:
+        """Of each launch that reached the steady state, in it."""
+        return [self.cell.compute_s / float(seconds.mean()) for seconds in self.settled]
 
     @property
     def misses(self) -> list[int]:
@@ -228,7 +268,8 @@ class Course:
             }
         if cell.measured and not cell.reads_only:
             values |= {
-                "steady_s": cell.steady and cell.steady.value,
+                "steady_s": self.steady and self.steady.value,
+                "steady_utilisation": median(self.utilisations) if self.settled else None,
                 "cleared": _middle(cell.cleared),
                 "utilisation": median(cell.utilisations),
                 "low_utilisation": min(cell.utilisations),
@@ -238,6 +279,7 @@ class Course:
             values |= {
                 "model_seconds": predicted.mean_s,
                 "simulated_seconds": predicted.timeline.mean_s,
+                "model_utilisation": predicted.feed.utilisation,
                 "model_cleared": predicted.feed.drain,
                 "simulated_cleared": predicted.timeline.cleared,
                 "simulated_depth": " ".join(map(str, predicted.timeline.left)),
@@ -343,18 +385,19 @@ def heading(group: Sequence[Course]) -> str:
 
 
 def table(group: Sequence[Course]) -> list[tuple[str, ...]]:
-    """Measured | model | simulated seconds per iteration and clearing, beside the seed's."""
+    """Seconds per iteration and clearing, measured, by the seed's formulas and simulated, with the
+    utilisation in the steady state and over all iterations; beside the seed's."""
     if _alone(group):
         return _reading_table(group)
     lines: list[tuple[str, ...]] = [
-        ("workers", "queue", "s/it", "model", "simulated", "steady", "cleared", "n0", "simulated",
-         "AU", "seed s/it", "seed cleared")
+        ("workers", "queue", "s/it", "formula", "simulated", "steady", "cleared", "n0", "simulated",
+         "AU steady", "model", "AU of all", "seed s/it", "seed cleared")
     ]  # fmt: skip
     for course in group:
         cell, predicted = course.cell, course.predicted
         seed = seed_row(cell.workers, cell.queue)
         if not cell.measured:
-            lines.append((str(cell.workers), str(cell.queue), cell.status, *("" for _ in range(9))))
+            lines.append((str(cell.workers), str(cell.queue), cell.status, *[""] * 11))
             continue
         lines.append(
             (
@@ -363,11 +406,13 @@ def table(group: Sequence[Course]) -> list[tuple[str, ...]]:
                 significant(median(cell.means)),
                 significant(predicted.mean_s) if predicted else "",
                 significant(predicted.timeline.mean_s) if predicted else "",
-                significant(cell.steady.value) if cell.steady else "",
+                significant(course.steady.value) if course.steady else "",
                 _cleared(_middle(cell.cleared)) if cell.workers else "",
                 _drain(predicted.feed.drain) if predicted and cell.workers else "",
                 _cleared(predicted.timeline.cleared) if predicted and cell.workers else "",
-                f"{100 * median(cell.utilisations):.1f} %",
+                _percent(median(course.utilisations)) if course.settled else "",
+                _percent(predicted.feed.utilisation) if predicted else "",
+                _percent(median(cell.utilisations)),
                 f"{seed.seconds:.1f}" if seed else "",
                 "" if seed is None or seed.cleared is None else str(seed.cleared),
             )
@@ -419,21 +464,13 @@ def sentences(group: Sequence[Course]) -> list[str]:
     for own in by_workers.values():
         lines += _of_workers(own)
     lines += _of_clearing(measured)
-    if measured:
-        best = max(measured, key=lambda course: median(course.cell.utilisations))
-        cell = best.cell
-        lines.append(
-            f"The accelerator is used best with {cell.name}: "
-            f"{queueing.verdict(median(cell.utilisations))} "
-            f"[{_range(cell.utilisations, _percent)}; {cell.iterations - 1} iterations each]."
-        )
-    return lines
+    return [*lines, *_of_utilisation(measured)]
 
 
 def _of_workers(own: Sequence[Course]) -> list[str]:
     """What reading takes with so many workers, and what the depth of their queue does."""
-    first, last = own[0], own[-1]
-    cell, lines = first.cell, []
+    first, cell = own[0], own[0].cell
+    lines = []
     who = f"{cell.workers} worker{'s' * (cell.workers != 1)}"
     if first.alone is not None and first.predicted is not None:
         feed = first.predicted.feed
@@ -446,11 +483,12 @@ def _of_workers(own: Sequence[Course]) -> list[str]:
             what = f"more than a step, {format_seconds(feed.compute_s)}, {steady}"
         lines.append(f"With {who} a batch comes every {_spread(first.alone)}, {what}.")
     lines += _of_contention(own)
-    a, b = first.cell.steady, last.cell.steady
-    if len(own) == 1 or a is None or b is None:
+    shown = [(course, course.steady) for course in own if course.steady is not None]
+    if len(shown) < 2:
         return lines
+    (first, a), (last, b) = shown[0], shown[-1]
     depths = f"With {who} a queue of {last.cell.queue} in place of {first.cell.queue}"
-    launches = min(first.cell.launches, last.cell.launches)
+    launches = min(len(first.settled), len(last.settled))
     if launches == 1:
         lines.append(
             f"{depths}: {_spread(b, 'iterations')} in place of {_spread(a, 'iterations')} in the "
@@ -508,7 +546,56 @@ def _of_clearing(measured: Sequence[Course]) -> list[str]:
             f"{_cleared(_middle(worst.cell.cleared))} and predicted at "
             f"{_cleared(worst.predicted.timeline.cleared)}"
         )
-    return [line + "."]
+    formula = (
+        "Formula and n0 = q R / (R - C) are the seed's, of readers that each hold a batch while "
+        "the queue is full; ours hold none and clear it sooner."
+    )
+    ours = all(course.cell.fact("in_hand") == 0 for course in told)
+    return [line + ".", *([formula] if ours else [])]
+
+
+def _of_utilisation(measured: Sequence[Course]) -> list[str]:
+    """How well the accelerator is used in the steady state, and how far that is from the model."""
+    shown, lines = [course for course in measured if course.settled], []
+    if unseen := [course.cell for course in measured if not course.settled]:
+        lines.append(
+            f"The steady state was not reached within the {unseen[0].iterations} iterations with "
+            f"{'; '.join(cell.name for cell in unseen)}: more --iterations tell."
+        )
+    if not shown:
+        return lines
+    near = [
+        (abs(median(course.utilisations) - course.predicted.feed.utilisation), course)
+        for course in shown
+        if course.predicted is not None
+    ]
+    if near:
+        furthest, worst = max(near, key=lambda each: each[0])
+        assert worst.predicted is not None
+        line = (
+            "Utilisation in the steady state is within 2 points of the model's in "
+            f"{sum(off <= _NEAR for off, _ in near)} of {len(near)} cases"
+        )
+        if furthest > _NEAR:
+            line += (
+                f"; the furthest is {worst.cell.name}, {_percent(median(worst.utilisations))} and "
+                f"{_percent(worst.predicted.feed.utilisation)} by the model"
+            )
+        lines.append(line + ".")
+    # As it is printed: of equals the fewest workers and the shallowest queue.
+    best = max(shown, key=lambda course: round(median(course.utilisations), 3))
+    cell = best.cell
+    line = (
+        f"The accelerator is used best with {cell.name}: "
+        f"{queueing.verdict(median(best.utilisations))} in the steady state "
+        f"[{_range(best.utilisations, _percent)}]"
+    )
+    if cell.workers:
+        line += (
+            f"; over all but the first of {cell.iterations} iterations, which a full queue fed to "
+            f"begin with, {_percent(median(cell.utilisations))}"
+        )
+    return [*lines, line + "."]
 
 
 def _spread(interval: Interval, what: str = "batches") -> str:

@@ -8,10 +8,11 @@ stock that is eaten up: each step takes one batch and only C / R of one comes af
 
     n0 = q R / (R - C)   steps, and from then on every step takes R seconds.
 
-So a deeper queue moves the end of the stock and never the steady state; it is worth its memory only
-against reads that are uneven. `Feed` holds this model in closed form and `simulate` plays it event
-by event, with whole batches, with the batches that readers hold in hand while the queue is full,
-and with reads of unequal length.
+where the reader holds one batch more in hand while the queue is full, as the seed's did; where it
+holds none, q - 1 stands for q. So a deeper queue moves the end of the stock and never the steady
+state; it is worth its memory only against reads that are uneven. `Feed` holds this model in closed
+form and `simulate` plays it event by event, with whole batches, with the batches that readers hold
+in hand while the queue is full, and with reads of unequal length.
 
 `SEED` is the table that this was made to explain, with what the model says of each of its rows.
 """
@@ -66,7 +67,8 @@ class Feed:
 
     @property
     def drain(self) -> float | None:
-        """n0, the iteration at which a full queue is cleared; None where it never is.
+        """n0, the iteration at which a full queue is cleared whose reader holds a batch in hand, by
+        the seed's formula; None where it never is.
 
         >>> round(Feed(1, 8, read_s=2.66, compute_s=1.0).drain, 1)
         12.8
@@ -76,7 +78,7 @@ class Feed:
         return self.queue * self.interval_s / (self.interval_s - self.compute_s)
 
     def mean_s(self, iterations: int) -> float:
-        """Mean of so many iterations that begin with a full queue: the seed's seconds/iteration.
+        """Mean of so many iterations until n0 and from there on: the seed's seconds/iteration.
 
         >>> round(Feed(1, 8, read_s=2.66, compute_s=1.0).mean_s(30), 2)
         1.95

@@ -23,7 +23,7 @@ import numpy as np
 from . import loader_report, queue_report
 from .errors import UsageError, require
 from .loader_report import Ladder
-from .plots import STYLE, heading, tidy
+from .plots import LEGEND, STYLE, TEXT, TITLE, blank, heading, tidy
 from .record import Record
 from .report import Row, read_csv
 from .units import format_seconds, significant
@@ -32,38 +32,30 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_QUEUE_APART = ("data", "shuffle", "seed", "batch_size", "compute", "iterations", "machine_key")
+_QUEUE_APART = (*queue_report.APART, "batch_size", "machine_key")
 _LOADER_APART = (*loader_report.CASE_APART, "machine_key")
-_TEXT: dict[str, Any] = {"fontsize": STYLE["text"], "color": STYLE["ink"]}
-_TITLE: dict[str, Any] = {**_TEXT, "loc": "left", "fontweight": "bold"}
 _SECONDS = ("seconds_per_batch", "low_seconds", "high_seconds")
 _BAR = "#c4c4c4"
-_LEGEND: dict[str, Any] = {
-    "frameon": False, "fontsize": STYLE["small"], "labelcolor": STYLE["ink"],
-}  # fmt: skip
 
 
 def plot_queue(path: Path, out_prefix: str | Path) -> list[Path]:
     """Draw the CSV of ``penstock bench queue`` to ``<out_prefix>.png``, or to one numbered file
     for each group of cases; returns what was written."""
-    rows = _latest(path, queue_report.NEEDS, ("workers", "queue"), _QUEUE_APART)
+    rows = _latest(path, queue_report.NEEDS, ("workers", "queue", *_QUEUE_APART))
     return _save(path, rows, _QUEUE_APART, draw_queue, out_prefix)
 
 
 def plot_loader(path: Path, out_prefix: str | Path) -> list[Path]:
     """Draw the CSV of ``penstock bench loader``, likewise."""
-    named = ("loader", "threads", "batch_size")
-    rows = _latest(path, loader_report.NEEDS, named, _LOADER_APART)
+    rows = _latest(path, loader_report.NEEDS, ("loader", "threads", "batch_size", *_LOADER_APART))
     return _save(path, rows, _LOADER_APART, draw_loader, out_prefix)
 
 
-def _latest(
-    path: Path, needs: Iterable[str], names: Sequence[str], apart: Sequence[str]
-) -> list[Row]:
-    """The last row of each case that was measured."""
+def _latest(path: Path, needs: Iterable[str], names: Sequence[str]) -> list[Row]:
+    """The last row of each case that was measured, though some of its launches may have failed."""
     rows = sorted(read_csv(path, needs).rows, key=lambda row: row.get("timestamp", ""))
-    cases = {tuple(row.get(name, "") for name in (*names, *apart)): row for row in rows}
-    measured = [row for row in cases.values() if row.get("status", "ok") == "ok"]
+    cases = {tuple(row.get(name, "") for name in names): row for row in rows}
+    measured = [row for row in cases.values() if row.get("launches", "1") != "0"]
     if not measured:
         raise UsageError(f"{path} holds no row to plot")
     return measured
@@ -100,16 +92,6 @@ def _cases(rows: Sequence[Row]) -> str:
     return f"{len(rows)} case{'s' * (len(rows) != 1)}"
 
 
-def _figure(width: float, height: float) -> Figure:
-    engine = require("matplotlib.layout_engine", "plot").ConstrainedLayoutEngine(
-        rect=(0, 0, 1, 1 - 0.66 / height), w_pad=0.1, h_pad=0.1
-    )
-    figure: Figure = require("matplotlib.figure", "plot").Figure(
-        figsize=(width, height), layout=engine, facecolor="white"
-    )
-    return figure
-
-
 # --- the queue ----------------------------------------------------------------------------------
 
 
@@ -119,7 +101,7 @@ def draw_queue(rows: Sequence[Row], source: str) -> Figure:
         return _draw_readings(rows, source)
     queued = [row for row in rows if int(row["workers"]) > 0]
     workers = sorted({int(row["workers"]) for row in queued})
-    figure = _figure(max(8.0, 3.2 * len(workers)), 7.6)
+    figure = blank(max(8.0, 3.2 * len(workers)), 7.6)
     compute = format_seconds(float(rows[0]["compute_s"]))
     heading(
         figure,
@@ -140,7 +122,7 @@ def draw_queue(rows: Sequence[Row], source: str) -> Figure:
 
 
 def _draw_readings(rows: Sequence[Row], source: str) -> Figure:
-    figure = _figure(6.0, 4.2)
+    figure = blank(6.0, 4.2)
     about = f"{rows[0]['data']}, batches of {rows[0]['batch_size']}; {_cases(rows)} of {source}"
     heading(figure, "Batches read while nobody computes", about)
     axis = figure.subplots()
@@ -156,14 +138,14 @@ def _draw_readings(rows: Sequence[Row], source: str) -> Figure:
             )  # fmt: skip
     axis.set_xticks(places, [row["workers"] for row in ordered])
     axis.grid(visible=False, axis="x")
-    axis.set_xlabel("Workers", **_TEXT)
-    axis.set_ylabel("Seconds for a batch", **_TEXT)
+    axis.set_xlabel("Workers", **TEXT)
+    axis.set_ylabel("Seconds for a batch", **TEXT)
     return figure
 
 
 def _draw_depth(axis: Axes, workers: int, rows: Sequence[Row], sizes: Sequence[int]) -> None:
     tidy(axis)
-    axis.set_title(f"{workers} worker{'s' * (workers != 1)}", **_TITLE)
+    axis.set_title(f"{workers} worker{'s' * (workers != 1)}", **TITLE)
     for row in sorted(rows, key=lambda row: int(row["queue"])):
         size = int(row["queue"])
         colour = STYLE["colours"][sizes.index(size) % len(STYLE["colours"])]
@@ -174,15 +156,15 @@ def _draw_depth(axis: Axes, workers: int, rows: Sequence[Row], sizes: Sequence[i
             range(len(simulated)), simulated, where="mid", color=colour, ls=":", linewidth=1.1
         )
     axis.set_ylim(bottom=-0.1, top=max(1.1, axis.get_ylim()[1]))
-    axis.set_xlabel("Iteration", **_TEXT)
-    axis.set_ylabel("Batches in the queue at its end", **_TEXT)
+    axis.set_xlabel("Iteration", **TEXT)
+    axis.set_ylabel("Batches in the queue at its end", **TEXT)
     axis.locator_params(integer=True, min_n_ticks=1)  # half a batch and half a step are none
-    axis.legend(**_LEGEND, title="dotted: simulated", title_fontsize=STYLE["small"])
+    axis.legend(**LEGEND, title="dotted: simulated", title_fontsize=STYLE["small"])
 
 
 def _draw_seconds(axis: Axes, rows: Sequence[Row]) -> None:
     tidy(axis)
-    axis.set_title("Seconds per iteration, from a full queue on", **_TITLE)
+    axis.set_title("Seconds per iteration, from a full queue on", **TITLE)
     ordered = sorted(rows, key=lambda row: (int(row["workers"]), int(row["queue"])))
     x = np.arange(len(ordered))
     measured, low, high = (
@@ -190,8 +172,8 @@ def _draw_seconds(axis: Axes, rows: Sequence[Row]) -> None:
     )
     axis.bar(x, measured, width=0.55, color=_BAR, label="measured")
     axis.vlines(x, low, high, color=STYLE["ink"], linewidth=1.2)
-    for name, label, marker, colour, size in (
-        ("model_seconds", "model", "_", STYLE["colours"][0], 20),  # wider than what may lie on it
+    for name, label, marker, colour, size in (  # the first is wider than what may lie on it
+        ("model_seconds", "seed's formula", "_", STYLE["colours"][0], 20),
         ("simulated_seconds", "simulated", "x", STYLE["colours"][1], 7),
     ):
         values = _column(ordered, name)
@@ -206,11 +188,11 @@ def _draw_seconds(axis: Axes, rows: Sequence[Row]) -> None:
     names = [f"{r['workers']}, {r['queue']}" if int(r["workers"]) else "0" for r in ordered]
     axis.set_xticks(x, names)
     axis.grid(visible=False, axis="x")
-    axis.set_xlabel("Workers, queue", **_TEXT)
-    axis.set_ylabel("Seconds", **_TEXT)
+    axis.set_xlabel("Workers, queue", **TEXT)
+    axis.set_ylabel("Seconds", **TEXT)
     # Beside the title: over the bars it would hide them.
     axis.legend(
-        **_LEGEND, ncols=3, loc="lower right", bbox_to_anchor=(1, 0.98), markerscale=0.8,
+        **LEGEND, ncols=3, loc="lower right", bbox_to_anchor=(1, 0.98), markerscale=0.8,
         columnspacing=1.2,
     )  # fmt: skip
 
@@ -225,14 +207,15 @@ def draw_loader(rows: Sequence[Row], source: str) -> Figure:
     loaders = list(dict.fromkeys(row["loader"] for row in fastest_first))
     threads = sorted({int(row["threads"]) for row in rows})
     beside = 2.0 * (len(threads) > 1)  # inches, for the names of the lines
-    figure = _figure(max(6.0, 4.6 * len(batches)) + beside, 4.6)
+    figure = blank(max(6.0, 4.6 * len(batches)) + beside, 4.6)
     words = [rows[0]["data"], *loader_report.way(rows[0])]
     words += [loader_report.threads_in_words(count) for count in threads if len(threads) == 1]
+    words += ["* part of it was read before"] * any(map(_read_ahead, rows))
     heading(figure, "Seconds for a batch", f"{', '.join(words)}; {_cases(rows)} of {source}")
     axes = np.atleast_1d(figure.subplots(1, len(batches)))
     for axis, batch in zip(axes, batches, strict=True):
         tidy(axis)
-        axis.set_title(f"Batches of {batch}", **_TITLE)
+        axis.set_title(f"Batches of {batch}", **TITLE)
         own = [row for row in rows if int(row["batch_size"]) == batch]
         if len(threads) == 1:
             _draw_bars(axis, own, loaders)
@@ -243,8 +226,12 @@ def draw_loader(rows: Sequence[Row], source: str) -> Figure:
         named = {label: line for axis in axes for line, label in _labelled(axis)}
         shown = [name for name in loaders if name in named]
         lines = [named[name] for name in shown]
-        axes[-1].legend(lines, shown, **_LEGEND, loc="upper left", bbox_to_anchor=(1, 1))
+        axes[-1].legend(lines, shown, **LEGEND, loc="upper left", bbox_to_anchor=(1, 1))
     return figure
+
+
+def _read_ahead(row: Row) -> bool:
+    return float(row.get("fresh") or 1) < loader_report.FRESH_LEAST
 
 
 def _labelled(axis: Axes) -> Iterable[tuple[Any, str]]:
@@ -275,8 +262,8 @@ def _draw_lines(
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axis.yaxis.set_minor_formatter(ticker.NullFormatter())
     axis.set_xticks(threads)
-    axis.set_xlabel("Threads", **_TEXT)
-    axis.set_ylabel("Seconds", **_TEXT)
+    axis.set_xlabel("Threads", **TEXT)
+    axis.set_ylabel("Seconds", **TEXT)
 
 
 def _draw_bars(axis: Axes, rows: Sequence[Row], loaders: Sequence[str]) -> None:
@@ -286,16 +273,17 @@ def _draw_bars(axis: Axes, rows: Sequence[Row], loaders: Sequence[str]) -> None:
     axis.barh(places, seconds, height=0.6, color=colours)
     low, high = _column(rows, "low_seconds"), _column(rows, "high_seconds")
     axis.hlines(places, low, high, color=STYLE["ink"], linewidth=1.2)
-    for place, value, end in zip(places, seconds, np.fmax(seconds, high), strict=True):
+    for place, row, value, end in zip(places, rows, seconds, np.fmax(seconds, high), strict=True):
+        text = significant(value) + " *" * _read_ahead(row)
         axis.annotate(
-            significant(value), (end, place), (4, 0), textcoords="offset points", va="center",
+            text, (end, place), (4, 0), textcoords="offset points", va="center",
             fontsize=STYLE["small"], color=STYLE["ink"],
         )  # fmt: skip
     axis.set_yticks(range(len(loaders)), loaders)
     axis.set_ylim(len(loaders) - 0.5, -0.5)
     axis.set_xlim(0, 1.15 * np.nanmax(np.fmax(seconds, high)))
     axis.grid(visible=False, axis="y")
-    axis.set_xlabel("Seconds", **_TEXT)
+    axis.set_xlabel("Seconds", **TEXT)
 
 
 # --- the ladder ---------------------------------------------------------------------------------
@@ -315,7 +303,7 @@ def plot_ladders(records: Iterable[Record], out_prefix: str | Path) -> list[Path
 
 def draw_ladders(ladders: Sequence[Ladder]) -> Figure:
     """What the batch costs at each rung, beyond the one below it; the dearest is marked."""
-    figure = _figure(max(6.0, 4.6 * len(ladders)), 4.2)
+    figure = blank(max(6.0, 4.6 * len(ladders)), 4.2)
     case = next(iter(ladders[0].rungs.values())).case
     where = ", ".join([f"{case['data']}, cache {case['cache']}", *loader_report.way(case)])
     heading(figure, "What a batch has to pay for", where)
@@ -332,7 +320,7 @@ def _draw_ladder(axis: Axes, ladder: Ladder) -> None:
     names = list(ladder.measured)
     case = ladder.measured[names[0]].case
     threads = loader_report.threads_in_words(int(case["threads"]))
-    axis.set_title(f"Batches of {case['batch']}, {threads}", **_TITLE)
+    axis.set_title(f"Batches of {case['batch']}, {threads}", **TITLE)
     ends = np.array([ladder.measured[name].seconds for name in names])
     starts = np.array([0.0, *ends[:-1]])
     colours = [STYLE["colours"][1 if name == ladder.limiting else 0] for name in names]
@@ -355,7 +343,7 @@ def _draw_ladder(axis: Axes, ladder: Ladder) -> None:
     axis.set_yticks(places, labels)
     axis.set_ylim(len(names) - 0.5, -0.5)
     axis.grid(visible=False, axis="y")
-    axis.set_xlabel("Seconds", **_TEXT)
+    axis.set_xlabel("Seconds", **TEXT)
 
 
 def _numbers(text: str) -> list[float]:

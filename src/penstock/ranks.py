@@ -18,32 +18,62 @@ from torch import Tensor
 from .config import TrainConfig
 from .errors import Incomplete, PenstockError, UsageError, require
 from .feed import SIGNALS
+from .model import set_cuda_flags
 from .place import ELSEWHERE, Place, find, tasks_elsewhere
 from .trainlog import job_of
+
+_NO_MEMORY = ("out of memory", "_STATUS_ALLOC_FAILED", "DefaultCPUAllocator")
+"""Of a device, of what it computes with, and of the host: torch has a type for the first only."""
 
 
 @contextlib.contextmanager
 def launched(config: TrainConfig) -> Iterator[Any]:
-    """Devices and ranks. A process group that is made here ends here."""
+    """Devices and ranks. A process group that is made here ends here, where all ranks end it.
+
+    A rank that fails leaves it as it is: NCCL's ends for all at once, and the others wait for the
+    sum that this one does not come to. Whoever started the ranks ends them when one is gone.
+    """
     ours = not dist.is_initialized()
+    fabric = _fabric(config)
+    children = getattr(fabric.strategy.launcher, "procs", [])
+    stopped: Incomplete | None = None
     try:
-        fabric = _fabric(config)
-        try:
-            yield fabric
-        except Incomplete:
-            # All ranks raise it. What started them ends the others when one leaves, and the first
-            # is still to write what became of the run.
-            fabric.barrier()
-            raise
-        except RuntimeError as error:
-            if fabric.world_size > 1 and (
-                isinstance(error, dist.DistError) or "gloo" in str(error)
-            ):
-                raise PenstockError(ELSEWHERE) from error
-            raise
-    finally:
-        if ours and dist.is_initialized():
-            dist.destroy_process_group()
+        yield fabric
+    except Incomplete as error:
+        # All ranks raise it. What started them ends the others when one leaves, and the first
+        # is still to write what became of the run: Fabric would kill it, so it is told of none.
+        children.clear()
+        fabric.barrier()
+        stopped = error
+    except BaseException as error:
+        while children:
+            children.pop().kill()
+        told = _told(error, config, fabric.world_size)
+        if told is not None:
+            raise PenstockError(told) from error
+        raise
+    if ours and dist.is_initialized():
+        dist.destroy_process_group()
+    if stopped is not None:
+        raise stopped
+
+
+def _told(error: BaseException, config: TrainConfig, ranks: int) -> str | None:
+    """What is said of an error of torch's that is no defect."""
+    if not isinstance(error, RuntimeError):
+        return None
+    text = str(error)
+    for line in text.splitlines():
+        if not any(words in line for words in _NO_MEMORY):
+            continue
+        how_much = ". ".join(line.split(". ")[:3]).rstrip(".")
+        return (
+            f"{how_much}; less is needed with --batch-size below {config.batch_size} (and "
+            "--grad-accum-steps for steps as large), --checkpointing or --amp"
+        )
+    if ranks > 1 and (isinstance(error, dist.DistError) or "gloo" in text):
+        return ELSEWHERE
+    return None
 
 
 def here(config: TrainConfig) -> Place:
@@ -146,9 +176,7 @@ def own_device(place: Place, visible: int) -> int:
 
 
 def set_flags(config: TrainConfig) -> None:
-    torch.backends.cudnn.benchmark = config.cudnn_benchmark
-    torch.backends.cuda.matmul.allow_tf32 = config.tf32
-    torch.backends.cudnn.allow_tf32 = config.tf32
+    set_cuda_flags(config.tf32, config.cudnn_benchmark)
     if config.threads:
         torch.set_num_threads(config.threads)
 

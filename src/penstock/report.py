@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import stats
+from .boundary import pixels_of
 from .errors import UsageError
 from .files import replacing
 from .record import FAILED, Record
@@ -44,19 +45,19 @@ SEED_COLUMNS = tuple(
 """First in every file. Forward, backward and total (the optimizer included) are of mode train."""
 
 COLUMNS = SEED_COLUMNS + tuple(
-    "model weights channels dtype amp compile channels_last checkpointing halo threads seed "
+    "model weights channels dtype amp compile channels_last tf32 checkpointing halo threads seed "
     "budget_mb status launches failed samples unsettled median_time_ms low_time_ms high_time_ms "
     "optimizer_time_ms pixels_per_sec useful_pixels_per_sec host_peak_mb memory_driver_mb "
     "alloc_retries flops_per_step flops_per_sec structure machine_key commit key".split()
 )
 
 APART = tuple(
-    "model weights mode device dtype channels amp compile channels_last checkpointing halo threads "
-    "seed budget_mb structure machine_key".split()
+    "model weights mode device dtype channels amp compile channels_last tf32 checkpointing halo "
+    "threads seed budget_mb structure machine_key".split()
 )
 """The columns that tell groups apart."""
 
-VARIANTS = ("amp", "compile", "channels_last", "checkpointing")
+VARIANTS = ("amp", "compile", "channels_last", "tf32", "checkpointing")
 
 NOTABLE_DRIFT = 0.02
 """A smaller change within a launch is not worth a word."""
@@ -264,16 +265,6 @@ def cells(records: Iterable[Record]) -> list[Cell]:
     return sorted(all_cells, key=lambda cell: (pixels_of(cell.tile), cell.tile, cell.batch))
 
 
-def pixels_of(tile: str) -> int:
-    """A number that grows with the tile.
-
-    >>> pixels_of("256") < pixels_of("320x320") < pixels_of("384") < pixels_of("32x256x256")
-    True
-    """
-    sides = [int(side) for side in tile.split("x")]
-    return int(np.prod(sides)) if len(sides) > 1 else sides[0] ** 2
-
-
 def grouped(
     items: Iterable[Item], row_of: Callable[[Item], Mapping[str, str]]
 ) -> list[tuple[str, list[Item]]]:
@@ -419,20 +410,8 @@ def speed_up(time: stats.Interval, a: Cell, b: Cell, quantity: str) -> stats.Int
     return inverse(time, after / before) if before and after else None
 
 
-def comparison_lines(records: Iterable[Record]) -> list[str]:
-    """What tile and batch do to time and throughput, in sentences computed from the records.
-
-    Ratios are of median times, each with its 95 % interval over launches. Groups, where there are
-    several, are headed by their labels.
-    """
-    groups = grouped(cells(records), lambda cell: cell.row)
-    lines = []
-    for label, group in groups:
-        lines += [f"{label}:"] * (len(groups) > 1) + _compare(group)
-    return lines
-
-
 def _compare(group: Sequence[Cell]) -> list[str]:
+    """What tile and batch do to time and throughput."""
     lines = [line for cell in group if (line := _troubles(cell))]
     measured = [cell for cell in group if cell.launches]
     if len(measured) > 1 and all(cell.launches == 1 for cell in measured):
@@ -582,6 +561,12 @@ class Section(NamedTuple):
     told: Sequence[str] = ()
 
 
+def without_empty(table: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Less the columns that nobody has a value for: under their heads are dashes alone."""
+    kept = [c for c in zip(*table, strict=True) if any(text != "-" for text in c[1:])]
+    return list(zip(*kept, strict=True))
+
+
 def in_text(sections: Iterable[Section]) -> list[str]:
     """For a terminal."""
     lines: list[str] = []
@@ -629,6 +614,8 @@ def roof_line(records: Iterable[Record], roof: Callable[[str, str, str], float |
     rate, device = best.rate("flops") or 0.0, best.case["device"]
     half = "float16" if device.startswith("cuda") else "bfloat16"
     dtype = half if best.case["amp"] else best.case["dtype"]
+    if dtype == "float32" and device.startswith("cuda") and best.case.get("tf32"):
+        dtype = "tf32"  # a roof of its own
     start = f"Most arithmetic: {format_count(rate)}FLOP/s ({best.name})"
     most = roof(best.environment("machine_key") or "", device, dtype)
     if most is None:
@@ -640,18 +627,11 @@ def roof_line(records: Iterable[Record], roof: Callable[[str, str, str], float |
 
 
 def _table(group: Sequence[Cell]) -> list[tuple[str, ...]]:
-    """Header and lines. A column that nobody has a value for is left out."""
+    """Header and lines."""
     device = "" if group[0].case["device"] == "cpu" else "device "
     head = ("tile", "batch", "step", "95 %", "samples/s", "px/s", "useful px/s", "FLOP/s")
     lines: list[tuple[str, ...]] = [(*head, f"{device or 'host '}peak", "launches", "status")]
-    lines += [_table_line(cell) for cell in group]
-    halo = any(cell.case.get("halo") for cell in group)
-    kept = [
-        column
-        for column in zip(*lines, strict=True)
-        if any(text != "-" for text in column[1:]) and (halo or column[0] != "useful px/s")
-    ]
-    return list(zip(*kept, strict=True))
+    return without_empty([*lines, *map(_table_line, group)])
 
 
 def _table_line(cell: Cell) -> tuple[str, ...]:
@@ -669,7 +649,7 @@ def _table_line(cell: Cell) -> tuple[str, ...]:
         spread,
         shown(cell.rate("samples"), significant),
         shown(cell.rate("pixels"), format_count),
-        shown(cell.rate("useful_pixels"), format_count),
+        shown(cell.rate("useful_pixels") if cell.case.get("halo") else None, format_count),
         shown(cell.rate("flops"), format_count),
         shown(cell.memory, format_bytes),
         str(cell.launches),

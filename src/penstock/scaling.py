@@ -92,6 +92,8 @@ class Run:
     """Readings of GPU-Util, in percent."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """What must be equal among runs that are compared."""
+    gradient_bytes: int | None = None
+    """Of one device, which are summed over all."""
 
     def __post_init__(self) -> None:
         for name, value in (

@@ -12,7 +12,7 @@ import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from .report import Section, field, in_markdown
+from .report import Section, field, in_markdown, without_empty
 from .scaling import Point, Run, Study, differences
 from .scaling_advice import advice, exposed, interval_text, quality, rank_lines
 from .scaling_intervals import why_none
@@ -71,8 +71,7 @@ def _table(study: Study) -> list[tuple[str, ...]]:
                 _shown(exposed(point.at), lambda share: f"{share:.1%}"),
             )
         )
-    kept = [c for c in zip(*lines, strict=True) if any(text != "-" for text in c[1:])]
-    return list(zip(*kept, strict=True))
+    return without_empty(lines)
 
 
 def _shown(value: float | None, form: Callable[[float], str]) -> str:

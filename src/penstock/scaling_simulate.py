@@ -63,6 +63,8 @@ class Device:
     """The same where the run had no workers: a step begins when that is done."""
     scaled_from: int | None = None
     """The batch that was measured, where this is another."""
+    counted: float | None = None
+    """Parameters of the model, where `gradient_bytes` is taken to be 4 for each of them."""
     seen: tuple[int, float] | None = None
     """Several devices, and the seconds that a step took on them with the same batch."""
 
@@ -229,7 +231,7 @@ def device_of(run: Run) -> Device:
     if run.devices != 1:
         raise UsageError(f"{run.source} is of {run.devices} devices; a run of 1 is asked for")
     phases = phases_of([run])
-    parameters = run.settings.get("parameters")
+    parameters, gradients = run.settings.get("parameters"), run.gradient_bytes
     if not phases or not run.steps or not run.batch or parameters is None:
         raise UsageError(f"{run.source} tells no phases, steps, batch or parameters of its model")
     each = {name: total / run.steps for name, total in phases.items()}
@@ -243,7 +245,8 @@ def device_of(run: Run) -> Device:
         compute_s=compute,
         backward_s=each.get("backward", 0.0),
         batch=run.batch,
-        gradient_bytes=4 * float(parameters),
+        gradient_bytes=4 * float(parameters) if gradients is None else gradients,
+        counted=float(parameters) if gradients is None else None,
         jitter=jitter,
         data_s=compute + waited if waited and not in_turn else 0.0,
         reads_s=waited if in_turn else 0.0,
@@ -304,6 +307,11 @@ def assumptions(device: Device, network: Network) -> list[str]:
         f"between nodes each node has {between}, {between_wait} a message",
         f"{network.overlap:.0%} of the sum may hide behind that; the range is for none and all",
     ]
+    if device.counted is not None:
+        lines.append(
+            "the run does not tell which of its parameters are trained: each of "
+            f"{device.counted:,.0f} is taken to have a gradient of 4 bytes"
+        )
     if device.jitter:
         lines.append(f"steps vary by {device.jitter:.1%}, and each waits for the slowest device")
     else:

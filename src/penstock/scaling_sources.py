@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 from . import events, ledger
 from .errors import UsageError
+from .laps import STEPS
 from .scaling import Run, Status
 from .scaling_logs import plain, read_log, settings_of
 from .scaling_tracked import (
@@ -36,8 +37,8 @@ from .scaling_tracked import (
     mlflow_sqlite,
 )
 from .straggler import WAIT, rank_of
+from .trainlog import ARGS, RESULTS
 
-RESULTS = "training_results.json"
 _STATUS: Mapping[str, Status] = {"complete": "complete", "stopped": "stopped"}
 _GPU_BUSY = re.compile(r"system/gpu(\d+)_util_percent")
 _Found = TypeVar("_Found")
@@ -283,7 +284,7 @@ def results_run(told: Any, source: str, folder: Path | None) -> Run:
 
 def _results_run(told: Mapping[str, Any], source: str, folder: Path | None) -> Run:
     launch = told.get("launch") or {}
-    asked = read_json(folder / "args.json") if folder and (folder / "args.json").is_file() else told
+    asked = read_json(folder / ARGS) if folder and (folder / ARGS).is_file() else told
     ranks = []
     for rank in told.get("ranks") or ():
         totals = {name: phase["total_s"] for name, phase in rank["phases"].items() if phase}
@@ -322,12 +323,13 @@ def _results_run(told: Mapping[str, Any], source: str, folder: Path | None) -> R
         device=told.get("device"),
         ranks=tuple(ranks),
         utilisation=_busy(folder, int(told["world_size"]), launch.get("nodes") or 1),
+        gradient_bytes=told.get("gradient_bytes"),
         settings=settings,
     )
 
 
 def _steps(folder: Path | None, rank: int) -> list[dict[str, str]]:
-    path = folder / "steps" / f"rank{rank}.csv" if folder else None
+    path = folder / STEPS / f"rank{rank}.csv" if folder else None
     return _rows(path) if path and path.is_file() else []
 
 

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .errors import require
 from .laps import PHASES
-from .plots import STYLE, heading, tidy
+from .plots import LEGEND, STYLE, TEXT, blank, heading, tidy
 from .scaling import Point, Study
 from .scaling_advice import GOOD_ACROSS
 from .scaling_intervals import why_none
@@ -31,10 +30,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_TEXT: dict[str, Any] = {"fontsize": STYLE["text"], "color": STYLE["ink"]}
-_LEGEND: dict[str, Any] = {
-    "frameon": False, "fontsize": STYLE["small"], "labelcolor": STYLE["ink"],
-}  # fmt: skip
 _REST = "#b8b8b8"
 
 
@@ -89,9 +84,9 @@ def draw_speedup(study: Study) -> Figure | None:
     axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axis.yaxis.set_major_formatter(lambda value, place: f"{value:g}x")
     axis.minorticks_off()
-    axis.set_xlabel(_devices(study), **_TEXT)
-    axis.set_ylabel(f"Speed-up over {counted(study.base.first)}", **_TEXT)
-    axis.legend(**_LEGEND)
+    axis.set_xlabel(_devices(study), **TEXT)
+    axis.set_ylabel(f"Speed-up over {counted(study.base.first)}", **TEXT)
+    axis.legend(**LEGEND)
     return figure
 
 
@@ -116,7 +111,7 @@ def draw_efficiency(study: Study) -> Figure:
         )  # fmt: skip
     axis.set_ylim(0, max(105.0, 1.08 * max(values)))
     _names(axis, study.points)
-    axis.set_ylabel("Efficiency (%)", **_TEXT)
+    axis.set_ylabel("Efficiency (%)", **TEXT)
     return figure
 
 
@@ -147,8 +142,8 @@ def draw_epoch(study: Study) -> Figure | None:
         )  # fmt: skip
     _names(axis, study.points)
     axis.set_ylim(0, 1.05 * max(axis.get_ylim()[1], 1e-9))
-    axis.set_ylabel("Seconds", **_TEXT)
-    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=3, **_LEGEND)
+    axis.set_ylabel("Seconds", **TEXT)
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=3, **LEGEND)
     return figure
 
 
@@ -173,7 +168,7 @@ def draw_utilisation(study: Study) -> Figure | None:
         )  # fmt: skip
     axis.set_ylim(0, 105)
     _names(axis, study.points)
-    axis.set_ylabel("GPU-Util (%), bars are means", **_TEXT)
+    axis.set_ylabel("GPU-Util (%), bars are means", **TEXT)
     return figure
 
 
@@ -186,13 +181,7 @@ _FIGURES: dict[str, Callable[[Study], Figure | None]] = {
 
 
 def _frame(study: Study, title: str, shown: str) -> tuple[Figure, Axes]:
-    width, height = max(6.4, 1.3 * len(study.points)), 4.4
-    engine = require("matplotlib.layout_engine", "plot").ConstrainedLayoutEngine(
-        rect=(0, 0, 0.97, 1 - 0.66 / height), w_pad=0.1, h_pad=0.1
-    )
-    figure: Figure = require("matplotlib.figure", "plot").Figure(
-        figsize=(width, height), layout=engine, facecolor="white"
-    )
+    figure = blank(max(6.4, 1.3 * len(study.points)), 4.4, right=0.97)
     runs = sum(len(point.at.runs) for point in study.points)
     kind = "kind not determined" if study.kind == "undetermined" else f"{study.kind} scaling"
     heading(figure, title, f"{kind}, {runs} run{'s' * (runs != 1)}; {shown}")

@@ -29,6 +29,8 @@ from .config import SLURM_PRESETS, SlurmConfig
 from .errors import PenstockError, UsageError
 from .files import replacing, write_json
 from .keys import has_login, scrub
+from .laps import STEPS
+from .trainlog import ARGS, RESULTS
 
 STUDY, JOBS = "study.json", "jobs.json"
 SAY_WITHIN_S = 60.0
@@ -270,11 +272,11 @@ def collect(job: Job, element: str, source: Path, target: Path) -> dict[str, boo
     if job.error is not None:
         _copy(source / numbered(job.error, element), target / f"slurm-{element}.err")
     run = source / numbered(job.output_dir, element)
-    names = ["args.json", "training_results.json"]
-    names += [f"steps/{path.name}" for path in sorted(run.glob("steps/rank*.csv"))]
+    names = [ARGS, RESULTS]
+    names += [f"{STEPS}/{path.name}" for path in sorted(run.glob(f"{STEPS}/rank*.csv"))]
     for name in names:
         copied = _copy(run / name, target / element / name)
-        found["results"] |= copied and name == "training_results.json"
+        found["results"] |= copied and name == RESULTS
     return found
 
 

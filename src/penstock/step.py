@@ -20,13 +20,11 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from .config import TrainConfig
 from .laps import DeviceLaps, Laps
-from .model import load_weights
+from .model import channels_last, load_weights
 from .order import Items
 from .probe import Clock
 from .recompute import recompute
 from .workloads import Batch, Workload
-
-_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +58,21 @@ class Stepper:
             recompute(module, name)
         if config.channels_last:
             for parameter in module.parameters():
-                parameter.data = _channels_last(parameter.data)
+                parameter.data = channels_last(parameter.data)
         self.module = module
-        self.parameters = sum(p.numel() for p in module.parameters())
         optimizer = workload.optimizer(module)
         net = torch.compile(module) if config.compile else module
         self._model, self._optimizer = fabric.setup(net, optimizer)
+        self.parameters = sum(p.numel() for p in module.parameters())
+        trained = [p for p in module.parameters() if p.requires_grad]  # in the dtype of the run
+        self.trainable_parameters = sum(p.numel() for p in trained)
+        self.gradient_bytes = sum(p.numel() * p.element_size() for p in trained)
         # Fabric moved the module; where its own layers went, the optimizer's parameters are.
         self.optimizer: Optimizer = self._optimizer.optimizer
         self.scheduler = LambdaLR(self.optimizer, rate)
         self._sums = any(isinstance(m, DistributedDataParallel) for m in self._model.modules())
         on_cuda = fabric.device.type == "cuda"
-        self.laps: Laps | DeviceLaps = DeviceLaps(clock, torch.cuda) if on_cuda else Laps(clock)
+        self.laps = DeviceLaps(clock, torch.cuda) if on_cuda else Laps(clock)
 
     def take(self, batches: Iterator[tuple[Items, Batch]], share: int) -> Taken:
         """A step on the gradients of so many batches."""
@@ -113,7 +114,7 @@ class Stepper:
             return batch
         from lightning_utilities.core.apply_func import apply_to_collection
 
-        return apply_to_collection(batch, Tensor, _channels_last)
+        return apply_to_collection(batch, Tensor, channels_last)
 
 
 def rate_of(config: TrainConfig, steps: int, steps_per_epoch: int, step: int) -> float:
@@ -126,7 +127,7 @@ def rate_of(config: TrainConfig, steps: int, steps_per_epoch: int, step: int) ->
     return rise
 
 
-def mark_computed(loss: Tensor, laps: Laps | DeviceLaps) -> None:
+def mark_computed(loss: Tensor, laps: Laps) -> None:
     """End the lap of the backward pass when all gradients are computed, before DDP waits for sums.
 
     Autograd calls back when its work is done, in the order in which that was asked for: DDP asks
@@ -138,9 +139,3 @@ def mark_computed(loss: Tensor, laps: Laps | DeviceLaps) -> None:
         engine.queue_callback(lambda: laps.lap("backward"))
 
     loss.register_hook(ask)
-
-
-def _channels_last(tensor: Tensor) -> Tensor:
-    """Images, (sample, channel, [plane,] row, column), with channels innermost."""
-    form = _LAST.get(tensor.ndim)
-    return tensor if form is None else tensor.contiguous(memory_format=form)

@@ -10,10 +10,9 @@ from statistics import median
 import torch
 
 from .files import replacing
-from .laps import PHASES
+from .laps import PHASES, STEPS
 from .telemetry import peak_rss
 
-STEPS = "steps"
 _COLUMNS = ("step", "epoch", "samples", "loss", "step_s", *(f"{phase}_s" for phase in PHASES))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -110,6 +111,10 @@ class Sink(Protocol):
     exists: bool
     """Whether there is an array already that `create` will write into."""
 
+    def check(self) -> None:
+        """Raise `UsageError` where `create` would delete something and may not; changes nothing."""
+        ...
+
     def create(self) -> None:
         """Bring the array into being, or open the one that exists for writing."""
         ...
@@ -189,8 +194,9 @@ def open_sink(
     group with the array at ``0``, of ``domain``'s shape, with the axes, scale and position of
     ``like``, in which ``at`` is the first voxel's coordinate, by default the same as in ``domain``;
     ``chunks`` and ``shards`` (z y x, or t c z y x) and ``ome_version`` (``"0.4"``, ``"0.5"``) shape
-    it. ``overwrite`` deletes what is there; ``resume`` writes into it. A numpy array is written in
-    place. Raises `UsageError`, naming the flag ``name``.
+    it. ``overwrite`` deletes what is there; ``resume`` writes into it, or deletes the rest where a
+    killed run was deleting it. A numpy array is written in place. Raises `UsageError`, naming the
+    flag ``name``.
     """
     dtype = check_dtype(dtype, name)
     if isinstance(spec, np.ndarray):
@@ -270,9 +276,21 @@ def parse_spec(text_or_mapping: Spec, name: str = "--in-spec") -> dict[str, Any]
     if text.startswith("{"):
         return _parse_json(text, name)
     path = Path(text).expanduser()
-    if path.suffix == ".json" and path.is_file():
-        return _parse_json(path.read_text(encoding="utf-8", errors="replace"), f"{name} {path}")
+    where = f"{name} {path}"
+    if path.suffix == ".json" and is_file(path, where):
+        try:
+            return _parse_json(path.read_text(encoding="utf-8", errors="replace"), where)
+        except OSError as error:
+            raise UsageError(f"{where}: {error.strerror}") from error
     return text
+
+
+def is_file(path: Path, where: str) -> bool:
+    """Whether a file is there; `UsageError` for a folder that may not be looked into."""
+    try:
+        return path.is_file()
+    except OSError as error:
+        raise UsageError(f"{where}: {error.strerror}") from error
 
 
 def _parse_json(text: str, where: str) -> dict[str, Any]:
@@ -333,6 +351,20 @@ def check_dtype(dtype: Any, where: str) -> np.dtype[Any]:
     if dtype_name not in _DTYPES:
         raise UsageError(f"{where}: dtype {dtype_name} is not one of {', '.join(_DTYPES)}")
     return np.dtype(dtype_name)
+
+
+def physical_size(told: Any) -> float | None:
+    """The size of a voxel that metadata tells of; None where it is unknown, which other programs
+    write as 0, as an empty text or as a number that is not finite.
+
+    >>> physical_size("0.5"), physical_size(""), physical_size(float("nan"))
+    (0.5, None, None)
+    """
+    try:
+        size = float(told)
+    except (TypeError, ValueError):
+        return None
+    return size if size and math.isfinite(size) else None
 
 
 def unit_name(symbol: str) -> str | None:

@@ -69,10 +69,7 @@ def straggler(run: Run) -> Straggler | None:
 
 
 def share(runs: Iterable[Run], *phases: str) -> float | None:
-    """The part of all steps of all ranks that phases took; None where none was measured.
-
-    A step is the sum of its phases: ``step`` is the host's clock, which runs ahead of a GPU.
-    """
+    """The part of all steps of all ranks that phases took; None where none was measured."""
     totals = [rank.totals for run in runs for rank in run.ranks]
     known = [total for total in totals if any(phase in total for phase in phases)]
     whole = sum(total.get(phase, 0.0) for total in known for phase in PHASES)

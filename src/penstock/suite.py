@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .chips import open_chips
+from .chips import Chips
 from .config import (
     TRAIN_DEFAULTS,
     TRAIN_KNOBS,
@@ -30,7 +30,7 @@ from .config import (
 )
 from .errors import PenstockError, UsageError
 from .files import check_folder, write_json
-from .launch import Request, launch
+from .launch import Request, check, launch
 from .ledger import Ledger
 from .preset import Preset
 from .record import Record, case_key
@@ -78,7 +78,7 @@ def check_paths(config: SuiteConfig, presets: Iterable[Preset]) -> SuiteConfig:
         if path is None:
             raise UsageError(f"--{split}-chips is required; {_how_to_cut(config)}")
         try:
-            have = open_chips(path).channels
+            have = Chips(path).channels
         except UsageError as error:
             raise UsageError(f"--{split}-chips {error}; {_how_to_cut(config)}") from error
         for one in presets:
@@ -136,11 +136,9 @@ def checked(case: Case, timeout_s: float) -> Record:
 
     Raises `UsageError` for data that cannot be trained on, in the sentence of the training.
     """
-    request = Request(task="check", scenario="train", case=case)
-    record = launch(request, launch=0, order=None, timeout_s=timeout_s)
+    record = check("train", case, timeout_s)
     if record.error is not None:
-        kind = UsageError if record.status == "unsupported" else PenstockError
-        raise kind(record.error.message)
+        raise PenstockError(record.error.message)
     return record
 
 

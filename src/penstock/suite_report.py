@@ -23,7 +23,7 @@ import numpy as np
 
 from .files import replacing, write_json
 from .record import FAILED, Record
-from .report import Cell, Section, commit_of, in_markdown
+from .report import Cell, Section, commit_of, in_markdown, without_empty
 from .stats import Interval, hierarchical_bootstrap_ratio
 from .suite import REPORT, folder_of, peak_of, phases_of
 from .units import format_bytes, format_seconds, significant
@@ -206,12 +206,8 @@ HEAD = (
 
 
 def table(own: Sequence[Run]) -> list[tuple[str, ...]]:
-    """Header and lines. A column that nobody has a value for is left out."""
-    lines = [HEAD, *(_line(run.values) for run in own)]
-    kept = [
-        column for column in zip(*lines, strict=True) if any(text != "-" for text in column[1:])
-    ]
-    return list(zip(*kept, strict=True))
+    """Header and lines."""
+    return without_empty([HEAD, *(_line(run.values) for run in own)])
 
 
 def _line(row: Values) -> tuple[str, ...]:

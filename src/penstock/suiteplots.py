@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from .errors import require
-from .plots import STYLE, heading, tidy
+from .plots import LEGEND, STYLE, TEXT, TITLE, blank, heading, tidy
 from .record import Record
 from .report import scaled
 from .suite_report import Run, runs
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_TEXT: dict[str, Any] = {"fontsize": STYLE["text"], "color": STYLE["ink"]}
 _GIB = 2**30
 
 
@@ -42,13 +40,7 @@ def plot_suite(records: Iterable[Record], out_prefix: Path) -> list[Path]:
 
 def draw(own: Sequence[Run]) -> Figure:
     """The runs of one preset."""
-    height = 4.4
-    engine = require("matplotlib.layout_engine", "plot").ConstrainedLayoutEngine(
-        rect=(0, 0, 1, 1 - 0.66 / height), w_pad=0.1, h_pad=0.1
-    )
-    figure: Figure = require("matplotlib.figure", "plot").Figure(
-        figsize=(12, height), layout=engine, facecolor="white"
-    )
+    figure = blank(12, 4.4)
     launches = sum(run.launches for run in own)
     heading(figure, words(own), f"{len(own)} runs, {launches} launches; crosses are failures")
     memory = "gpu_memory_peak_bytes"
@@ -66,15 +58,7 @@ def draw(own: Sequence[Run]) -> Figure:
     for number, (title, values) in enumerate(panels):
         _draw(axes[number], title, own, values, intervals=number == 0)
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(
-        handles,
-        labels,
-        loc="outside lower center",
-        ncols=len(labels),
-        frameon=False,
-        fontsize=STYLE["small"],
-        labelcolor=STYLE["ink"],
-    )
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), **LEGEND)
     return figure
 
 
@@ -82,7 +66,7 @@ def _draw(
     axis: Axes, title: str, own: Sequence[Run], values: Sequence[float | None], intervals: bool
 ) -> None:
     tidy(axis)
-    axis.set_title(title, **_TEXT, loc="left", fontweight="bold")
+    axis.set_title(title, **TITLE)
     for place, workers in enumerate(dict.fromkeys(sorted(run.workers for run in own))):
         colour = STYLE["colours"][place % len(STYLE["colours"])]
         line = [(run, v) for run, v in zip(own, values, strict=True) if run.workers == workers]
@@ -103,4 +87,4 @@ def _draw(
     axis.set_xticks(batches, [str(batch) for batch in batches])
     axis.minorticks_off()
     axis.set_ylim(0, 1.1 * max(axis.dataLim.y1, 1e-9))
-    axis.set_xlabel("Batch on each device", **_TEXT)
+    axis.set_xlabel("Batch on each device", **TEXT)

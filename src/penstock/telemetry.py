@@ -478,6 +478,13 @@ def read_rows(path: Path) -> tuple[Row, list[Row]]:
     return records[0], [row for row in records[1:] if isinstance(row, dict)]
 
 
+def set_aside(path: Path) -> None:
+    """Give the rows of an earlier part of a run a number, where there are some."""
+    if path.exists():
+        number = len(list(path.parent.glob(f"{path.stem}*{path.suffix}")))
+        path.rename(path.with_stem(f"{path.stem}-{number}"))
+
+
 def export_reference(rows_path: Path, json_path: Path) -> None:
     """Write the rows as the one ``metrics.json`` that aind-torch-utils writes and plots.
 

@@ -28,7 +28,7 @@ from .errors import PenstockError, UsageError, describe
 from .events import EVENTS, Event, EventLog, Taken, read, read_from
 from .files import replacing
 from .keys import scrub, scrubbed
-from .telemetry import Row, Sampler
+from .telemetry import Row, Sampler, set_aside
 from .trackers import FOLDER, TRACKERS, check
 
 METRICS = "metrics.jsonl"
@@ -91,9 +91,7 @@ class Tracking(Untracked):
             "system", self._step, metrics=system_metrics(row)
         )
         with contextlib.suppress(OSError, PenstockError):  # a run without metrics of its machine
-            if rows.exists():  # of the part of the run that this one goes on with
-                number = len(list(rows.parent.glob("metrics*.jsonl")))
-                rows.rename(rows.with_name(f"metrics-{number}.jsonl"))
+            set_aside(rows)
             self._sampler.start()
 
     def step(

@@ -53,14 +53,16 @@ from .events import EVENTS
 from .feed import ThreadFeed, TorchFeed
 from .files import check_folder, write_json
 from .keys import scrubbed
+from .laps import STEPS
 from .order import Order, Position
 from .probe import Clock
 from .ranks import Stop, device_name, host_name, launch_of, launched, set_flags
 from .step import Stepper, Taken, rate_of
-from .steplog import STEPS, StepLog, memory
+from .steplog import StepLog, memory
+from .trainlog import ARGS as ARGS
+from .trainlog import RESULTS as RESULTS
 from .workloads import Answer, Feed, Samples, Workload, make
 
-RESULTS, ARGS = "training_results.json", "args.json"
 OURS = (RESULTS, BEST, "checkpoints", STEPS, EVENTS, trackers.FOLDER, profiling.FOLDER)
 """What one run leaves in its folder and another must not find there."""
 
@@ -520,6 +522,8 @@ class _Run:
             "workload": self.name,
             "status": status,
             "parameters": self.parameters,
+            "trainable_parameters": self.stepper.trainable_parameters,
+            "gradient_bytes": self.stepper.gradient_bytes,
             "facts": dict(getattr(self.workload, "facts", {})),
             "device": device_name(self.device),
             "world_size": self.fabric.world_size,

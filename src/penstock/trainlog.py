@@ -13,6 +13,9 @@ from typing import Any
 from .config import TrainConfig
 from .place import Place
 
+RESULTS, ARGS = "training_results.json", "args.json"
+"""What a run leaves in its folder: what became of it, and what was asked."""
+
 
 def first_lines(
     workload: str, config: TrainConfig, place: Place, environ: Mapping[str, str]

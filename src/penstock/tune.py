@@ -26,12 +26,13 @@ from typing import Any, Literal
 
 import yaml
 
+from .boundary import pixels_of
 from .errors import UsageError
 from .loader_report import LoaderCell
 from .loader_tune import Advice, Reading, recommend_loader, spread
 from .loader_tune import Goal as Feeding
 from .record import Record
-from .report import VARIANTS, Cell, cells, pixels_of, ratio, speed_up
+from .report import VARIANTS, Cell, cells, ratio, speed_up
 from .units import format_bytes, format_count, format_seconds, significant
 
 Goal = Literal["latency", "throughput", "training"]
@@ -89,9 +90,10 @@ def recommend(
         prefix = f"{', '.join(about[:3])}: " if len(sweeps) > 1 else ""
         notes += [prefix + note for note in noted]
         if left:
-            training = sweep[0].case["mode"] == "train"
-            choose = _for_training if training else _for_inference
-            choices += choose(left, sweep, ceiling)
+            if sweep[0].case["mode"] == "train":
+                choices.append(_for_training(left, max(cell.batch for cell in sweep), ceiling))
+            else:
+                choices += _for_inference(left, ceiling)
     return Recommendation(tuple(choices), tuple(notes))
 
 
@@ -113,7 +115,9 @@ class Ceiling:
             machine = (cell.environment("machine") or {}).get("memory_bytes")
             limited = (cell.environment("limits") or {}).get("cgroup_memory_bytes")
             known = [machine, limited]
-        else:  # the smallest card: torch may count them in another order than the driver
+        elif (told := cell.fact("device_memory")) is not None:
+            known = [told]
+        else:  # of an older ledger, the smallest card: the driver may count them in another order
             known = [gpu.get("memory_bytes") for gpu in cell.environment("gpus") or []]
         return min((size for size in known if size is not None), default=None)
 
@@ -163,7 +167,7 @@ def _candidates(sweep: Sequence[Cell], ceiling: Ceiling) -> tuple[list[Cell], li
 # --- goals --------------------------------------------------------------------------------------
 
 
-def _for_inference(left: Sequence[Cell], sweep: Sequence[Cell], ceiling: Ceiling) -> list[Choice]:
+def _for_inference(left: Sequence[Cell], ceiling: Ceiling) -> list[Choice]:
     fast = min(left, key=_seconds)
     alike = sum(1 for cell in left if cell is not fast and not _slower(fast, cell))
     why = f"the shortest step of {_cases(len(left))}"
@@ -188,14 +192,15 @@ def _for_inference(left: Sequence[Cell], sweep: Sequence[Cell], ceiling: Ceiling
     return [latency, throughput]
 
 
-def _for_training(left: Sequence[Cell], sweep: Sequence[Cell], ceiling: Ceiling) -> list[Choice]:
+def _for_training(left: Sequence[Cell], largest: int, ceiling: Ceiling) -> Choice:
+    """Of several steps where ``largest``, the batch that was asked for, does not fit."""
     best = max(left, key=_rate)
-    steps = math.ceil(max(cell.batch for cell in sweep) / best.batch)
+    steps = math.ceil(largest / best.batch)
     why = f"the most of {_cases(len(left))}"
     if steps > 1:
         why += f", and {steps} accumulated steps make a batch of {steps * best.batch}"
     sentence = _sentence("training", best, why, ceiling)
-    return [Choice("training", best, train_settings(best, steps), sentence)]
+    return Choice("training", best, train_settings(best, steps), sentence)
 
 
 def _seconds(cell: Cell) -> float:
@@ -255,6 +260,7 @@ def infer_settings(cell: Cell) -> dict[str, Any]:
         "batch": cell.batch,
         "devices": [case["device"]],
         "amp": amp,
+        "tf32": case.get("tf32"),
         "compile": case.get("compile", False),
         "threads": case.get("threads"),
     }

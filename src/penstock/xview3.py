@@ -97,22 +97,7 @@ def score_xview3(
     """
     rules = rules or XView3Rules()
     strict = rules.strict_official
-    if strict:
-        labels = labels[np.isin(labels.scene, predicted.scene)]
-    if not rules.score_all:
-        if rules.drop_low_detect:
-            dropped, of_label = _match_scenes(predicted, labels, rules)
-            low = labels.confidence[of_label] == LOW
-            predicted = predicted[np.delete(np.arange(len(predicted)), dropped[low])]
-        labels = labels[labels.confidence > LOW]
-    if strict:
-        predicted = predicted[np.isin(predicted.scene, labels.scene)]
-        if empty := sorted({*labels.scene} - {*predicted.scene}):
-            raise UsageError(
-                f"--strict-official: no prediction is left in scene {empty[0]}, where the official "
-                "script ends with an error; leave out --strict-official"
-            )
-
+    predicted, labels = _kept(predicted, labels, rules)
     pairs = _match_scenes(predicted, labels, rules)
     location = _counts(pairs, predicted, labels)
     shore = None
@@ -156,6 +141,26 @@ def score_xview3(
         fishing,
         lengths,
     )
+
+
+def _kept(predicted: Objects, labels: Objects, rules: XView3Rules) -> tuple[Objects, Objects]:
+    """The predictions and the labels that are scored."""
+    if rules.strict_official:
+        labels = labels[np.isin(labels.scene, predicted.scene)]
+    if not rules.score_all:
+        if rules.drop_low_detect:
+            dropped, of_label = _match_scenes(predicted, labels, rules)
+            low = labels.confidence[of_label] == LOW
+            predicted = predicted[np.delete(np.arange(len(predicted)), dropped[low])]
+        labels = labels[labels.confidence > LOW]
+    if rules.strict_official:
+        predicted = predicted[np.isin(predicted.scene, labels.scene)]
+        if empty := sorted({*labels.scene} - {*predicted.scene}):
+            raise UsageError(
+                f"--strict-official: no prediction is left in scene {empty[0]}, where the official "
+                "script ends with an error; leave out --strict-official"
+            )
+    return predicted, labels
 
 
 def _aggregate(parts: Sequence[float | None]) -> float | None:

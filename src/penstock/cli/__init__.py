@@ -7,16 +7,18 @@ when its verb is asked for.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import os
 import re
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
+from typing import Any, TextIO
 
 from .. import __version__
 from ..errors import PenstockError, describe
@@ -98,9 +100,6 @@ def _main(argv: Sequence[str] | None) -> int:
     except KeyboardInterrupt:
         print(f"penstock {args.verb}: interrupted{AGAIN.get(args.verb, '')}", file=sys.stderr)
         return 3
-    except BrokenPipeError:  # the reader of our output (head, less) has left
-        sys.stderr.close()
-        return 0
     except Exception as error:
         print(f"penstock {args.verb}: {_fault(error)}", file=sys.stderr)
         return 1
@@ -119,6 +118,36 @@ def _fault(error: Exception) -> str:
 def _without_login(text: str) -> str:
     """What a user gave may be a URL with a login, of which a `Path` has left one slash."""
     return scrub(re.sub(r"(?<=\w:)/(?=[^/\s]*@)", "//", text))
+
+
+class _Heard:
+    """Standard output or error, whose reader (head, less, a log's) may leave.
+
+    What is told then goes nowhere, and the work goes on to an exit code of its own.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with self._left_alone():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._left_alone():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _left_alone(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            with Path(os.devnull).open("w") as nowhere:
+                os.dup2(nowhere.fileno(), self._stream.fileno())
 
 
 def quiet_openmp() -> None:
@@ -142,6 +171,9 @@ def entry() -> None:
     What torch has made is set aside from the last collection: going through it took 0.3 s.
     """
     quiet_openmp()
+    for name in ("stdout", "stderr"):
+        if (stream := getattr(sys, name)) is not None:  # None where it was closed from the first
+            setattr(sys, name, _Heard(stream))
     sys.path.append(str(Path.cwd()))
     code = _main(None)
     if threading.active_count() > 1 or "train" in sys.argv[1:3]:

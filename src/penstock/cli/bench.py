@@ -89,6 +89,7 @@ def cases_of(config: BenchModelConfig) -> list[Case]:
         "amp": config.amp,
         "compile": config.compile,
         "channels_last": config.channels_last,
+        "tf32": config.tf32,
         "checkpointing": config.checkpointing,
         "halo": config.halo,
         "device": (config.device,),
@@ -149,6 +150,8 @@ def checked(cases: Sequence[Case], timeout_s: float) -> tuple[list[Case], list[F
     sentence of the first that does not make sense. What ends otherwise is left for the sweep, where
     it will be a row.
     """
+    from ..launch import check
+
     answers: dict[str, Record] = {}
     resolved, facts = [], []
     for case in cases:
@@ -156,7 +159,7 @@ def checked(cases: Sequence[Case], timeout_s: float) -> tuple[list[Case], list[F
             [case[n] for n in ("model", "tile", "channels", "dtype", "checkpointing")]
         )
         if point not in answers:
-            answers[point] = asked("model", case, timeout_s)
+            answers[point] = check("model", case, timeout_s)
         answer = answers[point]
         filled = {name: answer.case[name] for name in ("device", "channels")} if answer.ok else {}
         resolved.append(case | filled)
@@ -165,21 +168,6 @@ def checked(cases: Sequence[Case], timeout_s: float) -> tuple[list[Case], list[F
             own["flops"] = own["flops"] * case["batch"] // answer.case["batch"]
         facts.append(own)
     return resolved, facts
-
-
-def asked(scenario: str, case: Case, timeout_s: float) -> Record:
-    """What a process of its own says of a case that it does not run.
-
-    Raises `UsageError` with its sentence where the case does not make sense. Any other failure is
-    the record that is returned.
-    """
-    from ..launch import Request, launch
-
-    request = Request(task="check", scenario=scenario, case=case)
-    answer = launch(request, launch=0, order=None, timeout_s=timeout_s)
-    if answer.status == "unsupported" and answer.error is not None:
-        raise UsageError(answer.error.message)
-    return answer
 
 
 def _same_work(ledger: Ledger, cases: Sequence[Case], facts: Sequence[Facts]) -> None:
@@ -274,22 +262,22 @@ def _find_limit(
     from ..boundary import limits_table
     from ..limits import budget_note, model_limits
 
-    variants: dict[str, list[tuple[Case, int]]] = {}
+    variants: dict[str, list[tuple[Case, Facts]]] = {}
     for case, own in zip(cases, facts, strict=True):
-        own_axes = len(own.get("tile_shape", (0, 0)))
-        variants.setdefault(canonical({**case, "tile": 0, "batch": 0}), []).append((case, own_axes))
+        variants.setdefault(canonical({**case, "tile": 0, "batch": 0}), []).append((case, own))
     name = namer([same[0][0] for same in variants.values()])
     for same in variants.values():
-        first, own_axes = same[0]
+        first, own = same[0]
         print(f"{name(first | {'tile': 'any', 'batch': 'any'})}, on {first['device']}")
         limits = model_limits(
             first,
             list(dict.fromkeys(case["tile"] for case, _ in same)),
-            own_axes,
+            len(own.get("tile_shape", (0, 0))),
             MOST_BATCH,
             config.budget,
             ledger,
             timeout_s=config.timeout,
+            device_memory=own.get("device_memory"),
             report=lambda record: _say(f"{name(record.case)}: {tried(record)}"),
         )
         print("", *limits_table(limits), "", budget_note(first["device"]), sep="\n")

@@ -16,7 +16,7 @@ from ..config import BenchLoaderConfig, add_flags, from_flags
 from ..errors import PenstockError, UsageError
 from ..record import Record
 from ..units import format_seconds
-from .bench import asked, shown_progress, writable
+from .bench import shown_progress, writable
 
 if TYPE_CHECKING:
     from ..ledger import Ledger
@@ -93,10 +93,12 @@ def cases_of(config: BenchLoaderConfig, data: str) -> list[Case]:
 
 def checked(cases: Sequence[Case], config: BenchLoaderConfig) -> list[Case]:
     """The cases with the hash of their data set. A process is started for each batch size."""
+    from ..launch import check
+
     answers: dict[int, Record] = {}
     for case in cases:
         if case["batch"] not in answers:
-            answer = asked("loader", case, config.timeout)
+            answer = check("loader", case, config.timeout)
             if answer.error is not None:
                 raise PenstockError(answer.error.message)
             answers[case["batch"]] = answer

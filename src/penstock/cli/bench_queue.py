@@ -30,9 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     config = from_flags(BenchQueueConfig, args, args.config)
     from .. import queue_report, report
+    from ..launch import check
     from ..ledger import Ledger
     from ..sweep import launches_of, sweep
-    from .bench import asked, shown_progress, writable
+    from .bench import shown_progress, writable
 
     cases = cases_of(args.data, config)
     if not config.output.name:
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     writable(("--output", config.output), ("--ledger", ledger.path))
     if config.output.exists() and config.output.stat().st_size:
         report.read_csv(config.output, queue_report.NEEDS)
-    answer = asked("queue", cases[0], config.timeout)
+    answer = check("queue", cases[0], config.timeout)
     if answer.error is not None:  # data that cannot be read in such batches
         raise PenstockError(answer.error.message)
     launches = launches_of(config.effort)

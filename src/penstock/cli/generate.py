@@ -122,6 +122,9 @@ def _pack_file(source: Path, out: Path, config: GenerateConfig) -> Packed:
         samples=config.samples,
     )
     with contextlib.closing(stacked):
+        if stacked.left_out:
+            names = ", ".join(stacked.left_out)
+            print(f"{source}: left out, for want of latitude or longitude: {names}")
         facts = {
             "preset": None,
             "seed": None,

@@ -113,4 +113,5 @@ class _PlainLines:
             f"{done} of {planned} patches, {progress.units_done} of {progress.units_planned} "
             f"blocks written, {progress.mb_per_second:.1f} MB/s, {left} left"
         )
-        print(line, file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # such as of a full disk; the job goes on untold
+            print(line, file=sys.stderr, flush=True)

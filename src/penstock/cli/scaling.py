@@ -211,6 +211,8 @@ def _device(paths: list[Path], config: SimulateConfig) -> Device:
         "sample_bytes": config.sample_bytes,
         "jitter": config.jitter,
     }
+    if config.gradient_bytes is not None:
+        measured = replace(measured, counted=None)
     if config.compute_time is not None:
         measured = replace(measured, scaled_from=None)  # it is of the batch that was stated
         if config.backward_time is None:

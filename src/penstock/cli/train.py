@@ -109,12 +109,11 @@ def lines(results: dict[str, Any], out: Path) -> list[str]:
             f"{format_seconds(results['validation_s'])} of validation"
         )
     for rank in ranks:
-        step, phases = rank["phases"]["step"], dict(rank["phases"], step=None)
+        phases = dict(rank["phases"])
+        step = phases.pop("step")
         if step is not None:
-            # Of the sum of the phases: a GPU's are its own, and the host's clock runs ahead of it.
-            whole = sum(phase["total_s"] for phase in phases.values() if phase is not None)
             shares = ", ".join(
-                f"{name} {phase['total_s'] / whole:.0%}"
+                f"{name} {phase['total_s'] / step['total_s']:.0%}"
                 for name, phase in phases.items()
                 if phase is not None
             )

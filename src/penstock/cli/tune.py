@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from ..config import LoaderConfig, TuneLoaderConfig, add_flags, build, from_flags
+from ..environment import available_memory
 from ..errors import UsageError
 from ..flow import usable_cores
 from ..units import format_bytes, format_seconds
@@ -120,7 +119,7 @@ def fitting(data: str, config: TuneLoaderConfig, threads: int) -> list[Fit]:
     Those that do not fit into memory are left out, and that is said; where none fits, the smallest
     is halved until one does. Raises `UsageError` where not even one sample fits.
     """
-    memory = config.max_memory or psutil.virtual_memory().available // 2
+    memory = config.max_memory or available_memory() // 2
     asked = config.candidates
     found = [_fit(data, config, batch, threads, memory) for batch in asked]
     fits = [fit for fit in found if fit is not None and fit.memory]

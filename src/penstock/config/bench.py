@@ -61,6 +61,7 @@ class BenchModelConfig(Knobs):
     amp: Switches = flag((False,), help="autocast: fp16 on CUDA, bf16 elsewhere; off on: both")
     compile: Switches = flag((False,), help="torch.compile; off on: both")
     channels_last: Switches = flag((False,), help="channels-last layout; off on: both")
+    tf32: Switches = flag((False,), help="let CUDA use TF32 in float32 arithmetic; off on: both")
     checkpointing: Switches = flag(
         (False,), help="recompute activations in the backward pass; off on: both"
     )

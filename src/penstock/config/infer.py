@@ -24,6 +24,15 @@ from .knobs import (
 )
 
 
+def _model(value: object) -> object:
+    """A path is the text that names it; what is neither text nor a module is no model."""
+    if isinstance(value, Path):
+        return str(value)
+    if not isinstance(value, str) and not hasattr(value, "state_dict"):
+        raise ValueError(f"{value!r} is neither a name, a reference or a file, nor a module")
+    return value
+
+
 class InferConfig(Knobs):
     """Everything that ``penstock infer`` and ``penstock.infer`` may be told."""
 
@@ -32,7 +41,7 @@ class InferConfig(Knobs):
     out_spec: Annotated[tuple[Any, ...], BeforeValidator(many), Field(min_length=1)] = flag(
         help="output, the same forms; one for each head of the model"
     )
-    model_type: Any = flag(
+    model_type: Annotated[Any, BeforeValidator(_model)] = flag(
         help="a model by name, package.module:function, file.py:function, .pt2 or TorchScript"
     )
     weights: Path | None = flag(None, help="state dict: safetensors, or a torch file of tensors")
@@ -56,12 +65,14 @@ class InferConfig(Knobs):
         "trim", help="trim: each voxel from one patch; blend: a weighted mean of all that see it"
     )
     trim_voxels: Natural | None = flag(
-        None, help="voxels cut from each face of a patch, at most overlap // 2 (default: that)"
+        None,
+        help="least voxels to cut from each face of a patch: seams lie in the middle of the "
+        "overlap, which cuts overlap // 2, and more than that is refused (default: that)",
     )
     halo: PerAxis | None = flag(
         None,
         help="voxels around a block that count in its own percentiles, at most overlap // 2 "
-        "(default: trim)",
+        "(default: --trim-voxels)",
     )
     min_blend_weight: Annotated[float, Field(gt=0, le=1)] = flag(
         0.05, help="least weight of a voxel before weights are made to add up to one"
@@ -95,7 +106,7 @@ class InferConfig(Knobs):
     )
     amp: Literal["auto", "fp16", "bf16", "off"] = flag(
         "auto",
-        help="autocast: fp16 on CUDA and off elsewhere by default",
+        help="autocast: by default fp16 on CUDA for values brought to a range, else off",
         alias="--no-amp",
         const="off",
     )
@@ -113,7 +124,7 @@ class InferConfig(Knobs):
     max_inflight_batches: Positive | None = flag(
         None, help="most batches between reading and writing (default: by memory alone)"
     )
-    max_memory: Bytes | None = flag(
+    max_memory: Annotated[Bytes, Field(ge=1)] | None = flag(
         None, help="most host memory, such as 16GiB (default: 80 % of what is free)"
     )
 

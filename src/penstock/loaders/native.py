@@ -45,6 +45,10 @@ _FEW = 4096
 _FILL = np.empty(0, np.uint8)
 """Stands for the bytes of a missing chunk where the fill value is wanted."""
 
+_INTO = ("blosc", "lz4", "zstd")
+"""Codecs of which a chunk says how long it will be, so that it is decoded right into its array; but
+for a rare Zstandard frame, which takes what others do and is not counted."""
+
 
 Key = tuple[str, tuple[int, ...]]
 """The array and the chunk."""
@@ -73,6 +77,17 @@ class Layout:
     prefix: str
     separator: str
 
+    @property
+    def copies(self) -> int:
+        """Whole chunks, at most, that decoding one takes besides its file and the array it fills.
+
+        A last codec that decodes into the array takes none, and a checksum is looked at where it
+        lies. Any other takes what it was given, what it makes of that, and, in parts, that again.
+        """
+        made = [codec for codec in self.codecs[:-1] if codec.codec_id != "crc32c"]
+        made += [codec for codec in self.codecs[-1:] if codec.codec_id not in (*_INTO, "crc32c")]
+        return 3 if made else 0
+
     def path(self, index: Sequence[int]) -> str:
         """The file of a chunk."""
         own = index[-len(self.shape) :]  # a field may put an axis of one sample before the array's
@@ -90,7 +105,7 @@ def read_layout(url: str) -> Layout:
                 return parse(folder, json.loads(path.read_text()))
             except (KeyError, TypeError, json.JSONDecodeError) as error:
                 raise UsageError(f"{path}: not the metadata of a Zarr array: {error!r}") from error
-            except ValueError as error:
+            except (ValueError, OverflowError) as error:  # such as a fill value of -1 in uint8
                 if isinstance(error, UsageError):
                     raise
                 raise _unsupported(folder, str(error)) from error
@@ -211,16 +226,21 @@ class NativeEngine(Engine):
         }  # fmt: skip
         self.normalisers = dict(selection.normalise)
         self._rows: dict[tuple[str, int], Rows] = {}
-        largest = max(field.chunk_nbytes for field in self.fields.values())
-        self.decoded_nbytes, self.fetched_nbytes = largest, largest + _SLACK
-        self.stored, self.decoded = Pool(self.fetched_nbytes), Pool(largest)
+        sizes = {field.chunk_nbytes for field in self.fields.values()}
+        self.fetched_nbytes = max(sizes) + _SLACK
+        self.stored = Pool(self.fetched_nbytes)
+        # What the cache keeps takes the room of its own size and no more.
+        self.decoded = {size: Pool(size) for size in sizes}
         self.cache: NextUseCache[Key, NDArray[Any]] | None = None
         self._foresight: Foresight[Wanted, Key] | None = None
         if cache_bytes:
             self.cache = NextUseCache(cache_bytes)
             self.foreseen = max(_FEW, int(cache_bytes * _NOTES) // _NOTE)
         # A worker reads by itself what was in the cache when it should have been fetched.
-        of_workers = workers * (self.fetched_nbytes + largest)
+        copies = max(
+            self.layouts[name].copies * field.chunk_nbytes for name, field in self.fields.items()
+        )
+        of_workers = workers * (self.fetched_nbytes + sum(sizes) + copies)
         of_cache = cache_bytes + self.foreseen * _NOTE
         self.scratch_bytes = of_workers + self.fetched_bytes + of_cache
 
@@ -351,19 +371,20 @@ class ChunkTask:
             check()  # it may have waited for another worker when all were told to stop
             # Not `fetch`: another worker may have put the chunk into the cache since it was missed.
             stored = self._read() if fetched is None else fetched
-            chunk = engine.decoded.take(self.field.chunks, self.layout.dtype)
+            pool = engine.decoded[self.nbytes]
+            chunk = pool.take(self.field.chunks, self.layout.dtype)
             self.decode(stored, chunk)
             traffic = Traffic(stored.nbytes, chunk.nbytes)
             self.discard(stored)
             engine.normalise(self.field, self.read.index, chunk)
-            kept = cache is not None and cache.put(self.key, chunk, engine.decoded_nbytes)
+            kept = cache is not None and cache.put(self.key, chunk, self.nbytes)
         except BaseException:
             if cache is not None:
                 cache.give_up(self.key)
             raise
         self.scatter(chunk, out)
         if not kept:
-            engine.decoded.give(chunk)
+            pool.give(chunk)
         return traffic
 
     def discard(self, stored: NDArray[np.uint8] | None) -> None:
@@ -419,7 +440,7 @@ def _decode(layout: Layout, stored: NDArray[np.uint8], chunk: NDArray[Any]) -> N
 
 def _promised(codec: Any, data: Any) -> int | None:
     """How many bytes a codec's header says that data decode to; None where it says nothing."""
-    if codec.codec_id not in ("blosc", "lz4", "zstd"):
+    if codec.codec_id not in _INTO:
         return None
     stored = np.frombuffer(data, np.uint8)
     if codec.codec_id == "blosc":

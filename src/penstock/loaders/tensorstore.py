@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..batches import Field
 from ..errors import StageError, UsageError, require
 from ..order import Items
 from ..stores.tensorstore import explaining, kvstore, open_kvstore
-from . import Arrays, Check, Engine, Location, Normaliser, Selection, Traffic
+from . import Arrays, Check, Engine, Location, Normaliser, Rows, Selection, Traffic
 
 ts = require("tensorstore", "infer")
 
@@ -37,14 +38,32 @@ _PATIENCE = {
 """Waits of 1, 2, 4, 8 and 16 s: half a minute for a network that falters. By itself TensorStore
 would try for a quarter of an hour, in which a training stands still and says nothing."""
 _MARKERS = {".zarray": "zarr", "zarr.json": "zarr3", "attributes.json": "n5"}
+_UNFILLED = {"fill_missing_data_reads": False}
+"""A chunk that is missing is an error."""
+
+
+def read_object(url: str, key: str, *, strict: bool = False) -> bytes | None:
+    """One object below a URL, None where there is none.
+
+    A store that may be read and not listed answers to a key that it lacks as to one that is
+    forbidden: that is None too, unless ``strict``.
+    """
+    root = open_kvstore(kvstore(f"{url}/"), url)
+    with explaining(url):
+        try:
+            found = root.read(key).result()
+        except (ValueError, OSError) as error:
+            if strict or "PERMISSION_DENIED" not in str(error):
+                raise
+            return None
+    return bytes(found.value) if found.state == "value" else None
 
 
 def read_key(url: str, key: str) -> str | None:
     """The text of one object below a URL, None where there is none."""
-    root = open_kvstore(kvstore(f"{url}/"), url)
+    found = read_object(url, key)
     with explaining(url):
-        found = root.read(key).result()
-        return found.value.decode() if found.state == "value" else None
+        return None if found is None else found.decode()
 
 
 class TensorStoreEngine(Engine):
@@ -83,15 +102,8 @@ class TensorStoreEngine(Engine):
             if volume:
                 self.arrays[name] = array[ts.newaxis]
         self.fields = fields
-        self.rows = {
-            name: normaliser.rows(
-                list(fields[name].channels or range(fields[name].shape[fields[name].channel_axis])),
-                fields[name].channel_axis % len(fields[name].shape) - len(fields[name].shape),
-                fields[name].item_shape,
-                fields[name].dtype,
-            )
-            for name, normaliser in selection.normalise.items()
-        }
+        self.normalisers = dict(selection.normalise)
+        self._rows: dict[tuple[str, int], Rows] = {}
         self.locations = {name: place.url for name, place in places.items()}
         self.scratch_bytes = cache_bytes + workers * max(f.chunk_nbytes for f in fields.values())
         self.pending: set[Any] = set()
@@ -99,6 +111,34 @@ class TensorStoreEngine(Engine):
 
     def tasks(self, samples: Items, patches: Items | None = None) -> list[FieldTask]:
         return [FieldTask(self, field, samples, patches) for field in self.fields.values()]
+
+    def normalise(
+        self, field: Field, batch: NDArray[Any], samples: NDArray[Any], patches: Items | None
+    ) -> None:
+        """In place; ``samples`` are those of each row, at each offset where there are several."""
+        normaliser = self.normalisers.get(field.name)
+        if normaliser is None:
+            return
+        axis = field.channel_axis % len(field.shape)
+        if axis == 0:  # a number for each sample
+            which = samples if len(normaliser.mean) > 1 else np.zeros_like(samples)
+            wide = (*which.shape, *[1] * (batch.ndim - which.ndim))
+            both = (normaliser.mean, normaliser.std)
+            rows = Rows(*(values[which].astype(batch.dtype).reshape(wide) for values in both))
+            Normaliser.apply(batch, rows)
+            return
+        for row, item in enumerate(batch):
+            start = 0 if patches is None else field.patch_start(int(patches[row])).get(axis, 0)
+            Normaliser.apply(item, self._rows_of(field, normaliser, axis, start))
+
+    def _rows_of(self, field: Field, normaliser: Normaliser, axis: int, start: int) -> Rows:
+        """Of an item whose channels begin at ``start``."""
+        if (field.name, start) not in self._rows:
+            shape, place = field.item_shape, axis - len(field.shape)
+            channels = list(field.channels or range(start, start + shape[place]))
+            rows = normaliser.rows(channels, place, shape, field.dtype)
+            self._rows[field.name, start] = rows
+        return self._rows[field.name, start]
 
     def bytes_in_flight(self, rows: int, batches: int) -> int:
         """Of all that a task asks for at once the bytes may have come and wait to be decoded, or be
@@ -152,18 +192,18 @@ class FieldTask:
                     engine.pending.difference_update(futures)
         except (ValueError, OSError, NotImplementedError) as error:
             raise StageError("read", engine.locations[self.field.name], error) from error
-        rows = engine.rows.get(self.field.name)
-        if rows is not None:
-            for item in batch:
-                Normaliser.apply(item, rows)
+        engine.normalise(self.field, batch, self._wanted, self.patches)
         return Traffic(None, batch.nbytes)
+
+    @property
+    def _wanted(self) -> NDArray[Any]:
+        """The sample of each row, (row,), or those at each offset, (row, time)."""
+        wanted: NDArray[Any] = self.samples[:, None] + np.array(self.field.offsets)
+        return wanted[:, 0] if len(self.field.offsets) == 1 else wanted
 
     def _views(self, array: Any) -> list[tuple[slice, Any]]:
         """Rows of the batch and what of the array goes there; patches go one by one."""
-        field = self.field
-        wanted = self.samples[:, None] + np.array(field.offsets)
-        if len(field.offsets) == 1:
-            wanted = wanted[:, 0]
+        field, wanted = self.field, self._wanted
         inner: list[Any] = [slice(None)] * (len(field.shape) - 1)
         if field.channels is not None:
             inner[field.channel_axis % len(field.shape) - 1] = np.array(field.channels)
@@ -186,9 +226,13 @@ def _outer(array: Any, inner: list[Any]) -> Any:
 def _open(url: str, missing: str, context: Any) -> Any:
     driver = next((d for marker, d in _MARKERS.items() if read_key(url, marker) is not None), None)
     if driver is None:
+        for marker in _MARKERS:
+            read_object(url, marker, strict=True)  # what was forbidden is told
         raise UsageError(f"{url}: there is none of {', '.join(_MARKERS)}")
-    spec: dict[str, Any] = {"driver": driver, "kvstore": kvstore(f"{url}/")}
-    if missing == "error" and driver != "n5":
-        spec["fill_missing_data_reads"] = False
+    spec = {"driver": driver, "kvstore": kvstore(f"{url}/")}
     with explaining(url):
-        return ts.open(spec, context=context, read=True, open=True).result()
+        opened = ts.open({**spec, **_UNFILLED}, context=context, read=True, open=True).result()
+        # N5 says zero for what it lacks; for Zarr without a fill value TensorStore makes that up.
+        if missing == "fill" and (driver == "n5" or opened.fill_value is not None):
+            opened = ts.open(spec, context=context, read=True, open=True).result()
+        return opened

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+import contextlib
 from typing import Any
 
 import torch
+
+from ..telemetry import Nvml
 
 _READINGS = {
     # name: (function of NVML, its arguments after the handle by the names of its constants)
@@ -17,44 +19,41 @@ _READINGS = {
 }
 
 
-class Gpu:
+class Gpu(Nvml):
     """It makes no CUDA context, so it may be asked before torch holds any of the device."""
 
     def __init__(self, device: torch.device) -> None:
-        self._nvml: Any = None
-        try:
-            nvml = import_module("pynvml")
-            nvml.nvmlInit()
-        except Exception:  # no package, or no driver
-            return
-        index = device.index or 0
-        try:
-            # torch counts the devices that CUDA_VISIBLE_DEVICES leaves, NVML all of them.
-            uuid = f"GPU-{torch.cuda.get_device_properties(index).uuid}"
-            self._handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
-        except Exception:
-            try:
-                self._handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            except nvml.NVMLError:
-                return
-        self._nvml = nvml
+        super().__init__()
+        self._handle: Any = None
+        with contextlib.suppress(Exception):  # no driver; NVML's own have no type known here
+            self._handle = self._own(device.index or 0)
 
     def used(self) -> int | None:
         """Bytes that the driver counts on the device, of all processes."""
-        if self._nvml is None:
-            return None
-        try:
-            version = self._nvml.nvmlMemory_v2  # the first counts what the driver reserves as used
-            return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle, version=version).used)
-        except self._nvml.NVMLError:
-            return None
+        return None if self._handle is None else self._ask(self._memory, self._handle)
 
     def clocks(self) -> dict[str, int | None]:
         """Clocks, temperature, power, and a bit for each reason why the clocks are held down."""
-        return {name: self._ask(*reading) for name, reading in _READINGS.items()}
+        return {name: self._reading(*reading) for name, reading in _READINGS.items()}
 
-    def _ask(self, function: str, arguments: tuple[str, ...]) -> int | None:
-        if self._nvml is None:
+    def _own(self, index: int) -> Any:
+        """By its UUID, for torch counts the devices that CUDA_VISIBLE_DEVICES leaves and NVML all
+        of them; a slice of a card (MIG) has one too. None where NVML does not know it: only a card
+        that is alone and whole could be no other.
+        """
+        cards = [handle for _, _, handle in self._find()]
+        uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)  # torch 2.5
+        for kind in ("GPU", "MIG"):
+            with contextlib.suppress(self._nvml.NVMLError):
+                return self._nvml.nvmlDeviceGetHandleByUUID(f"{kind}-{uuid}")
+        whole = [card for card in cards if not self._ask(self._is_cut, card)]
+        return whole[0] if len(cards) == len(whole) == 1 else None
+
+    def _is_cut(self, card: Any) -> int:
+        return int(self._nvml.nvmlDeviceGetMigMode(card)[0])
+
+    def _reading(self, function: str, arguments: tuple[str, ...]) -> int | None:
+        if self._handle is None:
             return None
         try:
             constants = (getattr(self._nvml, name) for name in arguments)

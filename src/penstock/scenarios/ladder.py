@@ -138,7 +138,8 @@ class DeviceRead(Step):
         self._buffers = [memoryview(bytearray(pagecache.BLOCK)) for _ in self._files]
 
     def own_facts(self) -> dict[str, Any]:
-        return {"resident": self._resident, "stored_bytes": self._edges[-1] / len(self.batches)}
+        stored = self._edges[-1] / len(self.batches)
+        return {"resident": self._resident, "again": 0.0, "stored_bytes": stored}
 
     def read(self, batch: int) -> None:
         start, stop = self._edges[batch : batch + 2]
@@ -180,10 +181,11 @@ class Decode(FilesRead):
 
     def one(self, task: Any) -> None:
         stored = task.fetch()
-        chunk = self.engine.decoded.take(task.field.chunks, task.layout.dtype)
+        pool = self.engine.decoded[task.nbytes]
+        chunk = pool.take(task.field.chunks, task.layout.dtype)
         task.decode(stored, chunk)
         self.engine.stored.give(stored)
-        self.engine.decoded.give(chunk)
+        pool.give(chunk)
 
 
 class Scatter(Step):

@@ -46,7 +46,7 @@ from ..dataset import CHECKS, Audit, Packed, PackedArray, open_dataset
 from ..errors import UsageError
 from ..loaders import DOCUMENT, parse_document
 from ..loopback import Loopback
-from ..order import Items, Order, Price, price
+from ..order import Endless, Order, Price, price
 from . import Phase, Work, WrongResult
 
 Batch = Mapping[str, NDArray[Any]]
@@ -137,7 +137,7 @@ class LoaderScenario:
         case = self._case
         knobs = {"fetch": self._source.requests} if case["loader"] in OURS else {}
         try:
-            order = Again(**asdict(self._order))
+            order = Endless(**asdict(self._order))
             contender = loaders.make(
                 case["loader"], self._source.place, order, threads=case["threads"], **knobs
             )
@@ -201,17 +201,6 @@ class LoaderScenario:
         if self._contender is not None:
             self._contender.close()
             self._contender = None
-
-
-class Again(Order):
-    """An order whose epoch follows itself, the same each time, without an end."""
-
-    @property
-    def num_batches(self) -> int:
-        return 2**48
-
-    def items(self, epoch: int, batch: int) -> Items:
-        return super().items(epoch, batch % (self.num_items // self.batch_size))
 
 
 def ahead_of(contender: Any) -> int:
@@ -315,7 +304,24 @@ class Source:
             pagecache.drop(files)
         elif self._case["cache"] == "warm":
             pagecache.warm(files)
-        return {"resident": pagecache.residency(files)}
+        found: dict[str, Any] = {"resident": pagecache.residency(files)}
+        if self._case["cache"] == "cold":
+            found["again"] = self.read_again()
+        return found
+
+    def read_again(self) -> float:
+        """Of what the batches after the first read, the share that one before them has read: it
+        comes from memory, however cold the cache was."""
+        seen: set[tuple[str, int]] = set()
+        again = total = 0
+        for number, samples in enumerate(self.batches()):
+            for name, array in self.packed.arrays.items():
+                chunks = {(name, chunk) for chunk in (samples // array.chunks[0]).tolist()}
+                if number:
+                    size = array.chunks[0] * array.sample_bytes
+                    again, total = again + len(chunks & seen) * size, total + len(chunks) * size
+                seen |= chunks
+        return again / total if total else 0.0
 
     def counters(self) -> Counters:
         """What this process and those below it have used so far; the slow server left out."""
@@ -357,43 +363,28 @@ def fingerprint(packed: Packed) -> str:
 
 def chunk_files(array: PackedArray, samples: NDArray[np.int64]) -> list[Path]:
     """The files that hold some samples of an array, each once: its chunks, or its shards."""
-    separator, prefix = _chunk_keys(array)
     grid = array.shards or array.chunks
     along = [range(math.ceil(n / c)) for n, c in zip(array.shape[1:], grid[1:], strict=True)]
     first = dict.fromkeys((samples // grid[0]).tolist())
     return [
-        array.path / (prefix + separator.join(map(str, index)))
+        array.path / (array.prefix + array.separator.join(map(str, index)))
         for index in itertools.product(first, *along)
     ]
 
 
-def _chunk_keys(array: PackedArray) -> tuple[str, str]:
-    """What is between the numbers of a chunk's name, and what is before them."""
-    if array.zarr_format == 2:
-        found = json.loads((array.path / ".zarray").read_text())
-        return found.get("dimension_separator", "."), ""
-    encoding = json.loads((array.path / "zarr.json").read_text())["chunk_key_encoding"]
-    default = encoding["name"] == "default"
-    separator = encoding.get("configuration", {}).get("separator", "/" if default else ".")
-    return separator, f"c{separator}" if default else ""
-
-
 def _fetch_documents(url: str, folder: Path) -> None:
     """Copy what describes a far data set, and its checksums, into a folder; none of its chunks."""
-    from ..stores.tensorstore import explaining, kvstore, open_kvstore
+    from ..loaders.tensorstore import read_object
+    from ..stores.tensorstore import explaining
 
-    root = open_kvstore(kvstore(f"{url.rstrip('/')}/"), url)
+    def fetch(key: str, strict: bool = False) -> bytes | None:
+        found = read_object(url.rstrip("/"), key, strict=strict)
+        if found is not None:
+            (folder / key).parent.mkdir(parents=True, exist_ok=True)
+            (folder / key).write_bytes(found)
+        return found
 
-    def fetch(key: str) -> bytes | None:
-        with explaining(url):
-            found = root.read(key).result()
-        if found.state != "value":
-            return None
-        (folder / key).parent.mkdir(parents=True, exist_ok=True)
-        (folder / key).write_bytes(found.value)
-        return bytes(found.value)
-
-    document = fetch(DOCUMENT)
+    document = fetch(DOCUMENT, strict=True)
     if document is None:
         raise UsageError(f"DATA {url}: no packed data set: there is no {DOCUMENT}")
     where = f"DATA {url}"

@@ -24,13 +24,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from ..errors import UsageError, describe
-from ..model import Model, devices, load
+from ..model import Model, channels_last, devices, load, set_cuda_flags
 from ..recompute import recompute
 from ..record import canonical
+from ..workloads import epsilon_of
 from . import Phase, Work, WrongResult
 from .gpu import Gpu
 
-_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 _LEARNING_RATE = 1e-5
 
 
@@ -38,8 +38,12 @@ class ModelScenario:
     """A network on its device with its input, ready to step."""
 
     def __init__(self, case: Mapping[str, Any]) -> None:
-        self.device, device = _device(case)
+        device = _device(case)
+        self.device = str(device)
+        # Before anything of this process is there: the context and the libraries are the launch's.
         self.driver_before = Gpu(device).used() if device.type == "cuda" else None
+        _try_dtype(case, device)
+        set_cuda_flags(case.get("tf32", False))
         if device.type == "cuda":
             torch.cuda.set_device(device)
             if case["budget"]:
@@ -50,7 +54,7 @@ class ModelScenario:
             torch.set_num_threads(case["threads"])
         model = _load(case)
         shape = _shape(case, model)
-        self.facts = _facts(case, model, shape)
+        self.facts = _facts(model, shape, device)
         _prepare(case, model)
         self._train = case["mode"] == "train"
         self.work: Work = {
@@ -62,8 +66,9 @@ class ModelScenario:
         self._model, module = model, model.module.to(device)
         self._input = _data(shape, case["seed"]).to(device, _dtype(case))
         if case["channels_last"]:
-            module = module.to(memory_format=_LAST[len(shape) - 2])  # type: ignore[call-overload]
-            self._input = self._input.contiguous(memory_format=_LAST[len(shape) - 2])
+            for parameter in module.parameters():  # a net of images may hold weights of volumes
+                parameter.data = channels_last(parameter.data)
+            self._input = channels_last(self._input)
         self._compiled = case["compile"]
         self._net = torch.compile(module) if case["compile"] else module
         self._amp = torch.float16 if device.type == "cuda" else torch.bfloat16
@@ -151,10 +156,11 @@ def check(case: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     Raises `UsageError` for what cannot be measured: a model, weights, a device, a dtype or a tile
     that will not do.
     """
-    name, _ = _device(case)
+    device = _device(case)
+    _try_dtype(case, device)
     model = _load(case)
     shape = _shape(case, model)
-    facts = _facts(case, model, shape)
+    facts = _facts(model, shape, device)
     _prepare(case, model)
     # In this order the outer mode sees what the counter has decomposed.
     uncounted, counter = _Uncounted(), FlopCounterMode(display=False)
@@ -168,7 +174,7 @@ def check(case: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     except Exception as error:
         _try_for_real(model, (1, *shape[1:]), case, error)
         facts["flops"] = facts["flops_uncounted"] = None
-    return {**case, "device": name, "channels": shape[1]}, facts
+    return {**case, "device": str(device), "channels": shape[1]}, facts
 
 
 def _try_for_real(
@@ -200,20 +206,28 @@ def _own_flags() -> Iterator[None]:
         raise UsageError(text) from error
 
 
-def _device(case: Mapping[str, Any]) -> tuple[str, torch.device]:
+def _device(case: Mapping[str, Any]) -> torch.device:
     with _own_flags():
-        device = devices([case["device"]])[0]
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", 0)
+        return devices([case["device"]])[0]
+
+
+def _try_dtype(case: Mapping[str, Any], device: torch.device) -> None:
+    """Raise `UsageError` where the device has no arithmetic of the case's dtype.
+
+    What float32 does not get through either, as on a card that others fill, is raised as it is.
+    """
+    _multiply(torch.float32, device)
     try:
-        torch.ones(2, 2, dtype=_dtype(case), device=device).mm(
-            torch.ones(2, 2, dtype=_dtype(case), device=device)
-        )
+        _multiply(_dtype(case), device)
     except (RuntimeError, TypeError) as error:
         raise UsageError(
             f"--dtype {case['dtype']} is not supported on {device}: {describe(error)}"
         ) from error
-    return str(device), device
+
+
+def _multiply(dtype: torch.dtype, device: torch.device) -> None:
+    ones = torch.ones(2, 2, dtype=dtype, device=device)
+    ones.mm(ones)
 
 
 def _dtype(case: Mapping[str, Any]) -> torch.dtype:
@@ -269,8 +283,7 @@ def _optimizer(
     module: nn.Module, device: torch.device, dtype: torch.dtype
 ) -> torch.optim.Optimizer:
     trained = [p for p in module.parameters() if p.requires_grad]
-    # The usual 1e-8 is zero in float16.
-    options: dict[str, Any] = {"lr": _LEARNING_RATE, "eps": max(1e-8, torch.finfo(dtype).tiny)}
+    options: dict[str, Any] = {"lr": _LEARNING_RATE, "eps": epsilon_of(dtype)}
     try:
         return torch.optim.AdamW(trained, **options, fused=True)
     except RuntimeError:  # not on this device
@@ -304,8 +317,9 @@ def _shown(shapes: Mapping[str, torch.Size]) -> str:
 # --- what is said of it ----------------------------------------------------------------------
 
 
-def _facts(case: Mapping[str, Any], model: Model, shape: tuple[int, ...]) -> dict[str, Any]:
+def _facts(model: Model, shape: tuple[int, ...], device: torch.device) -> dict[str, Any]:
     parameters = list(model.module.parameters())
+    on_cuda = device.type == "cuda"
     return {
         "model": model.name,
         "code": model.code,
@@ -315,6 +329,8 @@ def _facts(case: Mapping[str, Any], model: Model, shape: tuple[int, ...]) -> dic
         "structure": structure(model.module),
         "tile_shape": list(shape[2:]),
         "channels": shape[1],
+        # Of what torch computes on, which may be a slice of a card (MIG).
+        "device_memory": torch.cuda.get_device_properties(device).total_memory if on_cuda else None,
     }
 
 

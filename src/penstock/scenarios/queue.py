@@ -20,7 +20,7 @@ import numpy as np
 from ..errors import UsageError
 from ..flow import Stopped
 from ..loader import Loader
-from ..order import Items, Order
+from ..order import Endless
 from . import Phase, Work, WrongResult
 from .compute import Compute
 from .compute import make as make_compute
@@ -112,24 +112,6 @@ def _open(case: Mapping[str, Any]) -> Batches:
 # --- where batches come from --------------------------------------------------------------------
 
 
-class Endless(Order):
-    """An order whose epochs follow one another without a break, so that the queue never runs dry
-    for want of samples. Each is shuffled anew."""
-
-    @property
-    def num_batches(self) -> int:
-        return 2**48
-
-    def items(self, epoch: int, batch: int) -> Items:
-        turn, place = divmod(batch, self.num_items // self.batch_size)
-        first = place * self.batch_size
-        return self.items_at(epoch + turn, np.arange(first, first + self.batch_size))
-
-    @classmethod
-    def like(cls, order: Order) -> Endless:
-        return cls(**asdict(order))
-
-
 class FromLoader:
     """The loader, with as many threads and as deep a queue as the case has."""
 
@@ -204,5 +186,5 @@ def _loader(case: Mapping[str, Any], *, workers: int, queue: int) -> Loader:
         raise UsageError(
             f"--batch-size {case['batch']} is more than the {samples} samples of {case['data']}"
         )
-    loader.order = Endless.like(loader.order)
+    loader.order = Endless(**asdict(loader.order), reshuffled=True)
     return loader

@@ -23,6 +23,7 @@ import numpy as np
 import psutil
 
 from ..errors import UsageError, describe, require
+from ..flow import usable_cores
 from ..pagecache import BLOCK, drop_open
 from . import Phase, Work, WrongResult
 
@@ -35,6 +36,9 @@ class Matmul:
 
     def __init__(self, case: Mapping[str, Any]) -> None:
         torch = require("torch", "infer")
+        from ..model import set_cuda_flags
+
+        set_cuda_flags(case.get("tf32", False))
         self.device = case["device"]
         size, dtype = case["size"], getattr(torch, case["dtype"])
         generator = torch.Generator().manual_seed(0)
@@ -78,11 +82,11 @@ class MemoryCopy:
         self.work: Work = {"bytes": 2 * count}
         if self.device == "cpu":
             # One thread does not fill the memory bus; numpy copies without the interpreter's lock.
-            threads = len(psutil.Process().cpu_affinity() or []) if _LINUX else os.cpu_count()
-            self._pool = ThreadPoolExecutor(threads or 1)
+            threads = usable_cores()
+            self._pool = ThreadPoolExecutor(threads)
             source = np.arange(count // 8, dtype=np.int64)
             target = np.zeros_like(source)
-            edges = np.linspace(0, len(source), (threads or 1) + 1).astype(int)
+            edges = np.linspace(0, len(source), threads + 1).astype(int)
             self._parts = [(target[a:b], source[a:b]) for a, b in pairwise(edges)]
             self.facts: Mapping[str, Any] = {"threads": threads}
         else:
@@ -185,9 +189,6 @@ class DiskRead:
         while got := self._file.readinto(self._buffer):
             count += got
         return count
-
-
-_LINUX = hasattr(psutil.Process, "cpu_affinity")
 
 
 def _fetched() -> int | None:

@@ -34,6 +34,7 @@ from ..config import TrainConfig, build
 from ..errors import UsageError
 from ..place import ELSEWHERE
 from ..telemetry import Nvml, Sampler, read_rows
+from ..trainlog import RESULTS
 from ..workloads import Workload, make
 from . import Phase, Work
 
@@ -121,8 +122,6 @@ def data_facts(case: Mapping[str, Any], config: TrainConfig) -> dict[str, Any]:
 
 def _results(out: Path) -> dict[str, Any]:
     """As rank 0 wrote them: there they have no NaN, which a record cannot hold."""
-    from ..train import RESULTS
-
     results: dict[str, Any] = json.loads((out / RESULTS).read_text())
     del results["history"]
     return results

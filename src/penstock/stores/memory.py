@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..box import Box
 from ..errors import UsageError, describe
-from ..store import canonical, check_dtype, file_stamp, fingerprint, name_axes, to_five
+from ..store import canonical, check_dtype, file_stamp, fingerprint, is_file, name_axes, to_five
 
 
 @dataclass(eq=False, repr=False)
@@ -74,6 +74,9 @@ class MemorySink:
         self.grid_origin: tuple[int, ...] = (0,) * 5
         self.fingerprint = fingerprint(self.address, self.domain.shape)
 
+    def check(self) -> None:
+        """Nothing to do: nothing is deleted."""
+
     def create(self) -> None:
         """Nothing to do: the array is the caller's."""
 
@@ -95,7 +98,7 @@ def open_source(array: NDArray[Any], *, name: str) -> MemorySource:
 def open_npy(path: str, *, name: str) -> MemorySource:
     """A source over a ``.npy`` file, mapped and so read on demand. Pickled objects are refused."""
     where, file = f"{name} {path}", Path(path).expanduser()
-    if not file.is_file():
+    if not is_file(file, where):
         raise UsageError(f"{where}: no such file")
     try:
         array = np.load(file, mmap_mode="r", allow_pickle=False)

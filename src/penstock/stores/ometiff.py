@@ -33,7 +33,9 @@ from ..store import (
     check_dtype,
     file_stamp,
     fingerprint,
+    is_file,
     name_axes,
+    physical_size,
     to_five,
     unit_name,
 )
@@ -89,16 +91,18 @@ class TiffSource:
         assert box in self.domain, f"{box} is not in {self.domain}"
         places = [AXES.index(axis) for axis in self._stored_axes]
         stored = Box(tuple(box.start[i] for i in places), tuple(box.stop[i] for i in places))
-        array = np.empty(stored.shape, self.dtype)
+        if out is None:
+            out = np.empty(box.shape, self.dtype)
+        others = tuple(i for i in range(len(AXES)) if i not in places)  # one voxel each
+        array = out.transpose(*others, *places).squeeze(tuple(range(len(others))))
         num_lead = len(self._lead.start)
         region = self._page_region(stored[num_lead:])
         pages = stored[:num_lead]
+        # Views, not copies: five axes to a page, those that it has not of one voxel.
+        five = tuple(slice(None) if axis in self._page_axes else None for axis in range(5))
         for index in indices(pages):
-            page = array[Box.of(index, (1,) * num_lead).within(pages)].reshape(region.shape)
-            self._read_page(flatten(index, self._lead), region, page)
-        if out is None:
-            return np.ascontiguousarray(to_five(array, self._stored_axes))
-        out[...] = to_five(array, self._stored_axes)
+            page = array[tuple(i - start for i, start in zip(index, pages.start, strict=True))]
+            self._read_page(flatten(index, self._lead), region, page[five])
         return out
 
     def with_cache(self, num_bytes: int) -> TiffSource:
@@ -190,7 +194,7 @@ def open_source(path: str, *, level: int, cache_bytes: int, name: str) -> TiffSo
     where, file_path = f"{name} {path}", Path(path).expanduser()
     if "://" in path:
         raise UsageError(f"{where}: TIFF is read from local files only")
-    if not file_path.is_file():
+    if not is_file(file_path, where):
         raise UsageError(f"{where}: no such file")
     try:
         with _no_complaints(where):
@@ -318,9 +322,9 @@ def _physical_size(
         return None, tuple(units)
     for place, axis in enumerate(AXES):
         key = {"t": "TimeIncrement", "c": "none"}.get(axis, f"PhysicalSize{axis.upper()}")
-        if (size := pixels.get(key)) is not None:
+        if (size := physical_size(pixels.get(key))) is not None:
             # A coarser level of a pyramid spans the same space in fewer voxels.
             coarser = int(pixels.get(f"Size{axis.upper()}", shape[place])) / shape[place]
-            scale[place] = float(size) * coarser
+            scale[place] = size * coarser
             units[place] = unit_name(pixels.get(f"{key}Unit", "s" if axis == "t" else "µm"))
     return tuple(scale) if any(units) else None, tuple(units)

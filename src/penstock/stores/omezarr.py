@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from ..box import Box
 from ..errors import UsageError
-from ..store import AXES, Source, axis_letter
+from ..store import AXES, Source, axis_letter, physical_size
 from . import tensorstore
 from .tensorstore import TensorStoreSink, TensorStoreSource, explaining, kvstore, ts
 
@@ -31,29 +31,6 @@ _DRIVER_OF_MARKER = {
 _AXIS_TYPES = {"t": "time", "c": "channel", "z": "space", "y": "space", "x": "space"}
 
 
-@dataclass(eq=False, repr=False)
-class OmeZarrSink(TensorStoreSink):
-    """Writes level 0 of an OME-Zarr group; made by `open_sink`."""
-
-    root: Any
-    """The ``ts.KvStore`` of the group."""
-    documents: Mapping[str, Any]
-    """The group's metadata by key."""
-    replaces: bool
-    """Whether `create` deletes the group that is there."""
-
-    def create(self) -> None:
-        with explaining(self.where):
-            if self.replaces:
-                self.root.delete_range(ts.KvStore.KeyRange()).result()
-        super().create()
-        with explaining(self.where):
-            for key, document in self.documents.items():
-                # When a job resumes, what the first run or the user wrote stands.
-                if self.root.read(key).result().state != "value":
-                    self.root.write(key, json.dumps(document, indent=2).encode()).result()
-
-
 def open_source(path: str, *, level: int, cache_bytes: int, name: str) -> TensorStoreSource:
     """Open one level of the OME-Zarr group at ``path``, or the array there.
 
@@ -64,7 +41,9 @@ def open_source(path: str, *, level: int, cache_bytes: int, name: str) -> Tensor
     try:
         driver, attributes = _read_attributes(root, where)
         image = _describe(attributes, level, where) if "multiscales" in attributes else None
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
+    except UsageError:
+        raise
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
         raise UsageError(f"{where}: its multiscales metadata is malformed: {error!r}") from error
     if image is None:
         return _open_array(path, root, level=level, cache_bytes=cache_bytes, name=name)
@@ -97,9 +76,13 @@ def open_sink(
     exists = tensorstore.is_store(root, where)
     if exists and not (overwrite or resume):
         raise UsageError(f"{where}: exists; use --overwrite to replace it")
-    if exists and not resume:
-        tensorstore.check_deletable(root, where, _array_paths(root, where))
-    version = _version(path, root, ome_version, like, shards, where)
+    arrays = tensorstore.half_deleted(root)
+    if exists and not resume and arrays is None:
+        arrays = _array_paths(root, where)
+    if arrays is not None:
+        tensorstore.check_deletable(root, where, arrays)
+    stays = exists and arrays is None
+    version = _version(path, root if stays else None, ome_version, like, shards, where)
     layout = _lay_out(domain, dtype, like, chunks, shards, at or domain.start, where)
     spec = tensorstore.label_spec(
         {"kvstore": kvstore(path), **_ARRAY_SPECS[version](layout)},
@@ -107,19 +90,18 @@ def open_sink(
         origin=domain.start,
         where=where,
     )
-    replaces = exists and not resume
-    spec.update(open_mode=ts.OpenMode(create=True, open=resume, delete_existing=replaces))
+    goes = arrays is not None
+    spec.update(open_mode=ts.OpenMode(create=True, open=resume and not goes, delete_existing=goes))
     sink = tensorstore.prepare_sink(spec, domain, dtype, where, path)
+    sink = replace(sink, root=root, replaces=arrays)
     if version == "n5":
         return sink
-    group = {
-        "local_path": tensorstore.local_path(root.spec()),
-        "address": tensorstore.address(root.spec()),
-        "root": root,
-        "documents": _documents(version, layout, path),
-        "replaces": replaces,
-    }
-    return OmeZarrSink(**vars(sink) | group)
+    return replace(
+        sink,
+        local_path=tensorstore.local_path(root.spec()),
+        address=tensorstore.address(root.spec()),
+        documents=_documents(version, layout, path),
+    )
 
 
 def _array_paths(root: Any, where: str) -> list[str]:
@@ -153,10 +135,11 @@ def _version(
     shards: Sequence[int] | None,
     where: str,
 ) -> str:
-    """``n5`` or a version of OME-Zarr: what is there, what is asked, what ``like`` has, or 0.5."""
+    """``n5`` or a version of OME-Zarr: what is at ``root`` and stays there, what is asked, what
+    ``like`` has, or 0.5."""
     if path.rstrip("/").endswith(".n5"):
         version = "n5"
-    elif root.read(".zgroup").result().state == "value":
+    elif root is not None and root.read(".zgroup").result().state == "value":
         version = "0.4"
     else:
         like_version = None if shards else getattr(like, "ome_version", None)
@@ -281,11 +264,11 @@ _ARRAY_SPECS = {"0.4": _zarr2, "0.5": _zarr3, "n5": _n5}
 
 
 def _documents(version: str, layout: _Layout, path: str) -> dict[str, Any]:
-    """The metadata files of the group, by key."""
+    """The metadata files of the group, by key; the one that tells a store for one comes first."""
     multiscale = _multiscale(layout, path)
     if version == "0.4":
         attributes = {"multiscales": [{"version": "0.4", **multiscale}]}
-        return {".zattrs": attributes, ".zgroup": {"zarr_format": 2}}
+        return {".zgroup": {"zarr_format": 2}, ".zattrs": attributes}
     ome = {"version": "0.5", "multiscales": [multiscale]}
     return {"zarr.json": {"zarr_format": 3, "node_type": "group", "attributes": {"ome": ome}}}
 
@@ -381,7 +364,7 @@ def _transform(
         kind = transformation["type"]
         for axis in range(len(labels)):
             if kind == "scale":
-                factor = float(transformation["scale"][axis])
+                factor = physical_size(transformation["scale"][axis]) or 1.0
                 sizes[axis] *= factor
                 position[axis] *= factor
             elif kind == "translation":

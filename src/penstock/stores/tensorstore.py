@@ -11,8 +11,8 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -44,9 +44,13 @@ _MARKERS = {
     ".zattrs": None,
     ".zmetadata": None,
 }
+# A key that a store has from the moment its deletion begins until another one stands in its place.
+# It holds the paths of its arrays, which nothing else tells any longer if the deleting is killed.
+_DELETING = ".penstock-deleting"
 # Keys of a store: metadata files and chunks, such as 0.0.1, 0/0/1, c/0/1 or c.0.1.
 _PART = r"(?:c|(?:c\.)?\d+(?:\.\d+)*)"
-_STORE_KEY = re.compile(rf"(?:{_PART}/)*(?:{_PART}|{'|'.join(map(re.escape, _MARKERS))})")
+_NAMES = "|".join(map(re.escape, (*_MARKERS, _DELETING)))
+_STORE_KEY = re.compile(rf"(?:{_PART}/)*(?:{_PART}|{_NAMES})")
 
 # What a spec may say without another array being meant.
 _TRANSIENT = re.compile(
@@ -130,10 +134,33 @@ class TensorStoreSink:
     references: bool
     """Whether whole chunks are encoded from the caller's array without a copy. A cache would keep
     that array after it is the caller's again, and merge what it then holds into a later write."""
+    root: Any = None
+    """The ``ts.KvStore`` of the store, where it has ``documents`` or is replaced."""
+    documents: Mapping[str, Any] = field(default_factory=dict)
+    """Metadata of the group that the array is in, by key."""
+    replaces: Sequence[str] | None = None
+    """The paths of the arrays of the store that `create` deletes; None where it deletes nothing."""
+
+    def check(self) -> None:
+        if self.replaces is not None:
+            with explaining(self.where):  # no such key is there; deleting needs the right to delete
+                self.root.write(f"{_DELETING}-check", None).result()
 
     def create(self) -> None:
+        """Killed at any point, it leaves what the next one takes for a store, or for nothing."""
         with explaining(self.where):
+            if self.replaces is not None:
+                self.root.write(_DELETING, json.dumps({"arrays": self.replaces}).encode()).result()
+                for keys in ("", _DELETING), (f"{_DELETING}\0", ""):  # all others
+                    self.root.delete_range(ts.KvStore.KeyRange(*keys)).result()
+            for key, document in self.documents.items():
+                # When a job resumes, what the first run or the user wrote stands.
+                if self.root.read(key).result().state != "value":
+                    text = json.dumps(document, indent=2, allow_nan=False)
+                    self.root.write(key, text.encode()).result()
             array = ts.open(self.spec, read=True, write=True).result()
+            if self.replaces is not None:
+                self.root.write(_DELETING, None).result()
         self._view = to_five(array, self.stored_axes)
 
     def write(self, box: Box, array: NDArray[Any]) -> None:
@@ -207,16 +234,23 @@ def open_sink(
     """
     with explaining(name):
         asked = ts.Spec(_with_endpoint(spec))
-    where = f"{name} {address(asked.kvstore)}"
-    if resume:
+    where, stored = f"{name} {address(asked.kvstore)}", False
+    root = open_kvstore(asked.kvstore, where) if asked.kvstore or overwrite else None
+    half = root is not None and half_deleted(root) is not None
+    if resume and not half:
         asked.update(open_mode=ts.OpenMode(open=True, create=True))
-    elif overwrite:
-        root = open_kvstore(asked.kvstore, where)
-        if deletes := is_store(root, where):
+    elif overwrite or resume:
+        if stored := is_store(root, where):
             check_deletable(root, where)
-        asked.update(open_mode=ts.OpenMode(create=True, delete_existing=deletes))
+        asked.update(open_mode=ts.OpenMode(create=True, delete_existing=stored))
+    elif root is not None and asked.open_mode.delete_existing:
+        with suppress(UsageError):  # what is no Zarr or N5 is left to TensorStore
+            stored = is_store(root, where)
+    elif half:
+        raise UsageError(f"{where}: exists; use --overwrite to replace it")
     sink = prepare_sink(asked, domain, dtype, where)
-    return replace(sink, local_path=_store_folder(spec, sink.local_path))
+    folder = _store_folder(spec, sink.local_path)
+    return replace(sink, local_path=folder, root=root, replaces=() if stored else None)
 
 
 def prepare_sink(
@@ -283,16 +317,38 @@ def open_kvstore(spec: Any, where: str) -> Any:
 
 
 def is_store(root: Any, where: str) -> bool:
-    """Whether Zarr or N5 metadata lies there; a folder of other things is a `UsageError`."""
+    """Whether Zarr or N5 metadata lies there, or what a killed deletion of it left.
+
+    A folder of other things is a `UsageError`; one of folders alone, or of a key that was being
+    written when a run was killed, is empty.
+    """
     with explaining(where):
-        found = {marker: root.read(marker).result() for marker in _MARKERS}
+        found = {marker: root.read(marker).result() for marker in (*_MARKERS, _DELETING)}
     found = {marker: read.value for marker, read in found.items() if read.state == "value"}
+    if _DELETING in found:
+        return True
     if any(_MARKERS[marker] in _members(value) for marker, value in found.items()):
         return True
     folder = local_path(root.spec())
-    if found or (folder and folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
+    if found or (folder and folder.exists() and (not folder.is_dir() or _holds_files(folder))):
         raise UsageError(f"{where}: holds something that is no Zarr or N5 store; it is left alone")
     return False
+
+
+def _holds_files(folder: Path) -> bool:
+    names = (name for _, _, names in os.walk(folder) for name in names)
+    return not all(name.endswith(".__lock") for name in names)
+
+
+def half_deleted(root: Any) -> list[str] | None:
+    """The paths of the arrays of a store whose deletion was killed; None of any other."""
+    try:
+        read = root.read(_DELETING).result()
+    except (ValueError, OSError, NotImplementedError):  # told of by what is read next
+        return None
+    if read.state != "value":
+        return None
+    return [str(path) for path in _members(read.value).get("arrays", ())]
 
 
 def check_deletable(root: Any, where: str, arrays: Sequence[str] = ()) -> None:

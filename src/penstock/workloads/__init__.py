@@ -19,6 +19,7 @@ from ..errors import UsageError
 from ..order import Items
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
@@ -124,11 +125,21 @@ def make(name: str, config: TrainConfig) -> Workload:
     return made
 
 
+def epsilon_of(dtype: torch.dtype) -> float:
+    """What Adam adds to a root that may be zero, for weights of this dtype: the usual 1e-8, or the
+    least normal number where that is more, as in float16, in which 1e-8 is zero."""
+    from torch import finfo
+
+    return max(1e-8, finfo(dtype).tiny)
+
+
 def optimizer_of(model: nn.Module, config: TrainConfig) -> Optimizer:
     """The optimiser that the settings name; its weights decay apart from the gradients."""
+    import torch
     from torch.optim import SGD, AdamW
 
     rate, decay = config.learning_rate, config.weight_decay
     if config.optimizer == "sgd":
         return SGD(model.parameters(), rate, momentum=_MOMENTUM, weight_decay=decay)
-    return AdamW(model.parameters(), rate, weight_decay=decay)
+    epsilon = epsilon_of(getattr(torch, config.dtype))
+    return AdamW(model.parameters(), rate, eps=epsilon, weight_decay=decay)

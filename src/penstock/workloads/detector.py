@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..average_precision import ImageResult, coco_ap
-from ..chips import Chip, Chips, open_chips
+from ..chips import Chip, Chips
 from ..config import TrainConfig, XView3Rules
 from ..detection import Objects, keep_strongest
 from ..errors import UsageError
@@ -242,7 +242,7 @@ def _open(config: TrainConfig, split: Literal["train", "val"]) -> Chips:
     )
     if path is None:
         raise UsageError(f"--{split}-chips-path is required by the detector")
-    chips = open_chips(path)
+    chips = Chips(path)
     if root is not None:
         _check_scenes(chips, root, split)
     if file is not None:

@@ -1,0 +1,101 @@
+"""Which of the driver's cards is torch's: by UUID, slices too, and none rather than another."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from penstock.scenarios.gpu import Gpu
+
+GIB = 2**30
+
+
+class Driver:
+    """NVML of some cards, ``{UUID: whether it is cut}``, and of the slices of those that are.
+
+    A handle is the UUID, and its clock the number in it.
+    """
+
+    NVMLError = type("NVMLError", (Exception,), {})
+    nvmlMemory_v2 = 2
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = "sm", "memory", "celsius"
+
+    def __init__(self, cards: dict[str, bool], slices: tuple[str, ...] = ()) -> None:
+        self.cards, self.slices = cards, slices
+
+    def nvmlInit(self) -> None: ...
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.cards)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
+        return list(self.cards)[index]
+
+    def nvmlDeviceGetName(self, handle: str) -> str:
+        return "NVIDIA A100"
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        if uuid not in (*self.cards, *self.slices):
+            raise self.NVMLError("not found")
+        return uuid
+
+    def nvmlDeviceGetMigMode(self, handle: str) -> tuple[bool, bool]:
+        if handle == "GPU-old":
+            raise self.NVMLError("not supported")
+        return self.cards[handle], False
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str, version: int) -> Any:
+        return SimpleNamespace(used=(1 if handle in self.slices else 5) * GIB)
+
+    def nvmlDeviceGetClockInfo(self, handle: str, kind: str) -> int:
+        if handle in self.slices:
+            raise self.NVMLError("not supported")
+        return 1980
+
+
+def gpu(monkeypatch: pytest.MonkeyPatch, driver: Driver | None, uuid: str | None) -> Gpu:
+    """The second device that torch sees, which has this UUID; torch before 2.5 tells none."""
+    properties = SimpleNamespace() if uuid is None else SimpleNamespace(uuid=uuid)
+    monkeypatch.setitem(sys.modules, "pynvml", driver)  # type: ignore[arg-type]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    return Gpu(torch.device("cuda", 1))
+
+
+@pytest.mark.parametrize(
+    ("cards", "slices", "uuid", "handle"),
+    [
+        ({"GPU-a": False, "GPU-b": False}, (), "a", "GPU-a"),
+        ({"GPU-a": False, "GPU-b": False}, (), "b", "GPU-b"),
+        ({"GPU-a": True, "GPU-b": False}, ("MIG-s", "MIG-t"), "t", "MIG-t"),
+        # No other card is taken for the one that is meant,
+        ({"GPU-a": False, "GPU-b": False}, (), "c", None),
+        ({"GPU-a": False, "GPU-b": False}, (), None, None),
+        ({"GPU-a": True}, (), "s", None),
+        ({}, (), "a", None),
+        # but where there is only one it can be no other.
+        ({"GPU-a": False}, (), None, "GPU-a"),
+        ({"GPU-old": False}, (), "c", "GPU-old"),
+    ],
+)
+def test_which_card_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+    cards: dict[str, bool],
+    slices: tuple[str, ...],
+    uuid: str | None,
+    handle: str | None,
+) -> None:
+    found = gpu(monkeypatch, Driver(cards, slices), uuid)
+    assert found._handle == handle
+    assert found.used() == (None if handle is None else (1 if handle in slices else 5) * GIB)
+    whole = handle is not None and handle not in slices
+    assert found.clocks()["sm_mhz"] == (1980 if whole else None)
+
+
+def test_without_a_driver_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = gpu(monkeypatch, None, "a")  # no such package
+    assert found.used() is None
+    assert set(found.clocks().values()) == {None}
