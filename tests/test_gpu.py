@@ -166,9 +166,9 @@ def assert_told(out: Path, results: Mapping[str, Any], device: str) -> None:
     for row in rows:
         phases = [float(row[f"{name}_s"]) for name in PHASES]
         assert min(phases) >= 0
-        assert phases[0] <= float(row["step_s"])
-        if device == "cpu":  # on a GPU they are the device's, and the step is the host's
-            assert sum(phases) == pytest.approx(float(row["step_s"]), abs=1e-6)
+        # An event of a GPU knows the time to half a microsecond, a float32 of milliseconds.
+        within = 1e-6 if device == "cpu" else 1e-4
+        assert sum(phases) == pytest.approx(float(row["step_s"]), abs=within)
     (rank,) = results["ranks"]
     for name in PHASES[2:]:
         assert rank["phases"][name]["total_s"] > 0

@@ -413,6 +413,32 @@ def test_one_rank_that_fails_ends_them_all(tmp_path: Path) -> None:
     assert "penstock train: sample 17 is damaged" in done.stderr
 
 
+FAILING = """
+from penstock import run_training
+from penstock.workloads.spiral import Spiral
+
+class Fails(Spiral):
+    def loss(self, model, batch):
+        raise ValueError("a loss of the user's")
+
+if __name__ == "__main__":
+    run_training("failing:Fails", num_samples=203, num_workers=2, device="cpu", output_dir="out")
+"""
+
+
+@pytest.mark.slow
+def test_a_script_whose_training_fails_comes_to_its_end(tmp_path: Path) -> None:
+    """Its traceback holds the iterator whose workers multiprocessing would wait for."""
+    (tmp_path / "failing.py").write_text(FAILING)
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "failing.py"],
+        cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "ValueError: a loss of the user's" in done.stderr
+
+
 def test_ranks_without_distributed_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -610,7 +636,7 @@ class Stream:
 def test_laps_of_a_device_with_batches_that_add_up() -> None:
     """The host waits 1 and 20 s for data, and launches in no time."""
     stream = Stream()
-    laps = DeviceLaps(lambda: stream.host, stream)
+    laps = DeviceLaps(stream)
     laps.begin()
     for wait, forward in ((1.0, 4.0), (20.0, 5.0)):
         stream.host += wait
@@ -635,7 +661,7 @@ def test_a_wait_for_data_is_the_devices(loading: float, wait: float, step: float
     """A device that computes for 1 s a step does not wait for a loader that is quicker, though the
     host does; and the host, which only queues, knows no step's length."""
     stream = Stream()
-    laps = DeviceLaps(lambda: stream.host, stream)
+    laps = DeviceLaps(stream)
     for _ in range(4):
         laps.begin()
         stream.host += loading

@@ -38,6 +38,7 @@ class TorchFeed:
         self, samples: Samples, order: Order, workload: Workload, config: TrainConfig, pin: bool
     ) -> None:
         self._batches = _Batches(order)
+        self._iterator: Any = None
         workers = config.num_workers
         self.note = _note(workers)
         with _torch_says_nothing():
@@ -58,10 +59,16 @@ class TorchFeed:
     def epoch(self, epoch: int, first: int) -> Iterator[tuple[Items, Batch]]:
         self._batches.at = Position(epoch, first)
         with _torch_says_nothing():
-            return _or_raised(iter(self._loader))
+            self._iterator = iter(self._loader)
+        return _or_raised(self._iterator)
 
     def close(self) -> None:
-        del self._loader
+        """End the workers. Torch ends them with its iterator, which the traceback of an error may
+        hold on to; and multiprocessing waits for them before the interpreter ends."""
+        end_workers = getattr(self._iterator, "_shutdown_workers", None)
+        if end_workers is not None:
+            end_workers()
+        self._iterator = None
 
 
 class ThreadFeed:

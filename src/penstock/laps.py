@@ -74,9 +74,9 @@ class DeviceLaps(Laps):
 
     drain_every = 50
 
-    def __init__(self, clock: Clock, backend: Any) -> None:
-        super().__init__(clock)
+    def __init__(self, backend: Any) -> None:
         self._backend = backend
+        self._steps = []
 
     def drain(self) -> list[Seconds]:
         if self._steps:

@@ -30,6 +30,7 @@ from .laps import DeviceLaps, Laps
 from .probe import Clock
 from .step import mark_computed
 from .steplog import StepLog, memory
+from .trainlog import RESULTS
 
 
 def _callback() -> Any:
@@ -55,7 +56,7 @@ class Records(_callback()):  # type: ignore[misc]
     def on_train_start(self, trainer: Any, module: Any) -> None:
         device: torch.device = module.device
         self._cuda = device.type == "cuda"
-        self._laps: Any = DeviceLaps(self._clock, torch.cuda) if self._cuda else Laps(self._clock)
+        self._laps: Any = DeviceLaps(torch.cuda) if self._cuda else Laps(self._clock)
         self._sums = isinstance(trainer.strategy.model, DistributedDataParallel)
         self._log = StepLog(self.out, trainer.global_rank, trainer.global_step)
 
@@ -127,7 +128,7 @@ class Records(_callback()):  # type: ignore[misc]
             "ranks": every,
         }
         if trainer.is_global_zero:
-            write_json(self.out / "training_results.json", results)
+            write_json(self.out / RESULTS, results)
 
     def _account(self, name: str) -> None:
         """What a device still has to do is of the part that ends here."""

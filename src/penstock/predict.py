@@ -34,7 +34,7 @@ from .model import load_weights
 from .models.detector import detector
 from .ranks import device_of
 from .scenes import CHANNELS, Scene, channels_of, radar_of, scenes_in
-from .train import ARGS, RESULTS
+from .trainlog import ARGS, RESULTS
 from .windows import Cut, cuts_of, planes_of, read_row, view
 from .workloads.detector import joined, owned, picture
 

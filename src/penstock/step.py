@@ -72,7 +72,7 @@ class Stepper:
         self.scheduler = LambdaLR(self.optimizer, rate)
         self._sums = any(isinstance(m, DistributedDataParallel) for m in self._model.modules())
         on_cuda = fabric.device.type == "cuda"
-        self.laps = DeviceLaps(clock, torch.cuda) if on_cuda else Laps(clock)
+        self.laps = DeviceLaps(torch.cuda) if on_cuda else Laps(clock)
 
     def take(self, batches: Iterator[tuple[Items, Batch]], share: int) -> Taken:
         """A step on the gradients of so many batches."""

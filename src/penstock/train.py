@@ -59,8 +59,7 @@ from .probe import Clock
 from .ranks import Stop, device_name, host_name, launch_of, launched, set_flags
 from .step import Stepper, Taken, rate_of
 from .steplog import StepLog, memory
-from .trainlog import ARGS as ARGS
-from .trainlog import RESULTS as RESULTS
+from .trainlog import ARGS, RESULTS
 from .workloads import Answer, Feed, Samples, Workload, make
 
 OURS = (RESULTS, BEST, "checkpoints", STEPS, EVENTS, trackers.FOLDER, profiling.FOLDER)

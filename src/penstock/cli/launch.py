@@ -228,7 +228,9 @@ def _folder(config: TrainConfig, environ: Mapping[str, str]) -> Path:
 
 def _again(config: TrainConfig, out: Path, job: str) -> list[str]:
     """How a later life of a job goes on with a run in its folder, if that is its own."""
-    asked = _read(out / "args.json")
+    from ..trainlog import ARGS
+
+    asked = _read(out / ARGS)
     launch = asked.get("launch") if isinstance(asked, dict) else None
     owner = launch.get("job_id") if isinstance(launch, dict) else None
     if owner == job:

@@ -159,10 +159,11 @@ class Row:
     def training(self) -> str | None:
         """How far its training is, by its own results."""
         from ..slurm import numbered
+        from ..trainlog import RESULTS
 
         if self.job is None:
             return None
-        path = self.folder / numbered(self.job.output_dir, self.id) / "training_results.json"
+        path = self.folder / numbered(self.job.output_dir, self.id) / RESULTS
         try:
             return str(json.loads(path.read_text())["status"])
         except (OSError, ValueError, KeyError, TypeError):
