@@ -41,7 +41,15 @@ from numpy.typing import NDArray
 from .box import Box
 from .errors import Refused, StageError, UsageError, require
 from .grid import Grid
-from .loaders import DOCUMENT, FORMAT, VERSION, check_version, parse_document, read_text
+from .loaders import (
+    DOCUMENT,
+    FORMAT,
+    VERSION,
+    check_version,
+    chunk_names,
+    parse_document,
+    read_text,
+)
 from .store import Sink, open_sink, open_source
 from .units import format_bytes
 
@@ -206,15 +214,10 @@ def _open_array(root: Path, name: str, entry: Mapping[str, Any], where: str) -> 
     if (path / ".zarray").is_file():
         found = json.loads((path / ".zarray").read_text())
         version, chunks, shards, dtype = 2, found["chunks"], None, found["dtype"]
-        prefix, separator = "", found.get("dimension_separator", ".")
     elif (path / "zarr.json").is_file():
         found = json.loads((path / "zarr.json").read_text())
         version, shards, dtype = 3, None, found["data_type"]
         chunks = found["chunk_grid"]["configuration"]["chunk_shape"]
-        encoding = found["chunk_key_encoding"]
-        default = encoding["name"] == "default"
-        separator = encoding.get("configuration", {}).get("separator", "/" if default else ".")
-        prefix = f"c{separator}" if default else ""
         if found["codecs"][0]["name"] == "sharding_indexed":
             shards, chunks = chunks, found["codecs"][0]["configuration"]["chunk_shape"]
     else:
@@ -234,8 +237,7 @@ def _open_array(root: Path, name: str, entry: Mapping[str, Any], where: str) -> 
         tuple(shards) if shards else None,
         np.dtype(dtype),
         version,
-        prefix,
-        separator,
+        *chunk_names(found),
         tuple(entry.get("channels", ())),
     )
 

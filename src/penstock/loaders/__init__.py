@@ -137,6 +137,20 @@ def check_version(document: Mapping[str, Any], where: str) -> None:
         )
 
 
+def chunk_names(meta: Mapping[str, Any]) -> tuple[str, str]:
+    """What the name of a chunk has before its numbers and between them, by its Zarr metadata.
+
+    >>> chunk_names({}), chunk_names({"chunk_key_encoding": {"name": "default"}})
+    (('', '.'), ('c/', '/'))
+    """
+    encoding = meta.get("chunk_key_encoding")
+    if encoding is None:  # Zarr 2
+        return "", meta.get("dimension_separator", ".")
+    default = encoding["name"] == "default"
+    separator = encoding.get("configuration", {}).get("separator", "/" if default else ".")
+    return f"c{separator}" if default else "", separator
+
+
 @dataclass(frozen=True)
 class Selection:
     """What an item wants of each array; see the same names of `penstock.batches.Field`."""

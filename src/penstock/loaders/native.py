@@ -29,7 +29,19 @@ from ..errors import StageError, UsageError, require
 from ..flow import Pool
 from ..nextuse import Foresight, NextUseCache
 from ..order import Items
-from . import Arrays, Check, Engine, Location, Normaliser, Rows, Selection, Task, Traffic, Wanted
+from . import (
+    Arrays,
+    Check,
+    Engine,
+    Location,
+    Normaliser,
+    Rows,
+    Selection,
+    Task,
+    Traffic,
+    Wanted,
+    chunk_names,
+)
 
 numcodecs = require("numcodecs", "infer")
 numcodecs.blosc.use_threads = False
@@ -127,6 +139,7 @@ def _layout_v2(folder: str, meta: Mapping[str, Any]) -> Layout:
     if dtype.kind not in "biuf":
         raise _unsupported(folder, f"its dtype is {meta['dtype']}")
     stored = [*(meta.get("filters") or ()), *filter(None, [meta["compressor"]])]
+    prefix, separator = chunk_names(meta)
     return Layout(
         folder=folder,
         shape=tuple(meta["shape"]),
@@ -134,8 +147,8 @@ def _layout_v2(folder: str, meta: Mapping[str, Any]) -> Layout:
         dtype=dtype,
         codecs=tuple(_codec(folder, config) for config in reversed(stored)),
         fill_value=_fill_value(meta["fill_value"], dtype),
-        prefix="",
-        separator=meta.get("dimension_separator", "."),
+        prefix=prefix,
+        separator=separator,
     )
 
 
@@ -164,9 +177,7 @@ def _layout_v3(folder: str, meta: Mapping[str, Any]) -> Layout:
     dtype = np.dtype(meta["data_type"])
     if first.get("configuration", {}).get("endian", "little") == "big":
         dtype = dtype.newbyteorder(">")
-    keys = meta["chunk_key_encoding"]
-    default = keys["name"] == "default"
-    separator = keys.get("configuration", {}).get("separator", "/" if default else ".")
+    prefix, separator = chunk_names(meta)
     return Layout(
         folder=folder,
         shape=tuple(meta["shape"]),
@@ -174,7 +185,7 @@ def _layout_v3(folder: str, meta: Mapping[str, Any]) -> Layout:
         dtype=dtype,
         codecs=tuple(_codec(folder, _V3_CODECS[c["name"]]) for c in reversed(rest)),
         fill_value=_fill_value(meta["fill_value"], dtype),
-        prefix=f"c{separator}" if default else "",
+        prefix=prefix,
         separator=separator,
     )
 
