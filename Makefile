@@ -34,7 +34,7 @@ bench: $(VENV)/ready                ## benchmarks of this machine, recorded in b
 gpu: $(VENV)/ready                  ## tests that need a CUDA device
 	$(RUN) -m pytest -m gpu
 
-slurm: $(VENV)/ready                ## tests on a SLURM of two nodes, started here (root, slurm-wlm)
+slurm: $(VENV)/ready                ## tests on a SLURM of two nodes, started here (root, slurm-wlm, iproute2)
 	$(RUN) -m pytest -m slurm tests/test_slurm_cluster.py
 
 # torch goes in first and by exact version: asked for in a range, or by another package, pip would

@@ -1,7 +1,13 @@
-"""A SLURM of its own on one machine: munged, slurmctld and two slurmd, on free ports, in a folder.
+"""A SLURM of its own on one machine: munged, slurmctld and two slurmd, in a folder.
 
-Nothing is installed and nothing outside the folder is written; what was started is ended by its
-number. It needs Debian's ``slurm-wlm`` and ``munge``, and root, as slurmd does.
+    munged, slurmctld     198.18.x.254 on a bridge
+    n1, n2: slurmd        198.18.x.1 and .2, each with a network, a name and a loopback of its own
+
+The two nodes have the files of this machine, as nodes of a cluster share theirs, and meet by name
+over a network as those do: what binds to the wrong address is not heard. Nothing is installed and
+nothing outside the folder is written; what was started is ended by its number, and networks end
+with the processes that hold them. It needs Debian's ``slurm-wlm``, ``munge`` and ``iproute2``, and
+root, as slurmd does.
 """
 
 from __future__ import annotations
@@ -14,17 +20,19 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import psutil
 
-COMMANDS = "munged slurmctld slurmd srun sbatch scontrol squeue scancel sacct".split()
-SBIN = "/usr/sbin"
+COMMANDS = "munged slurmctld slurmd srun sbatch scontrol squeue scancel sacct ip nsenter".split()
+SBIN = "/usr/sbin:/sbin"
+NODES = ("n1", "n2")
 
 # cred_expire: a job that was put back into the queue waits until its credentials have expired.
 SLURM_CONF = """\
 ClusterName=penstock
-SlurmctldHost={host}(127.0.0.1)
+SlurmctldHost={host}({network}.254)
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
@@ -55,8 +63,8 @@ InactiveLimit=0
 MinJobAge=300
 PreemptMode=REQUEUE
 PreemptType=preempt/partition_prio
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={first} CPUs=2 RealMemory=2000
-NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={second} CPUs=2 RealMemory=2000
+NodeName=n1 NodeAddr={network}.1 Port={slurmd} CPUs=2 RealMemory=2000
+NodeName=n2 NodeAddr={network}.2 Port={slurmd} CPUs=2 RealMemory=2000
 PartitionName=low Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP PriorityTier=1
 PartitionName=high Nodes=n1,n2 MaxTime=INFINITE State=UP PriorityTier=10
 """
@@ -68,7 +76,7 @@ def missing() -> str | None:
     path = f"{os.environ.get('PATH', '')}:{SBIN}"
     absent = [name for name in COMMANDS if shutil.which(name, path=path) is None]
     if absent:
-        return f"not installed: {', '.join(absent)} (apt-get install slurm-wlm munge)"
+        return f"not installed: {', '.join(absent)} (apt-get install slurm-wlm munge iproute2)"
     return None if os.geteuid() == 0 else "slurmd needs root"
 
 
@@ -76,6 +84,10 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._daemons: list[subprocess.Popen[bytes]] = []
+        self._bridge = f"pst{os.getpid()}"
+        # Of the range that is set aside for tests of networks (RFC 2544).
+        self._network = f"198.18.{os.getpid() % 256}"
+        self._nodes: dict[str, int] = {}
         self.environment = {
             **{name: text for name, text in os.environ.items() if not name.startswith("SLURM_")},
             "PATH": f"{os.environ['PATH']}:{SBIN}",
@@ -83,10 +95,14 @@ class Cluster:
         }
 
     def start(self) -> None:
-        ports = _free_ports(3)
         (self.folder / "state").mkdir()
-        settings = dict(zip(("controller", "first", "second"), ports, strict=True))
-        text = SLURM_CONF.format(host=socket.gethostname(), folder=self.folder, **settings)
+        text = SLURM_CONF.format(
+            host=socket.gethostname(),
+            folder=self.folder,
+            network=self._network,
+            controller=_free_port(),
+            slurmd=_free_port(),
+        )
         (self.folder / "slurm.conf").write_text(text)
         (self.folder / "cgroup.conf").write_text(CGROUP_CONF)
         key = self.folder / "munge.key"
@@ -99,10 +115,41 @@ class Cluster:
             f"--log-file={own['log']}", f"--seed-file={own['seed']}",
         )  # fmt: skip
         self.wait("munged", lambda: Path(own["socket"]).exists())
+        self._connect()
         self._daemon("slurmctld", "-D")
-        for node in ("n1", "n2"):
-            self._daemon("slurmd", "-D", "-N", node)
+        for node in NODES:
+            self._daemon(*self.on(node), "slurmd", "-D")
         self.wait("two idle nodes", lambda: self.idle() == 2)
+
+    def on(self, node: str) -> list[str]:
+        """The words before a command that runs it on a node."""
+        return ["nsenter", f"--target={self._nodes[node]}", "--net", "--uts", "--mount"]
+
+    def _connect(self) -> None:
+        """A bridge, and on it each node, which lasts as long as a process that sleeps there."""
+        _ip(f"link add name {self._bridge} type bridge")
+        _ip(f"address add {self._network}.254/24 dev {self._bridge}")
+        _ip(f"link set {self._bridge} up")
+        hosts = self.folder / "hosts"
+        names = [f"{self._network}.{i} {node}" for i, node in enumerate(NODES, 1)]
+        names.append(f"{self._network}.254 {socket.gethostname()}")
+        hosts.write_text("\n".join(["127.0.0.1 localhost", *names, ""]))
+        for i, node in enumerate(NODES, 1):
+            named = 'hostname "$1" && mount --bind "$2" /etc/hosts && exec sleep infinity'
+            self._daemon(
+                "unshare", "--net", "--uts", "--mount", "sh", "-c", named, "sh", node, str(hosts)
+            )
+            self._nodes[node] = process = self._daemons[-1].pid
+            self.wait(node, partial(self._is_named, node))
+            link = f"{self._bridge}{node}"
+            _ip(f"link add {link} type veth peer name eth0 netns {process}")
+            _ip(f"link set {link} master {self._bridge} up")
+            for change in ("link set lo up", f"address add {self._network}.{i}/24 dev eth0",
+                           "link set eth0 up"):  # fmt: skip
+                _ip(change, f"--target={process}")
+
+    def _is_named(self, node: str) -> bool:
+        return self.say(*self.on(node), "hostname").strip() == node
 
     def idle(self) -> int:
         return self.say("sinfo", "--noheader", "--Node", "--partition=low", "--format=%T").split(
@@ -138,6 +185,7 @@ class Cluster:
                 daemon.wait()
         for process in self._left():
             os.kill(process, signal.SIGKILL)
+        self.say("ip", "link", "delete", self._bridge)
 
     def _left(self) -> Iterable[int]:
         """Steps and their processes that outlived the daemons: all inherit our SLURM_CONF."""
@@ -170,11 +218,14 @@ class Cluster:
             )
 
 
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
+def _ip(change: str, *node: str) -> None:
+    """Change a network: ours, or that of a node."""
+    entered = ["nsenter", *node, "--net"] if node else []
+    subprocess.run([*entered, "ip", *change.split()], check=True, timeout=60)
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port: int = free.getsockname()[1]
+        return port

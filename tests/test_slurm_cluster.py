@@ -17,7 +17,7 @@ from penstock.cli import main
 from penstock.slurm import read_study
 from penstock.slurm_states import State, states
 
-from .slurm_cluster import Cluster, missing
+from .slurm_cluster import NODES, Cluster, missing
 
 pytestmark = [
     pytest.mark.slurm,
@@ -29,11 +29,9 @@ TRAIN = [
     "--", "train", "spiral", "--num-samples", "800", "--batch-size", "8", "--epochs", "30",
     "--device", "cpu", "--threads", "1",
 ]  # fmt: skip
-TWO_NODES = [
-    "--nodes", "2", "--exclusive", "--time", "10", "--env", "MASTER_ADDR=127.0.0.1",
-    "OMP_NUM_THREADS=1",
-]  # fmt: skip
-ONE_OF_EACH = ["--ntasks-per-node", "1", *TWO_NODES[3:]]
+LIMITS = ["--time", "10", "--env", "OMP_NUM_THREADS=1"]
+TWO_NODES = ["--nodes", "2", "--exclusive", *LIMITS]
+ONE_OF_EACH = ["--ntasks-per-node", "1", *LIMITS]
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +175,27 @@ def test_a_study_ends_and_is_collected(
     # Two ranks take half the steps for the same samples.
     halves = results(tmp_path, one.id), results(tmp_path, two.id)
     assert halves[0]["steps"] == 2 * halves[1]["steps"]
+
+
+def test_torchrun_on_each_of_two_machines_trains_the_same(
+    cluster: Cluster, whole: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "out" / "whole"
+    line = [
+        sys.executable, "-m", "penstock", "launch", "torchrun", "--nnodes", "2",
+        "--nproc-per-node", "1", "--rdzv-endpoint", "n1:29500", *TRAIN, "--output-dir", str(output),
+    ]  # fmt: skip
+    environment = cluster.environment | {"OMP_NUM_THREADS": "1"}
+    started = [
+        subprocess.Popen(
+            [*cluster.on(node), *line], env=environment, stdout=subprocess.PIPE, text=True
+        )
+        for node in NODES
+    ]
+    said = [process.communicate(timeout=120)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0], said
+    assert [text.count("Best validation loss: ") for text in said] in ([1, 0], [0, 1])
+    assert_same_training(whole, output.parent, output.name)
 
 
 # --- stopped and on -------------------------------------------------------------------------------
