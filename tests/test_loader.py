@@ -371,7 +371,7 @@ def slow(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(native, "_read_file", read_slowly)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     workers=st.integers(1, 16),
     fetch=st.integers(0, 3),
@@ -711,7 +711,7 @@ def test_the_cache_reads_what_belady_reads_that_sees_the_whole_epoch(
     how: dict[str, Any] = {"batch_size": 3, "shuffle": shuffle, "window": 4, "engine": "native"}
     if selection == "patches":
         paths.pop("inputs")  # of another number of patches
-    for capacity in (0, 1, 2, 3, 5, 8, 13, 21, 34, 48):
+    for capacity in (0, 1, 2, 3, 8, 21, 48):
         with Loader(paths, cache=capacity * size, workers=1, **how, **CACHED[selection]) as loader:
             uses = uses_of(loader)
             read.clear()
@@ -797,11 +797,13 @@ def test_with_little_sight_and_many_threads_the_bytes_stay_the_same(
 
 
 def test_what_is_foreseen_counts_as_memory(data: dict[str, Path]) -> None:
-    free = Loader(data, batch_size=2, engine="native", workers=1)
+    others = set()
     for cache in (1 << 20, 1 << 30):
         loader = Loader(data, batch_size=2, engine="native", workers=1, cache=cache)
-        notes = loader.scratch_bytes - free.scratch_bytes - cache
-        assert notes == max(4 << 20, cache // 16) == loader.engine.foreseen * native._NOTE
+        notes = loader.engine.foreseen * native._NOTE
+        assert notes == max(4 << 20, cache // 16)
+        others.add(loader.scratch_bytes - cache - notes)
+    assert len(others) == 1 and min(others) > 0
 
 
 @pytest.mark.parametrize("batch_size", [1, 16])
@@ -812,7 +814,7 @@ def test_a_hundred_million_samples_are_foreseen_in_the_memory_that_is_said(
     field = Field("inputs", (10**8, 6, 7, 8), (1, 6, 7, 8), np.dtype("f4"))
     order = Order(10**8, batch_size, shuffle="global")
     cache: NextUseCache[Any, Any] = NextUseCache(1)
-    most = 4000
+    most = 1000
     monkeypatch.setattr(Foresight, "_AT_FIRST", most)
     tracemalloc.start()
     try:
@@ -867,7 +869,7 @@ COPIES: dict[str, tuple[dict[str, Any], int]] = {
 def test_what_a_codec_decodes_into_counts_as_memory(how: str, tmp_path: Path) -> None:
     kind, copies = COPIES[how]
     rng = np.random.default_rng(0)
-    values = rng.integers(0, 2**32, (1, 512, 1024), np.uint32)  # hard to compress
+    values = rng.integers(0, 2**32, (1, 512, 512), np.uint32)  # hard to compress
     path = write(tmp_path / "a.zarr", values, values.shape, **kind)
     with Loader(path, batch_size=1, queue=0, workers=1, engine="native") as loader:
         engine = loader.engine
@@ -876,7 +878,7 @@ def test_what_a_codec_decodes_into_counts_as_memory(how: str, tmp_path: Path) ->
         batch = {"data": np.empty_like(values)}
         samples = np.zeros(1, np.int64)
         engine.read_into(samples, batch)
-        for pool in (engine.stored, *engine.decoded.values()):
+        for pool in (engine.stored, *engine._decoded.values()):
             pool._free.clear()
         gc.collect()
         tracemalloc.start()
@@ -1394,8 +1396,9 @@ def test_as_a_contender_it_keeps_the_order_it_is_given(data: dict[str, Path], na
 
 
 def test_what_cannot_be_read_is_said_before_anything_starts(
-    data: dict[str, Path], tmp_path: Path
+    data: dict[str, Path], tmp_path: Path, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
     short = write(tmp_path / "short.zarr", distinct((11, 4, 7)), (1, 4, 5))
     statistics = tmp_path / "statistics.json"
     statistics.write_text(json.dumps({"inputs": {"mean": [0.0] * 10, "std": [1.0] * 10}}))
@@ -1429,7 +1432,7 @@ def test_what_cannot_be_read_is_said_before_anything_starts(
             "2 channels, the array has 10",
         ),
         (data["inputs"], {"normalise": {"data": ([0.0], [-1.0])}}, "channel 0 has .* std -1"),
-        ("s3://nowhere/a.zarr", {"engine": "native"}, "remote|nowhere"),
+        ("s3://test-bucket/nowhere.zarr", {"engine": "native"}, "remote|nowhere"),
         (data, {"offsets": 0}, "offsets 0 is not a list of whole numbers, nor one for each array"),
         (data, {"channels": {"inputs": 3}}, r"channels \{'inputs': 3\} is not a list of whole num"),
         (data, {"channels": [1.5]}, r"channels \[1\.5\] is not a list of whole numbers"),

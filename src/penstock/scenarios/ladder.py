@@ -167,7 +167,7 @@ class FilesRead(Step):
     def set_up(self) -> None:
         self.near()
         self.engine = engine_of(self.source, "native")
-        self.tasks = [self.engine.tasks(samples) for samples in self.batches]
+        self.tasks = [self.engine.chunks(samples, None) for samples in self.batches]
 
     def read(self, batch: int) -> None:
         self.together(self.one, self.tasks[batch])
@@ -181,7 +181,7 @@ class Decode(FilesRead):
 
     def one(self, task: Any) -> None:
         stored = task.fetch()
-        pool = self.engine.decoded[task.nbytes]
+        pool = self.engine.decoded(task.field)
         chunk = pool.take(task.field.chunks, task.layout.dtype)
         task.decode(stored, chunk)
         self.engine.stored.give(stored)

@@ -1,0 +1,134 @@
+"""Chunks that lie side by side in a batch are copied together, and nobody can tell."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.batches import PatchGrid
+from penstock.errors import StageError
+from penstock.loader import Loader
+from penstock.loaders import native
+
+from .test_loader import distinct, expected, write
+
+SHAPE, CHUNKS = (8, 6, 5, 30), (2, 3, 5, 4)
+"""Seven chunks of 4 channels and one of 2, twice over the height."""
+SOME = (*range(4, 16), *range(20, 28), 3)
+
+
+def sizes(loader: Loader, samples: int = 4) -> list[int]:
+    """How many chunks each task of a batch has."""
+    of = np.arange(2, 2 + samples)
+    tasks = loader.engine.tasks(of, np.zeros_like(of))
+    return [len(t.tasks) if isinstance(t, native.SideBySide) else 1 for t in tasks]
+
+
+@pytest.mark.parametrize(
+    "given, together",
+    [
+        ({}, {7}),
+        ({"offsets": (-1, 0)}, {7}),
+        ({"channels": tuple(range(4, 20))}, {4}),
+        ({"channels": SOME}, {5}),  # 4-15 and 20-27 are one behind the other in the batch
+        ({"channels": (0, 2, 4, 6)}, set()),
+        ({"channels": (*range(16, 20), *range(16))}, {4}),
+        ({"channels": (*range(8, 20), *range(8))}, set()),  # too few to be worth it
+        ({"patch": PatchGrid((4, 3), (2, 2), (-3, -2))}, {7}),
+        ({"patch": PatchGrid((18,), (12,), (-1,))}, {4}),
+        ({"normalise": {"data": (np.arange(30.0), np.arange(1.0, 31.0))}}, {7}),
+    ],
+    ids=[
+        "all",
+        "times",
+        "range",
+        "some",
+        "strided",
+        "turned",
+        "few",
+        "patches",
+        "cut",
+        "normalised",
+    ],
+)
+@pytest.mark.parametrize("dtype", ["<f4", ">f4"])
+def test_the_batch_is_what_numpy_makes(
+    given: dict[str, Any], together: set[int], dtype: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "a.zarr", values := distinct(SHAPE, dtype), CHUNKS)
+    if "normalise" in given:
+        mean, std = given["normalise"]["data"]
+        values = (values - mean.astype("f4")) / std.astype("f4")
+    with Loader(path, batch_size=4, shuffle="global", workers=1, engine="native", **given) as made:
+        assert set(sizes(made)) - {1} == together
+        for batch in made:
+            assert np.array_equal(batch["data"], expected(values, batch, made))
+
+
+def test_a_batch_in_strided_memory_is_filled_too(tmp_path: Path) -> None:
+    """Channels that do not lie together in a batch, as in a stack along another axis."""
+    path = write(tmp_path / "a.zarr", values := distinct(SHAPE), CHUNKS)
+    with Loader(path, batch_size=4, workers=1, engine="native") as loader:
+        out = np.zeros((30, 4, 6, 5), np.float32)
+        loader.engine.read_into(np.arange(4), {"data": np.moveaxis(out, 0, -1)})
+    assert np.array_equal(np.moveaxis(out, 0, -1), values[:4])
+
+
+def test_a_small_batch_is_work_for_all(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.zarr", distinct(SHAPE), CHUNKS)
+    for workers in (1, 2, 3, 4, 16):
+        with Loader(path, batch_size=4, workers=workers, engine="native") as loader:
+            assert len(sizes(loader)) >= min(2 * workers, 32)
+
+
+@pytest.mark.parametrize("knobs", [{"cache": "1MiB"}, {"fetch": 2}])
+def test_what_is_kept_or_fetched_beforehand_comes_chunk_by_chunk(
+    knobs: dict[str, Any], tmp_path: Path
+) -> None:
+    path = write(tmp_path / "a.zarr", distinct(SHAPE), CHUNKS)
+    with Loader(path, batch_size=4, workers=1, engine="native", **knobs) as loader:
+        assert set(sizes(loader)) == {1}
+
+
+def test_long_runs_and_one_axis_come_chunk_by_chunk(tmp_path: Path) -> None:
+    wide = write(tmp_path / "wide.zarr", distinct((4, 4, 256)), (1, 4, 128))
+    with Loader(wide, batch_size=4, workers=1, engine="native") as loader:
+        assert set(sizes(loader, 2)) == {1}
+    flat = write(tmp_path / "flat.zarr", distinct((12,)), (2,))
+    with Loader(flat, batch_size=4, workers=1, engine="native") as loader:
+        assert set(sizes(loader)) == {1}
+
+
+def test_its_memory_is_that_which_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape, chunks = (2, 128, 128, 32), (1, 128, 128, 4)
+    path = write(tmp_path / "a.zarr", values := distinct(shape), chunks, compressors=None)
+    chunk = values[0].nbytes // 8
+    for most, together in ((8 * chunk, 8), (5 * chunk, 5), (3 * chunk, 1)):
+        monkeypatch.setattr(native, "_BESIDE", most)
+        with Loader(path, batch_size=2, queue=0, workers=1, engine="native") as loader:
+            engine = loader.engine
+            assert engine.scratch_bytes == (1 + together) * chunk + native._SLACK
+            batch = {"data": np.empty_like(values)}
+            gc.collect()
+            tracemalloc.start()
+            try:
+                engine.read_into(np.arange(2), batch)
+                peak = tracemalloc.get_traced_memory()[1]
+            finally:
+                tracemalloc.stop()
+            assert together * chunk < peak < engine.scratch_bytes + 200_000
+            assert np.array_equal(batch["data"], values)
+
+
+def test_a_chunk_among_them_that_is_broken_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.zarr", distinct(SHAPE), CHUNKS)
+    (broken := path / "1.0.0.5").write_bytes(broken.read_bytes()[:-1])
+    with Loader(path, batch_size=4, workers=1, engine="native") as loader:
+        assert max(sizes(loader)) == 7
+        with pytest.raises(StageError, match=r"1\.0\.0\.5"):
+            list(loader)
