@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,31 @@ from hypothesis import settings
 # A machine that is busy makes no example wrong; fewer of them than usual keep tests quick.
 settings.register_profile("penstock", deadline=None, max_examples=30)
 settings.load_profile("penstock")
+
+
+def pytest_collection() -> None:
+    """Thousands of tests and the libraries under them are all there to stay: searching them for
+    garbage took a third of the collection."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # nor is any test to search them again
+    gc.enable()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _frozen() -> Iterator[None]:
+    """What measures or infers thaws all at its end: then it is frozen again."""
+    yield
+    gc.collect(1)  # what is young; the old is what was thawed
+    gc.freeze()
+
+
+@pytest.fixture
+def frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that measure many times, and would search all that is there each time."""
+    monkeypatch.setattr(gc, "unfreeze", lambda: None)
 
 
 @pytest.fixture

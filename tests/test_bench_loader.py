@@ -27,6 +27,7 @@ from penstock.scenarios import WrongResult
 from penstock.scenarios.ladder import rung
 from penstock.scenarios.loader import Counters, LoaderScenario, check
 
+pytestmark = pytest.mark.usefixtures("frozen")
 SAMPLES = 16
 COMMON: dict[str, Any] = {
     "batch": 2, "threads": 2, "shuffle": "sample", "window": None, "seed": 0, "cache": "warm",
@@ -382,17 +383,22 @@ def test_who_failed_is_told_and_a_cache_that_was_not_as_asked_for() -> None:
     assert "The cache was not cold: up to 100 % of the data was in memory" in said(cold)
 
 
+@pytest.fixture(scope="module")
+def planes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """16 planes in chunks of 4."""
+    folder = tmp_path_factory.mktemp("planes") / "v.zarr"
+    words = "generate volume OUT --shape 16 32 32 --chunks 4 32 32".replace("OUT", str(folder))
+    assert main(words.split()) == 0
+    return folder
+
+
 @pytest.mark.parametrize(
     ("batch", "shuffle", "again"), [(4, "none", 0.0), (2, "none", 0.5), (4, "sample", 1.0)]
 )
 def test_a_cold_cache_is_warm_where_batches_share_chunks(
-    batch: int, shuffle: str, again: float, tmp_path: Path
+    batch: int, shuffle: str, again: float, planes: Path
 ) -> None:
-    """16 planes in chunks of 4."""
-    folder = tmp_path / "v.zarr"
-    words = "generate volume OUT --shape 16 32 32 --chunks 4 32 32".replace("OUT", str(folder))
-    assert main(words.split()) == 0
-    cold = case(folder, cache="cold", batch=batch, shuffle=shuffle, batches=2, warmup=0)
+    cold = case(planes, cache="cold", batch=batch, shuffle=shuffle, batches=2, warmup=0)
     facts = measured(LoaderScenario(cold), 2)["facts"]
     assert facts["again"] == pytest.approx(again, abs=0.3 if shuffle == "sample" else 1e-9)
     if again < 1:

@@ -206,7 +206,6 @@ def test_a_case_that_failed_in_one_launch_is_drawn_with_its_cross(tmp_path: Path
     ("others", "names"),
     [
         ([{"mode": "train"}], ["_inference", "_train"]),
-        ([{"amp": True}], ["", "_amp"]),
         ([{"device": "cuda:0", "model": "a/b:c"}], ["_prithvi-refiner-tiny_cpu", "_a_b_c_cuda_0"]),
         ([{"amp": True}, {"amp": True, "halo": 8}], ["", "_amp", "_amp_halo_8"]),
     ],

@@ -334,25 +334,33 @@ def test_an_interrupted_run_exits_3_and_says_how_to_go_on(tmp_path: Path) -> Non
 # --- told to nobody ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    ("unbuffered", "models"),
+    [
+        pytest.param("", {"identity": 0, "nonesuch": 2}, id="buffered"),
+        pytest.param(
+            "1", {"identity": 0, "broken.py:net": 1}, id="unbuffered", marks=pytest.mark.slow
+        ),
+    ],
+)
 def test_a_reader_that_leaves_ends_no_job_and_its_exit_code_stands(
-    unbuffered: str, volume: np.ndarray, tmp_path: Path
+    unbuffered: str, models: dict[str, int], volume: np.ndarray, tmp_path: Path
 ) -> None:
-    source, broken = zarr(tmp_path / "in.zarr", volume), tmp_path / "broken.py"
-    broken.write_text("def net():\n    return lambda x: x / (x - x)\n")
+    source = zarr(tmp_path / "in.zarr", volume)
+    (tmp_path / "broken.py").write_text("def net():\n    return lambda x: x / (x - x)\n")
     often = (
         "import penstock.cli.infer as infer, penstock.cli as cli\n"
         "infer.PLAIN_EVERY_SECONDS = 0\n"
         "cli.entry()\n"
     )
-    for model, code in (("identity", 0), (f"{broken}:net", 1), ("nonesuch", 2)):
+    for model, code in models.items():
         words = [sys.executable, "-c", often, "infer", "--in-spec", source, "--out-spec",
                  tmp_path / "out.zarr", "--model-type", model, "--patch", "16", "--overlap", "4",
                  "--devices", "cpu", "--overwrite"]  # fmt: skip
         read_end, write_end = os.pipe()
         os.close(read_end)
         job = subprocess.run(
-            words, stdout=write_end, stderr=write_end,
+            words, stdout=write_end, stderr=write_end, cwd=tmp_path,
             env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
         )  # fmt: skip
         os.close(write_end)

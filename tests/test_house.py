@@ -54,10 +54,25 @@ def test_a_module_imports_only_modules_above_it(path: Path) -> None:
     assert imports_of(path) - {room, "__version__"} <= above
 
 
-@pytest.mark.parametrize("module", [name for name, pure in rooms().items() if pure])
-def test_pure_modules_import_with_heavy_libraries_blocked(module: str) -> None:
-    code = f"import sys; sys.modules.update(dict.fromkeys({HEAVY})); import penstock.{module}"
-    subprocess.run([sys.executable, "-c", code], check=True)
+def test_pure_modules_import_with_heavy_libraries_blocked() -> None:
+    """In one interpreter, which forgets the package before each: none finds what another loaded."""
+    code = (
+        "import sys, traceback; from importlib import import_module\n"
+        f"blocked, failed = dict.fromkeys({HEAVY}), {{}}\n"
+        "for module in sys.argv[1:]:\n"
+        "    for name in [m for m in sys.modules if m.partition('.')[0] == 'penstock']:\n"
+        "        del sys.modules[name]\n"
+        "    sys.modules.update(blocked)\n"
+        "    try: import_module('penstock.' + module)\n"
+        "    except Exception: failed[module] = traceback.format_exc()\n"
+        "    assert all(sys.modules[name] is None for name in blocked), module\n"
+        "for module, why in failed.items(): print(module, why)\n"
+        "print('tried', len(sys.argv) - 1, 'failed', sorted(failed))"
+    )
+    pure = [name for name, pure in rooms().items() if pure]
+    words = [sys.executable, "-c", code, *pure]
+    out = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    assert out.splitlines()[-1] == f"tried {len(pure)} failed []", out
 
 
 def test_help_starts_without_anything_heavy() -> None:

@@ -1337,7 +1337,7 @@ class TestHttp:
         path = build_ome_zarr_05(tmp_path)
         handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
         with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-            threading.Thread(target=server.serve_forever).start()
+            threading.Thread(target=server.serve_forever, args=(0.01,)).start()
             url, local = f"http://127.0.0.1:{server.server_port}", open_source(path)
             try:
                 source = open_source(f"{url}/{path.name}")
