@@ -65,6 +65,7 @@ def verdicts(*args: Any, **options: Any) -> list[str]:
 # --- how often it is wrong ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threshold", [None, 1e-6])
 def test_false_alarms_of_five_launches_against_five(threshold: float | None) -> None:
     """With the threshold it measures itself, and where the threshold is no help."""

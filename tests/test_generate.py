@@ -112,6 +112,7 @@ def test_every_layout_holds_the_same_fields() -> None:
         np.testing.assert_array_equal(np.moveaxis(last[name], -1, 0), first[name])
 
 
+@pytest.mark.slow
 def test_samples_follow_from_one_another_in_time() -> None:
     """What is the step before in one sample was the step in the sample before."""
     world, preset = World(GRID, 0, 2.0), PRESETS["ufs-p1"]
@@ -511,6 +512,7 @@ def test_a_specimen_has_no_seam_where_a_period_ends(specimen: Specimen) -> None:
     assert steps[5] < 1.1 * np.delete(steps, 5).max()
 
 
+@pytest.mark.slow
 def test_a_box_of_a_specimen_takes_memory_for_itself_alone(specimen: Specimen) -> None:
     small, flat = (Box.of([10**6] * 3, shape) for shape in ((64, 64, 64), (1, 512, 512)))
     assert peak_of(lambda: specimen.image(small)) < 30 * 2**20
@@ -574,6 +576,7 @@ def test_checksums_of_planes_add_up_from_pieces_in_any_order(data: st.DataObject
     assert checks.result().tolist() == [zlib.crc32(plane.tobytes()) for plane in volume]
 
 
+@pytest.mark.slow
 def test_a_volume_is_written_in_memory_that_does_not_grow_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

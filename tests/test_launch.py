@@ -124,6 +124,7 @@ def test_a_hang_is_a_timeout_and_its_memory_is_known() -> None:
     assert record.memory.host_peak_kernel > 100 * MIB
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="no PSS here")
 def test_pages_that_a_tree_shares_are_counted_once() -> None:
     record = run("Hang", timeout_s=2.0, bytes=200 * MIB, children=3)

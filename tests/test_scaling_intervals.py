@@ -64,6 +64,7 @@ def test_two_noisy_runs_beside_more_hold_the_truth(n: int) -> None:
     assert share_held(of_scores, -0.02, 500) >= 0.93
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 3, 5])
 def test_a_serial_share_is_held(n: int) -> None:
     def of_study(rng: np.random.Generator) -> Interval:

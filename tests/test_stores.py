@@ -1208,6 +1208,7 @@ class TestKilledWhileItIsMade:
             np.testing.assert_array_equal(open_source(spec).read(DOMAIN_OF_FEW), FEW)
         assert steps > (2 if before else 0)
 
+    @pytest.mark.slow
     def test_on_s3_too(self, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
         url, options = "s3://test-bucket/a.zarr", {"chunks": (10, 13, 17)}
