@@ -25,6 +25,8 @@ from penstock.job import Job
 from penstock.stores.memory import MemorySink, MemorySource
 from penstock.stores.tensorstore import TensorStoreSink
 
+from .test_job import SMALL
+
 Array = NDArray[Any]
 
 
@@ -607,9 +609,8 @@ def test_each_sink_has_places_of_its_own() -> None:
 
 def test_a_finished_run_resumes_to_nothing(tmp_path: Path) -> None:
     source, out = arange((20, 20, 20)), tmp_path / "out.zarr"
-    knobs: dict[str, Any] = {"model": "identity", "patch": 8, "overlap": 2, "devices": "cpu"}
-    penstock.run_inference(source, out, **knobs)
-    summary = penstock.run_inference(source, out, resume=True, **knobs)
+    penstock.run_inference(source, out, **SMALL)
+    summary = penstock.run_inference(source, out, resume=True, **SMALL)
     assert summary.units_written == 0
     assert summary.units_skipped == summary.units_planned
     assert "nothing left" in summary.bound_by
@@ -617,16 +618,15 @@ def test_a_finished_run_resumes_to_nothing(tmp_path: Path) -> None:
 
 def test_a_second_process_on_the_same_output_is_refused_and_harms_nothing(tmp_path: Path) -> None:
     source, out = arange((20, 20, 20)), tmp_path / "out.zarr"
-    knobs: dict[str, Any] = {"model": "identity", "patch": 8, "overlap": 2, "devices": "cpu"}
-    penstock.run_inference(source, out, **knobs)
+    penstock.run_inference(source, out, **SMALL)
     first = infer.Journal.open(Path(f"{out}.penstock"), {}, resume=False)
     first.begin({})
     with pytest.raises(UsageError, match="another process is writing this output"):
-        penstock.run_inference(source + 1, out, overwrite=True, **knobs)
+        penstock.run_inference(source + 1, out, overwrite=True, **SMALL)
     first.close()
     written = penstock.open_source(out)
     assert (written.read(written.domain)[0, 0] == source).all()
-    penstock.run_inference(source + 1, out, overwrite=True, **knobs)
+    penstock.run_inference(source + 1, out, overwrite=True, **SMALL)
     assert (penstock.open_source(out).read(written.domain)[0, 0] == source + 1).all()
 
 
@@ -635,8 +635,7 @@ def test_a_killed_run_leaves_no_list_of_units_for_a_new_output(
 ) -> None:
     """--overwrite, killed while the output is made anew: what was done before counts no more."""
     source, out = arange((20, 20, 20)), tmp_path / "out.zarr"
-    knobs: dict[str, Any] = {"model": "identity", "patch": 8, "overlap": 2, "devices": "cpu"}
-    penstock.run_inference(source, out, **knobs)
+    penstock.run_inference(source, out, **SMALL)
     create = TensorStoreSink.create
 
     def killed(self: TensorStoreSink) -> None:
@@ -645,9 +644,9 @@ def test_a_killed_run_leaves_no_list_of_units_for_a_new_output(
 
     monkeypatch.setattr(TensorStoreSink, "create", killed)
     with pytest.raises(KeyboardInterrupt):
-        penstock.run_inference(source, out, overwrite=True, **knobs)
+        penstock.run_inference(source, out, overwrite=True, **SMALL)
     monkeypatch.setattr(TensorStoreSink, "create", create)
-    summary = penstock.run_inference(source, out, resume=True, **knobs)
+    summary = penstock.run_inference(source, out, resume=True, **SMALL)
     assert summary.units_skipped == 0
     written = penstock.open_source(out)
     assert (written.read(written.domain)[0, 0] == source).all()
@@ -658,15 +657,14 @@ def test_a_run_killed_while_the_old_output_is_deleted_goes_on(tmp_path: Path) ->
     from penstock.stores import tensorstore
 
     source, out = arange((20, 20, 20)), tmp_path / "out.zarr"
-    knobs: dict[str, Any] = {"model": "identity", "patch": 8, "overlap": 2, "devices": "cpu"}
     for way in ("resume", "overwrite"):
         penstock.run_inference(
-            source, out, overwrite=True, out_dtype="float32", chunks=10, block=20, **knobs
+            source, out, overwrite=True, out_dtype="float32", chunks=10, block=20, **SMALL
         )
         (out / tensorstore._DELETING).write_text('{"arrays": ["0"]}')
         (out / "zarr.json").unlink()
         (out / "0/c/0/0/0").unlink()
-        summary = penstock.run_inference(source, out, **{way: True}, **knobs)
+        summary = penstock.run_inference(source, out, **{way: True}, **SMALL)
         assert summary.units_skipped == 0
         written = penstock.open_source(out)
         assert written.dtype == source.dtype
@@ -678,8 +676,7 @@ def test_what_may_not_be_replaced_is_refused_before_its_list_of_units_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, out = arange((20, 20, 20)), tmp_path / "out.zarr"
-    knobs: dict[str, Any] = {"model": "identity", "patch": 8, "overlap": 2, "devices": "cpu"}
-    penstock.run_inference(source, out, **knobs)
+    penstock.run_inference(source, out, **SMALL)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
     def denied(self: TensorStoreSink) -> None:
@@ -687,7 +684,7 @@ def test_what_may_not_be_replaced_is_refused_before_its_list_of_units_is_lost(
 
     monkeypatch.setattr(TensorStoreSink, "check", denied)
     with pytest.raises(UsageError, match="Permission denied"):
-        penstock.run_inference(source, out, overwrite=True, **knobs)
+        penstock.run_inference(source, out, overwrite=True, **SMALL)
     after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert after == before
 
@@ -748,12 +745,11 @@ def test_a_summary_that_cannot_be_written_costs_no_job(
 @pytest.mark.parametrize("name", ["done.log", "run.json"])
 def test_a_run_folder_that_cannot_be_used_is_refused(name: str, tmp_path: Path) -> None:
     source, out, folder = arange((20, 20, 20)), tmp_path / "out.zarr", tmp_path / "run"
-    knobs: dict[str, Any] = {"model": "identity", "patch": 8, "overlap": 2, "devices": "cpu"}
-    penstock.run_inference(source, out, run_dir=folder, **knobs)
+    penstock.run_inference(source, out, run_dir=folder, **SMALL)
     (folder / name).unlink()
     (folder / name).mkdir()
     with pytest.raises(UsageError, match=r"^--run-dir .*run: Is a directory$"):
-        penstock.run_inference(source, out, run_dir=folder, resume=True, **knobs)
+        penstock.run_inference(source, out, run_dir=folder, resume=True, **SMALL)
 
 
 def test_a_run_folder_that_may_not_be_looked_into_is_refused(

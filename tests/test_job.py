@@ -32,6 +32,9 @@ from penstock.probe import Probe
 from penstock.stitch import axis_weights
 from penstock.store import open_source
 
+SMALL: dict[str, Any] = {"model": "identity", "patch": 8, "overlap": 2, "devices": "cpu"}
+"""A job of a volume of 20 cubed."""
+
 
 def opened(out: Any, shape: tuple[int, ...] = (20, 20, 20), **knobs: Any) -> Job:
     config = {"in_spec": np.zeros(shape, "uint8"), "out_spec": out, "model_type": "identity",
@@ -203,13 +206,12 @@ def test_the_run_folder_of_an_array_in_a_group_lies_beside_the_group(
 def test_a_run_into_a_group_leaves_nothing_else_there_and_resumes(tmp_path: Path) -> None:
     group = tmp_path / "out.zarr"
     spec = array_spec({"driver": "file", "path": str(group)}, "0")
-    knobs: dict[str, Any] = {"model": "identity", "patch": 8, "overlap": 2, "devices": "cpu"}
     source = np.arange(8000, dtype="uint8").reshape(20, 20, 20)
     other = array_spec({"driver": "file", "path": str(group)}, "1")
     for out in (spec, other):
-        penstock.run_inference(source, out, **knobs)
+        penstock.run_inference(source, out, **SMALL)
     assert {path.name for path in group.iterdir()} == {"0", "1"}
-    summary = penstock.run_inference(source, spec, resume=True, **knobs)
+    summary = penstock.run_inference(source, spec, resume=True, **SMALL)
     assert summary.units_written == 0 and summary.units_skipped == summary.units_planned
 
 
@@ -333,18 +335,17 @@ def test_a_resume_that_is_killed_as_it_begins_loses_nothing(torn: str, tmp_path:
 
 def test_a_resume_is_refused_on_another_kind_of_device(tmp_path: Path) -> None:
     source, out = np.arange(8000, dtype="uint8").reshape(20, 20, 20), tmp_path / "out.zarr"
-    knobs: dict[str, Any] = {"model": "identity", "patch": 8, "overlap": 2, "devices": "cpu"}
-    penstock.run_inference(source, out, **knobs)
+    penstock.run_inference(source, out, **SMALL)
     noted = tmp_path / "out.zarr.penstock" / "run.json"
     content = json.loads(noted.read_text())
     assert content["fingerprint"]["devices"] == ["cpu"]
     content["fingerprint"]["devices"] = ["cuda"]
     noted.write_text(json.dumps(content))
     with pytest.raises(UsageError, match=r"had devices \['cuda'\], this one has \['cpu'\]"):
-        penstock.run_inference(source, out, resume=True, **knobs)
+        penstock.run_inference(source, out, resume=True, **SMALL)
     del content["fingerprint"]["devices"]  # as an older version left it
     noted.write_text(json.dumps(content))
-    assert penstock.run_inference(source, out, resume=True, **knobs).units_written == 0
+    assert penstock.run_inference(source, out, resume=True, **SMALL).units_written == 0
 
 
 def test_a_new_run_begins_an_empty_log(tmp_path: Path) -> None:

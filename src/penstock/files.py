@@ -56,9 +56,11 @@ def write_json(path: str | Path, document: Any, indent: int | None = 2) -> None:
 def read_json(path: Path) -> Any:
     """What a file holds. Raises `UsageError` where there is none, or where it is not JSON."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path} cannot be read: {describe(error)}") from error
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not JSON: {describe(error)}") from error
 
 
 def _finite(value: Any) -> Any:

@@ -137,7 +137,7 @@ def _size(path: Path) -> int:
 
 def main(folder: str, delay_s: str) -> None:
     with _Server(Path(folder), float(delay_s)) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         sys.stdout.write(f"{server.server_port}\n")
         sys.stdout.flush()
         sys.stdin.buffer.read()

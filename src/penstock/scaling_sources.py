@@ -13,7 +13,6 @@ what cannot be read or holds no run is passed over with a word; a path alone is 
 from __future__ import annotations
 
 import csv
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from typing import Any, TypeVar
 
 from . import events, ledger
 from .errors import UsageError
+from .files import read_json
 from .laps import STEPS
 from .scaling import Run, Status
 from .scaling_logs import plain, read_log, settings_of
@@ -237,15 +237,6 @@ def _or_pass(path: Path, read: Callable[[Path], Iterable[_Found]], say: Say) -> 
     except UsageError as error:
         say(f"{error}; it is passed over")
         return []
-
-
-def read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_bytes())
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not JSON: {error}") from error
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
