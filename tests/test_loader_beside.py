@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from penstock.batches import PatchGrid
-from penstock.errors import StageError
+from penstock.errors import Refused, StageError
 from penstock.loader import Loader
 from penstock.loaders import native
 
@@ -132,3 +132,27 @@ def test_a_chunk_among_them_that_is_broken_is_named(tmp_path: Path) -> None:
         assert max(sizes(loader)) == 7
         with pytest.raises(StageError, match=r"1\.0\.0\.5"):
             list(loader)
+
+
+def test_where_memory_is_short_it_is_chunk_by_chunk(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.zarr", values := distinct(SHAPE), CHUNKS)
+    knobs: dict[str, Any] = {"batch_size": 4, "workers": 1, "queue": 1, "engine": "native"}
+    chunk = 4 * int(np.prod(CHUNKS))
+    least = 2 * chunk + native._SLACK + 2 * values[:4].nbytes
+    for spare, together in ((6 * chunk, 7), (6 * chunk - 1, 1), (0, 1)):
+        with Loader(path, max_memory=least + spare, **knobs) as loader:
+            assert max(sizes(loader)) == together
+            assert loader.scratch_bytes == (1 + together) * chunk + native._SLACK
+            for batch in loader:
+                assert np.array_equal(batch["data"], expected(values, batch, loader))
+    with pytest.raises(Refused, match="max_memory"):
+        Loader(path, max_memory=least - 1, **knobs)
+
+
+def test_many_workers_share_the_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "a.zarr", distinct(SHAPE), CHUNKS)
+    chunk = 4 * int(np.prod(CHUNKS))
+    monkeypatch.setattr(native, "_BESIDE", 14 * chunk)
+    for workers, together in ((1, 7), (2, 7), (3, 4), (4, 1)):
+        with Loader(path, batch_size=8, workers=workers, engine="native") as loader:
+            assert max(sizes(loader, 6)) == together

@@ -208,7 +208,10 @@ class Loader:
         limit = self.config.max_memory
         if limit is None:
             return None
-        scratch, needed = self.scratch_bytes, self._buffers()
+        needed = self._buffers()
+        if limit < self.scratch_bytes + needed * self.batch_bytes:
+            self.engine.save_memory()
+        scratch = self.scratch_bytes
         room = (limit - scratch) // self.batch_bytes
         if room < needed:
             remedy = f"queue {room - 1} would fit" if room >= 2 else "lower batch_size"

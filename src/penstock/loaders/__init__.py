@@ -406,6 +406,9 @@ class Engine(ABC):
         ahead, by any thread that runs a task."""
         return ((batch, self.tasks(batch.samples, batch.patches)) for batch in batches)
 
+    def save_memory(self) -> None:  # noqa: B027
+        """Do with the least scratch from here on, at the price of speed."""
+
     def forget(self) -> None:  # noqa: B027
         """Of what `plan` has looked at or given out, nothing more will run."""
 

@@ -58,8 +58,8 @@ _FEW = 4096
 _SHORT = 512
 """Bytes that lie together in chunk and batch. Where they are fewer, a copy touches more lines
 of memory than it fills, and chunks are copied side by side."""
-_BESIDE = 64 << 20
-"""Bytes that a worker decodes, at most, before it copies them."""
+_BESIDE = 256 << 20
+"""Bytes that all workers decode, at most, before they copy them."""
 _FEWEST = 4
 """Chunks that are worth it: to go from one to the next takes about as long as to copy a run."""
 _FILL = np.empty(0, np.uint8)
@@ -247,23 +247,32 @@ class NativeEngine(Engine):
         self._rows: dict[tuple[str, int], Rows] = {}
         self.fetched_nbytes = max(f.chunk_nbytes for f in self.fields.values()) + _SLACK
         self.stored = Pool(self.fetched_nbytes)
-        # Chunk by chunk where a cache keeps them, in room of their own size and no more, and where
-        # each is fetched beforehand.
-        alone = bool(cache_bytes or fetch)
-        self._beside = {n: 1 if alone else _beside(field) for n, field in self.fields.items()}
-        sizes = {self._room(field) for field in self.fields.values()}
-        self._decoded = {size: Pool(size) for size in sizes}
         self.cache: NextUseCache[Key, NDArray[Any]] | None = None
         self._foresight: Foresight[Wanted, Key] | None = None
         if cache_bytes:
             self.cache = NextUseCache(cache_bytes)
             self.foreseen = max(_FEW, int(cache_bytes * _NOTES) // _NOTE)
+        # Chunk by chunk where a cache keeps them, in room of their own size and no more, and where
+        # each is fetched beforehand.
+        if cache_bytes or fetch:
+            self.save_memory()
+        else:
+            self._set_aside({n: _beside(f, workers) for n, f in self.fields.items()})
+
+    def save_memory(self) -> None:
+        self._set_aside(dict.fromkeys(self.fields, 1))
+
+    def _set_aside(self, beside: Mapping[str, int]) -> None:
+        """Room for so many chunks of each array to a task."""
+        self._beside = beside
+        sizes = {self._room(field) for field in self.fields.values()}
+        self._decoded = {size: Pool(size) for size in sizes}
         # A worker reads by itself what was in the cache when it should have been fetched.
         copies = max(
             self.layouts[name].copies * field.chunk_nbytes for name, field in self.fields.items()
         )
-        of_workers = workers * (self.fetched_nbytes + sum(sizes) + copies)
-        of_cache = cache_bytes + self.foreseen * _NOTE
+        of_workers = self.drivers * (self.fetched_nbytes + sum(sizes) + copies)
+        of_cache = self.cache.budget + self.foreseen * _NOTE if self.cache is not None else 0
         self.scratch_bytes = of_workers + self.fetched_bytes + of_cache
 
     def plan(self, batches: Iterator[Wanted]) -> Iterator[tuple[Wanted, Sequence[Task]]]:
@@ -501,11 +510,12 @@ class SideBySide:
             copy_runs(rows.reshape((*rows.shape[:-1], *beside.shape[-2:])), beside)
 
 
-def _beside(field: Field) -> int:
-    """How many chunks of an array are to be decoded before they are copied, at most."""
+def _beside(field: Field, workers: int) -> int:
+    """How many chunks of an array each worker is to decode before it copies them, at most."""
     if len(field.shape) < 2 or field.run_nbytes >= _SHORT:
         return 1
-    most = min(-(-field.shape[-1] // field.chunks[-1]), _BESIDE // field.chunk_nbytes)
+    room = _BESIDE // workers // field.chunk_nbytes
+    most = min(field.shape[-1] // field.chunks[-1], room)
     return most if most >= _FEWEST else 1
 
 
