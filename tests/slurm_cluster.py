@@ -1,17 +1,19 @@
 """A SLURM of its own on one machine: munged, slurmctld and two slurmd, in a folder.
 
-    munged, slurmctld     198.18.x.254 on a bridge
-    n1, n2: slurmd        198.18.x.1 and .2, each with a network, a name and a loopback of its own
+    munged, slurmctld, the tests    198.18.0.254 on a bridge
+    n1, n2: slurmd                  198.18.0.1 and .2, each with a name and a loopback of its own
 
 The two nodes have the files of this machine, as nodes of a cluster share theirs, and meet by name
-over a network as those do: what binds to the wrong address is not heard. Nothing is installed and
-nothing outside the folder is written; what was started is ended by its number, and networks end
-with the processes that hold them. It needs Debian's ``slurm-wlm``, ``munge`` and ``iproute2``, and
-root, as slurmd does.
+over a network as those do: what binds to the wrong address is not heard. All of that network is the
+test's own, and none of this machine's: it ends with the processes in it. Nothing is installed and
+nothing outside the folder is written; what was started is ended by its number. It needs Debian's
+``slurm-wlm``, ``munge`` and ``iproute2``, and root, as slurmd does.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import secrets
 import shutil
@@ -20,7 +22,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -28,6 +30,10 @@ import psutil
 COMMANDS = "munged slurmctld slurmd srun sbatch scontrol squeue scancel sacct ip nsenter".split()
 SBIN = "/usr/sbin:/sbin"
 NODES = ("n1", "n2")
+NETWORK = "198.18.0"
+"""Of the range that is set aside for tests of networks (RFC 2544)."""
+CLONE_NEWNET = 0x40000000
+LIBC = ctypes.CDLL(None, use_errno=True)  # os.unshare and os.setns are of Python 3.12
 
 # cred_expire: a job that was put back into the queue waits until its credentials have expired.
 SLURM_CONF = """\
@@ -71,35 +77,39 @@ PartitionName=high Nodes=n1,n2 MaxTime=INFINITE State=UP PriorityTier=10
 CGROUP_CONF = "CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\n"
 
 
+@cache
 def missing() -> str | None:
     """Why there can be no cluster here."""
     path = f"{os.environ.get('PATH', '')}:{SBIN}"
     absent = [name for name in COMMANDS if shutil.which(name, path=path) is None]
     if absent:
         return f"not installed: {', '.join(absent)} (apt-get install slurm-wlm munge iproute2)"
-    return None if os.geteuid() == 0 else "slurmd needs root"
+    if os.geteuid() != 0:
+        return "slurmd needs root"
+    bridge = "unshare --net --uts --mount ip link add name br0 type bridge"
+    made = subprocess.run(bridge.split(), capture_output=True, text=True, env=_environment())
+    return f"no network of its own: {made.stderr.strip()}" if made.returncode else None
+
+
+def _environment() -> dict[str, str]:
+    own = {name: text for name, text in os.environ.items() if not name.startswith("SLURM_")}
+    return own | {"PATH": f"{os.environ['PATH']}:{SBIN}"}
 
 
 class Cluster:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._daemons: list[subprocess.Popen[bytes]] = []
-        self._bridge = f"pst{os.getpid()}"
-        # Of the range that is set aside for tests of networks (RFC 2544).
-        self._network = f"198.18.{os.getpid() % 256}"
         self._nodes: dict[str, int] = {}
-        self.environment = {
-            **{name: text for name, text in os.environ.items() if not name.startswith("SLURM_")},
-            "PATH": f"{os.environ['PATH']}:{SBIN}",
-            "SLURM_CONF": str(folder / "slurm.conf"),
-        }
+        self._outside = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+        self.environment = _environment() | {"SLURM_CONF": str(folder / "slurm.conf")}
 
     def start(self) -> None:
         (self.folder / "state").mkdir()
         text = SLURM_CONF.format(
             host=socket.gethostname(),
             folder=self.folder,
-            network=self._network,
+            network=NETWORK,
             controller=_free_port(),
             slurmd=_free_port(),
         )
@@ -126,30 +136,35 @@ class Cluster:
         return ["nsenter", f"--target={self._nodes[node]}", "--net", "--uts", "--mount"]
 
     def _connect(self) -> None:
-        """A bridge, and on it each node, which lasts as long as a process that sleeps there."""
-        _ip(f"link add name {self._bridge} type bridge")
-        _ip(f"address add {self._network}.254/24 dev {self._bridge}")
-        _ip(f"link set {self._bridge} up")
+        """A network for this thread and what it starts: a bridge, and on it each node, which lasts
+        as long as a process that sleeps there."""
+        if LIBC.unshare(CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "unshare")
+        self._ip("link set lo up")
+        self._ip("link add name br0 type bridge")
+        self._ip(f"address add {NETWORK}.254/24 dev br0")
+        self._ip("link set br0 up")
         hosts = self.folder / "hosts"
-        names = [f"{self._network}.{i} {node}" for i, node in enumerate(NODES, 1)]
-        names.append(f"{self._network}.254 {socket.gethostname()}")
+        names = [f"{NETWORK}.{i} {node}" for i, node in enumerate(NODES, 1)]
+        names.append(f"{NETWORK}.254 {socket.gethostname()}")
         hosts.write_text("\n".join(["127.0.0.1 localhost", *names, ""]))
         for i, node in enumerate(NODES, 1):
-            named = 'hostname "$1" && mount --bind "$2" /etc/hosts && exec sleep infinity'
-            self._daemon(
-                "unshare", "--net", "--uts", "--mount", "sh", "-c", named, "sh", node, str(hosts)
-            )
+            ready = self.folder / f"{node}.ready"
+            named = 'hostname "$1" && mount --bind "$2" /etc/hosts && touch "$3" && exec sleep inf'
+            asked = ("sh", "-c", named, "sh", node, str(hosts), str(ready))
+            self._daemon("unshare", "--net", "--uts", "--mount", *asked)
             self._nodes[node] = process = self._daemons[-1].pid
-            self.wait(node, partial(self._is_named, node))
-            link = f"{self._bridge}{node}"
-            _ip(f"link add {link} type veth peer name eth0 netns {process}")
-            _ip(f"link set {link} master {self._bridge} up")
-            for change in ("link set lo up", f"address add {self._network}.{i}/24 dev eth0",
-                           "link set eth0 up"):  # fmt: skip
-                _ip(change, f"--target={process}")
+            self.wait(node, ready.exists)
+            self._ip(f"link add {node} type veth peer name eth0 netns {process}")
+            self._ip(f"link set {node} master br0 up")
+            self._ip("link set lo up", node)
+            self._ip(f"address add {NETWORK}.{i}/24 dev eth0", node)
+            self._ip("link set eth0 up", node)
 
-    def _is_named(self, node: str) -> bool:
-        return self.say(*self.on(node), "hostname").strip() == node
+    def _ip(self, change: str, node: str | None = None) -> None:
+        """Change the network: this side's, or a node's."""
+        entered = self.on(node) if node else []
+        subprocess.run([*entered, "ip", *change.split()], check=True, env=self.environment)
 
     def idle(self) -> int:
         return self.say("sinfo", "--noheader", "--Node", "--partition=low", "--format=%T").split(
@@ -157,9 +172,12 @@ class Cluster:
 
     def say(self, *command: str) -> str:
         """What a command says, "" where it fails."""
-        ended = subprocess.run(
-            command, env=self.environment, capture_output=True, text=True, timeout=60, check=False
-        )
+        try:
+            ended = subprocess.run(
+                command, env=self.environment, capture_output=True, text=True, timeout=60
+            )
+        except subprocess.TimeoutExpired:
+            return ""
         return ended.stdout if ended.returncode == 0 else ""
 
     def wait(self, what: str, done: Callable[[], object], seconds: float = 150.0) -> None:
@@ -184,8 +202,10 @@ class Cluster:
                 daemon.kill()
                 daemon.wait()
         for process in self._left():
-            os.kill(process, signal.SIGKILL)
-        self.say("ip", "link", "delete", self._bridge)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        LIBC.setns(self._outside, CLONE_NEWNET)
+        os.close(self._outside)
 
     def _left(self) -> Iterable[int]:
         """Steps and their processes that outlived the daemons: all inherit our SLURM_CONF."""
@@ -216,12 +236,6 @@ class Cluster:
                     start_new_session=True,
                 )
             )
-
-
-def _ip(change: str, *node: str) -> None:
-    """Change a network: ours, or that of a node."""
-    entered = ["nsenter", *node, "--net"] if node else []
-    subprocess.run([*entered, "ip", *change.split()], check=True, timeout=60)
 
 
 def _free_port() -> int:

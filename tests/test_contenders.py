@@ -102,7 +102,7 @@ ORDERS = {
 }
 
 
-@pytest.mark.parametrize("kind", [kind for kind in ORDERS if kind != "stored"])  # see LAYOUTS
+@pytest.mark.parametrize("kind", [kind for kind in ORDERS if kind != "stored"])  # those of LAYOUTS
 @pytest.mark.parametrize("name", [name for name in LIBRARY if name != "torch"])
 def test_batches_are_those_of_numpy_in_the_order_that_was_given(
     name: str, kind: str, packed: Packed, truth: dict[str, np.ndarray]

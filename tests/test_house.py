@@ -71,8 +71,9 @@ def test_pure_modules_import_with_heavy_libraries_blocked() -> None:
     )
     pure = [name for name, pure in rooms().items() if pure]
     words = [sys.executable, "-c", code, *pure]
-    out = subprocess.run(words, check=True, capture_output=True, text=True).stdout
-    assert out.splitlines()[-1] == f"tried {len(pure)} failed []", out
+    done = subprocess.run(words, capture_output=True, text=True)
+    told = done.stdout + done.stderr
+    assert done.returncode == 0 and told.splitlines()[-1] == f"tried {len(pure)} failed []", told
 
 
 def test_help_starts_without_anything_heavy() -> None:

@@ -878,8 +878,7 @@ def test_what_a_codec_decodes_into_counts_as_memory(how: str, tmp_path: Path) ->
         batch = {"data": np.empty_like(values)}
         samples = np.zeros(1, np.int64)
         engine.read_into(samples, batch)
-        for pool in (engine.stored, *engine._decoded.values()):
-            pool._free.clear()
+        engine.clear()
         gc.collect()
         tracemalloc.start()
         try:

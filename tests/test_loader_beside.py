@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from penstock.batches import PatchGrid
-from penstock.errors import Refused, StageError
+from penstock.errors import Refused, StageError, UsageError
 from penstock.loader import Loader
 from penstock.loaders import native
 
@@ -156,3 +157,37 @@ def test_many_workers_share_the_room(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for workers, together in ((1, 7), (2, 7), (3, 4), (4, 1)):
         with Loader(path, batch_size=8, workers=workers, engine="native") as loader:
             assert max(sizes(loader, 6)) == together
+
+
+def test_a_worker_has_room_for_one_task(tmp_path: Path) -> None:
+    wide = write(tmp_path / "wide.zarr", distinct(SHAPE), CHUNKS)
+    narrow = write(tmp_path / "narrow.zarr", distinct((8, 6, 5, 12)), (1, 6, 5, 2))
+    arrays = {"wide": wide, "narrow": narrow}
+    chunk = 4 * int(np.prod(CHUNKS))
+    with Loader(arrays, batch_size=4, workers=3, engine="native") as loader:
+        assert loader.scratch_bytes == 3 * (chunk + native._SLACK + 7 * chunk)
+
+
+def test_what_is_not_wanted_takes_no_room(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.zarr", distinct(SHAPE), CHUNKS)
+    few = Loader(path, batch_size=4, workers=1, engine="native", channels=tuple(range(12)))
+    assert few.scratch_bytes == 2 * 4 * int(np.prod(CHUNKS)) + native._SLACK
+
+
+def test_closing_lets_go_of_the_room(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.zarr", distinct(SHAPE), CHUNKS)
+    loader = Loader(path, batch_size=4, workers=1, engine="native")
+    pool = loader.engine.decoded["data"]
+    assert len(list(loader)) == 2 and pool._free
+    loader.close()
+    assert not pool._free
+    assert len(list(loader)) == 2
+
+
+def test_zarr_3_that_does_not_name_its_chunks_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.zarr", distinct(SHAPE), CHUNKS, zarr_format=3)
+    meta = json.loads((path / "zarr.json").read_text())
+    del meta["chunk_key_encoding"]
+    (path / "zarr.json").write_text(json.dumps(meta))
+    with pytest.raises(UsageError, match=r"zarr\.json: not the metadata of a Zarr array"):
+        Loader(path, batch_size=4, engine="native", missing="fill")

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -186,13 +187,15 @@ def test_torchrun_on_each_of_two_machines_trains_the_same(
         "--nproc-per-node", "1", "--rdzv-endpoint", "n1:29500", *TRAIN, "--output-dir", str(output),
     ]  # fmt: skip
     environment = cluster.environment | {"OMP_NUM_THREADS": "1"}
-    started = [
-        subprocess.Popen(
-            [*cluster.on(node), *line], env=environment, stdout=subprocess.PIPE, text=True
-        )
-        for node in NODES
-    ]
-    said = [process.communicate(timeout=120)[0] for process in started]
+    with ExitStack() as stack:
+        logs = [stack.enter_context((tmp_path / node).open("w+")) for node in NODES]
+        started = []
+        for node, log in zip(NODES, logs, strict=True):
+            words = [*cluster.on(node), *line]
+            started.append(subprocess.Popen(words, env=environment, stdout=log, stderr=log))
+            stack.callback(started[-1].kill)
+        cluster.wait("end", lambda: None not in [process.poll() for process in started])
+    said = [(tmp_path / node).read_text() for node in NODES]
     assert [process.returncode for process in started] == [0, 0], said
     assert [text.count("Best validation loss: ") for text in said] in ([1, 0], [0, 1])
     assert_same_training(whole, output.parent, output.name)

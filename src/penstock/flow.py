@@ -217,3 +217,7 @@ class Pool:
         """Hand back what `take` returned; nobody may hold it any longer."""
         assert array.base is not None
         self._free.append(array.base)
+
+    def clear(self) -> None:
+        """Let go of what nobody has taken."""
+        self._free.clear()

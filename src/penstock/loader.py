@@ -267,6 +267,7 @@ class Loader:
         """End the iteration and its threads. May be called twice, and iterated again after."""
         self._stop()
         self._ring.clear()
+        self.engine.clear()
 
     def __enter__(self) -> Loader:
         return self

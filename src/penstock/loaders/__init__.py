@@ -140,12 +140,14 @@ def check_version(document: Mapping[str, Any], where: str) -> None:
 def chunk_names(meta: Mapping[str, Any]) -> tuple[str, str]:
     """What the name of a chunk has before its numbers and between them, by its Zarr metadata.
 
-    >>> chunk_names({}), chunk_names({"chunk_key_encoding": {"name": "default"}})
-    (('', '.'), ('c/', '/'))
+    >>> chunk_names({"zarr_format": 2})
+    ('', '.')
+    >>> chunk_names({"zarr_format": 3, "chunk_key_encoding": {"name": "default"}})
+    ('c/', '/')
     """
-    encoding = meta.get("chunk_key_encoding")
-    if encoding is None:  # Zarr 2
+    if meta["zarr_format"] == 2:
         return "", meta.get("dimension_separator", ".")
+    encoding = meta["chunk_key_encoding"]
     default = encoding["name"] == "default"
     separator = encoding.get("configuration", {}).get("separator", "/" if default else ".")
     return f"c{separator}" if default else "", separator
@@ -407,7 +409,10 @@ class Engine(ABC):
         return ((batch, self.tasks(batch.samples, batch.patches)) for batch in batches)
 
     def save_memory(self) -> None:  # noqa: B027
-        """Do with the least scratch from here on, at the price of speed."""
+        """Do with the least scratch, at the price of speed. To be said before the first task."""
+
+    def clear(self) -> None:  # noqa: B027
+        """Let go of the room that is kept for the next tasks."""
 
     def forget(self) -> None:  # noqa: B027
         """Of what `plan` has looked at or given out, nothing more will run."""

@@ -181,7 +181,7 @@ class Decode(FilesRead):
 
     def one(self, task: Any) -> None:
         stored = task.fetch()
-        pool = self.engine.decoded(task.field)
+        pool = self.engine.decoded[task.field.name]
         chunk = pool.take(task.field.chunks, task.layout.dtype)
         task.decode(stored, chunk)
         self.engine.stored.give(stored)
