@@ -12,7 +12,7 @@ test: $(VENV)/ready                 ## the default tests: about two minutes on t
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist worksteal
 
 check: lint types test              ## what CI runs
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 -m slow --maxfail 3
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist worksteal -m slow --maxfail 3
 
 lint: $(VENV)/ready
 	$(RUN) -m ruff check
