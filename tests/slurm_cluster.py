@@ -33,7 +33,6 @@ NODES = ("n1", "n2")
 NETWORK = "198.18.0"
 """Of the range that is set aside for tests of networks (RFC 2544)."""
 CLONE_NEWNET = 0x40000000
-LIBC = ctypes.CDLL(None, use_errno=True)  # os.unshare and os.setns are of Python 3.12
 
 # cred_expire: a job that was put back into the queue waits until its credentials have expired.
 SLURM_CONF = """\
@@ -138,8 +137,7 @@ class Cluster:
     def _connect(self) -> None:
         """A network for this thread and what it starts: a bridge, and on it each node, which lasts
         as long as a process that sleeps there."""
-        if LIBC.unshare(CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), "unshare")
+        _libc("unshare", CLONE_NEWNET)
         self._ip("link set lo up")
         self._ip("link add name br0 type bridge")
         self._ip(f"address add {NETWORK}.254/24 dev br0")
@@ -204,7 +202,7 @@ class Cluster:
         for process in self._left():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-        LIBC.setns(self._outside, CLONE_NEWNET)
+        _libc("setns", self._outside, CLONE_NEWNET)  # or later tests would have no network
         os.close(self._outside)
 
     def _left(self) -> Iterable[int]:
@@ -236,6 +234,12 @@ class Cluster:
                     start_new_session=True,
                 )
             )
+
+
+def _libc(call: str, *numbers: int) -> None:
+    """``unshare`` or ``setns``, which Python has from 3.12."""
+    if getattr(ctypes.CDLL(None, use_errno=True), call)(*numbers) != 0:
+        raise OSError(ctypes.get_errno(), call)
 
 
 def _free_port() -> int:

@@ -339,8 +339,12 @@ def test_an_interrupted_run_exits_3_and_says_how_to_go_on(tmp_path: Path) -> Non
     [
         pytest.param("", {"identity": 0, "nonesuch": 2}, id="buffered"),
         pytest.param(
-            "1", {"identity": 0, "broken.py:net": 1}, id="unbuffered", marks=pytest.mark.slow
+            "1",
+            {"identity": 0, "broken.py:net": 1, "nonesuch": 2},
+            id="unbuffered",
+            marks=pytest.mark.slow,
         ),
+        pytest.param("", {"broken.py:net": 1}, id="buffered, broken", marks=pytest.mark.slow),
     ],
 )
 def test_a_reader_that_leaves_ends_no_job_and_its_exit_code_stands(

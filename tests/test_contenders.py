@@ -102,7 +102,10 @@ ORDERS = {
 }
 
 
-@pytest.mark.parametrize("kind", [kind for kind in ORDERS if kind != "stored"])  # those of LAYOUTS
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(k, marks=pytest.mark.slow) if k == "stored" else k for k in ORDERS],
+)
 @pytest.mark.parametrize("name", [name for name in LIBRARY if name != "torch"])
 def test_batches_are_those_of_numpy_in_the_order_that_was_given(
     name: str, kind: str, packed: Packed, truth: dict[str, np.ndarray]

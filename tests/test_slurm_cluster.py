@@ -188,9 +188,9 @@ def test_torchrun_on_each_of_two_machines_trains_the_same(
     ]  # fmt: skip
     environment = cluster.environment | {"OMP_NUM_THREADS": "1"}
     with ExitStack() as stack:
-        logs = [stack.enter_context((tmp_path / node).open("w+")) for node in NODES]
         started = []
-        for node, log in zip(NODES, logs, strict=True):
+        for node in NODES:
+            log = stack.enter_context((tmp_path / node).open("w"))
             words = [*cluster.on(node), *line]
             started.append(subprocess.Popen(words, env=environment, stdout=log, stderr=log))
             stack.callback(started[-1].kill)

@@ -137,6 +137,7 @@ def _size(path: Path) -> int:
 
 def main(folder: str, delay_s: str) -> None:
     with _Server(Path(folder), float(delay_s)) as server:
+        # It looks for the end twenty times a second: half a second would be added to each close.
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         sys.stdout.write(f"{server.server_port}\n")
         sys.stdout.flush()
