@@ -963,6 +963,7 @@ class TestExisting:
         sink = open_out(tmp_path / "a.zarr", resume=True)
         sink.create()
         sink.write(DOMAIN, DATA)
+        np.testing.assert_array_equal(open_source(tmp_path / "a.zarr").read(DOMAIN), DATA)
 
     def test_resume_refuses_another_layout(self, tmp_path: Path) -> None:
         self.make(tmp_path / "a.zarr")

@@ -283,16 +283,33 @@ def test_of_the_defaults_those_run_that_fit() -> None:
         verb._fitted(every, [], anyway=False)
 
 
-def test_the_script_at_the_root_is_the_verb(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [ROOT / "run_benchmark.sh", "laptop", "--output-dir", tmp_path / "out"],
-        env={**os.environ, "PYTHON": sys.executable},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+def test_the_script_at_the_root_finds_the_penstock_of_the_clone(tmp_path: Path) -> None:
+    """With no setting of the user's: where there is a `.venv`, its Python is taken."""
+    shutil.copy(ROOT / "run_benchmark.sh", tmp_path)
+    words = [tmp_path / "run_benchmark.sh", "laptop", "--output-dir", tmp_path / "out"]
+    empty = tmp_path / "elsewhere"
+    empty.mkdir()
+    bare = empty / "python3"  # of the system, which has no penstock
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    bare.chmod(0o755)
+    settings = {"PATH": f"{empty}{os.pathsep}{os.environ['PATH']}"}
+
+    def run(**more: str) -> subprocess.CompletedProcess[str]:
+        environ = {k: v for k, v in os.environ.items() if k != "PYTHON"} | settings | more
+        return subprocess.run(words, env=environ, capture_output=True, text=True, cwd=empty)
+
+    done = run()
+    assert done.returncode == 2
+    assert done.stderr.startswith("run_benchmark.sh: python3 has no penstock; make demo builds ")
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    own = tmp_path / ".venv" / "bin" / "python"
+    own.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    own.chmod(0o755)
+    done = run()
     assert done.returncode == 2
     assert done.stderr.startswith("penstock suite: --train-chips is required; ")
+    done = run(PYTHON="/no/such/python")  # what is said wins
+    assert "/no/such/python has no penstock" in done.stderr
 
 
 # --- what is not there --------------------------------------------------------------------------

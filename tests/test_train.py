@@ -228,6 +228,53 @@ def test_the_first_ctrl_c_saves_and_the_second_does_not_wait(tmp_path: Path) -> 
         os.kill(os.getpid(), signal.SIGINT)
 
 
+def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is said of how to go on is true: with nothing saved, and with something."""
+
+    def interrupted(self: Any, *_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    out = tmp_path / "out"
+    words = ["train", "spiral", "--num-samples", "203", "--epochs", "1", "--device", "cpu"]
+    words += ["--output-dir", str(out)]
+    with monkeypatch.context() as patched:
+        patched.setattr(Stepper, "take", interrupted)  # in the first step
+        assert main(words) == 3
+    assert capsys.readouterr().err == (
+        f"penstock train: interrupted; {out} holds no checkpoint yet, so run again with --resume, "
+        "which begins anew\n"
+    )
+    assert (out / "args.json").exists()
+    assert main([*words, "--resume"]) == 0
+    begun = f"--resume: {out} holds no checkpoint yet; the run begins anew\n"
+    assert begun in capsys.readouterr().err
+    with monkeypatch.context() as patched:
+        patched.setattr(Stepper, "take", interrupted)
+        assert main([*words, "--resume", "--epochs", "2"]) == 3
+    last = out / "checkpoints" / "last.pt"
+    told = capsys.readouterr().err
+    assert f"interrupted; run again with --resume, which goes on from {last}\n" in told
+    assert main([*words, "--resume", "--epochs", "2"]) == 0
+    assert "anew" not in capsys.readouterr().err
+    assert json.loads((out / "training_results.json").read_text())["resumed_at_steps"]
+
+
+def test_to_resume_where_nothing_is_is_to_begin_and_removes_no_result(tmp_path: Path) -> None:
+    said: list[str] = []
+    results = train("spiral", config_of(tmp_path / "new", epochs=1, resume=True), say=said.append)
+    assert results["resumed_at_steps"] == []
+    assert said == [f"--resume: {tmp_path / 'new'} holds no checkpoint yet; the run begins anew"]
+    (tmp_path / "new" / "checkpoints" / "last.pt").unlink()
+    with pytest.raises(
+        UsageError, match=r"no checkpoint .*last.pt, and .*results.json is of a run"
+    ):
+        train("spiral", config_of(tmp_path / "new", epochs=1, resume=True))
+    assert (tmp_path / "new" / "best_model.pth").exists()
+
+
 def test_a_signal_before_and_after_a_run_is_not_ours(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
     train("spiral", config_of(tmp_path, epochs=1))
@@ -726,8 +773,6 @@ def test_no_room_is_no_defect(
 
 
 def test_runs_are_not_mixed(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"--resume: there is no checkpoint"):
-        train("spiral", config_of(tmp_path, resume=True))
     train("spiral", config_of(tmp_path, epochs=1))
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"--output-dir .*/file/run: .*/file is not a folder"):

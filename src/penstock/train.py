@@ -100,8 +100,11 @@ def train(
     """
     trackers.check(config.track)
     with launched(config) as fabric, Stop() as stop:
-        _check_output(config, fabric.is_global_zero)
-        fabric.barrier()
+        goes_on = fabric.broadcast(_check_output(config, fabric.is_global_zero))
+        if config.resume and not goes_on:
+            config = config.model_copy(update={"resume": False})
+            if fabric.is_global_zero:
+                say(f"--resume: {config.output_dir} holds no checkpoint yet; the run begins anew")
         set_flags(config)
         run = _Run(fabric, make(workload, config), workload, config, stop, progress, clock)
         with contextlib.closing(run):
@@ -122,21 +125,31 @@ def run_training(workload: str, **knobs: Any) -> dict[str, Any]:
 # --- set up ------------------------------------------------------------------------------------
 
 
-def _check_output(config: TrainConfig, is_first: bool) -> None:
-    """Refuse to mix two runs; make way where that was asked for."""
+def _check_output(config: TrainConfig, is_first: bool) -> bool:
+    """Refuse to mix two runs; make way where that was asked for. Whether the run goes on with one
+    that is there, as the first rank sees it.
+
+    A run that was stopped before its first checkpoint has nothing to go on from, so to resume it is
+    to begin anew.
+    """
     out = config.output_dir
     check_folder(out, "--output-dir")
-    last = out / "checkpoints" / LAST
-    if config.resume:
-        if config.overwrite:
-            raise UsageError("--resume goes on with what --overwrite would remove; give one")
-        if not last.is_file():
-            raise UsageError(f"--resume: there is no checkpoint {last}")
-        return
+    if config.resume and config.overwrite:
+        raise UsageError("--resume goes on with what --overwrite would remove; give one")
+    if not is_first:
+        return False
+    if config.resume and (out / "checkpoints" / LAST).is_file():
+        return True
+    had = [out / RESULTS, out / BEST, *(out / "checkpoints").glob("*.pt")]
+    if config.resume and (left := [path for path in had if path.exists()]):
+        raise UsageError(
+            f"--resume: there is no checkpoint {out / 'checkpoints' / LAST}, and {left[0]} is of a "
+            "run that had one; --overwrite begins anew"
+        )
     ours = [out / name for name in OURS if (out / name).exists()]
-    if not is_first or not ours:
-        return
-    if not config.overwrite:
+    if not ours:
+        return False
+    if not (config.overwrite or config.resume):
         raise UsageError(f"--output-dir {out} holds a run; use --resume or --overwrite")
     if not (out / ARGS).is_file():
         raise UsageError(
@@ -148,6 +161,7 @@ def _check_output(config: TrainConfig, is_first: bool) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
+    return False
 
 
 # --- the loop ----------------------------------------------------------------------------------

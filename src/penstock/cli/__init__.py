@@ -47,7 +47,6 @@ VERBS = {
 }
 AGAIN = {
     "infer": "; run again with --resume",
-    "train": "; run again with --resume",
     "predict": "; run again with --resume",
     "launch": "; run again with --resume",
     "suite": "; run again with --resume",

@@ -25,7 +25,7 @@ from ..config import (
     build,
     read_yaml,
 )
-from ..errors import UsageError
+from ..errors import Incomplete, UsageError
 from ..tracking import became
 from ..units import format_bytes, format_seconds, significant
 
@@ -53,6 +53,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = config_of(args)
+    try:
+        return _train(args.workload, config)
+    except KeyboardInterrupt:
+        raise Incomplete(f"interrupted; {_again(config.output_dir)}") from None
+
+
+def _again(out: Path) -> str:
+    """How to go on after Ctrl-C, and from where."""
+    last = out / "checkpoints" / "last.pt"
+    if last.is_file():
+        return f"run again with --resume, which goes on from {last}"
+    return f"{out} holds no checkpoint yet, so run again with --resume, which begins anew"
+
+
+def _train(workload: str, config: TrainConfig) -> int:
     from ..ranks import here
     from ..train import train
     from ..trainlog import first_lines, last_lines
@@ -60,9 +75,9 @@ def run(args: argparse.Namespace) -> int:
     place = here(config)
     logged = not sys.stdout.isatty()
     if logged and place.rank == 0:
-        print(*first_lines(args.workload, config, place, os.environ), sep="\n", flush=True)
+        print(*first_lines(workload, config, place, os.environ), sep="\n", flush=True)
     with shown_progress() as progress:
-        results = train(args.workload, config, progress=progress, say=_say)
+        results = train(workload, config, progress=progress, say=_say)
     if results["rank"] == 0:
         told = lines(results, config.output_dir)
         print(*told, *(last_lines(results, config.output_dir) if logged else ()), sep="\n")

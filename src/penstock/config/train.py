@@ -101,7 +101,9 @@ class TrainConfig(Knobs):
         None, help="steps between checkpoints inside an epoch (default: at its end alone)"
     )
     keep_top: Natural = flag(3, help="how many of the best checkpoints to keep beside the last")
-    resume: bool = flag(False, help="go on from the last checkpoint in --output-dir")
+    resume: bool = flag(
+        False, help="go on from the last checkpoint in --output-dir, or begin where there is none"
+    )
     overwrite: bool = flag(False, help="replace what an earlier run left in --output-dir")
 
     # what is told
