@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import os
@@ -18,6 +19,7 @@ import tensorstore as ts
 import yaml
 
 from penstock.cli import main
+from penstock.config import InferConfig, add_flags, build, from_flags
 
 SHARED = Path(__file__).parent.parent.parent / "shared" / "data"
 MOUSE = SHARED / "mouse-brain-two-photon.ome.tif"
@@ -79,6 +81,47 @@ OUT_SPEC = {
     "delete_existing": True,
 }  # fmt: skip
 """The seed's own output spec but for its shape and chunks."""
+
+
+@pytest.mark.parametrize(
+    "words, knob, value",
+    [
+        ("--normalize false", "normalize", "none"),
+        ("--normalize False", "normalize", "none"),
+        ("--eps 1e-6", "eps", 1e-6),
+        ("--compile-dynamic auto", "compile_dynamic", "auto"),
+        ("--compile-dynamic true", "compile_dynamic", "true"),
+        ("--no-compile-dynamic", "compile_dynamic", "false"),
+        ("--no-output-denormalize", "denormalize", False),
+        ("--no-amp", "amp", "off"),
+        ("--clip-norm", "clip_norm", ()),
+        ("--t 0 --c 0", "c", ("0",)),
+    ],
+)
+def test_the_flags_of_aind_torch_utils_are_taken(words: str, knob: str, value: object) -> None:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_flags(parser, InferConfig)
+    required = "--in-spec a --out-spec b --model-type identity".split()
+    config = from_flags(InferConfig, parser.parse_args([*required, *words.split()]))
+    assert getattr(config, knob) == value
+
+
+def test_yaml_spells_them_as_it_does(tmp_path: Path) -> None:
+    settings = yaml.safe_load("{normalize: false, compile_dynamic: true}")
+    config = build(InferConfig, {"in_spec": "a", "out_spec": "b", "model_type": "c"}, settings)
+    assert (config.normalize, config.compile_dynamic) == ("none", "true")
+
+
+def test_bounds_that_could_be_intensities_are_named_as_percentiles_by_the_plan(
+    volume: np.ndarray, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "in.npy", volume[0, 0, :8, :8, :8])
+    words = f"""plan --in-spec {tmp_path}/in.npy --out-spec {tmp_path}/out.zarr --patch 8 --overlap 0
+      --model-type identity --devices cpu --normalize global""".split()
+    assert main(words) == 0
+    assert "percentiles of the whole volume" not in capsys.readouterr().out
+    assert main([*words, "--norm-lower", "5", "--norm-upper", "95"]) == 0
+    assert "--norm-lower 5 and --norm-upper 95 are percentiles" in capsys.readouterr().out
 
 
 @pytest.mark.slow

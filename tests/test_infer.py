@@ -306,6 +306,33 @@ def test_clip_and_fixed_range() -> None:
     np.testing.assert_allclose(out, ((data - 100) / 100).clip(0, 1), atol=1e-6)
 
 
+def test_a_least_range_is_what_narrower_ones_are_divided_by() -> None:
+    """``--eps`` of aind_torch_utils, in every mode that scales."""
+    data = np.zeros((8, 8, 8), "float32")
+    data[0, 0, 0] = 6
+    knobs: dict[str, Any] = {"patch": 8, "overlap": 0, "denormalize": False}
+    for normalize in ("percentile", "global"):
+        own = run(data, normalize=normalize, norm_lower=1, norm_upper=99, **knobs)
+        told = run(data, normalize=normalize, norm_lower=1, norm_upper=99, eps=0.5, **knobs)
+        assert (own.max(), told.max()) == (1, 12)
+    fixed = {"normalize": "fixed", "norm_lower": 0, "norm_upper": 2}
+    assert run(data, eps=0.5, **fixed, **knobs).max() == 3  # the range is wider than that
+    assert run(data, eps=4, **fixed, **knobs).max() == 1.5
+
+
+def test_global_of_aind_torch_utils_is_a_fixed_range_that_is_clipped() -> None:
+    """The words that the refusal of two intensities gives."""
+    data = arange((1, 40, 100), "float32")
+    words = {"normalize": "global", "norm_lower": 30, "norm_upper": 3000}
+    with pytest.raises(UsageError, match=r"--normalize fixed .* --clip-norm 0 1$") as refusal:
+        run(data, **words)
+    assert "percentiles of the whole volume" in str(refusal.value)
+    assert "aind_torch_utils means two intensities" in str(refusal.value)
+    fixed = words | {"normalize": "fixed", "clip_norm": (0, 1), "denormalize": False}
+    theirs = (np.clip(data, 30, 3000) - 30) / 2970
+    np.testing.assert_allclose(run(data, patch=(4, 10), overlap=0, **fixed), theirs, atol=1e-6)
+
+
 def test_floats_are_rounded_into_integers_and_kept_in_range() -> None:
     data = np.array([[-5.0, 0.4, 0.6, 254.5, 255.5, 1e9]], "float32")
     out = np.zeros(data.shape, "uint8")
@@ -485,6 +512,9 @@ def test_several_devices_share_the_work_and_agree(monkeypatch: pytest.MonkeyPatc
         ({"norm_lower": 99, "norm_upper": 1}, "--norm-lower 99.0 must be less than"),
         ({"norm_lower": float("nan")}, "--norm-lower nan must be less than"),
         ({"norm_upper": 200}, "must be percentiles from 0 to 100"),
+        ({"normalize": "global", "norm_lower": 0, "norm_upper": 1}, "one below 50 and one above"),
+        ({"eps": 0}, "--eps 0: input should be greater than 0"),
+        ({"compile_dynamic": "maybe"}, "--compile-dynamic 'maybe'"),
         ({"clip_norm": (1, 0)}, "--clip-norm 1.0 must be less than 0.0"),
         ({"clip_norm": (1,)}, "--clip-norm"),
         ({"out_spec": ()}, "--out-spec"),

@@ -248,7 +248,7 @@ class _Run:
                 self.scalings[number] = Scaling()
             elif config.normalize == "fixed":
                 low, high = config.norm_lower, config.norm_upper
-                self.scalings[number] = Scaling.of_range(low, high, low, high)
+                self.scalings[number] = Scaling.of_range(low, high, low, high, config.eps)
             else:
                 self.scalings[number] = self._global_scaling(number, volume)
 
@@ -262,7 +262,7 @@ class _Run:
         while not histogram.done:
             self._stream(source, volume, histogram)
             histogram.advance((config.norm_lower, config.norm_upper))
-        scaling = histogram.scaling(config.norm_lower, config.norm_upper)
+        scaling = histogram.scaling(config.norm_lower, config.norm_upper, config.eps)
         found = {
             "t": volume.t,
             "c": list(volume.channels),
@@ -401,7 +401,7 @@ class _Run:
         halo = block_halo(config, geometry)
         seen = unit.grow(halo, halo) & geometry.domain
         part = array[(slice(None), *seen.within(block.read))]
-        return block_scaling(part, config.norm_lower, config.norm_upper)
+        return block_scaling(part, config.norm_lower, config.norm_upper, config.eps)
 
     def _compute(self, number: int, device: torch.device) -> None:
         """Run one lane from its first block to its last."""
@@ -452,6 +452,7 @@ class _Run:
             channels_last=job.footprint.channels_last,
             amp=job.amp,
             compile_mode=job.config.compile_mode if job.config.compile else None,
+            compile_dynamic={"auto": None, "true": True, "false": False}[job.config.compile_dynamic],
             clip=job.clip or None,
             denormalize=job.config.denormalize,
             min_blend_weight=job.config.min_blend_weight,

@@ -275,6 +275,12 @@ class Job:
         )
 
     def _notes(self) -> Iterator[str]:
+        config = self.config
+        if config.normalize == "global" and config.model_fields_set & {"norm_lower", "norm_upper"}:
+            yield (
+                f"--norm-lower {config.norm_lower:g} and --norm-upper {config.norm_upper:g} are "
+                "percentiles of the whole volume; intensities are --normalize fixed --clip-norm 0 1"
+            )
         if not self.footprint.channels_last:
             yield "the model fails on tensors that are laid out channels last: it is slower without"
         on_cuda = all(device.type == "cuda" for device in self.devices)
@@ -306,11 +312,12 @@ class Job:
                 config.norm_lower,
                 config.norm_upper,
                 config.norm_level,
+                config.eps,
             ],
             "clip": self.clip,
             "denormalize": config.denormalize,
             "halo": block_halo(config, geometry),
-            "arithmetic": [str(self.amp), config.tf32, config.compile],
+            "arithmetic": [str(self.amp), config.tf32, config.compile, config.compile_dynamic],
             "devices": sorted({device.type for device in self.devices}),
         }
 

@@ -49,6 +49,8 @@ class LaneSettings:
     amp: torch.dtype | None
     compile_mode: str | None
     """None: eager."""
+    compile_dynamic: bool | None
+    """As `torch.compile` takes it; None: by the shapes that it is given."""
     clip: tuple[float, float] | None
     denormalize: bool
     min_blend_weight: float
@@ -251,7 +253,8 @@ class Lane:
     def _compiled(self, module: nn.Module) -> nn.Module:
         if self.settings.compile_mode is None:
             return module
-        return torch.compile(module, mode=self.settings.compile_mode, dynamic=False)  # type: ignore[return-value]
+        settings = self.settings
+        return torch.compile(module, mode=settings.compile_mode, dynamic=settings.compile_dynamic)  # type: ignore[return-value]
 
     def _outputs(self, block: Block) -> tuple[list[Tensor], list[NDArray[Any]]]:
         """Arrays for a block's heads, and on the CPU the buffers that they lie in."""

@@ -27,27 +27,33 @@ class Scaling:
     scale: float = 1.0
 
     @classmethod
-    def of_range(cls, lower: float, upper: float, low: float, high: float) -> Scaling:
-        """Map ``[lower, upper]`` to ``[0, 1]``.
+    def of_range(
+        cls, lower: float, upper: float, low: float, high: float, least: float | None = None
+    ) -> Scaling:
+        """Map ``[lower, upper]`` to ``[0, 1]``, or a range of ``least`` where that one is narrower.
 
         Where the two are equal (a block that is nearly all background), or so near that a float32
         cannot hold what becomes of the data's own extremes ``low`` and ``high``, these give the
         scale, and where they are equal too it is 1: a division by almost zero would turn the few
-        voxels that matter into infinities.
+        voxels that matter into infinities. What the user says is the ``least`` comes first.
         """
+        if least is not None and upper - lower < least:
+            return cls(float(lower), float(least))
         for scale in (upper - lower, high - low):
             if np.isfinite(scale) and scale * _FLOAT32_MAX > high - low:
                 return cls(float(lower), float(scale))
         return cls(float(lower) if np.isfinite(lower) else 0.0, 1.0)
 
 
-def block_scaling(array: NDArray[Any], lower: float, upper: float) -> Scaling:
-    """Scaling by two percentiles (0 to 100) of the finite voxels of one array."""
+def block_scaling(
+    array: NDArray[Any], lower: float, upper: float, least: float | None = None
+) -> Scaling:
+    """Scaling by two percentiles (0 to 100) of the finite voxels of one array; see `of_range`."""
     histogram = Histogram(array.dtype)
     while not histogram.done:
         histogram.add(array)
         histogram.advance((lower, upper))
-    return histogram.scaling(lower, upper)
+    return histogram.scaling(lower, upper, least)
 
 
 class Histogram:
@@ -109,12 +115,13 @@ class Histogram:
         low, high = self._value(below), self._value(above)
         return low + (high - low) * fraction
 
-    def scaling(self, lower: float, upper: float) -> Scaling:
+    def scaling(self, lower: float, upper: float, least: float | None = None) -> Scaling:
         return Scaling.of_range(
             self.percentile(lower),
             self.percentile(upper),
             self.percentile(0),
             self.percentile(100),
+            least,
         )
 
     def _ranks(self, q: float) -> tuple[int, int, float]:

@@ -33,6 +33,16 @@ def _model(value: object) -> object:
     return value
 
 
+def _off(value: object) -> object:
+    """``--normalize false``, and ``false`` in YAML, are ``none``."""
+    return "none" if value is False or str(value).lower() == "false" else value
+
+
+def _spelled(value: object) -> object:
+    """``true`` and ``false`` of YAML and Python as a command line spells them."""
+    return str(value).lower() if isinstance(value, bool) else value
+
+
 class InferConfig(Knobs):
     """Everything that ``penstock infer`` and ``penstock.infer`` may be told."""
 
@@ -79,15 +89,22 @@ class InferConfig(Knobs):
     )
 
     # values
-    normalize: Literal["percentile", "global", "fixed", "none"] = flag(
+    normalize: Annotated[
+        Literal["percentile", "global", "fixed", "none"], BeforeValidator(_off)
+    ] = flag(
         "percentile",
         help="percentile: of each block; global: exact, of the whole volume; "
-        "fixed: --norm-lower and --norm-upper are intensities; none",
+        "fixed: --norm-lower and --norm-upper are intensities; none (or false)",
     )
     norm_lower: float = flag(0.5, help="lower percentile, or lower intensity when fixed")
     norm_upper: float = flag(99.9, help="upper percentile, or upper intensity when fixed")
     norm_level: Natural | None = flag(
         None, help="take global percentiles from this level of an OME-Zarr pyramid"
+    )
+    eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = flag(
+        None,
+        help="least range that values are divided by (default: where the two percentiles coincide, "
+        "the range of the data)",
     )
     clip_norm: tuple[float, float] | tuple[()] | None = flag(
         None, help="clip normalised values to LO HI; without numbers to 0 1 (default: no clipping)"
@@ -115,6 +132,13 @@ class InferConfig(Knobs):
     compile_mode: Literal[
         "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
     ] = flag("default", help="mode of torch.compile")
+    compile_dynamic: Annotated[Literal["auto", "true", "false"], BeforeValidator(_spelled)] = flag(
+        "false",
+        help="shapes of torch.compile: false for fixed ones, as all batches are of one shape; true "
+        "for any; auto for fixed ones until one changes",
+        alias="--no-compile-dynamic",
+        const="false",
+    )
     cudnn_benchmark: bool = flag(False, help="let cuDNN time its algorithms first")
     threads: Positive | None = flag(None, help="threads of torch on the CPU (default: its own)")
 
@@ -149,7 +173,14 @@ class InferConfig(Knobs):
         lower, upper = self.norm_lower, self.norm_upper
         if not lower < upper:
             raise ValueError(f"--norm-lower {lower} must be less than --norm-upper {upper}")
-        if self.normalize in ("percentile", "global") and not 0 <= lower < upper <= 100:
+        if self.normalize == "global" and not 0 <= lower < 50 < upper <= 100:
+            raise ValueError(
+                f"--normalize global --norm-lower {lower:g} --norm-upper {upper:g}: here global "
+                "takes two percentiles of the whole volume, one below 50 and one above; "
+                "aind_torch_utils means two intensities that values are clipped to, which is "
+                f"--normalize fixed --norm-lower {lower:g} --norm-upper {upper:g} --clip-norm 0 1"
+            )
+        if self.normalize == "percentile" and not 0 <= lower < upper <= 100:
             raise ValueError(
                 f"--norm-lower {lower} and --norm-upper {upper} must be percentiles from 0 to 100"
             )
