@@ -116,7 +116,8 @@ def test_bounds_that_could_be_intensities_are_named_as_percentiles_by_the_plan(
     volume: np.ndarray, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     np.save(tmp_path / "in.npy", volume[0, 0, :8, :8, :8])
-    words = f"""plan --in-spec {tmp_path}/in.npy --out-spec {tmp_path}/out.zarr --patch 8 --overlap 0
+    words = f"""
+      plan --in-spec {tmp_path}/in.npy --out-spec {tmp_path}/out.zarr --patch 8 --overlap 0
       --model-type identity --devices cpu --normalize global""".split()
     assert main(words) == 0
     assert "percentiles of the whole volume" not in capsys.readouterr().out

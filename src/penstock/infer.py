@@ -452,7 +452,9 @@ class _Run:
             channels_last=job.footprint.channels_last,
             amp=job.amp,
             compile_mode=job.config.compile_mode if job.config.compile else None,
-            compile_dynamic={"auto": None, "true": True, "false": False}[job.config.compile_dynamic],
+            compile_dynamic={"auto": None, "true": True, "false": False}[
+                job.config.compile_dynamic
+            ],
             clip=job.clip or None,
             denormalize=job.config.denormalize,
             min_blend_weight=job.config.min_blend_weight,
