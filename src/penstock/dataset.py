@@ -40,6 +40,7 @@ from numpy.typing import NDArray
 
 from .box import Box
 from .errors import Refused, StageError, UsageError, require
+from .files import settled
 from .grid import Grid
 from .loaders import (
     DOCUMENT,
@@ -502,7 +503,7 @@ def _spec(
 ) -> dict[str, Any]:
     """A TensorStore spec of a new array."""
     shape, chunks = [samples, *layout.shape], [1, *layout.chunks]
-    kvstore = {"driver": "file", "path": str(path.absolute())}
+    kvstore = {"driver": "file", "path": str(settled(path))}
     # Chunks are stored whatever is in them: one that is missing was lost. The fill value is that
     # of xarray, which on reading would take any other for a missing value.
     common = {"kvstore": kvstore, "store_data_equal_to_fill_value": True}

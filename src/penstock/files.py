@@ -34,6 +34,15 @@ def replacing(path: str | Path) -> Iterator[Path]:
         draft.unlink(missing_ok=True)
 
 
+def settled(path: str | Path) -> Path:
+    """An absolute path without ``~`` and ``..``, which TensorStore does not take.
+
+    Links are followed only where a ``..`` stands, since it means the folder behind them.
+    """
+    path = Path(path).expanduser()
+    return path.resolve() if ".." in path.parts else path.absolute()
+
+
 def check_folder(out: Path, flag: str) -> None:
     """Raise `UsageError` unless ``out`` is a folder to write to, or can be made one."""
     there = next(place for place in (out, *out.absolute().parents) if place.exists())

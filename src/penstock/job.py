@@ -157,7 +157,9 @@ class Job:
                 at=(0, 0, *source.domain.start[2:]),
             )
             if same_array(source, sink):
-                raise UsageError(f"--out-spec {sink.name} is the input itself")
+                itself = sink.address == source.address
+                how = "is the input itself" if itself else "and the input lie inside one another"
+                raise UsageError(f"--out-spec {sink.name} {how}")
             outputs.append(self._output(sink, channels, source, ts, cs))
         for one, other in itertools.combinations(outputs, 2):
             if overlap(one.sink, other.sink):

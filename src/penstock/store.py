@@ -235,10 +235,10 @@ def open_sink(
 def same_array(source: Source, sink: Sink) -> bool:
     """Whether creating or writing ``sink`` would touch what ``source`` reads.
 
-    True also where the source lies inside the sink's folder. Not foolproof: hard links, mounts and
-    two names of one server are not seen through.
+    True also where one lies inside the other's folder. Not foolproof: hard links, mounts and two
+    names of one server are not seen through.
     """
-    return _lies_in(source.address, sink.address)
+    return _lies_in(source.address, sink.address) or _lies_in(sink.address, source.address)
 
 
 def overlap(a: Sink, b: Sink) -> bool:

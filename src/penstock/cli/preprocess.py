@@ -48,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
     for split, name in SPLITS:
         file = config.train_label_file if split == "train" else config.val_label_file
         folders, labels = scene_folders(config.data_root, split), read_labels(file)
+        _check_apart(config.output_dir, folders)
         work.append((split, name, file, _matched(folders, labels, file, config.partial), labels))
     for split, name, file, folders, labels in work:
         began = time.perf_counter()
@@ -73,6 +74,14 @@ def run(args: argparse.Namespace) -> int:
             + (f"; {done.resumed} scenes were done before" if done.resumed else "")
         )
     return 0
+
+
+def _check_apart(out: Path, scenes: Mapping[str, Path]) -> None:
+    """Refuse to write chips into the folder of a scene: each scene's go to one of its name."""
+    for scene in scenes.values():
+        into = [out.resolve(), *((out / name / scene.name).resolve() for _, name in SPLITS)]
+        if any(place.is_relative_to(scene.resolve()) for place in into):
+            raise UsageError(f"--output-dir {out}: chips would go into {scene}, which is the input")
 
 
 def _matched(

@@ -15,13 +15,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..box import Box
 from ..errors import UsageError, describe, require
+from ..files import settled
 from ..store import (
     AXES,
     canonical,
@@ -192,7 +193,7 @@ def open_source(
     and ``translation`` go by axis letter, else the spec's dimension units stand. ``title`` is what
     messages call it.
     """
-    spec = _with_endpoint(spec)
+    spec = _placed(spec)
     with explaining(name):
         title = title or address(ts.Spec(spec).kvstore)
     where = f"{name} {title}"
@@ -233,7 +234,7 @@ def open_sink(
     takes them from ``dtype`` and ``domain``.
     """
     with explaining(name):
-        asked = ts.Spec(_with_endpoint(spec))
+        asked = ts.Spec(_placed(spec))
     where, stored = f"{name} {address(asked.kvstore)}", False
     root = open_kvstore(asked.kvstore, where) if asked.kvstore or overwrite else None
     half = root is not None and half_deleted(root) is not None
@@ -297,10 +298,13 @@ def kvstore(path: str) -> Any:
 
     AWS_ENDPOINT_URL, the standard variable, redirects ``s3://`` to another server.
     """
+    if path.startswith("file://"):
+        head, *chain = path.split("|", 1)
+        path = "|".join([f"file://{quote(_settled(unquote(head[7:])))}", *chain])
     if "|" in path:  # TensorStore's own chain of stores, such as a zip file in a bucket
         return path
     if "://" not in path:
-        return {"driver": "file", "path": f"{Path(path).expanduser().absolute()}/"}
+        return {"driver": "file", "path": f"{settled(path)}/"}
     path = f"{path.rstrip('/')}/"
     endpoint = os.environ.get("AWS_ENDPOINT_URL")
     if path.startswith("s3://") and endpoint:
@@ -448,10 +452,31 @@ def _sentence(error: BaseException) -> str:
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]} ..."
 
 
-def _with_endpoint(spec: Mapping[str, Any]) -> Mapping[str, Any]:
-    if isinstance(spec.get("kvstore"), str):
-        return {**spec, "kvstore": kvstore(spec["kvstore"])}
-    return spec
+def _placed(spec: Any) -> Any:
+    """A user's spec with its key-value stores where `kvstore` finds them, however deep."""
+    if isinstance(spec, list):
+        return [_placed(value) for value in spec]
+    if not isinstance(spec, Mapping):
+        return spec
+    placed = {key: _placed(value) for key, value in spec.items()}
+    for key in ("kvstore", "base"):
+        if isinstance(placed.get(key), str):
+            placed[key] = kvstore(placed[key])
+    path, store = placed.get("path"), placed.get("kvstore")
+    if spec.get("driver") == "file" and isinstance(path, str):
+        placed["path"] = _settled(path)
+    elif isinstance(path, str) and ".." in path.split("/") and _is_file(store):
+        placed["kvstore"] = {**store, "path": _settled(f"{store['path'].rstrip('/')}/{path}/")}
+        del placed["path"]
+    return placed
+
+
+def _is_file(store: Any) -> bool:
+    return isinstance(store, Mapping) and store.get("driver") == "file" and "path" in store
+
+
+def _settled(path: str) -> str:
+    return f"{settled(path)}{'/' * path.endswith('/')}"
 
 
 def _cache(num_bytes: int) -> Any:

@@ -1,0 +1,174 @@
+"""Paths as people type them: relative, through ``..``, from home; and outputs in inputs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorstore as ts
+
+import penstock
+from penstock import dataset
+from penstock.cli import main
+from penstock.errors import UsageError
+from penstock.files import settled
+from penstock.loader import Loader
+from penstock.scene_files import write_data_set
+from penstock.store import open_sink, open_source
+
+SMALL = ["--model-type", "identity", "--patch", "8", "--overlap", "2", "--devices", "cpu"]
+DATA = np.arange(16**3, dtype="uint16").reshape(16, 16, 16)
+
+
+def array(folder: Path, data: Any = DATA) -> Path:
+    """A plain Zarr array."""
+    spec = {
+        "driver": "zarr",
+        "kvstore": {"driver": "file", "path": str(folder)},
+        "metadata": {"shape": data.shape, "dtype": data.dtype.str, "chunks": [8] * data.ndim},
+    }
+    ts.open(spec, create=True).result().write(data).result()
+    return folder
+
+
+@pytest.fixture
+def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder beside that of the data, in which the process is."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    array(tmp_path / "in.zarr")
+    return tmp_path
+
+
+def test_a_path_is_settled_as_the_system_follows_it(beside: Path) -> None:
+    (beside / "far" / "deep").mkdir(parents=True)
+    (beside / "here" / "link").symlink_to(beside / "far" / "deep")
+    assert settled("../in.zarr") == settled("~/in.zarr") == beside / "in.zarr"
+    assert settled("link/../x") == beside / "far" / "x"
+    assert settled("link/x") == beside / "here" / "link" / "x"
+
+
+SPECS: tuple[Any, ...] = (
+    "../in.zarr",
+    "~/here/../in.zarr",
+    {"driver": "zarr", "kvstore": {"driver": "file", "path": "../in.zarr/"}},
+    {"driver": "zarr", "kvstore": {"driver": "file", "path": "../here"}, "path": "../in.zarr"},
+    {"driver": "zarr", "kvstore": "../in.zarr"},
+    {
+        "driver": "cast",
+        "dtype": "float32",
+        "base": {"driver": "zarr", "kvstore": {"driver": "file", "path": "~/in.zarr"}},
+    },
+)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_every_spec_may_name_a_folder_through_dots(beside: Path, spec: Any) -> None:
+    assert (open_source(spec).read(open_source(spec).domain)[0, 0] == DATA).all()
+
+
+def test_a_file_url_may_have_dots(beside: Path) -> None:
+    (beside / "a b").mkdir()
+    array(beside / "a b" / "in.zarr")
+    for name in ("/a%20b/../in.zarr", "/a%20b/../a%20b/in.zarr/"):
+        url = f"file://{beside}{name}"
+        for spec in (url, {"driver": "zarr", "kvstore": url}):
+            assert open_source(spec).domain.shape[2:] == DATA.shape
+
+
+@pytest.mark.parametrize("out", ["../out.zarr", "~/out.zarr", "../out.n5"])
+def test_infer_and_plan_take_dots(
+    beside: Path, out: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--in-spec", "../in.zarr", "--out-spec", out, *SMALL]
+    assert main(["plan", *words]) == 0
+    assert main(["infer", *words, "--normalize", "none"]) == 0
+    made = beside / Path(out).name
+    assert (open_source(made).read(open_source(made).domain)[0, 0] == DATA).all()
+    assert main(["infer", *words, "--normalize", "none", "--resume"]) == 0
+    assert not list((beside / "here").iterdir())
+
+
+def test_an_output_by_a_spec_takes_dots(beside: Path) -> None:
+    metadata = {"shape": DATA.shape, "dtype": "<u2", "chunks": [8, 8, 8]}
+    spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": "../out.zarr"}, "path": "0",
+            "metadata": metadata, "create": True}  # fmt: skip
+    words = ["--in-spec", "../in.zarr", "--out-spec", json.dumps(spec), *SMALL]
+    assert main(["infer", *words, "--normalize", "none"]) == 0
+    made = open_source(beside / "out.zarr" / "0")
+    assert (made.read(made.domain)[0, 0] == DATA).all()
+
+
+def test_generated_samples_are_read_through_dots(
+    beside: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--samples", "4", "--grid", "8", "16", "--zarr-format", "2"]
+    assert main(["generate", "ufs-p2", "../set", *words]) == 0
+    expected = next(iter(Loader(beside / "set", batch_size=2)))
+    name = next(iter(expected))
+    for folder in ("../set", "~/here/../set"):
+        for engine in ("native", "tensorstore"):
+            with Loader(folder, batch_size=2, engine=engine) as loader:
+                assert (next(iter(loader))[name] == expected[name]).all()
+    assert dataset.open_dataset(Path("../set"), "--data").num_samples == 4
+
+
+@pytest.mark.slow
+def test_bench_loader_takes_dots(beside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--samples", "4", "--grid", "8", "16", "--zarr-format", "2"]
+    assert main(["generate", "ufs-p2", "../set", *words]) == 0
+    words = "--threads 1 --batch-sizes 2 --loaders penstock penstock-tensorstore --batches 2"
+    words += " --warmup 1 --effort quick --no-ladder"
+    assert main(["bench", "loader", "../set", *words.split(), "--output", "../l.csv"]) == 0
+    rows = (beside / "l.csv").read_text().splitlines()
+    assert len(rows) == 3 and all(",ok," in f"{row}," for row in rows[1:])
+
+
+# --- an output in the input ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "inside", ["in.zarr/out.zarr", "in.zarr/0/1", "here/../in.zarr/x", "in.zarr"]
+)
+def test_an_output_inside_the_input_is_refused(beside: Path, inside: str) -> None:
+    before = sorted(beside.rglob("*"))
+    with pytest.raises(UsageError, match=r"^--out-spec .* (inside one another|input itself)$"):
+        penstock.run_inference(
+            beside / "in.zarr", beside / inside, model="identity", patch=8, overlap=2,
+            devices="cpu", overwrite=inside == "in.zarr",
+        )  # fmt: skip
+    assert sorted(beside.rglob("*")) == before
+
+
+def test_an_output_beside_the_input_in_one_group_is_fine(tmp_path: Path) -> None:
+    array(tmp_path / "group.zarr" / "0")
+    penstock.run_inference(
+        tmp_path / "group.zarr" / "0", tmp_path / "group.zarr" / "1", model="identity", patch=8,
+        overlap=2, devices="cpu", normalize="none",
+    )  # fmt: skip
+    assert open_sink(tmp_path / "group.zarr" / "1", domain=open_source(DATA).domain,
+                     dtype=DATA.dtype, resume=True).exists  # fmt: skip
+
+
+def test_preprocess_takes_dots_and_keeps_out_of_the_scenes(
+    beside: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("rasterio")
+    pytest.importorskip("contourpy")
+    data = beside / "data"
+    write_data_set(data, (60, 70), scenes=2, validation=1, objects=2, tiff="strips", seed=0)
+    words = ["preprocess", "--data_root", "../data", "--chip-size", "32", "--overlap", "0",
+             "--train_label_file", "../data/labels/train.csv", "--num_workers", "1",
+             "--val_label_file", "../data/labels/validation.csv"]  # fmt: skip
+    assert main([*words, "--output_dir", "../chips"]) == 0
+    before = sorted(data.rglob("*"))
+    scene = next((data / "train").iterdir()).name
+    for out in ("../data", f"../data/train/{scene}/chips"):
+        capsys.readouterr()
+        assert main([*words, "--output_dir", out]) == 2
+        assert "which is the input" in capsys.readouterr().err
+    assert sorted(data.rglob("*")) == before
