@@ -465,14 +465,11 @@ def _placed(spec: Any) -> Any:
     path, store = placed.get("path"), placed.get("kvstore")
     if spec.get("driver") == "file" and isinstance(path, str):
         placed["path"] = _settled(path)
-    elif isinstance(path, str) and ".." in path.split("/") and _is_file(store):
-        placed["kvstore"] = {**store, "path": _settled(f"{store['path'].rstrip('/')}/{path}/")}
-        del placed["path"]
+    elif isinstance(path, str) and ".." in path.split("/") and isinstance(store, Mapping):
+        if store.get("driver") == "file":
+            placed["kvstore"] = {**store, "path": _settled(f"{store.get('path', '')}/{path}/")}
+            del placed["path"]
     return placed
-
-
-def _is_file(store: Any) -> bool:
-    return isinstance(store, Mapping) and store.get("driver") == "file" and "path" in store
 
 
 def _settled(path: str) -> str:
