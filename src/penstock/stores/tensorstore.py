@@ -463,12 +463,12 @@ def _placed(spec: Any) -> Any:
         if isinstance(placed.get(key), str):
             placed[key] = kvstore(placed[key])
     path, store = placed.get("path"), placed.get("kvstore")
+    file = store if isinstance(store, Mapping) and store.get("driver") == "file" else None
     if spec.get("driver") == "file" and isinstance(path, str):
         placed["path"] = _settled(path)
-    elif isinstance(path, str) and ".." in path.split("/") and isinstance(store, Mapping):
-        if store.get("driver") == "file":
-            placed["kvstore"] = {**store, "path": _settled(f"{store.get('path', '')}/{path}/")}
-            del placed["path"]
+    elif isinstance(path, str) and ".." in path.split("/") and file is not None:
+        placed["kvstore"] = {**file, "path": _settled(f"{file.get('path', '')}/{path}/")}
+        del placed["path"]
     return placed
 
 
