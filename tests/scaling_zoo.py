@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.scaling import Run
+from penstock.scaling import A_GPU, Run
 
 SEED = {1: 362.45, 4: 95.23, 8: 57.14}
 """Devices and seconds of the seed's table."""
@@ -31,6 +31,7 @@ def run(devices: int = 1, seconds: float | None = 10.0, **fields: Any) -> Run:
         "samples": 10000,
         "batch": 32,
         "global_batch": 32 * devices,
+        "device": A_GPU,
     }
     return Run(**(given | fields))
 

@@ -500,6 +500,20 @@ def test_a_step_of_several_that_is_explained_adds_nothing() -> None:
     assert predict(quick, a100(), [8, 64]) == predict(one, a100(), [8, 64])
 
 
+def test_a_step_of_several_below_what_one_computes_is_contradicted() -> None:
+    one = device(32, 296.80, 22.9e6)
+    quick = replace(one, seen=(4, 0.5 * one.compute_s))
+    told = " ".join(assumptions(quick, a100()))
+    assert (
+        "A step of 4 devices took 53.9 ms, and all of this needs 108 ms: one of the two is" in told
+    )
+    assert "the measured step is not used" in told
+    (explained,) = predict(one, a100(), [4])
+    told = " ".join(assumptions(replace(one, seen=(4, explained.step_s)), a100()))
+    assert "took 108 ms, which all of this explains." in told
+    assert "wrong" not in told
+
+
 def test_a_run_of_several_tells_what_its_steps_took() -> None:
     took = {"forward": 9.0, "backward": 15.0, "optimizer": 3.0, "communication": 3.0, "step": 40.0}
     ranks = (Rank(0, took | {"data_wait": 0.1}), Rank(1, took | {"data_wait": 6.1}))
@@ -540,6 +554,52 @@ def test_with_a_step_of_64_the_time_to_train_on_512_is_within_five_points(
     (made,) = predict(one, DGX_H100, [n])
     predicted = epochs * 1_281_167 / made.samples_per_s / 60
     assert 13.466 * 8 / n / predicted == pytest.approx(13.466 * 8 / n / minutes, abs=0.05)
+
+
+def published_table() -> str:
+    """Every published point, what is predicted of it, and which steps were told."""
+    ssd, told = (
+        "SSD V100 AMP batch 32",
+        replace(device(32, 296.80, 22.9e6), seen=(4, 32 / (1115.59 / 4))),
+    )
+    resnet = with_batch(device(408, 56_080 / 8, 25.6e6), 50)
+    of_64 = replace(resnet, seen=(64, 50 * 64 / 294_700))
+    minutes = 50 * 1_281_167 / 60
+    points = [(*point, "of 1 device") for point in PUBLISHED]
+    points += [
+        (ssd, v100(), told, 8, 2153.96 / 8 / 296.80, "**of 1 and of 4 devices**"),
+        (
+            "ResNet-50 H100 batch 50",
+            DGX_H100,
+            of_64,
+            64,
+            294_700 / 8 / 56_080,
+            "**of 1 and of 64 devices: told, not predicted**",
+        ),
+        (
+            "ResNet-50 H100 batch 50",
+            DGX_H100,
+            of_64,
+            512,
+            minutes / 0.509 / 64 / 56_080,
+            "**of 1 and of 64 devices**",
+        ),
+    ]
+    lines = [
+        "| point | devices | published | simulated | measured steps that were told |",
+        "|---|---:|---:|---:|---|",
+    ]
+    for name, network, one, n, published, steps in points:
+        (made,) = predict(one, network, [n])
+        assert made.efficiency == pytest.approx(published, abs=0.05), (name, n)
+        lines.append(f"| {name} | {n} | {published:.1%} | {made.efficiency:.1%} | {steps} |")
+    return "\n".join(lines)
+
+
+def test_the_page_names_which_published_points_were_told_with_a_step_of_several() -> None:
+    page = (Path(__file__).parents[1] / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    between = page.partition("<!-- simulate: begin -->")[2].partition("<!-- simulate: end -->")[0]
+    assert between.strip() == published_table()
 
 
 def test_horovod_on_512_gpus_within_five_points() -> None:

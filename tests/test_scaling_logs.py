@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import random
 import re
@@ -335,6 +336,42 @@ def test_steps_that_were_limited_do_not_claim_all_epochs(tmp_path: Path) -> None
     assert logged.planned_epochs is kept.planned_epochs is None
     assert logged.complete and kept.complete
     assert logged.settings["number of steps"] == kept.settings["number of steps"] == "400"
+
+
+@pytest.mark.parametrize("told", ["bar", "best", "both", "training"])
+def test_a_loss_that_is_nan_is_told(tmp_path: Path, told: str) -> None:
+    text = log("7", 2, 50.0)
+    if told in ("bar", "both"):
+        text = text.replace("val_loss=0.151,", "val_loss=nan,")
+    if told in ("best", "both"):
+        text = text.replace("Best validation loss: 0.1187", "Best validation loss: nan")
+    if told == "training":
+        text = text.replace(
+            "v_num=1, val_loss=0.151,", "v_num=1, train_loss_step=nan, val_loss=0.151,"
+        )
+    assert "nan" in text
+    found = one(write(tmp_path, {"slurm-7.out": text})[0])
+    assert found.diverged and found.complete
+    assert found.val_loss is not None and math.isfinite(found.val_loss)
+    (fine,) = write(tmp_path, {"slurm-8.out": log("8", 2, 50.0)})
+    assert not one(fine).diverged
+
+
+def test_a_loss_of_ours_that_is_null_was_nan(tmp_path: Path) -> None:
+    """JSON has no NaN."""
+    told = results(1, 5.0)
+    told["history"][1]["val_loss"] = None
+    (found,) = read_runs([run_folder(tmp_path / "run", told)])
+    assert found.diverged
+
+
+def test_a_log_that_was_cut_before_its_device_names_none(tmp_path: Path) -> None:
+    head = "Job ID: 9\nNumber of tasks: 2\nMax epochs: 3\nBatch size (per GPU): 32\n"
+    (path,) = write(tmp_path, {"slurm-9.out": head})
+    assert (one(path).device, one(path).unit) == (None, "device")
+    (path,) = write(tmp_path, {"slurm-9.out": head + "CUDA available: True\n"})
+    assert one(path).unit == "GPU"
+    assert "device" not in one(path).settings
 
 
 # --- known laws, by way of the logs --------------------------------------------------------------
@@ -734,6 +771,18 @@ def test_a_database_of_mlflow(tmp_path: Path) -> None:
     assert [r.job for r in found] == ["41", "44"]
     assert found[0].utilisation == (90.0,)
     assert found == read_runs([tmp_path])
+
+
+def test_a_loss_that_mlflow_keeps_as_nan_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "mlflow.db"
+    mlflow_database(path)
+    with sqlite3.connect(path) as db:
+        db.execute("update metrics set value = 0, is_nan = 1 where key = 'val_loss' and step = 1")
+    db.close()
+    found = read_runs([path])
+    assert [(r.diverged, r.epochs, r.val_loss, r.complete) for r in found] == [
+        (True, 2, 0.5, True)
+    ] * 2
 
 
 def test_a_database_of_something_else(tmp_path: Path) -> None:

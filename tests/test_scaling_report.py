@@ -127,6 +127,32 @@ def test_runs_on_cpus_are_not_called_gpus() -> None:
     assert "10.0 s" in text
 
 
+def test_a_run_that_did_not_tell_its_device_is_of_devices() -> None:
+    """A job on CPUs that broke off early was called one of GPUs."""
+    whole, partial = run(1, 10.0, device="cpu"), run(2, None, device=None, status="unfinished")
+    lines = summary([whole, partial])
+    assert lines[2].split()[3] == "Count"
+    assert lines[5].startswith("102        2 devices (1 node) ")
+    runs = [run(n, 10 / n, device=None) for n in (1, 2)]
+    text = "\n".join([*speedups(only(runs)), *results_block(only(runs), "x"), sentences(runs)])
+    assert "GPU" not in text and "process" not in text
+    for told in ("Baseline (Single device)", "Multi-Device (2 devices, 1 node):", "32 per device"):
+        assert told in text
+
+
+def test_a_run_that_diverged_is_named_and_its_scores_are_not_compared() -> None:
+    runs = repeated(lambda n: n, (1, 4), val_loss=0.12)
+    runs[-1] = replace(runs[-1], diverged=True, job="77", source="slurm-77.out")
+    told = "\n".join([*summary(runs), sentences(runs)])
+    assert "Job 77 diverged (slurm-77.out): a loss that it told is not a number" in told
+    assert sum(line.split()[-2:] == ["nan", "-"] for line in summary(runs)) == 1
+    assert "Validation loss is 0.1200 to 0.1200 over 9 runs" in told
+    assert "+nan" not in told
+    alone = [run(1, 40, val_loss=0.1), run(4, 10, val_loss=0.1, diverged=True)]
+    assert "Validation loss" not in sentences(alone)
+    assert metrics(alone).table[2][3] == "nan"
+
+
 def test_what_broke_off_has_a_star_and_a_line() -> None:
     runs = [
         run(1, 362.45),
@@ -189,9 +215,13 @@ def test_one_size_alone_and_more_than_linear_are_said() -> None:
     assert sentences([run(4, 10)]).startswith(
         "All runs are of 4 GPUs (1 node): there is nothing to compare them with."
     )
-    doubted = "is more than devices can give, but for caches"
-    assert f"4 GPUs (1 node): 159 % of linear {doubted}" in sentences([run(1, 636), run(4, 100)])
-    assert doubted not in sentences([run(1, 430), run(4, 100)])
+    doubted = "more than devices can give, but for caches"
+    told = sentences([run(1, 636), run(4, 100)])
+    assert f"4 GPUs (1 node): 159.0 % of linear [one run on a side: no interval], {doubted}" in told
+    assert "that is good" not in told, "one verdict"
+    told = sentences([run(1, 430), run(4, 100)])
+    assert doubted not in told
+    assert "107.5 % of linear [one run on a side: no interval], above the 85 % that is good" in told
 
 
 def weak_and_strong() -> list[Run]:

@@ -40,6 +40,9 @@ Status = Literal[
 ]
 """``unknown``: nothing tells how far it came."""
 
+A_GPU = "a GPU"
+"""The device of a run that told of GPUs without their name."""
+
 _Value = TypeVar("_Value")
 
 
@@ -81,10 +84,12 @@ class Run:
     """Of an epoch."""
     val_loss: float | None = None
     val_acc: float | None = None
+    diverged: bool = False
+    """A loss that it told was not finite; its scores are compared with nothing."""
     status: Status = "complete"
     restarts: int = 0
     device: str | None = None
-    """``cpu``, or the name of a GPU."""
+    """``cpu``, the name of a GPU, or `A_GPU`; None before the run told of its device."""
     rank_seconds: tuple[float, ...] = ()
     """`seconds` as each rank that printed gave them."""
     ranks: tuple[Rank, ...] = ()
@@ -130,9 +135,20 @@ class Run:
         """Whether samples and batches are told, which tell the kinds of scaling apart."""
         return None not in (self.work, self.batch, self.global_batch)
 
+    def scored(self, score: float | None) -> float | None:
+        """A score, as far as it tells how well the run trained."""
+        return None if self.diverged else score
+
     @property
     def on_cpu(self) -> bool:
         return self.device == "cpu"
+
+    @property
+    def unit(self) -> str:
+        """What one of its devices is called."""
+        if self.device is None:
+            return "device"
+        return "process" if self.on_cpu else "GPU"
 
 
 @dataclass(frozen=True)

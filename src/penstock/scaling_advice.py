@@ -18,6 +18,8 @@ from .straggler import WAIT, phases_of, share, straggler
 from .units import format_seconds, significant
 
 GOOD_IN_NODE, GOOD_ACROSS, POOR = 0.85, 0.75, 0.70
+IMPLAUSIBLE = 1.1
+"""More devices than the baseline's with an efficiency above this are doubted, not called good."""
 NOTABLE = 0.10
 """A phase that takes a smaller part of a step explains no poor scaling."""
 
@@ -41,7 +43,12 @@ def advice(study: Study) -> Iterator[str]:
         bound = GOOD_ACROSS if across else GOOD_IN_NODE
         where = "across nodes" if across else "in a node"
         told = f"{name}: {value:.1f} % of linear {_basis(study, point)}"
-        if point.efficiency.value > bound:
+        if point.at.devices > study.base.devices and point.efficiency.value > IMPLAUSIBLE:
+            yield (
+                f"{told}, more than devices can give, but for caches: see whether the runs did the "
+                "same work."
+            )
+        elif point.efficiency.value > bound:
             sure = _surely(point.efficiency, bound, math.inf)
             yield f"{told}, above the {100 * bound:.0f} % that is good {where}{sure}."
         elif point.efficiency.value < POOR:
@@ -114,8 +121,8 @@ def _slower(
 # --- quality ------------------------------------------------------------------------------------
 
 _SCORES: tuple[tuple[str, Callable[[Run], float | None]], ...] = (
-    ("validation loss", lambda run: run.val_loss),
-    ("validation accuracy", lambda run: run.val_acc),
+    ("validation loss", lambda run: run.scored(run.val_loss)),
+    ("validation accuracy", lambda run: run.scored(run.val_acc)),
 )
 
 

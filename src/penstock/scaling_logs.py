@@ -25,7 +25,7 @@ from pathlib import Path
 
 from .errors import UsageError
 from .laps import PHASES
-from .scaling import Rank, Run, Status
+from .scaling import A_GPU, Rank, Run, Status
 
 _CHUNK = 1 << 20
 _LONGEST = 1 << 14
@@ -56,6 +56,8 @@ _COUNT = re.compile(r"\d{1,15}")
 _PROGRESS = re.compile(r"Epoch (\d{1,9})(?:/(\d{1,9}))?: .*?(\d{1,9})/(\d{1,9}) \[")
 _OUR_EPOCH = re.compile(r"epoch (\d{1,9}), step \d+ of \d+: ")
 _SCORE = re.compile(r"\b(val_loss|val_acc)[= ]([-+0-9.e]+|nan|inf)")
+_DIVERGED = re.compile(r"\b(?:\w+_)?loss(?:_step|_epoch)?[= ][-+]?(?:nan|inf)\b", re.IGNORECASE)
+"""Any loss, in a bar of progress or a line of an epoch."""
 _IN_NAME = re.compile(r"([\w-]*?)-epoch=\d+")
 _SMI_ROW = re.compile(r"MiB\s*/\s*\d+MiB\s*\|\s*(\d{1,3})%")
 _SMI_CSV = re.compile(r"\d{1,3}, *(\d{1,3}) ?%, *\d{1,3} ?%")
@@ -92,6 +94,8 @@ class _Attempt:
     per_epoch: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     best: list[float] = field(default_factory=list)
+    diverged: bool = False
+    """A loss was not finite."""
     accuracies: list[float] = field(default_factory=list)
     epochs: set[int] = field(default_factory=set)
     """Those that came to their end, from 0."""
@@ -214,6 +218,7 @@ def _take_progress(attempt: _Attempt, line: str, found: re.Match[str]) -> None:
 
 
 def _take_scores(attempt: _Attempt, line: str) -> None:
+    attempt.diverged |= _DIVERGED.search(line) is not None
     for name, value in _SCORE.findall(line):
         kept = attempt.losses if name == "val_loss" else attempt.accuracies
         kept += [number for number in _number(value) if math.isfinite(number)]
@@ -225,9 +230,11 @@ def _take_field(attempt: _Attempt, name: str, value: str) -> None:
     elif name == "time per epoch":
         attempt.per_epoch += _number(value)
     elif name == "best validation loss":
-        attempt.best += _number(value)
+        told = _number(value)
+        attempt.best += filter(math.isfinite, told)
+        attempt.diverged |= not all(map(math.isfinite, told))
     elif name == "best validation accuracy":
-        attempt.accuracies += _number(value)
+        attempt.accuracies += filter(math.isfinite, _number(value))
     elif name == "best checkpoint":
         stem = value.rpartition("/")[2]
         found = _IN_NAME.match(stem)
@@ -293,6 +300,8 @@ def _run(path: Path, attempt: _Attempt, before: int) -> Run:
     on_cpu = told.get("cuda available", "").startswith("False")
     device = attempt.device or ("cpu" if on_cpu else told.get("gpu 0"))
     settings = settings_of(told) | ({"device": device} if device else {})
+    if not device and _on_gpus(attempt):
+        device = A_GPU
     if attempt.workload:
         settings.setdefault("workload", attempt.workload)
     restarts = _COUNT.match(told.get("restarts") or told.get("slurm_restart_count") or "")
@@ -313,6 +322,7 @@ def _run(path: Path, attempt: _Attempt, before: int) -> Run:
         steps=attempt.steps or attempt.count("steps per epoch"),
         val_loss=min(losses, default=None),
         val_acc=max(attempt.accuracies, default=None),
+        diverged=attempt.diverged,
         status=status,
         restarts=int(restarts[0]) if restarts else before,
         device=device or None,
@@ -321,6 +331,12 @@ def _run(path: Path, attempt: _Attempt, before: int) -> Run:
         utilisation=tuple(attempt.utilisation),
         settings=settings,
     )
+
+
+def _on_gpus(attempt: _Attempt) -> bool:
+    """Whether a log that names no device tells of GPUs all the same."""
+    available = attempt.told.get("cuda available", "").startswith("True")
+    return bool(available or attempt.utilisation or attempt.count("total gpus", "number of gpus"))
 
 
 def _ranks(attempt: _Attempt) -> Iterator[Rank]:

@@ -17,7 +17,7 @@ from .scaling import Point, Run, Study, differences
 from .scaling_advice import advice, exposed, interval_text, quality, rank_lines
 from .scaling_intervals import why_none
 from .scaling_laws import Amdahl, Usl
-from .scaling_tables import counted, fixed, label, mark, results, speedups, summary
+from .scaling_tables import counted, diverged, fixed, label, mark, results, speedups, summary
 from .stats import Interval
 from .units import format_seconds, significant
 
@@ -28,11 +28,9 @@ COLUMNS = tuple(
 )
 RUN_COLUMNS = tuple(
     "source job name status restarts devices nodes device seconds epochs planned_epochs "
-    "seconds_per_epoch samples batch global_batch steps val_loss val_acc".split()
+    "seconds_per_epoch samples batch global_batch steps val_loss val_acc diverged".split()
 )
 
-IMPLAUSIBLE = 1.1
-"""More devices than the baseline's with an efficiency above this are doubted."""
 _KINDS = {
     "strong": "Strong scaling",
     "weak": "Weak scaling",
@@ -52,7 +50,7 @@ def sections(study: Study, asked: bool = False) -> list[Section]:
 
 
 def _table(study: Study) -> list[tuple[str, ...]]:
-    hours = "process h" if study.base.first.on_cpu else "GPU h"
+    hours = f"{study.base.first.unit} h"
     head = ("configuration", "runs", "time", "speed-up", "95 %", "efficiency", "95 %")
     lines = [(*head, "samples/s", "Karp-Flatt", f"{hours} an epoch", "exposed sum")]
     for point in study.points:
@@ -113,12 +111,6 @@ def _kind_lines(study: Study, asked: bool) -> list[str]:
             "cannot be told apart; the work is taken to be the same."
         )
     lines += [f"These runs differ: {told}." for told in differences(runs)]
-    lines += [
-        f"{label(point.at.first)}: {100 * point.efficiency.value:.0f} % of linear is more than "
-        "devices can give, but for caches: see whether the runs did the same work."
-        for point in study.points
-        if point.at.devices > study.base.devices and point.efficiency.value > IMPLAUSIBLE
-    ]
     if asked:
         lines.append(f"All is relative to {counted(first)}, as was asked for.")
     elif study.base.devices > 1:
@@ -213,8 +205,10 @@ def metrics(runs: Sequence[Run]) -> Section:
             time = f"{run.seconds:.2f} seconds ({run.seconds / 60:.2f} minutes)"
             time += "" if run.complete else "*"
         source = run.source.replace("\n", " ")  # a line of the table is a line
-        lines.append((source, run.job, time, fixed(run.val_loss, 4), mean))
-    return Section("Metrics", lines, [note[2:] for run in runs if (note := mark(run))])
+        loss = "nan" if run.diverged else fixed(run.val_loss, 4)
+        lines.append((source, run.job, time, loss, mean))
+    notes = [note[2:] for run in runs if (note := mark(run))]
+    return Section("Metrics", lines, [*notes, *diverged(runs)])
 
 
 def points_csv(found: Iterable[Study], runs: Iterable[Run]) -> str:
@@ -258,8 +252,8 @@ def _point_row(study: Study, point: Point) -> dict[str, Any]:
         "seconds_per_epoch": at.mean(lambda run: run.per_epoch),
         "device_hours_per_epoch": point.device_hours,
         "exposed_communication": exposed(at),
-        "val_loss": at.mean(lambda run: run.val_loss),
-        "val_acc": at.mean(lambda run: run.val_acc),
+        "val_loss": at.mean(lambda run: run.scored(run.val_loss)),
+        "val_acc": at.mean(lambda run: run.scored(run.val_acc)),
         "status": "complete",
     }
 

@@ -41,6 +41,8 @@ Algorithm = Literal["ring", "tree"]
 
 NOTABLE_WAIT = 0.02
 """A smaller part of a step is what it takes to hand over a batch that is there."""
+_ROUNDED = 0.005
+"""A measured step is told in few digits: what is nearer than this to the model's agrees with it."""
 _COMPUTE = ("transfer", "forward", "backward", "optimizer")
 
 
@@ -340,19 +342,41 @@ def assumptions(device: Device, network: Network) -> list[str]:
         lines.append("the store keeps up with all of them")
     else:
         lines.append("data is always there in time")
-    if device.seen is None:
+    if device.seen is not None:
+        lines.append(_of_seen(device, network, *device.seen))
+    if device.seen is None or _contradicted(device, network):
         lines.append(
             "the sum does not slow computing, no other job shares the network, and hosts are as "
             "quick with all devices at work as with one: the figures are the most that is to be had"
         )
-    else:
-        n, seconds = device.seen
-        beyond = format_seconds(unexplained(device, network))
-        lines.append(
-            f"a step of {n} devices took {format_seconds(seconds)}, which is {beyond} more than "
-            "all of this: hosts, contention and whatever else it is take as long at any number"
-        )
     return [f"{line[:1].upper()}{line[1:]}." for line in lines]
+
+
+def _contradicted(device: Device, network: Network) -> bool:
+    """Whether a step of several was seen to take less than the model needs."""
+    if device.seen is None:
+        return False
+    n, seconds = device.seen
+    return seconds < (1 - _ROUNDED) * _explained(device, network, n)
+
+
+def _of_seen(device: Device, network: Network, n: int, seconds: float) -> str:
+    """What a measured step of several devices adds to the model, or that the two contradict."""
+    took, needed = (
+        f"a step of {n} devices took {format_seconds(seconds)}",
+        _step(device, network, n),
+    )
+    if _contradicted(device, network):
+        return (
+            f"{took}, and all of this needs {format_seconds(needed)}: one of the two is wrong, so "
+            "the measured step is not used, and the figures are the model's alone"
+        )
+    if (beyond := unexplained(device, network)) <= _ROUNDED * seconds:
+        return f"{took}, which all of this explains"
+    return (
+        f"{took}, which is {format_seconds(beyond)} more than all of this: hosts, contention and "
+        f"whatever else it is take as long at any number; the step of {n} is told, not predicted"
+    )
 
 
 def table(predictions: Iterable[Prediction]) -> list[tuple[str, ...]]:

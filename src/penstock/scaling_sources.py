@@ -13,6 +13,7 @@ what cannot be read or holds no run is passed over with a word; a path alone is 
 from __future__ import annotations
 
 import csv
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -289,6 +290,9 @@ def _results_run(told: Mapping[str, Any], source: str, folder: Path | None) -> R
     seconds = (told.get("training_s") or 0.0) + (told.get("validation_s") or 0.0)
     scores = [*(told.get("history") or ()), told.get("final") or {}]
     losses = [row["val_loss"] for row in scores if row.get("val_loss") is not None]
+    # JSON has no NaN: a loss that is there and null was not finite.
+    diverged = any("val_loss" in row and row["val_loss"] is None for row in scores)
+    diverged |= not all(map(math.isfinite, losses))
     right = [row["val_acc"] for row in scores if row.get("val_acc") is not None]
     known = {name: told.get(name) for name in ("workload", "parameters")}
     settings = settings_of({**asked, **known})
@@ -307,8 +311,9 @@ def _results_run(told: Mapping[str, Any], source: str, folder: Path | None) -> R
         batch=told.get("batch_size"),
         global_batch=told.get("global_batch_size"),
         steps=round(told["steps"] / epochs) if epochs and told.get("steps") else None,
-        val_loss=min(losses, default=None),
+        val_loss=min(filter(math.isfinite, losses), default=None),
         val_acc=max(right, default=None),
+        diverged=diverged,
         status=_STATUS.get(told.get("status", ""), "unfinished"),
         restarts=launch.get("restarts") or 0,
         device=told.get("device"),

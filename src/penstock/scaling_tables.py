@@ -7,7 +7,7 @@ Training Results on ...     `results`    a block to paste
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from .scaling import Run, Study
 
@@ -29,10 +29,15 @@ _BECAME = {
 
 
 def counted(run: Run) -> str:
-    """``1 GPU``, ``4 GPUs``, ``2 processes``."""
-    if run.on_cpu:
-        return f"{run.devices} process{'es' * (run.devices != 1)}"
-    return f"{run.devices} GPU{'s' * (run.devices != 1)}"
+    """``1 GPU``, ``4 GPUs``, ``2 processes``; ``2 devices`` where the run did not tell."""
+    return f"{run.devices} {run.unit if run.devices == 1 else units([run])}"
+
+
+def units(runs: Sequence[Run]) -> str:
+    """``GPUs``, ``processes``, or ``devices`` where not all are the one or the other."""
+    names = {run.unit for run in runs}
+    name = names.pop() if len(names) == 1 else "device"
+    return f"{name}{'es' if name == 'process' else 's'}"
 
 
 def on_nodes(run: Run) -> str:
@@ -42,7 +47,7 @@ def on_nodes(run: Run) -> str:
 def label(run: Run) -> str:
     """``Single GPU``, ``8 GPUs (2 nodes)``."""
     if run.devices == 1:
-        return "Single process" if run.on_cpu else "Single GPU"
+        return f"Single {run.unit}"
     return f"{counted(run)} ({on_nodes(run)})" if run.nodes else counted(run)
 
 
@@ -50,7 +55,7 @@ def heading(run: Run) -> str:
     """``Single GPU``, ``Multi-GPU (4 GPUs, 1 node)``, ``Multi-Node (8 GPUs, 2 nodes)``."""
     if run.devices == 1:
         return label(run)
-    several = "Multi-Process" if run.on_cpu else "Multi-GPU"
+    several = f"Multi-{run.unit[:1].upper()}{run.unit[1:]}"
     kind = "Multi-Node" if (run.nodes or 1) > 1 else several
     return f"{kind} ({', '.join(filter(None, [counted(run), on_nodes(run)]))})"
 
@@ -60,7 +65,7 @@ def heading(run: Run) -> str:
 
 def summary(runs: Sequence[Run]) -> list[str]:
     """A line for each run; one that is not complete has a star, and a line below says why."""
-    devices = "Procs" if all(run.on_cpu for run in runs) else "GPUs"
+    devices = {"processes": "Procs", "devices": "Count"}.get(units(runs), "GPUs")
     head = ("Job ID", "Configuration", devices, "Nodes", "Time (s)", "Time/Epoch (s)")
     lines = ["BENCHMARK RESULTS SUMMARY", "=" * WIDE, _line(*head, "Val Loss", "Val Acc")]
     lines.append("-" * WIDE)
@@ -74,11 +79,11 @@ def summary(runs: Sequence[Run]) -> list[str]:
                 str(run.nodes or "-"),
                 fixed(run.seconds, 2) + star,
                 fixed(run.per_epoch, 2),
-                fixed(run.val_loss, 4),
+                "nan" if run.diverged else fixed(run.val_loss, 4),
                 fixed(run.val_acc, 4),
             )
         )
-    return [*lines, "=" * WIDE, *filter(None, map(mark, runs))]
+    return [*lines, "=" * WIDE, *filter(None, map(mark, runs)), *diverged(runs)]
 
 
 def _line(*cells: str) -> str:
@@ -107,6 +112,17 @@ def mark(run: Run) -> str:
     return f"* {run.job}{attempt}: {_BECAME[run.status]}{epochs}; not compared."
 
 
+def diverged(runs: Sequence[Run]) -> Iterator[str]:
+    """A sentence for each run whose loss was not finite."""
+    for run in runs:
+        if run.diverged:
+            compared = " Its time is compared." if run.complete else ""
+            yield (
+                f"Job {run.job} diverged ({run.source}): a loss that it told is not a number, so "
+                f"its scores are compared with nothing.{compared}"
+            )
+
+
 def speedups(study: Study) -> list[str]:
     """Average time, speed-up and parallel efficiency of each configuration."""
     base = study.base
@@ -131,7 +147,7 @@ def results(study: Study, machine: str) -> list[str]:
         ("Dataset", _data_set(study)),
         ("Model", _model(run)),
         ("Epochs", run.epochs),
-        ("Base batch size", run.batch and f"{run.batch} per {'process' if run.on_cpu else 'GPU'}"),
+        ("Base batch size", run.batch and f"{run.batch} per {run.unit}"),
     ]
     lines = [title, "=" * (len(title) + 2)]
     lines += [f"{name}: {value}" for name, value in facts if value]
@@ -147,7 +163,7 @@ def results(study: Study, machine: str) -> list[str]:
     first_column = max(19, *(len(row[0]) + 1 for row in rows))
     head, *body = (_cells(row, (first_column, 9, 9, 10)) for row in rows)
     lines += ["", head, "-" * (first_column + 31), *body]
-    accuracies = [p.at.mean(lambda run: run.val_acc) for p in study.points]
+    accuracies = [p.at.mean(lambda run: run.scored(run.val_acc)) for p in study.points]
     known = [f"{100 * value:.0f}" for value in accuracies if value is not None]
     if known and len(known) == len(study.points):
         lines.append("")

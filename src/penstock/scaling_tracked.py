@@ -81,8 +81,8 @@ def tracked_run(
             if key in told:
                 with contextlib.suppress(ValueError):
                     return float(told[key])
-            if series.get(key):
-                return series[key][-1][1]
+            if found := values(key):
+                return found[-1]
         return None
 
     def whole(what: str) -> int | None:
@@ -90,7 +90,10 @@ def tracked_run(
         return int(value) if value is not None and 0 < value < 1e15 else None
 
     def values(key: str) -> list[float]:
-        points = [(step, value) for step, value, _ in series.get(key, ()) if math.isfinite(value)]
+        return [value for value in told_of(key) if math.isfinite(value)]
+
+    def told_of(key: str) -> list[float]:
+        points = [(step, value) for step, value, _ in series.get(key, ())]
         # A run that went on may have told a step again; where none was told, all are 0.
         by_step = dict(points)
         return list(by_step.values()) if len(by_step) > 1 else [value for _, value in points]
@@ -115,7 +118,7 @@ def tracked_run(
         if math.isfinite(value)
     ]
     planned = None if told.get("max_steps") else whole("epochs")
-    done = len(by_epoch) or whole("done") or len(values("val_loss")) or None
+    done = len(by_epoch) or whole("done") or len(told_of("val_loss")) or None
     if planned and done and done > planned:
         done = None  # these were not scores of epochs
     if status is None:
@@ -143,6 +146,12 @@ def tracked_run(
         global_batch=whole("global_batch") or (batch * devices if batch else None),
         val_loss=min(scores("val_loss"), default=None),
         val_acc=max(scores("val_acc"), default=None),
+        diverged=any(
+            not math.isfinite(value)
+            for key, points in series.items()
+            if key.endswith("loss")
+            for _, value, _ in points
+        ),
         status=status,
         device=None if told.get("device") == "auto" else told.get("device"),
         utilisation=tuple(used),
@@ -181,11 +190,13 @@ def _in_sqlite(path: Path) -> Iterator[Run | None]:
             for run, name, status, began, ended in runs:
                 metrics: dict[str, Series] = {}
                 for key, value, time, step in db.execute(
-                    "select key, value, timestamp, step from metrics "
-                    "where run_uuid = ? and not is_nan order by step, timestamp",
+                    "select key, case when is_nan then null else value end, timestamp, step "
+                    "from metrics "
+                    "where run_uuid = ? order by step, timestamp",
                     (run,),
                 ):
-                    metrics.setdefault(key, []).append((step, value, time / 1e3))
+                    number = math.nan if value is None else value
+                    metrics.setdefault(key, []).append((step, number, time / 1e3))
                 told: dict[str, str] = {}
                 for kind in ("params", "tags"):
                     told |= dict(

@@ -22,7 +22,7 @@ from .scaling import Point, Study
 from .scaling_advice import GOOD_ACROSS
 from .scaling_intervals import why_none
 from .scaling_laws import Amdahl, Usl
-from .scaling_tables import counted, label, on_nodes
+from .scaling_tables import counted, label, on_nodes, units
 from .straggler import phases_of
 from .units import significant
 
@@ -214,4 +214,5 @@ def _names(axis: Axes, points: Sequence[Point]) -> None:
 
 
 def _devices(study: Study) -> str:
-    return "Processes" if study.base.first.on_cpu else "GPUs"
+    name = units([study.base.first])
+    return f"{name[:1].upper()}{name[1:]}"

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     from .. import scaling_report as report
     from .. import scaling_tables as tables
     from ..report import in_text
-    from ..scaling import studies
+    from ..scaling import A_GPU, studies
     from ..scaling_sources import read_runs
 
     runs = read_runs(paths, _say)
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         print(*in_text([report.metrics(runs)]), sep="\n")
         return 0
     found = studies(runs, args.baseline, args.anyway)
-    devices = (one.device for one in runs if one.device and not one.on_cpu)
+    devices = (one.device for one in runs if one.unit == "GPU" and one.device != A_GPU)
     machine = args.machine or next(devices, "an unnamed machine")
     asked = args.baseline is not None
     if args.csv:
