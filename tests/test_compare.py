@@ -264,9 +264,9 @@ def test_launches_that_never_settled_are_told() -> None:
 OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "machine": (
         {"environment": {"machine_key": "there"}},
-        "the launches ran on 2 machines, here and there",
+        "the launches ran on 2 machines, here and there (model)",
     ),
-    "schema": ({"schema": 0}, "the records are of schemas 0 and 1"),
+    "schema": ({"schema": 0}, "the records are of schemas 0 and 1 (model)"),
     "structure": (
         {"facts": {"structure": "abd"}},
         "the structure of the model is abc and abd (model)",
@@ -289,9 +289,24 @@ def test_unlike_things_are_refused_unless_told(what: str) -> None:
     assert judged(a, b, anyway=True).caveats == (sentence,)
 
 
+@pytest.mark.parametrize("what", OTHERS)
+def test_what_is_comparable_is_compared_and_the_rest_named(what: str) -> None:
+    """One unlike case used to refuse the verdicts on all."""
+    fields, sentence = OTHERS[what]
+    rng = np.random.default_rng(0)
+    a = launches(rng)
+    slower = launches(rng, level=2.0)
+    found = judged([*a, record(knobs={"batch": 9})], [*slower, record(knobs={"batch": 9}, **fields)])
+    assert [row.verdict for row in found.rows] == ["slower"]
+    assert found.left_out == (sentence.replace("(model)", "(batch=9)"),)
+    assert (found.unlike, found.caveats, found.regressed) == (1, (), True)
+    assert "1 case, B against A: 1 slower" in found.sentence()
+    assert "1 not comparable" in found.sentence()
+
+
 def test_several_reasons_are_counted() -> None:
     b = record(work={"samples": 2}, environment={"machine_key": "there"})
-    with pytest.raises(NotComparable, match=r"here and there \(and 1 more\)"):
+    with pytest.raises(NotComparable, match=r"here and there \(model\) \(and 1 more\)"):
         judged([record()], [b])
 
 
@@ -445,6 +460,7 @@ def test_the_command_as_a_gate(
     out = capsys.readouterr().out
     assert "amp=false: slower: B takes 1.2" in out
     assert "1 more only in A" in out
+    assert "Only in A: amp=true." in out
     assert json.loads((tmp_path / "out.json").read_text())["sentence"] in out
     assert run(b / "records.jsonl", b) == 0
     assert run(b, a) == 0  # faster is no regression
@@ -467,6 +483,12 @@ def test_unlike_machines_end_with_four(
     there = store(tmp_path / "there", other)
     assert run(sides[0], there) == 4
     capsys.readouterr()
+    here = launches(np.random.default_rng(0), noise=1e-3, knobs={"amp": True}, level=0.5)
+    some = store(tmp_path / "some", [*other, *here])
+    assert run(sides[0], some) == 0  # what is comparable is
+    out = capsys.readouterr().out
+    assert "Not compared: the launches ran on 2 machines, here and there (amp=false); --any" in out
+    assert "1 case, B against A: 1 same, 1 not comparable" in out
     assert run(sides[0], there, "--anyway") == 0
     assert "compared all the same: the launches ran on 2 machines" in capsys.readouterr().out
 

@@ -17,6 +17,9 @@ within the threshold. Halves have fewer launches than A and B, so this errs on t
 because nobody would call two runs that far apart the same.
 
 One launch on a side is never compared: what differs between two processes may be just that.
+
+Cases that ran on unlike machines, or did unlike work, are left out and named, and the others are
+compared.
 """
 
 from __future__ import annotations
@@ -84,7 +87,11 @@ class Comparison:
     """Labels of the cases that B lacks."""
     only_b: tuple[str, ...]
     caveats: tuple[str, ...]
-    """Why the two should not be compared, where that was asked for all the same."""
+    """Why cases should not be compared, where that was asked for all the same."""
+    left_out: tuple[str, ...] = ()
+    """Why cases of both were not compared, with their labels."""
+    unlike: int = 0
+    """Cases of both that were not compared."""
 
     @property
     def regressed(self) -> bool:
@@ -105,6 +112,7 @@ class Comparison:
                 ratio, label = max(ratios, key=lambda found: abs(math.log(found[0].value)))
                 part += f" ({'most: ' * (len(rows) > 1)}{label}, {_ratio(ratio)} times as long)"
             parts += [part] * bool(rows)
+        parts += [f"{self.unlike} not comparable"] * bool(self.unlike)
         for side, labels in (("A", self.only_a), ("B", self.only_b)):
             parts += [f"{len(labels)} more only in {side}"] * bool(labels)
         sizes = {n for row in self.rows for n in (row.a_launches, row.b_launches)}
@@ -128,15 +136,18 @@ def compare(
 ) -> Comparison:
     """The verdict on every case that both have; the less ``samples_s[metric]``, the better.
 
-    Raises `NotComparable` where they share no case, nothing ran, or machine, schema, counted work
-    or the model's structure differ, unless ``anyway``.
+    A case of which machine, schema, counted work or the model's structure differ is left out,
+    unless ``anyway``. Raises `NotComparable` where they share no case, nothing ran, or all were
+    left out.
     """
-    pairs, only_a, only_b = _paired(a, b, metric)
+    shared, only_a, only_b = _paired(a, b, metric)
+    reasons = {pair.key: _differences(pair) for pair in shared}
+    told = _told(shared, reasons)
+    pairs = shared if anyway else [pair for pair in shared if not reasons[pair.key]]
+    if not pairs:
+        more = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
+        raise NotComparable(f"{told[0]}{more}; --anyway compares all the same")
     _something_ran(pairs, metric)
-    caveats = _differences(pairs)
-    if caveats and not anyway:
-        more = f" (and {len(caveats) - 1} more)" if len(caveats) > 1 else ""
-        raise NotComparable(f"{caveats[0]}{more}; --anyway compares all the same")
 
     rng = np.random.default_rng(seed)
     source = "as given"
@@ -173,7 +184,16 @@ def compare(
             )
         )
     return Comparison(
-        metric, confidence, threshold, source, tuple(rows), only_a, only_b, tuple(caveats)
+        metric,
+        confidence,
+        threshold,
+        source,
+        tuple(rows),
+        only_a,
+        only_b,
+        caveats=told if anyway else (),
+        left_out=() if anyway else told,
+        unlike=len(shared) - len(pairs),
     )
 
 
@@ -274,26 +294,34 @@ def _something_ran(pairs: Sequence[_Pair], metric: str) -> None:
         raise UsageError(f"--metric {metric} was not measured; there is {_listed(metrics)}")
 
 
-def _differences(pairs: Sequence[_Pair]) -> list[str]:
-    """What makes them times of different things. What is not known does not differ."""
-    everyone = [record for pair in pairs for record in pair.a + pair.b]
+def _differences(pair: _Pair) -> list[str]:
+    """What makes the launches of a case times of different things. What is not known does not
+    differ."""
+    launches = pair.a + pair.b
     found = []
-    machines = _known(record.environment.get("machine_key") for record in everyone)
+    machines = _known(record.environment.get("machine_key") for record in launches)
     if len(machines) > 1:
         found.append(f"the launches ran on {len(machines)} machines, {_listed(machines)}")
-    schemas = _known(record.schema_version for record in everyone)
+    schemas = _known(record.schema_version for record in launches)
     if len(schemas) > 1:
         found.append(f"the records are of schemas {_listed(schemas)}")
-    for pair in pairs:
-        launches = pair.a + pair.b
-        structures = _known(record.facts.get("structure") for record in launches)
-        if len(structures) > 1:
-            found.append(f"the structure of the model is {_listed(structures)} ({pair.label})")
-        for unit in sorted({unit for record in launches for unit in record.work}):
-            counts = _known(record.work.get(unit) for record in launches)
-            if len(counts) > 1:
-                found.append(f"a step is {_listed(counts)} {unit} ({pair.label})")
+    structures = _known(record.facts.get("structure") for record in launches)
+    if len(structures) > 1:
+        found.append(f"the structure of the model is {_listed(structures)}")
+    for unit in sorted({unit for record in launches for unit in record.work}):
+        counts = _known(record.work.get(unit) for record in launches)
+        if len(counts) > 1:
+            found.append(f"a step is {_listed(counts)} {unit}")
     return found
+
+
+def _told(pairs: Sequence[_Pair], reasons: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Each reason once, with the labels of its cases."""
+    labels: dict[str, list[str]] = {}
+    for pair in pairs:
+        for reason in reasons[pair.key]:
+            labels.setdefault(reason, []).append(pair.label)
+    return tuple(f"{reason} ({', '.join(own)})" for reason, own in labels.items())
 
 
 def _known(values: Iterable[Any]) -> set[str]:

@@ -1,7 +1,7 @@
 """``penstock compare A B``: a verdict on every case, and an exit code for a gate.
 
-The exit code is 0 where nothing regressed, 1 where a case is slower or newly fails, 2 for wrong
-usage, 4 where the two are not comparable.
+What is not comparable is named, and the rest is compared. The exit code is 0 where nothing of it
+regressed, 1 where a case is slower or newly fails, 2 for wrong usage, 4 where nothing is comparable.
 """
 
 from __future__ import annotations
@@ -127,6 +127,11 @@ def _print(comparison: Comparison) -> None:
     for row in comparison.rows:
         if row.verdict != "same":
             print(f"{row.label}: {row.verdict}: {row.reason}.")
+    for reason in comparison.left_out:
+        print(f"Not compared: {reason}; --anyway compares all the same.")
+    for side, labels in (("A", comparison.only_a), ("B", comparison.only_b)):
+        if labels:
+            print(f"Only in {side}: {'; '.join(labels)}.")
     for caveat in comparison.caveats:
         print(f"Not comparable, and compared all the same: {caveat}.")
     print(comparison.sentence())
