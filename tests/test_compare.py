@@ -296,7 +296,8 @@ def test_what_is_comparable_is_compared_and_the_rest_named(what: str) -> None:
     rng = np.random.default_rng(0)
     a = launches(rng)
     slower = launches(rng, level=2.0)
-    found = judged([*a, record(knobs={"batch": 9})], [*slower, record(knobs={"batch": 9}, **fields)])
+    unlike = record(knobs={"batch": 9}, **fields)
+    found = judged([*a, record(knobs={"batch": 9})], [*slower, unlike])
     assert [row.verdict for row in found.rows] == ["slower"]
     assert found.left_out == (sentence.replace("(model)", "(batch=9)"),)
     assert (found.unlike, found.caveats, found.regressed) == (1, (), True)

@@ -1,7 +1,8 @@
 """``penstock compare A B``: a verdict on every case, and an exit code for a gate.
 
 What is not comparable is named, and the rest is compared. The exit code is 0 where nothing of it
-regressed, 1 where a case is slower or newly fails, 2 for wrong usage, 4 where nothing is comparable.
+regressed, 1 where a case is slower or newly fails, 2 for wrong usage, 4 where nothing is
+comparable.
 """
 
 from __future__ import annotations
