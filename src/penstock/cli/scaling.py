@@ -79,8 +79,8 @@ def run(args: argparse.Namespace) -> int:
         print(*in_text([report.metrics(runs)]), sep="\n")
         return 0
     found = studies(runs, args.baseline, args.anyway)
-    devices = (one.device for one in runs if one.unit == "GPU" and one.device != A_GPU)
-    machine = args.machine or next(devices, "an unnamed machine")
+    devices = (one.device for one in runs if one.device not in (None, A_GPU) and not one.on_cpu)
+    machine = args.machine or next(devices, None) or "an unnamed machine"
     asked = args.baseline is not None
     if args.csv:
         print(report.points_csv(found, runs) if found else report.runs_csv(runs), end="")
