@@ -75,7 +75,9 @@ class Job:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         self.devices = models.devices(config.devices)
-        self.model = models.load(config.model_type, config.weights, config.in_channels)
+        self.model = models.load(
+            config.model_type, config.weights, config.in_channels, trust=config.trust_model
+        )
         source = open_source(config.in_spec, level=config.level)
         self.shape = patch_shape(config, "z" in source.axes, self.model.spatial_axes)
         self.amp = _amp(config, self.devices, self.model.dtype)

@@ -3,7 +3,8 @@
 A `Model` is a module ready to run plus what a plan must know of it: channels, spatial axes, what
 its heads return, and how many bytes one batch of it holds at its peak. That peak is found without
 running the net: its operators are played on shapes alone. Files are read with safetensors or with
-``weights_only=True``; nothing is unpickled. A ``.py`` that the user names is code, and is run.
+``weights_only=True``, programs by `exported` and `torchscript`; nothing is unpickled. A ``.py``
+that the user names is code, and is run.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import torch.fx
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from . import exported, torchscript
 from .errors import UsageError, describe
 from .store import is_file
 
@@ -135,6 +137,7 @@ def load(
     in_channels: int | None = None,
     *,
     untrained: bool = False,
+    trust: bool = False,
 ) -> Model:
     """Find a model and put its weights in; one that has none of its own may be left `untrained`.
 
@@ -142,11 +145,12 @@ def load(
     attribute of that name, else what its first convolution takes; a factory that has a parameter of
     that name is given it. A module may also say how many
     `spatial_axes` it has, and turn a public checkpoint into its own state dict (`from_public`).
+    A model file is read as operators and tensors and no more, unless `trust` gives it to torch.
 
     Raises `UsageError` for an unknown name, a factory that fails, or weights of another model.
     """
     name = model if isinstance(model, str) else type(model).__name__
-    module, weights = _find(model, weights, in_channels)
+    module, weights = _find(model, weights, in_channels, trust)
     entry = REGISTRY.get(model) if isinstance(model, str) else None
     if entry is not None and entry.needs_weights and weights is None and not untrained:
         raise UsageError(f"--model-type {model} has no weights of its own; give --weights")
@@ -185,7 +189,10 @@ def _code_hash(reference: str) -> str:
 
 
 def _find(
-    model: str | nn.Module, weights: str | Path | None, in_channels: int | None
+    model: str | nn.Module,
+    weights: str | Path | None,
+    in_channels: int | None,
+    trust: bool,
 ) -> tuple[nn.Module, str | Path | None]:
     if isinstance(model, nn.Module):
         return model, weights
@@ -193,7 +200,7 @@ def _find(
         entry = REGISTRY[model]
         return _call(entry.factory, in_channels), weights or entry.weights
     if model.endswith((".pt2", ".pt", ".ts", ".torchscript")):
-        return _load_program(Path(model)), weights
+        return _load_program(Path(model), trust), weights
     if ":" in model:
         return _call(model, in_channels), weights
     raise UsageError(
@@ -236,15 +243,20 @@ def _call(reference: str, in_channels: int | None) -> nn.Module:
     raise UsageError(f"--model-type {reference} returned a {type(made).__name__}, not a module")
 
 
-def _load_program(path: Path) -> nn.Module:
-    """A torch.export program (.pt2) or a TorchScript archive."""
+def _load_program(path: Path, trust: bool) -> nn.Module:
+    """A torch.export program (.pt2) or a TorchScript archive; torch's own readers, which run code
+    of the file, are given one that is trusted."""
     if not is_file(path, f"--model-type {path}"):
         raise UsageError(f"--model-type {path}: there is no such file")
     try:
         if path.suffix == ".pt2":
-            return torch.export.load(path).module()
+            return torch.export.load(path).module() if trust else exported.load(path)
+        if not trust:
+            return torchscript.load(path)
         module: nn.Module = torch.jit.load(str(path), map_location="cpu")
         return module
+    except UsageError:
+        raise
     except Exception as error:
         raise UsageError(
             f"--model-type {path} is neither a torch.export program nor TorchScript: "

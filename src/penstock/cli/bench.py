@@ -97,6 +97,8 @@ def cases_of(config: BenchModelConfig) -> list[Case]:
         "threads": (config.threads,),
         "seed": (config.seed,),
         "budget": (config.budget,),
+        # Absent where it is not given, so that records of before are of the same case.
+        **({"trust_model": (True,)} if config.trust_model else {}),
     }
     points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     for case in points:

@@ -95,6 +95,7 @@ def cases_of(data: str, config: BenchQueueConfig) -> list[Case]:
         "model": config.model if train else None,
         "tile": config.tile_size if train else None,
         "device": config.device if train else "cpu",
+        **({"trust_model": True} if config.trust_model else {}),
     }
     beside = {"compute": config.compute, "compute_time": None if train else config.compute_time}
     deepest = max(config.queue_sizes)

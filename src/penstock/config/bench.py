@@ -16,6 +16,7 @@ from pydantic import (
 
 from .data import LoaderConfig
 from .knobs import (
+    TRUST_MODEL,
     Bytes,
     Knobs,
     Natural,
@@ -52,6 +53,7 @@ class BenchModelConfig(Knobs):
         ("prithvi-refiner-tiny",), help="models by name, module:function or file.py:function"
     )
     weights: Path | None = flag(None, help="state dict: safetensors, or a torch file of tensors")
+    trust_model: bool = flag(False, help=TRUST_MODEL)
     channels: Annotated[tuple[Positive, ...], BeforeValidator(many)] | None = flag(
         None, help="input channels (default: what the model's first layer takes)"
     )
@@ -175,6 +177,7 @@ class BenchQueueConfig(Knobs):
         1.0, help="seconds of a step (train takes what it takes)"
     )
     model: str = flag("prithvi-refiner-tiny", help="the network of --compute train")
+    trust_model: bool = flag(False, help=TRUST_MODEL)
     tile_size: Tile = flag("64", help="its tiles, a number or ZxYxX")
     device: str = flag("auto", help="where it trains: cpu, cuda, cuda:1, mps")
     shuffle: Literal["none", "sample", "global"] = flag("sample", help="order of the samples")

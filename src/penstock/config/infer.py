@@ -12,6 +12,7 @@ from pydantic import (
 )
 
 from .knobs import (
+    TRUST_MODEL,
     Bytes,
     Knobs,
     Natural,
@@ -55,6 +56,7 @@ class InferConfig(Knobs):
         help="a model by name, package.module:function, file.py:function, .pt2 or TorchScript"
     )
     weights: Path | None = flag(None, help="state dict: safetensors, or a torch file of tensors")
+    trust_model: bool = flag(False, help=TRUST_MODEL)
     in_channels: Positive | None = flag(
         None, help="channels that the model takes at once (default: what its first layer takes)"
     )

@@ -76,6 +76,9 @@ def flag(default: Any = ..., *, help: str, alias: str | None = None, const: Any 
     return Field(default, description=help, json_schema_extra=extra)
 
 
+TRUST_MODEL = "give a .pt2 or TorchScript file that cannot be checked to torch: it may run any code"
+
+
 class Knobs(BaseModel):
     """Base of every set of knobs."""
 

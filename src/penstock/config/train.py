@@ -12,6 +12,7 @@ from pydantic import (
 )
 
 from .knobs import (
+    TRUST_MODEL,
     Knobs,
     Natural,
     Positive,
@@ -133,6 +134,7 @@ class TrainConfig(Knobs):
     model: str = flag(
         "denoise-net", help="a model by name, package.module:function or file.py:function (pairs)"
     )
+    trust_model: bool = flag(False, help=f"{TRUST_MODEL} (pairs)")
     channels: Positive | None = flag(
         None, help="channels that the model takes (pairs; default: what its first layer takes)"
     )
@@ -215,8 +217,8 @@ TRAIN_KNOBS: dict[str, frozenset[str]] = {
         "grid_step".split()
     ),
     "pairs": frozenset(
-        "in_spec target_spec model channels tile_size normalize norm_lower norm_upper dtype "
-        "checkpointing channels_last".split()
+        "in_spec target_spec model trust_model channels tile_size normalize norm_lower norm_upper "
+        "dtype checkpointing channels_last".split()
     ),
     "detector": frozenset(
         "train_data_root val_data_root train_label_file val_label_file train_chips_path "

@@ -108,6 +108,7 @@ class Train:
             "threads": None,
             "seed": case["seed"],
             "budget": None,
+            "trust_model": case.get("trust_model", False),
         }
         resolved, _ = check(asked)
         self._model = ModelScenario(resolved)

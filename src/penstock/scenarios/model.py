@@ -239,7 +239,13 @@ def _load(case: Mapping[str, Any]) -> Model:
     torch.manual_seed(case["seed"])  # of weights that are not loaded, and of dropout
     with _own_flags():
         # Untrained, it takes the same memory and time.
-        return load(case["model"], case["weights"], case["channels"], untrained=True)
+        return load(
+            case["model"],
+            case["weights"],
+            case["channels"],
+            untrained=True,
+            trust=case.get("trust_model", False),
+        )
 
 
 def _shape(case: Mapping[str, Any], model: Model) -> tuple[int, ...]:

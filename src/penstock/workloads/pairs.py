@@ -53,7 +53,9 @@ class Pairs:
         source = open_source(config.in_spec, name="--in-spec")
         target = open_source(config.target_spec, name="--target-spec")
         torch.manual_seed(config.seed)
-        self._model = load(config.model, None, config.channels, untrained=True)
+        self._model = load(
+            config.model, None, config.channels, untrained=True, trust=config.trust_model
+        )
         if not any(p.requires_grad for p in self._model.module.parameters()):
             raise UsageError(f"--model {config.model} has no parameters to train")
         channels = source.domain.shape[_CHANNEL]
