@@ -471,7 +471,7 @@ def fail(status, message):
     say({"failed": {"status": status, "stage": "measure", "message": message}})
     sys.exit(1)
 facts = {"model": case["model"], "parameters": 10, "model_bytes": 40, "structure": "0" * 16,
-         "tile_shape": [side, side], "channels": 3}
+         "tile_shape": [side, side], "channels": 3, "process_bytes": 2000}
 print("not a record")
 if request["task"] == "check":
     if case["model"] == "unknown":
@@ -610,7 +610,37 @@ def test_the_limit_of_each_tile(fake: Path, capsys: pytest.CaptureFixture[str]) 
     assert "Tile 16: a batch of 18 fits" in out  # 1000 + 4 * 18 * 256 = 19432
     assert "Tile 32: a batch of 4 fits" in out
     assert Ledger(fake / "out/bench.ledger/limits").records()
-    assert not (fake / "out/bench.csv").exists()
+    written = rows(fake / "out/bench.csv")
+    found = [(row["tile_size"], row["batch_size"], row["error"]) for row in written]
+    assert found == [("16", "18", ""), ("16", "19", "OOM"), ("32", "4", ""), ("32", "5", "OOM")]
+    assert {row["avg_time_ms"] + row["pixels_per_sec"] for row in written} == {""}, "only tried"
+    assert all(row["host_peak_mb"] for row in written)
+    assert "Written: out/bench.csv" in out
+    assert main(["plot", "out/bench.csv", "--output", "out/limits"]) == 0
+
+
+def test_a_tolerance_ends_the_search_of_a_limit_early(
+    fake: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--find-limit", "--budget", "2000000", "--tile-sizes", "4")
+    assert bench(*words, "--limit-tolerance", "0") == 0
+    exact = capsys.readouterr()
+    assert "a batch of 31234 fits" in exact.out  # 1000 + 4 * 31234 * 16 <= 2,000,000
+    assert "; 31235 does not." in exact.out
+    assert bench(*words, "--limit-tolerance", "0.5") == 0
+    rough = capsys.readouterr()
+    assert rough.err.count("batch") <= exact.err.count("batch")
+
+
+@pytest.mark.parametrize("words", [(), ("--find-limit",)])
+def test_a_budget_that_holds_no_launch_is_refused(
+    fake: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    assert bench("--budget", "1KiB", *words) == 2
+    told = "holds no launch: Python, torch and the weights take 1.99 KiB before the first sample"
+    assert f"--budget 1.00 KiB {told}" in capsys.readouterr().err
+    assert not (fake / "out").exists()
+    assert bench("--budget", "0", *words) == 2
 
 
 # --- the command, with the real worker -------------------------------------------------------

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MIB, GIB = 2**20, 2**30
-MEMORY, THROUGHPUT, TIME, FRONTIER = range(4)
+MEMORY, SAMPLES, PIXELS, TIME, FRONTIER = range(5)
 
 
 def drawn(path: Path) -> Figure:
@@ -65,7 +65,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_memory_and_throughput_by_tile(path: Path) -> None:
-    memory, throughput = drawn(path).axes[:2]
+    memory, samples, throughput = drawn(path).axes[:3]
     assert memory.get_ylabel() == "Peak device memory (MiB)"
     assert curves(memory) == [[(0, 256), (1, 384)], [(0, 512), (1, 768)]]
     assert throughput.get_ylabel() == "Million pixels per second"
@@ -79,13 +79,21 @@ def test_memory_and_throughput_by_tile(path: Path) -> None:
     ]
     found = [(x, y, z) for (x, y), (_, z) in curves(throughput)]
     assert found == [pytest.approx(own, rel=1e-3) for own in expected]
-    for axes in (memory, throughput):
+    assert samples.get_ylabel() == "Samples per second"  # the seed's plot
+    assert curves(samples) == [
+        [
+            (0, pytest.approx(1e3 * b / MEASURED[256, b])),
+            (1, pytest.approx(1e3 * b / MEASURED[384, b])),
+        ]
+        for b in (1, 2)
+    ]
+    for axes in (memory, samples, throughput):
         assert [label.get_text() for label in axes.get_xticklabels()] == ["256", "384", "512"]
 
 
 def test_a_failure_is_drawn_in_every_panel(path: Path) -> None:
     figure = drawn(path)
-    for panel in (MEMORY, THROUGHPUT):
+    for panel in (MEMORY, SAMPLES, PIXELS):
         axes = figure.axes[panel]
         (cross,) = (line for line in axes.get_lines() if line.get_marker() == "x")
         top = max(y for curve in curves(axes) for _, y in curve)
@@ -144,9 +152,9 @@ def test_a_budget_and_a_halo_are_shown(tmp_path: Path) -> None:
     figure = drawn(tmp_path / "bench.csv")
     assert "budget 4.00 GiB" in words(figure.axes[MEMORY])
     assert figure.axes[MEMORY].get_ylim()[1] > 4
-    assert figure.axes[THROUGHPUT].get_ylabel() == "Million useful pixels per second"
+    assert figure.axes[PIXELS].get_ylabel() == "Million useful pixels per second"
     useful = 192**2 / MEASURED[256, 1] / 1e3
-    assert curves(figure.axes[THROUGHPUT])[0][0][1] == pytest.approx(useful, rel=1e-3)
+    assert curves(figure.axes[PIXELS])[0][0][1] == pytest.approx(useful, rel=1e-3)
     assert figure.texts[0].get_text() == (
         "prithvi-refiner-tiny, inference, cpu, halo 32, budget 4.00 GiB"
     )
@@ -176,7 +184,7 @@ def test_the_seeds_own_file_draws(tmp_path: Path) -> None:
     assert figure.texts[0].get_text() == "inference, cpu"
     assert words(figure.axes[MEMORY]) == ["not recorded"]  # 0.0 on a CPU is no measurement
     assert "nothing to weigh" in words(figure.axes[FRONTIER])[0]
-    assert curves(figure.axes[THROUGHPUT])[0] == [
+    assert curves(figure.axes[PIXELS])[0] == [
         (0, pytest.approx(33.6 * 256**2 / 1e6)),
         (1, pytest.approx(21.8 * 384**2 / 1e6)),
     ]
@@ -187,7 +195,7 @@ def test_the_seeds_own_oom_rows_draw(tmp_path: Path) -> None:
     rows = "batch_size,device,error,mode,tile_size,timestamp\n8,cuda,OOM,inference,384,2025-01-01\n"
     (tmp_path / "bench.csv").write_text(rows)
     figure = drawn(tmp_path / "bench.csv")
-    assert [crosses(axes) for axes in figure.axes] == [1, 1, 0, 1]
+    assert [crosses(axes) for axes in figure.axes] == [1, 1, 1, 0, 1]
     assert figure.axes[MEMORY].get_ylabel() == "Peak device memory (MiB)"
 
 

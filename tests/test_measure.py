@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from itertools import chain, repeat
 from types import SimpleNamespace
@@ -227,9 +229,9 @@ def test_device_memory_and_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
     scenario.device = "cuda:0"
     scenario.driver_before = 400  # type: ignore[attr-defined]
     result = measure(scenario, RULES, lambda _: None, clock)
-    assert result["memory"] | {"host_peak_kernel": None, "host_shared": None} == {
-        "host_peak_kernel": None,
-        "host_shared": None,
+    host = dict.fromkeys(("host_peak_kernel", "host_shared", "host_counted"))
+    assert result["memory"] | host == {
+        **host,
         "device_allocated": 10,
         "device_peak": 20,
         "device_reserved": 30,
@@ -246,6 +248,22 @@ def test_what_the_kernel_counted_is_the_peak() -> None:
     peak, shared = memory["host_peak_kernel"], memory["host_shared"]
     assert peak is not None and peak > 10 * 2**20
     assert shared is not None and 0 < shared < peak
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's own count")
+def test_what_a_limit_counts_is_the_peak_of_what_was_mapped_touched_or_not() -> None:
+    """In a process of its own: 512 MiB that nobody touched count, and go on counting when gone."""
+    code = (
+        "import mmap, json\n"
+        "from penstock.measure import host_memory\n"
+        "before = host_memory()\n"
+        "mmap.mmap(-1, 2**29, flags=mmap.MAP_PRIVATE).close()\n"
+        "print(json.dumps([before, host_memory()]))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    before, after = json.loads(told.stdout)
+    assert after["host_counted"] - before["host_counted"] > 0.9 * 2**29
+    assert after["host_peak_kernel"] - before["host_peak_kernel"] < 2**27
 
 
 @pytest.mark.parametrize(("steps", "phases"), [(1, 0), (1, 3), (50, 3)])

@@ -138,7 +138,8 @@ def test_numbers_of_a_cell() -> None:
 
     steps = np.concatenate([np.repeat(own, i + 1) for i, own in enumerate(samples)])
     assert cell.mean() == pytest.approx(steps.mean())
-    assert cell.rate("samples") == pytest.approx(2 * len(steps) / steps.sum())
+    assert cell.mean_rate("samples") == pytest.approx(2 * len(steps) / steps.sum())
+    assert cell.rate("samples") == pytest.approx(2 / cell.time.value)
     assert cell.rate("samples") != pytest.approx((2 / steps).mean(), rel=0.05)  # no mean of rates
     assert cell.std == pytest.approx(np.concatenate(samples).std())
     assert cell.rate("flops") is None

@@ -1,8 +1,10 @@
-"""The figure of a model benchmark, drawn from its CSV: four panels for each group of cells.
+"""The figure of a model benchmark, drawn from its CSV: five panels for each group of cells.
 
-    peak memory by tile, a line for each batch     throughput by tile, a line for each batch
-    time of a step, by phase where there are any   memory against throughput, and the frontier
+    peak memory by tile           samples a second by tile           pixels a second by tile
+    time of a step, by phase where there are any     memory against throughput, and the frontier
 
+The first three have a line for each batch. Rates are of the median step, where a row has one, as
+the times and their intervals are.
 Cells that differ in tile and batch alone share a figure; nothing else is ever joined by a line.
 Of several rows of one case the latest is drawn, and the line below the title counts them. A case
 that failed is a result: its cross stands in a band of its own, in the colour of its batch.
@@ -11,7 +13,7 @@ that failed is a result: its cross stands in a band of its own, in the colour of
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,9 +54,9 @@ class Point:
     host_peak: float
     """Bytes."""
     rate: float
-    rate_low: float
-    rate_high: float
-    """Useful pixels a second."""
+    """Samples a second."""
+    pixels: float
+    """Useful ones of a sample."""
     time: float
     time_low: float
     time_high: float
@@ -68,6 +70,11 @@ class Point:
     @property
     def name(self) -> str:
         return f"{self.tile} × {self.batch}"
+
+    @property
+    def pixel_rate(self) -> float:
+        """Useful pixels a second."""
+        return self.pixels * self.rate
 
 
 def plot_bench(path: Path, out_prefix: str | Path) -> list[Path]:
@@ -102,9 +109,14 @@ def bench_figures(path: Path) -> dict[str, Figure]:
 
 def latest(rows: Sequence[Row]) -> list[Row]:
     """The last row of each tile and batch, small tiles and batches first."""
-    ordered = sorted(rows, key=lambda row: row.get("timestamp", ""))  # stable: the later line wins
+    # Stable: the later line wins. One of --find-limit has no time and hides none that was measured.
+    ordered = sorted(rows, key=lambda row: (not _only_tried(row), row.get("timestamp", "")))
     cases = {(row["tile_size"], row["batch_size"]): row for row in ordered}
     return sorted(cases.values(), key=lambda r: (pixels_of(r["tile_size"]), int(r["batch_size"])))
+
+
+def _only_tried(row: Row) -> bool:
+    return not row.get("error") and not row.get("avg_time_ms") and not row.get("median_time_ms")
 
 
 def draw(label: str, rows: Sequence[Row], source: str) -> Figure:
@@ -113,16 +125,18 @@ def draw(label: str, rows: Sequence[Row], source: str) -> Figure:
         points = [_point(row) for row in latest(rows)]
     except ValueError as error:
         raise UsageError(f"{source} holds what is no number: {error}") from error
-    figure = blank(11, 8.4, pads=(0.12, 0.1))
+    figure = blank(13, 8.4, pads=(0.12, 0.1))
     heading(figure, label, _facts(rows, points, source))
-    axes = figure.subplots(2, 2)
-    for axis in axes.flat:
+    places = [["memory"] * 2 + ["samples"] * 2 + ["pixels"] * 2, ["times"] * 3 + ["frontier"] * 3]
+    axes = figure.subplot_mosaic(places)
+    for axis in axes.values():
         tidy(axis)
     on_host = rows[0].get("device", "cpu") == "cpu"
-    _draw_memory(axes[0, 0], points, on_host)
-    _draw_throughput(axes[0, 1], points)
-    _draw_times(axes[1, 0], points)
-    _draw_frontier(axes[1, 1], points, on_host)
+    _draw_memory(axes["memory"], points, on_host)
+    _draw_samples(axes["samples"], points)
+    _draw_pixels(axes["pixels"], points)
+    _draw_times(axes["times"], points)
+    _draw_frontier(axes["frontier"], points, on_host)
     figure.legend(handles=_legend(points), loc="outside lower center", ncols=8, **LEGEND)
     return figure
 
@@ -150,9 +164,13 @@ def _point(row: Row) -> Point:
     tile, status = row["tile_size"], row.get("status", "")
     failure = row.get("error", "") if status in ("", "ok") else _WORDS.get(status, status)
     halo = int(row.get("halo") or 0)
-    rate = _number(row, "useful_pixels_per_sec")
-    if np.isnan(rate) and not halo:  # the seed's own rows: squares
-        rate = _number(row, "throughput_samples_per_sec") * pixels_of(tile)
+    useful, rate = (
+        _number(row, name) for name in ("useful_pixels_per_sec", "throughput_samples_per_sec")
+    )
+    # The seed's own rows are of squares.
+    pixels = useful / rate if useful > 0 and rate > 0 else np.nan if halo else pixels_of(tile)
+    if row.get("median_time_ms"):  # the rate of a row is of its mean
+        rate = 1e3 * int(row["batch_size"]) / _number(row, "median_time_ms")
     time = _number(row, "median_time_ms", "avg_time_ms", "total_time_ms")
     low, high = _number(row, "low_time_ms"), _number(row, "high_time_ms")
     phases = {phase: _number(row, f"{phase}_time_ms") for phase in PHASES}
@@ -167,8 +185,7 @@ def _point(row: Row) -> Point:
         device_peak if device_peak > 0 else np.nan,
         np.nan if np.isnan(time) else _number(row, "host_peak_mb") * MB,
         rate,
-        rate * time / high,
-        rate * time / low,
+        pixels,
         time,
         low,
         high,
@@ -201,11 +218,29 @@ def _draw_memory(axis: Axes, points: Sequence[Point], on_host: bool) -> None:
         axis.annotate(text, (-0.38, budget), (0, 3), textcoords="offset points", **_NOTE)
 
 
-def _draw_throughput(axis: Axes, points: Sequence[Point]) -> None:
-    axis.set_title("Throughput", **_TITLE)
+def _draw_samples(axis: Axes, points: Sequence[Point]) -> None:
+    axis.set_title("Throughput in samples", **_TITLE)
+    _draw_rates(axis, points, "Samples per second", lambda point: 1.0)
+
+
+def _draw_pixels(axis: Axes, points: Sequence[Point]) -> None:
+    axis.set_title("Throughput in pixels", **_TITLE)
     label, scale = _rate_unit(points)
-    ends = [(point.rate_low / scale, point.rate_high / scale) for point in points]
-    _by_tile(axis, points, [point.rate / scale for point in points], label, ends)
+    _draw_rates(axis, points, label, lambda point: point.pixels / scale)
+
+
+def _draw_rates(
+    axis: Axes, points: Sequence[Point], label: str, of_a_sample: Callable[[Point], float]
+) -> None:
+    """Rates of the time of a step, with whiskers of its interval."""
+    values, slowest, fastest = (
+        [of_a_sample(p) * p.rate * p.time / time for p, time in zip(points, times, strict=True)]
+        for times in zip(*((p.time, p.time_high, p.time_low) for p in points), strict=True)
+    )
+    ends = list(zip(slowest, fastest, strict=True))
+    _by_tile(
+        axis, points, values, label, ends, most=max(filter(np.isfinite, fastest), default=np.nan)
+    )
 
 
 def _by_tile(
@@ -261,7 +296,8 @@ def _draw_times(axis: Axes, points: Sequence[Point]) -> None:
     phased = any(point.phases for point in points)
     axis.set_title("Time of a step, mean of each phase" if phased else "Time of a step", **_TITLE)
     width = min(0.84 / len(batches), 0.28)
-    top = _top([sum(point.phases.values()) if phased else point.time for point in points])
+    ends = [high for p in points for high in (p.time, p.time_high)]
+    top = _top([sum(point.phases.values()) for point in points] if phased else ends)
     if top is None:
         axis.set_yticks([])
         top = 1.0
@@ -316,9 +352,9 @@ def _draw_frontier(axis: Axes, points: Sequence[Point], on_host: bool) -> None:
     unit, bytes_scale = _byte_unit(peaks)
     rates, rate_scale = _rate_unit(points)
     placed = [
-        (peak / bytes_scale, point.rate / rate_scale, point)
+        (peak / bytes_scale, point.pixel_rate / rate_scale, point)
         for peak, point in zip(peaks, points, strict=True)
-        if np.isfinite(peak) and np.isfinite(point.rate)
+        if np.isfinite(peak) and np.isfinite(point.pixel_rate)
     ]
     failed = [point for point in points if point.failure]
     axis.set_title("Memory against throughput", **_TITLE)
@@ -476,7 +512,7 @@ def _byte_unit(values: Sequence[float]) -> tuple[str, float]:
 def _rate_unit(points: Sequence[Point]) -> tuple[str, float]:
     """The label of an axis of rates, and what they are divided by."""
     kind = "useful pixels" if points[0].useful else "pixels"
-    top = _top([point.rate for point in points]) or 0
+    top = _top([point.pixel_rate for point in points]) or 0
     for word, scale in (("Thousand million", 1e9), ("Million", 1e6), ("Thousand", 1e3)):
         if top >= scale:
             return f"{word} {kind} per second", scale

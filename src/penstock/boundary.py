@@ -10,6 +10,8 @@ so the batches that fitted, of any tile, say where the edge should be, and the s
     batch   1    2               29   30
             ok   ok   - line ->  ok   oom     29 fits, 30 does not: both were run
 
+A search may end early, where what is left between the two sides is a small share of a batch.
+
 A line that is wrong costs launches and never changes the answer: from its guess the search walks
 in steps that double until it has both sides, then halves what is between them. Within a tile, a
 batch larger than one that fails is taken to fail too. Where noise breaks that, the search still
@@ -63,9 +65,9 @@ class Limit:
 
     tile: str
     batch: int | None
-    """The largest that fits; None where none does, or where the search failed."""
+    """The largest that was seen to fit; None where none does, or where the search failed."""
     failing_batch: int | None
-    """The smallest that does not fit; None where the largest that was allowed still does."""
+    """The smallest that was seen not to; None where the largest that was allowed still fits."""
     peak: int | None
     """Bytes at the largest batch that fits."""
     budget: int | None
@@ -111,7 +113,10 @@ class Limit:
             text += f", and the allocator had to retry {self.alloc_retries} times"
         if self.failing_batch is None:
             return text + "; no larger one was allowed."
-        return text + f"; {self.failing_batch} does not."
+        text += f"; {self.failing_batch} does not"
+        if (between := self.failing_batch - self.batch - 1) > 0:
+            text += f", and of the {between} between them none was tried"
+        return text + "."
 
 
 def pixels_of(tile: str, axes: int = 2) -> int:
@@ -138,10 +143,13 @@ def find_limits(
     fits: Callable[[str, int], Probe],
     max_batch: int,
     pixels: Callable[[str], int] = pixels_of,
+    tolerance: float = 0.0,
 ) -> list[Limit]:
     """The limit of each tile, from the smallest tile on.
 
-    Each tile costs two launches where the line holds, and the first two more.
+    Each tile costs two launches where the line holds, and the first two more. With a ``tolerance``
+    the search of a tile ends where the largest batch that fits and the smallest that does not are
+    no further apart than that share of the first.
 
     >>> def fits(tile, batch):
     ...     peak = 1000 + 2 * batch * pixels_of(tile)
@@ -152,15 +160,16 @@ def find_limits(
     """
     if max_batch < 1:
         raise UsageError(f"a largest batch of {max_batch} leaves nothing to search")
-    search = _Search(fits, max_batch)
+    search = _Search(fits, max_batch, tolerance)
     return [search.tile(tile, pixels(tile)) for tile in tiles]
 
 
 class _Search:
     """What the tiles so far have shown."""
 
-    def __init__(self, fits: Callable[[str, int], Probe], max_batch: int) -> None:
+    def __init__(self, fits: Callable[[str, int], Probe], max_batch: int, tolerance: float) -> None:
         self._fits = fits
+        self._tolerance = tolerance
         self._max_batch = max_batch
         self._fitted: list[tuple[int, Probe]] = []
         """The pixels of each step that fitted, and what its launch answered."""
@@ -173,7 +182,8 @@ class _Search:
         batch, step, walk, turned = 1, 1, "", False
         probes, predicted, failed, reason = 0, None, False, ""
         best = Probe("ok")
-        while high - low > 1:
+        # Before the walk turned, the upper side may be one that nobody tried.
+        while high - low > max(1, self._tolerance * low if failed else 0):
             # At first nothing is known of the tile; the second answer may have given the line.
             if predicted is None and probes in (0, 2) and (edge := self._edge()) is not None:
                 predicted = max(0, math.floor(edge / pixels))

@@ -261,8 +261,11 @@ def model_limits(
     device_memory: int | None = None,
     run: Run = launch,
     report: Callable[[Record], None] = lambda record: None,
+    tolerance: float = 0.0,
 ) -> list[Limit]:
     """The largest batch of each tile of a model, each question a fresh process that tries.
+
+    ``tolerance`` is the share of a batch by which the answer may be too small.
 
     ``case`` is one of scenario ``model`` that `check` has resolved; its tile, batch and budget are
     replaced. The ledger should be one of its own: a launch that only tries is no measurement.
@@ -286,7 +289,7 @@ def model_limits(
         report(record)
         return _probe(record, budget or device_memory)
 
-    return find_limits(tiles, fits, max_batch, lambda tile: pixels_of(tile, axes))
+    return find_limits(tiles, fits, max_batch, lambda tile: pixels_of(tile, axes), tolerance)
 
 
 def budget_note(device: str) -> str:
@@ -294,8 +297,8 @@ def budget_note(device: str) -> str:
     if device == "cpu":
         return (
             "The kernel enforces the budget on all that a launch maps for itself: the interpreter "
-            "and torch's own heap as well as the model, but not the pages of shared libraries. The "
-            "peak is what was resident of that."
+            "and torch's own heap as well as the model, touched or not, but not the pages of "
+            "shared libraries. The peak is what it counted of that, and the margin is what it left."
         )
     return (
         "The budget is that of torch's allocator; the context and the libraries of the device come "
@@ -306,9 +309,7 @@ def budget_note(device: str) -> str:
 def _probe(record: Record, budget: int | None) -> Probe:
     memory = record.memory
     if record.case["device"] == "cpu":
-        peak = memory.host_peak_kernel or memory.host_peak
-        if peak is not None:
-            peak -= memory.host_shared or 0
+        peak = memory.host_counted or memory.host_peak_kernel or memory.host_peak
     else:
         peak = memory.device_peak
     if record.ok:

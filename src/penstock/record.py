@@ -69,6 +69,8 @@ class Memory(_Part):
     """The kernel's own high-water mark of the measured process (VmHWM)."""
     host_shared: int | None = None
     """What of it are pages of files and of shared memory, which a memory limit does not count."""
+    host_counted: int | None = None
+    """Peak of what a memory limit counts: private mappings, touched or not."""
     device_allocated: int | None = None
     """Alive in tensors after the last step."""
     device_peak: int | None = None

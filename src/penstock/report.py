@@ -5,12 +5,13 @@ only within a group is anything compared: a model, a mode, a device, a machine a
 are the same there.
 
 Times are medians of the launches' medians; their intervals (95 %) are bootstrapped over launches,
-because the launch is what was repeated. Rates are total work over total time, never a mean of
-rates. Sentences say how many launches stand behind them, and where an interval of a ratio covers 1
-they say that the two are not distinguishable.
+because the launch is what was repeated. Rates are the work of a step over that median, so that a
+line of a table is of one kind. Sentences say how many launches stand behind them, and where an
+interval of a ratio covers 1 they say that the two are not distinguishable.
 
-In the CSV, MB is 2**20 bytes, as in the seed's own writer, and the seed's times are means; ours
-beside them are medians. Missing is an empty field, never 0.
+In the CSV, MB is 2**20 bytes, as in the seed's own writer, and the seed's times are means, and so
+are all rates there; the times of ours beside them are medians, as their names say. Missing is an
+empty field, never 0.
 """
 
 from __future__ import annotations
@@ -47,9 +48,17 @@ SEED_COLUMNS = tuple(
 COLUMNS = SEED_COLUMNS + tuple(
     "model weights channels dtype amp compile channels_last tf32 checkpointing halo threads seed "
     "budget_mb status launches failed samples unsettled median_time_ms low_time_ms high_time_ms "
-    "optimizer_time_ms pixels_per_sec useful_pixels_per_sec host_peak_mb memory_driver_mb "
+    "optimizer_time_ms pixels_per_sec useful_pixels_per_sec host_peak_mb host_counted_mb "
+    "memory_driver_mb "
     "alloc_retries flops_per_step flops_per_sec structure machine_key commit key".split()
 )
+
+_TIMED = tuple(
+    "avg_time_ms std_time_ms throughput_samples_per_sec forward_time_ms backward_time_ms "
+    "total_time_ms samples unsettled median_time_ms low_time_ms high_time_ms optimizer_time_ms "
+    "pixels_per_sec useful_pixels_per_sec flops_per_sec".split()
+)
+"""The columns that a launch of three steps says nothing of."""
 
 APART = tuple(
     "model weights mode device dtype channels amp compile channels_last tf32 checkpointing halo "
@@ -61,6 +70,9 @@ VARIANTS = ("amp", "compile", "channels_last", "tf32", "checkpointing")
 
 NOTABLE_DRIFT = 0.02
 """A smaller change within a launch is not worth a word."""
+
+NOTABLE_TAIL = 0.1
+"""Nor is a mean that is above its median by a smaller share."""
 
 THROTTLES = {
     0x04: "its power cap",
@@ -173,6 +185,11 @@ class Cell:
         return self.measured[0].work.get(quantity) if self.measured else None
 
     def rate(self, quantity: str) -> float | None:
+        """Work of a step over its median time, in units a second."""
+        work = self.work(quantity)
+        return work / self.time.value if work is not None and self.time else None
+
+    def mean_rate(self, quantity: str) -> float | None:
         """Total work over total time, in units a second."""
         work, seconds = self.work(quantity), self.mean()
         return work / seconds if work is not None and seconds else None
@@ -185,9 +202,10 @@ class Cell:
     @property
     def memory(self) -> int | None:
         """The peak that decides whether a case fits: what the driver counted, or the allocator
-        where the driver is silent; on a CPU, the host's."""
+        where the driver is silent; on a CPU the host's, and under a budget what that counts."""
         if self.case["device"] == "cpu":
-            return self.host_peak
+            counted = self.peak("host_counted") if self.case.get("budget") else None
+            return self.host_peak if counted is None else counted
         for name in ("device_driver", "device_reserved", "device_peak"):
             if (peak := self.peak(name)) is not None:
                 return peak
@@ -221,7 +239,7 @@ class Cell:
             "model_size_mb": scaled(self.fact("model_bytes"), 1 / MB),
             "avg_time_ms": scaled(self.mean(), 1e3),
             "std_time_ms": scaled(self.std, 1e3),
-            "throughput_samples_per_sec": self.rate("samples"),
+            "throughput_samples_per_sec": self.mean_rate("samples"),
             "memory_allocated_mb": scaled(self.peak("device_allocated"), 1 / MB),
             "memory_reserved_mb": scaled(self.peak("device_reserved"), 1 / MB),
             "memory_peak_mb": scaled(self.peak("device_peak"), 1 / MB),
@@ -239,13 +257,14 @@ class Cell:
             "median_time_ms": scaled(time.value, 1e3),
             "low_time_ms": scaled(time.low, 1e3),
             "high_time_ms": scaled(time.high, 1e3),
-            "pixels_per_sec": self.rate("pixels"),
-            "useful_pixels_per_sec": self.rate("useful_pixels"),
+            "pixels_per_sec": self.mean_rate("pixels"),
+            "useful_pixels_per_sec": self.mean_rate("useful_pixels"),
             "host_peak_mb": scaled(self.host_peak, 1 / MB),
+            "host_counted_mb": scaled(self.peak("host_counted"), 1 / MB),
             "memory_driver_mb": scaled(self.peak("device_driver"), 1 / MB),
             "alloc_retries": self.peak("alloc_retries"),
             "flops_per_step": self.work("flops"),
-            "flops_per_sec": self.rate("flops"),
+            "flops_per_sec": self.mean_rate("flops"),
             "structure": self.fact("structure"),
             "machine_key": self.environment("machine_key"),
             "commit": commit_of(self.environment("git")),
@@ -356,6 +375,12 @@ def append_csv(records: Iterable[Record], path: Path, when: str | None = None) -
     append_rows(rows, path, COLUMNS, needs=("tile_size", "batch_size"))
 
 
+def append_limits(records: Iterable[Record], path: Path) -> None:
+    """Add a row for each launch that only tried whether its case fits: its memory and no times."""
+    rows = [cell.row | dict.fromkeys(_TIMED, "") for cell in cells(records)]
+    append_rows(rows, path, COLUMNS, needs=("tile_size", "batch_size"))
+
+
 def append_rows(
     rows: Sequence[Row], path: Path, columns: tuple[str, ...], needs: Iterable[str]
 ) -> None:
@@ -439,6 +464,11 @@ def _troubles(cell: Cell) -> str:
     if drifts := cell.drifts:
         most = max(drifts, key=abs)
         troubles.append(f"drifted by up to {most:+.1%} in {len(drifts)} of {_launches(total)}")
+    if (mean := cell.mean()) and cell.time and mean > (1 + NOTABLE_TAIL) * cell.time.value:
+        troubles.append(
+            f"took {format_seconds(mean)} in the mean and {format_seconds(cell.time.value)} in the "
+            "median: some steps were far longer"
+        )
     if reasons := cell.throttled:
         troubles.append(f"had its clocks held down by {' and '.join(reasons)}")
     if retries := cell.peak("alloc_retries"):

@@ -243,8 +243,18 @@ def _sentence(goal: Goal, cell: Cell, why: str, ceiling: Ceiling) -> str:
         memory = f"its peak is {format_bytes(cell.memory)}, of a memory whose size is not known"
     return (
         f"For {goal}: {cell.case['model']}, tile {cell.name}: "
-        f"{format_seconds(time.value)} a step [{spread}]{speed}: {why}; {memory}."
+        f"{format_seconds(time.value)} a step [{spread}]{speed}: {why}; {memory}.{_doubt(cell)}"
     )
+
+
+def _doubt(cell: Cell) -> str:
+    """What stands against relying on a winner."""
+    doubts = []
+    if cell.launches == 1:
+        doubts.append("it was measured in one launch, and another may differ")
+    if unsettled := sum(record.warmup.settled is False for record in cell.measured):
+        doubts.append(f"it was still unsteady after warm-up in {unsettled} of {cell.launches}")
+    return f" But {', and '.join(doubts)}: measure again before relying on it." if doubts else ""
 
 
 def infer_settings(cell: Cell) -> dict[str, Any]:

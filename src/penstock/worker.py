@@ -125,10 +125,14 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 def _check(request: Request) -> dict[str, Any]:
     """By the ``check`` beside the scenario, or where it has none by setting it up."""
+    from .measure import host_memory
+
     check = getattr(find(request.scenario)[0], "check", None)
     if check is not None:
+        # What a limit would count before there is a model: Python, torch and their libraries.
+        needed = host_memory()["host_counted"]
         case, facts = check(request.case)
-        return {"case": case, "facts": facts}
+        return {"case": case, "facts": {**facts, "process_bytes": needed}}
     scenario = make(request.scenario, request.case)
     facts = dict(scenario.facts)
     scenario.close()

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import BenchModelConfig, add_flags, from_flags
-from ..errors import UsageError
+from ..errors import Refused, UsageError
 from ..record import Record, canonical
-from ..units import format_seconds
+from ..units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from ..ledger import Ledger
@@ -66,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
     cases = cases_of(config)
     _writable(config, ledger)
     cases, facts = checked(cases, config.timeout)
+    if config.budget is not None:
+        _holds_a_launch(config.budget, cases, facts)
     if config.find_limit:
         # In a ledger of its own: a launch that only tries is no measurement.
         return _find_limit(config, cases, facts, Ledger(folder / "limits"))
@@ -172,6 +174,19 @@ def checked(cases: Sequence[Case], timeout_s: float) -> tuple[list[Case], list[F
     return resolved, facts
 
 
+def _holds_a_launch(budget: int, cases: Sequence[Case], facts: Sequence[Facts]) -> None:
+    """Raise `Refused` for a budget that no case keeps to even before its first sample."""
+    on_cpu = cases[0]["device"] == "cpu"
+    counted = ("model_bytes", "process_bytes") if on_cpu else ("model_bytes",)
+    least = min(sum(own.get(name) or 0 for name in counted) for own in facts)
+    if budget < least:
+        what = "Python, torch and the weights take" if on_cpu else "the weights take"
+        raise Refused(
+            f"--budget {format_bytes(budget)} holds no launch: {what} {format_bytes(least)} before "
+            "the first sample"
+        )
+
+
 def _same_work(ledger: Ledger, cases: Sequence[Case], facts: Sequence[Facts]) -> None:
     """Raise `UsageError` where the ledger's launches of these cases ran elsewhere or ran another
     model of the same name: what is missing would be measured on unlike ground."""
@@ -261,6 +276,7 @@ def _find_limit(
     config: BenchModelConfig, cases: Sequence[Case], facts: Sequence[Facts], ledger: Ledger
 ) -> int:
     """For each variant of the model, the largest batch of each tile."""
+    from .. import report
     from ..boundary import limits_table
     from ..limits import budget_note, model_limits
 
@@ -270,6 +286,12 @@ def _find_limit(
     name = namer([same[0][0] for same in variants.values()])
     for same in variants.values():
         first, own = same[0]
+        launched: list[Record] = []
+
+        def tell(record: Record, launched: list[Record] = launched) -> None:
+            launched.append(record)
+            _say(f"{name(record.case)}: {tried(record)}")
+
         print(f"{name(first | {'tile': 'any', 'batch': 'any'})}, on {first['device']}")
         limits = model_limits(
             first,
@@ -280,10 +302,17 @@ def _find_limit(
             ledger,
             timeout_s=config.timeout,
             device_memory=own.get("device_memory"),
-            report=lambda record: _say(f"{name(record.case)}: {tried(record)}"),
+            report=tell,
+            tolerance=config.limit_tolerance,
         )
         print("", *limits_table(limits), "", budget_note(first["device"]), sep="\n")
-    print(f"Written: {ledger.path}")
+        sides = {
+            (limit.tile, batch) for limit in limits for batch in (limit.batch, limit.failing_batch)
+        }
+        report.append_limits(
+            [r for r in launched if (r.case["tile"], r.case["batch"]) in sides], config.output
+        )
+    print(*(f"Written: {path}" for path in (config.output, ledger.path)), sep="\n")
     return 0
 
 

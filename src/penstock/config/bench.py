@@ -87,7 +87,11 @@ class BenchModelConfig(Knobs):
     resume: bool = flag(False, help="run only the launches that the ledger lacks")
 
     find_limit: bool = flag(False, help="find the largest batch of each tile that fits")
-    budget: Bytes | None = flag(
+    limit_tolerance: Annotated[float, Field(ge=0, lt=1)] = flag(
+        0.01,
+        help="share of a batch by which --find-limit may fall short; 0 finds the largest exactly",
+    )
+    budget: Annotated[Bytes, Field(ge=1)] | None = flag(
         None, help="memory that a launch may take, such as 16GiB (default: all there is)"
     )
     recommend: Path | None = flag(
@@ -237,7 +241,7 @@ class TuneLoaderConfig(Knobs):
     threads_up_to: Positive | None = flag(
         None, help="most threads to try (default: the cores that this process may use)"
     )
-    max_memory: Bytes | None = flag(
+    max_memory: Annotated[Bytes, Field(ge=1)] | None = flag(
         None, help="most host memory of the batches, such as 16GiB (default: half of what is free)"
     )
     utilisation: Annotated[float, Field(gt=0, lt=1)] = flag(
