@@ -619,19 +619,6 @@ def test_the_limit_of_each_tile(fake: Path, capsys: pytest.CaptureFixture[str]) 
     assert main(["plot", "out/bench.csv", "--output", "out/limits"]) == 0
 
 
-def test_a_tolerance_ends_the_search_of_a_limit_early(
-    fake: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ("--find-limit", "--budget", "2000000", "--tile-sizes", "4")
-    assert bench(*words, "--limit-tolerance", "0") == 0
-    exact = capsys.readouterr()
-    assert "a batch of 31234 fits" in exact.out  # 1000 + 4 * 31234 * 16 <= 2,000,000
-    assert "; 31235 does not." in exact.out
-    assert bench(*words, "--limit-tolerance", "0.5") == 0
-    rough = capsys.readouterr()
-    assert rough.err.count("batch") <= exact.err.count("batch")
-
-
 @pytest.mark.parametrize("words", [(), ("--find-limit",)])
 def test_a_budget_that_holds_no_launch_is_refused(
     fake: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]

@@ -97,6 +97,25 @@ def test_a_constant_error_of_the_line_is_paid_once() -> None:
     assert [limit.batch for limit in others] == [175, 43]
 
 
+def test_a_tolerance_ends_the_search_early_and_the_answer_is_that_near() -> None:
+    """Memory with a step that no line foretells."""
+
+    def fits(tile: str, batch: int) -> Probe:
+        peak = 1000 + 50 * batch + (200_000 if batch > 3000 else 0)
+        return Probe("ok" if peak <= 300_000 else "oom", peak, 300_000)
+
+    (exact,) = find_limits(("8",), fits, 1 << 16)
+    assert (exact.batch, exact.failing_batch) == (3000, 3001)
+    (near,) = find_limits(("8",), fits, 1 << 16, tolerance=0.01)
+    assert near.batch is not None and near.failing_batch is not None
+    assert 0.99 * 3000 <= near.batch <= 3000 < near.failing_batch <= 1.01 * near.batch
+    assert near.probes < exact.probes
+    between = near.failing_batch - near.batch - 1
+    assert near.sentence.endswith(
+        f"; {near.failing_batch} does not, and of the {between} between them none was tried."
+    )
+
+
 def test_another_failure_ends_its_tile_and_no_other() -> None:
     honest = straight(1000, 2, 10_000)
 
