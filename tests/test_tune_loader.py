@@ -32,6 +32,7 @@ from penstock.loader_tune import (
     fastest,
     readings,
     recommend_loader,
+    slower_than_whole,
     write_yaml,
 )
 from penstock.record import Record, case_key
@@ -142,6 +143,71 @@ def test_a_rung_that_one_above_it_beats_is_no_ceiling() -> None:
     rungs = {name: rung(name, s) for name, s in (("L1", 0.3), ("L2", 0.15), ("L3", 0.5))}
     advice = recommend_loader([steady(4, 0.8)], GOAL, (1, 2), 2**20, rungs)
     assert advice.sentences[1].startswith("The ceiling is scatter")
+
+
+def test_a_part_that_took_longer_than_the_whole_is_noise_and_no_ceiling() -> None:
+    """The loader made a batch in 800 ms, and scatter alone took a second."""
+    rungs = {name: rung(name, s) for name, s in (("L1", 0.1), ("L2", 0.2), ("L3", 1.0))}
+    advice = recommend_loader([steady(4, 0.8)], GOAL, (1, 2), 2**20, rungs)
+    told = advice.sentences[1]
+    assert told.startswith("No ceiling is named: files, decode and scatter alone took 1.0")
+    assert "and the whole loader 800 ms [800 ms - 800 ms, 60 batches]. A part that" in told
+    assert "The ceiling is" not in told
+    # What was measured below the whole is a ceiling still.
+    rungs["L2"] = rung("L2", 0.7)
+    told = recommend_loader([steady(4, 0.8)], GOAL, (1, 2), 2**20, rungs).sentences[1]
+    assert told.startswith("The ceiling is decode: files and decode alone take 70")
+    assert slower_than_whole(rungs, steady(4, 0.8)) == ["L3"]
+
+
+def test_one_launch_names_no_ceiling() -> None:
+    rungs = {name: rung(name, 0.5, launches=1) for name in ("L1", "L2", "L3")}
+    advice = recommend_loader([steady(4, 0.8)], GOAL, (1, 2), 2**20, rungs)
+    assert advice.sentences[1].startswith("No ceiling is named: files, decode and scatter took 500")
+    assert advice.sentences[1].endswith("and one launch does not tell.")
+
+
+@pytest.mark.parametrize("settles", [True, False])
+def test_a_part_slower_than_the_whole_is_launched_again(
+    data: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, settles: bool,
+) -> None:  # fmt: skip
+    """The launches are made up; what is done with them is the command's."""
+    asked: list[tuple[str, int]] = []
+
+    def swept(scenario: str, cases: Any, config: TuneLoaderConfig, *args: Any, **kw: Any) -> Any:
+        asked.append((scenario, config.launches))
+        whole = 0.1 if settles and len(asked) > 2 else 0.001
+        if scenario == "ladder":
+            seconds = (0.01,) * 6
+            return [r for c in cases for r in made("ladder", {**c, "batch": 2}, seconds, config)]
+        n = cases[0]["iterations"]
+        facts = {"compute_s": 0.0, "left": [0] * n}
+        return [r for c in cases for r in made("queue", c, (whole,) * n, config, facts)]
+
+    monkeypatch.setattr("penstock.cli.tune._sweep", swept)
+    flags = "--step-time 1e-6 --batch-size 2 --threads-up-to 1 --batches 6 --launches 1"
+    out = tmp_path / "loader.yaml"
+    assert main(["tune", "loader", data, *flags.split(), "--output", str(out)]) == 1
+    said = capsys.readouterr().out
+    assert asked == [("queue", 1), ("ladder", 3), ("queue", 3), ("ladder", 3)]
+    assert "A part of the loader took longer than the whole, so both are launched again" in said
+    assert ("No ceiling is named" in said) is not settles
+    assert ("The ceiling is" in said) is settles
+
+
+def made(
+    scenario: str, case: dict[str, Any], seconds: tuple[float, ...], config: TuneLoaderConfig,
+    facts: dict[str, Any] | None = None,
+) -> list[Record]:  # fmt: skip
+    return [
+        Record(
+            schema=1, id=f"{number}", time="2026-01-01T00:00:00+00:00", scenario=scenario,
+            case=case, key=case_key(scenario, case), launch=number, status="ok",
+            samples_s={"step": seconds}, facts=facts or {},
+        )
+        for number in range(config.launches)
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

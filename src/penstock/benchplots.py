@@ -127,16 +127,15 @@ def draw(label: str, rows: Sequence[Row], source: str) -> Figure:
         raise UsageError(f"{source} holds what is no number: {error}") from error
     figure = blank(13, 8.4, pads=(0.12, 0.1))
     heading(figure, label, _facts(rows, points, source))
-    places = [["memory"] * 2 + ["samples"] * 2 + ["pixels"] * 2, ["times"] * 3 + ["frontier"] * 3]
-    axes = figure.subplot_mosaic(places)
+    axes = figure.subplot_mosaic("MMSSPP;TTTFFF")  # by the initials of the panels
     for axis in axes.values():
         tidy(axis)
     on_host = rows[0].get("device", "cpu") == "cpu"
-    _draw_memory(axes["memory"], points, on_host)
-    _draw_samples(axes["samples"], points)
-    _draw_pixels(axes["pixels"], points)
-    _draw_times(axes["times"], points)
-    _draw_frontier(axes["frontier"], points, on_host)
+    _draw_memory(axes["M"], points, on_host)
+    _draw_samples(axes["S"], points)
+    _draw_pixels(axes["P"], points)
+    _draw_times(axes["T"], points)
+    _draw_frontier(axes["F"], points, on_host)
     figure.legend(handles=_legend(points), loc="outside lower center", ncols=8, **LEGEND)
     return figure
 

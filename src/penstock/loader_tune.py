@@ -11,6 +11,7 @@ is in the way: the first one that is too slow by itself.
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -92,6 +93,14 @@ def readings(records: Iterable[Record]) -> list[Reading]:
             cell = QueueCell((record,))
             found.setdefault(cell.workers, []).append(cell.times[0][cell.queue + 1 :])
     return [Reading(workers, tuple(found[workers])) for workers in sorted(found)]
+
+
+def joined(reads: Sequence[Reading], more: Iterable[Reading]) -> list[Reading]:
+    """The readings with the launches of others of the same workers."""
+    launches = {reading.workers: reading.launches for reading in reads}
+    for reading in more:
+        launches[reading.workers] = launches.get(reading.workers, ()) + reading.launches
+    return [Reading(workers, own) for workers, own in sorted(launches.items())]
 
 
 def recommend_loader(
@@ -176,8 +185,19 @@ def fastest(cells: Iterable[LoaderCell]) -> dict[str, LoaderCell]:
     return {name: min(own, key=lambda cell: cell.seconds or 0.0) for name, own in found.items()}
 
 
+def slower_than_whole(rungs: Mapping[str, LoaderCell], best: Reading) -> list[str]:
+    """The rungs that took longer than the whole loader, of which they are parts: noise."""
+    whole = best.interval.value
+    return [
+        name
+        for name, cell in sorted(rungs.items())
+        if name in CEILINGS and cell.launches and (cell.seconds or 0.0) > whole
+    ]
+
+
 def ceiling(rungs: Mapping[str, LoaderCell], best: Reading, goal: Goal) -> str:
-    """Which ceiling forbids the goal, and by how much."""
+    """Which ceiling forbids the goal, and by how much; none that the whole loader beats, and none
+    by one launch."""
     measured = {name: cell for name, cell in rungs.items() if name in CEILINGS and cell.launches}
     if not measured:
         factor = best.interval.value / goal.most_s
@@ -185,26 +205,47 @@ def ceiling(rungs: Mapping[str, LoaderCell], best: Reading, goal: Goal) -> str:
             "Which ceiling forbids it is not known, for the steps of the ladder were not measured "
             f"here; reading as a whole would have to be {significant(factor)} times as fast."
         )
+    noise = slower_than_whole(measured, best)
     for name, cell in sorted(measured.items()):
-        taken = mean_interval(cell.times)
-        assert taken is not None
         # What does the same and more shows how quick this one can be.
         above = [other.seconds or 0.0 for rung, other in measured.items() if rung > name]
-        if min([taken.value, *above]) > goal.most_s:
+        if name in noise or cell.launches < 2 or min(above, default=math.inf) <= goal.most_s:
+            continue
+        taken = _taken(cell)
+        if taken.value > goal.most_s:
             factor = taken.value / goal.most_s
             return (
-                f"The ceiling is {_limit(name, cell)}: {_up_to(name)} alone take "
-                f"{_spread(taken, cell.launches, 'launch')} for a batch at best, with "
-                f"{_workers(cell.threads)}, {significant(factor)} times what there is."
+                f"The ceiling is {_limit(name, cell)}: {_up_to(name)} alone take {_at_best(cell)}, "
+                f"{significant(factor)} times what there is."
             )
-    last = max(measured)
-    taken = mean_interval(measured[last].times)
-    assert taken is not None
+    if noise:
+        return (
+            f"No ceiling is named: {_up_to(noise[0])} alone took {_at_best(measured[noise[0]])}, "
+            f"and the whole loader {spread(best.interval)}. A part that takes longer than the "
+            "whole is noise, such as other work on this machine; more --launches tell."
+        )
+    last = measured[max(measured)]
+    if last.launches < 2:
+        return (
+            f"No ceiling is named: {_up_to(max(measured))} took {_at_best(last)}, and one launch "
+            "does not tell."
+        )
     return (
-        f"No ceiling forbids it: {_up_to(last)} take "
-        f"{_spread(taken, measured[last].launches, 'launch')} for a batch at best, with "
-        f"{_workers(measured[last].threads)}, so what is lost is lost in the loader itself."
+        f"No ceiling forbids it: {_up_to(max(measured))} take {_at_best(last)}, so what is lost is "
+        "lost in the loader itself."
     )
+
+
+def _taken(cell: LoaderCell) -> Interval:
+    """Seconds of a batch."""
+    taken = mean_interval(cell.times)
+    assert taken is not None
+    return taken
+
+
+def _at_best(cell: LoaderCell) -> str:
+    told = _spread(_taken(cell), cell.launches, "launch")
+    return f"{told} for a batch at best, with {_workers(cell.threads)}"
 
 
 # --- words and the file -------------------------------------------------------------------------

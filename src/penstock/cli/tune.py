@@ -23,10 +23,12 @@ from .bench import shown_progress, writable
 
 if TYPE_CHECKING:
     from ..ledger import Ledger
-    from ..loader_report import LoaderCell
+    from ..loader_tune import Advice
     from ..record import Record
     from ..tune import Batches
 
+LEAST_LAUNCHES = 3
+"""Of each part of a loader, of which one may be called a ceiling."""
 QUEUES = (1, 2, 4, 8)
 """Of these, as many as fit into memory. The launches that only read have ahead of them the deepest
 that leaves them enough batches to be timed."""
@@ -55,13 +57,9 @@ def run(args: argparse.Namespace) -> int:
         if tried[-1].advice().settings is not None:
             break
     advice = tune.recommend_batch(tried)
+    if advice.settings is None and tune.nearest_of(tried).behind > 1:
+        advice = _with_ceiling(args.data, config, tried, ledger)
     if advice.settings is None:
-        nearest = tune.nearest_of(tried)
-        if nearest.behind > 1:
-            # Files may want more threads than the loader does best with.
-            threads = sorted({nearest.fastest.workers, max(threads_of(config))})
-            rungs = _ladder(args.data, config, threads, nearest.goal.batch, ledger)
-            advice = tune.recommend_batch(tried, rungs)
         print("", *advice.sentences, "", f"Written: {ledger.path}", sep="\n")
         return 1
     if config.missing != "error":  # as a loader has it unless it is told
@@ -69,7 +67,9 @@ def run(args: argparse.Namespace) -> int:
     assert advice.settings is not None
     build(LoaderConfig, advice.settings)  # what is written is what a loader takes
     loader_tune.write_yaml(advice, config.output)
-    flags = tune.flags_of(advice.settings, tried[-1].goal.step_s, args.data)
+    batch = advice.settings["batch_size"]
+    step_s = next(each.goal.step_s for each in tried if each.goal.batch == batch)
+    flags = tune.flags_of(advice.settings, step_s, args.data)
     written = [config.output, ledger.path]
     print("", *advice.sentences, "", "As flags:", *(f"  {line}" for line in flags), sep="\n")
     print("", *(f"Written: {path}" for path in written), sep="\n")
@@ -186,14 +186,41 @@ def _read_alone(
     return _sweep("queue", cases, config, ledger, cases[0]["iterations"])
 
 
+def _with_ceiling(
+    data: str, config: TuneLoaderConfig, tried: list[Batches], ledger: Ledger
+) -> Advice:
+    """The advice with what forbids the nearest batch size.
+
+    Where a part of the loader took longer than the whole, both are launched again, once: one of
+    them met other work on the machine.
+    """
+    from .. import loader_report, loader_tune, tune
+
+    nearest = tune.nearest_of(tried)
+    batch, workers = nearest.goal.batch, nearest.fastest.workers
+    # Files may want more threads than the loader does best with.
+    threads = sorted({workers, max(threads_of(config))})
+    config = config.model_copy(update={"launches": max(config.launches, LEAST_LAUNCHES)})
+    records = _ladder(data, config, threads, batch, ledger)
+    rungs = loader_tune.fastest(loader_report.cells(records, "ladder"))
+    if loader_tune.slower_than_whole(rungs, nearest.fastest):
+        print("A part of the loader took longer than the whole, so both are launched again:")
+        more = _read_alone(data, config, [workers], batch, max(nearest.memory), ledger)
+        reads = loader_tune.joined(nearest.reads, loader_tune.readings(more))
+        tried[tried.index(nearest)] = replace(nearest, reads=reads)
+        records += _ladder(data, config, threads, batch, ledger)
+        rungs = loader_tune.fastest(loader_report.cells(records, "ladder"))
+    return tune.recommend_batch(tried, rungs)
+
+
 def _ladder(
     data: str, config: TuneLoaderConfig, threads: Sequence[int], batch: int, ledger: Ledger
-) -> dict[str, LoaderCell]:
-    """Files, decode and scatter at their best, where DATA is a packed data set on this machine."""
-    from .. import loader_report, loader_tune
+) -> list[Record]:
+    """Files, decode and scatter, where DATA is a packed data set on this machine."""
+    from .. import loader_tune
 
     if not Path(data, "dataset.json").is_file():
-        return {}
+        return []
     common = {
         "data": str(Path(data).absolute()),
         "shuffle": config.shuffle,
@@ -211,8 +238,7 @@ def _ladder(
         for count in threads
         for rung in loader_tune.CEILINGS
     ]
-    records = _sweep("ladder", cases, config, ledger, config.batches, warmup=1)
-    return loader_tune.fastest(loader_report.cells(records, "ladder"))
+    return _sweep("ladder", cases, config, ledger, config.batches, warmup=1)
 
 
 def _sweep(
