@@ -257,7 +257,8 @@ def test_an_export_replaces_a_file_whole_or_not_at_all(tmp_path: Path) -> None:
     (tmp_path / "folder.csv").mkdir()
     with pytest.raises(UsageError, match=r"folder\.csv cannot be written"):
         to_csv(measured(), tmp_path / "folder.csv")
-    assert {path.name for path in tmp_path.iterdir()} == {"out.csv", "folder.csv"}
+    assert sorted(tmp_path.glob("*.csv")) == [tmp_path / "folder.csv", tmp_path / "out.csv"]
+    assert not list(tmp_path.glob("*.part"))
 
 
 def test_parquet_has_the_rows_of_the_csv_and_the_samples(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 
 from .boundary import pixels_of
 from .errors import UsageError, require
-from .plots import LEGEND, STYLE, TEXT, TITLE, blank, heading, tidy
+from .plots import LEGEND, STYLE, TEXT, TITLE, blank, heading, save, tidy
 from .report import MB, Row, grouped, read_csv
 from .units import format_bytes
 
@@ -77,19 +77,16 @@ class Point:
         return self.pixels * self.rate
 
 
-def plot_bench(path: Path, out_prefix: str | Path) -> list[Path]:
+def plot_bench(path: Path, out_prefix: str | Path, replace: bool = False) -> list[Path]:
     """Draw a benchmark's CSV to ``<out_prefix>.png``; returns what was written.
 
     Where models, modes, devices or other knobs differ there is a figure for each group, and what
     differs is added to the names of the files. Raises `UsageError` where nothing can be drawn.
     """
     prefix = Path(out_prefix)
-    prefix.parent.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for name, figure in bench_figures(path).items():
-        paths.append(prefix.with_name(f"{prefix.name}{name}.png"))
-        figure.savefig(paths[-1], dpi=STYLE["dpi"])
-    return paths
+    figures = bench_figures(path)
+    named = {prefix.with_name(f"{prefix.name}{name}.png"): f for name, f in figures.items()}
+    return save(named, replace)
 
 
 def bench_figures(path: Path) -> dict[str, Figure]:

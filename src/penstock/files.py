@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import secrets
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,11 +20,16 @@ from .errors import UsageError, describe
 def replacing(path: str | Path) -> Iterator[Path]:
     """A path beside ``path`` to write to; what is written takes its place when the block ends.
 
-    Where the block fails, ``path`` is what it was and nothing is left beside it.
+    Where the block fails, ``path`` is what it was and nothing is left beside it. Of a link the file
+    behind it is written; a device or a pipe is written to as it stands.
     """
     path = Path(path)
+    if path.exists() and not path.is_file() and not path.is_dir():
+        yield path
+        return
+    path = real(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    draft = _draft(path.parent)
     try:
         yield draft
         with draft.open("rb") as written:
@@ -43,13 +50,68 @@ def settled(path: str | Path) -> Path:
     return path.resolve() if ".." in path.parts else path.absolute()
 
 
+def _draft(folder: Path) -> Path:
+    """A new, empty file of a name that nobody could foresee and lay a link at."""
+    draft = folder / f".penstock-{secrets.token_hex(8)}.part"
+    nofollow = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
+    os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | nofollow, 0o666))
+    return draft
+
+
+def real(path: str | Path) -> Path:
+    """Where a path leads, every link on the way followed."""
+    return Path(os.path.realpath(path))
+
+
 def check_folder(out: Path, flag: str) -> None:
     """Raise `UsageError` unless ``out`` is a folder to write to, or can be made one."""
-    there = next(place for place in (out, *out.absolute().parents) if place.exists())
+    there = nearest(out)
     if not there.is_dir():
         raise UsageError(f"{flag} {out}: {there} is not a folder")
-    if not os.access(there, os.W_OK):
-        raise UsageError(f"{flag} {out}: {there} may not be written to")
+    if why := unwritable(there):
+        raise UsageError(f"{flag} {out}: {there} may not be written to ({why})")
+    if (store := store_around(out)) is not None:
+        raise UsageError(f"{flag} {out} lies inside the array {store}; give a folder outside it")
+
+
+def nearest(path: Path) -> Path:
+    """The path, or the first above it that is there."""
+    # os.path.exists is false where it may not be asked.
+    return next(p for p in (path, *path.absolute().parents) if os.path.exists(p))  # noqa: PTH110
+
+
+def unwritable(folder: Path) -> str:
+    """Why no file can be made in a folder, which is tried; nothing where one can."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return ""
+    except OSError as error:
+        return error.strerror or describe(error)
+
+
+_STORE = {"zarr.json": "zarr_format", ".zarray": "zarr_format", ".zgroup": "zarr_format"}
+_STORE_N5 = {"attributes.json": ("n5", "dataType")}
+
+
+def store_around(path: Path) -> Path | None:
+    """The outermost folder above a path, or the folder itself, that is a Zarr or N5 array or a
+    group of such."""
+    found = None
+    for folder in (real(path), *real(path).parents):
+        if any(_has(folder / name, key) for name, key in _STORE.items()) or any(
+            _has(folder / name, key) for name, keys in _STORE_N5.items() for key in keys
+        ):
+            found = folder
+    return found
+
+
+def _has(file: Path, key: str) -> bool:
+    """Whether a file is JSON that has a key."""
+    try:
+        document = json.loads(file.read_bytes()) if file.is_file() else None
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(document, dict) and key in document
 
 
 def write_json(path: str | Path, document: Any, indent: int | None = 2) -> None:

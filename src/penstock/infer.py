@@ -28,9 +28,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from . import ours
 from .box import Box
 from .config import InferConfig, as_settings, build
-from .errors import Incomplete, StageError, UsageError
+from .errors import Incomplete, StageError, UsageError, describe
 from .flow import Budget, Channel, Flow, Pool, Stopped, usable_cores
 from .grid import Block, Grid, reflect
 from .job import Job, Volume
@@ -220,7 +221,10 @@ class _Run:
             if rows is not None:
                 self.sampler = Sampler(rows, config.metrics_interval, self._gauges, self._queues())
                 if config.metrics_json is not None:
-                    stack.callback(_export, rows, config.metrics_json)
+                    if self.journal.folder is None:
+                        ours.begin(rows)
+                        stack.callback(ours.end, rows)
+                    stack.callback(_export, rows, config.metrics_json, config.replace)
                 stack.enter_context(self.sampler)
             yield
         now = os.times()
@@ -598,9 +602,9 @@ def _less_collecting() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _export(rows: Path, metrics: Path) -> None:
-    with _forgoing(f"--metrics-json {metrics}"):
-        export_reference(rows, metrics)
+def _export(rows: Path, metrics: Path, replace: bool) -> None:
+    with _forgoing(f"--metrics-json {metrics}"), ours.writing(metrics, replace=replace) as draft:
+        export_reference(rows, draft)
 
 
 @contextlib.contextmanager
@@ -608,8 +612,9 @@ def _forgoing(what: str) -> Iterator[None]:
     """That a record cannot be written is no reason to lose a job."""
     try:
         yield
-    except OSError as error:
-        warnings.warn(f"{what}: {error.strerror}", RuntimeWarning, stacklevel=4)
+    except (OSError, UsageError) as error:
+        why = getattr(error, "strerror", None) or describe(error)
+        warnings.warn(f"{what}: {why}", RuntimeWarning, stacklevel=4)
 
 
 @contextlib.contextmanager

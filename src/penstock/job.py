@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import itertools
 import math
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ import psutil
 import torch
 
 from . import model as models
+from . import ours
 from .box import Box
 from .config import InferConfig
 from .environment import available_memory
@@ -106,9 +106,20 @@ class Job:
             if self.run_dir and f"{self.run_dir.resolve()}/".startswith(f"{address}/"):
                 raise UsageError(f"--run-dir {self.run_dir} lies inside the {what}")
         self.clip = (0.0, 1.0) if config.clip_norm == () else config.clip_norm
-        for flag, path in (("--trace", config.trace), ("--metrics-json", config.metrics_json)):
-            if path is not None:
-                check_writable(path, flag)
+        self._check_files(places)
+
+    def _check_files(self, places: Sequence[tuple[str, str]]) -> None:
+        """Refuse a trace or metrics in the place of something else."""
+        config = self.config
+        named = [("--trace", config.trace), ("--metrics-json", config.metrics_json)]
+        if self.run_dir is None and config.metrics_json is not None:
+            named.append(("the rows of --metrics-json", config.metrics_json.with_suffix(".jsonl")))
+        for (flag, path), (what, address) in itertools.product(named, places):
+            if path is not None and f"{path.resolve()}/".startswith(f"{address}/"):
+                raise UsageError(f"{flag} {path} lies inside the {what}")
+        told = (config.in_spec, config.model_type, config.weights, *config.out_spec)
+        read = [Path(each) for each in told if isinstance(each, str | Path)]
+        ours.check(*named, replace=config.replace, inputs=read)
 
     @property
     def sinks(self) -> list[Sink]:
@@ -324,13 +335,6 @@ class Job:
             "arithmetic": [str(self.amp), config.tf32, config.compile, config.compile_dynamic],
             "devices": sorted({device.type for device in self.devices}),
         }
-
-
-def check_writable(path: Path, flag: str) -> None:
-    """Raise `UsageError` where a file cannot come to stand at a path; creates nothing."""
-    there = next(place for place in (path, *path.absolute().parents) if os.path.exists(place))  # noqa: PTH110 - False where it may not be asked
-    if path.is_dir() or not os.access(there, os.W_OK) or (there != path and not there.is_dir()):
-        raise UsageError(f"{flag} {path}: no file can be written there")
 
 
 def _chunk_side(block: int) -> int:

@@ -20,10 +20,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from . import ours, stats
 from . import record as records_of
-from . import stats
 from .errors import UsageError, describe, require
-from .files import replacing
 from .record import Record
 
 FILE = "records.jsonl"
@@ -72,6 +71,8 @@ def read(path: Path) -> list[Record]:
     *lines, rest = content.split(b"\n")
     if _is_json(rest):
         lines.append(rest)
+    elif rest and not rest.startswith(b"{"):  # no torn record: `_mend` would cut off a user's text
+        raise UsageError(f"{path} is no ledger: it ends with {rest[:40]!r}")
     return [_parse(line, path, number) for number, line in enumerate(lines, 1)]
 
 
@@ -127,7 +128,7 @@ def _sync_folder(folder: Path) -> None:
 # --- exports ---------------------------------------------------------------------------------
 
 
-def to_csv(records: Sequence[Record], path: Path) -> None:
+def to_csv(records: Sequence[Record], path: Path, replace: bool = False) -> None:
     """One row for each launch, with statistics in place of samples; what is not known is empty."""
 
     def write(draft: Path) -> None:
@@ -137,10 +138,10 @@ def to_csv(records: Sequence[Record], path: Path) -> None:
             table.writeheader()
             table.writerows(rows)
 
-    _replace(path, write)
+    _replace(path, write, replace)
 
 
-def to_parquet(records: Sequence[Record], path: Path) -> None:
+def to_parquet(records: Sequence[Record], path: Path, replace: bool = False) -> None:
     """The rows of `to_csv`, and the raw samples as lists: ``samples.step`` and so on."""
     arrow = require("pyarrow", "parquet")
     parquet = require("pyarrow.parquet", "parquet")
@@ -159,7 +160,7 @@ def to_parquet(records: Sequence[Record], path: Path) -> None:
         columns = {name: column([cells.get(name) for cells in rows]) for name in _columns(rows)}
         parquet.write_table(arrow.table(columns), draft)
 
-    _replace(path, write)
+    _replace(path, write, replace)
 
 
 def row(record: Record) -> dict[str, Any]:
@@ -200,10 +201,10 @@ def _columns(rows: Sequence[dict[str, Any]]) -> list[str]:
     return sorted(names, key=lambda name: kinds.index(name.partition(".")[0]))
 
 
-def _replace(path: Path, write: Callable[[Path], None]) -> None:
+def _replace(path: Path, write: Callable[[Path], None], replace: bool) -> None:
     """Write a file whole or not at all."""
     try:
-        with replacing(path) as draft:
+        with ours.writing(path, replace=replace) as draft:
             write(draft)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error}") from error

@@ -22,7 +22,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from . import queueing
+from . import ours, queueing
 from .errors import UsageError
 from .loader_report import RUNGS, WARM_LEAST, LoaderCell
 from .queue_report import QueueCell, mean_interval
@@ -294,7 +294,7 @@ def _share(reached: Sequence[float]) -> str:
     return f"{100 * float(np.median(reached)):.1f} % [{said}]"
 
 
-def write_yaml(advice: Advice, path: Path) -> None:
+def write_yaml(advice: Advice, path: Path, replace: bool = False) -> None:
     """Write the settings, the reasons above them as comments."""
     assert advice.settings is not None
     reasons = [
@@ -302,10 +302,10 @@ def write_yaml(advice: Advice, path: Path) -> None:
         for line in advice.sentences
     ]
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(
-            "\n".join([*reasons, yaml.safe_dump(advice.settings, sort_keys=False)]),
-            encoding="utf-8",
-        )
+        with ours.writing(path, replace=replace) as draft:
+            draft.write_text(
+                "\n".join([*reasons, yaml.safe_dump(advice.settings, sort_keys=False)]),
+                encoding="utf-8",
+            )
     except OSError as error:
         raise UsageError(f"--output {path} cannot be written: {error.strerror}") from error

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from . import (
     benchplots,
     loader_report,
+    ours,
     queue_report,
     queueplots,
     report,
@@ -24,6 +25,7 @@ from . import (
     suiteplots,
 )
 from .errors import Refused, UsageError
+from .files import check_folder
 from .record import Record
 from .report import Section
 from .units import format_bytes
@@ -63,7 +65,9 @@ _KINDS = {
 }  # fmt: skip
 
 
-def write(records: Sequence[Record], folder: Path, source: str, overwrite: bool) -> list[Path]:
+def write(
+    records: Sequence[Record], folder: Path, source: str, overwrite: bool, replace: bool = False
+) -> list[Path]:
     """Write a page of the records, which came from ``source``; returns the files, the page first.
 
     Raises `UsageError` where there is nothing to show, `Refused` for a folder that has a page.
@@ -79,17 +83,23 @@ def write(records: Sequence[Record], folder: Path, source: str, overwrite: bool)
     page = folder / PAGE
     if page.exists() and not overwrite:
         raise Refused(f"{page} exists; --overwrite replaces it and its figures")
+    check_folder(folder, "--output")
+    tables = [folder / f"{name}.csv" for name, kind in shown.items() if kind.append_csv]
+    figures = [folder / f"{name}.png" for name in (*shown, "ladder")]
+    named = [page, *tables, *figures]
+    ours.check(*(("--output", path) for path in named), replace=replace)
     parts, files = [f"# {source}", "", *_of_machines(records)], [page]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _remove_figures(page)
         for name, kind in shown.items():
-            figures = _figures(name, kind, records, folder)
+            figures = _figures(name, kind, records, folder, replace)
             files += [*([folder / f"{name}.csv"] if kind.append_csv else []), *figures]
             parts += ["", f"## {kind.title}", ""]
             parts += [f"![{figure.stem}]({figure.name})" for figure in figures]
             parts += ["", report.in_markdown(kind.sections(records)).rstrip()]
-        page.write_text("\n".join(parts) + "\n")
+        with ours.writing(page, replace=replace) as draft:
+            draft.write_text("\n".join(parts) + "\n")
     except OSError as error:
         raise UsageError(f"{folder} cannot be written: {error.strerror}") from error
     return files
@@ -99,20 +109,25 @@ def _remove_figures(page: Path) -> None:
     """Those that an old page shows: of other records there may be fewer, or of other names."""
     if page.exists():
         for name in re.findall(r"!\[(\w+)\]\(\1\.png\)", page.read_text(errors="replace")):
-            (page.parent / f"{name}.png").unlink(missing_ok=True)
+            figure = page.parent / f"{name}.png"
+            if ours.is_ours(figure):
+                figure.unlink(missing_ok=True)
 
 
-def _figures(name: str, kind: _Kind, records: Sequence[Record], folder: Path) -> list[Path]:
+def _figures(
+    name: str, kind: _Kind, records: Sequence[Record], folder: Path, replace: bool
+) -> list[Path]:
     """Those that can be drawn: where every launch failed there is none, and the table says so."""
     own: Any = records
     if kind.append_csv is not None:
         own = folder / f"{name}.csv"
         own.unlink(missing_ok=True)
         kind.append_csv(records, own)
+        ours.end(own)
     measured = [r for r in records if r.scenario == name and r.ok]
-    figures = kind.plot(own, folder / name) if measured else []
+    figures = kind.plot(own, folder / name, replace) if measured else []
     if name == "loader":
-        figures += queueplots.plot_ladders(records, folder / "ladder")
+        figures += queueplots.plot_ladders(records, folder / "ladder", replace)
     return figures
 
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from . import ours
 from .errors import UsageError, require
 from .telemetry import MIB, Row, read_rows
 from .units import format_bytes, format_seconds, significant
@@ -91,7 +92,11 @@ class Panel:
 
 
 def plot_metrics(
-    path: Path, out_prefix: str | Path, mean: bool = False, smooth: int = 1
+    path: Path,
+    out_prefix: str | Path,
+    mean: bool = False,
+    smooth: int = 1,
+    replace: bool = False,
 ) -> list[Path]:
     """Draw the metrics of a run to ``<out_prefix>_cpu.png``, ``_ram.png`` and so on.
 
@@ -100,18 +105,22 @@ def plot_metrics(
     raw values staying behind it, and 1 draws them alone. Returns what was written. Raises
     `UsageError` where the file holds no metrics.
     """
-    return _save(metrics_figures(path, mean, smooth), out_prefix)
+    return _save(metrics_figures(path, mean, smooth), out_prefix, replace)
 
 
 def plot_gpu_metrics(
-    csv_path: Path, out_prefix: str | Path, mean: bool = False, smooth: int = 1
+    csv_path: Path,
+    out_prefix: str | Path,
+    mean: bool = False,
+    smooth: int = 1,
+    replace: bool = False,
 ) -> list[Path]:
     """Draw what ``nvidia-smi --query-gpu=... --format=csv`` logged.
 
     To ``<out_prefix>_gpu_util.png`` and ``_vram.png``; the options are those of `plot_metrics`.
     Columns used: timestamp, index and name, and one or both of memory.used and utilization.gpu.
     """
-    return _save(gpu_figures(csv_path, mean, smooth), out_prefix)
+    return _save(gpu_figures(csv_path, mean, smooth), out_prefix, replace)
 
 
 def metrics_figures(path: Path, mean: bool = False, smooth: int = 1) -> dict[str, Figure]:
@@ -548,19 +557,29 @@ def heading(figure: Figure, title: str, below: str) -> None:
     figure.text(y=1 - 0.40 / height, s=below, size=STYLE["small"], color=STYLE["faint"], **left)
 
 
-def _save(figures: Mapping[str, Figure], out_prefix: str | Path) -> list[Path]:
+def _save(
+    figures: Mapping[str, Figure], out_prefix: str | Path, replace: bool = False
+) -> list[Path]:
     prefix = Path(out_prefix)
-    prefix.parent.mkdir(parents=True, exist_ok=True)
-    paths = [prefix.with_name(f"{prefix.name}_{name}.png") for name in figures]
-    for path, figure in zip(paths, figures.values(), strict=True):
-        figure.savefig(path, dpi=STYLE["dpi"])
-    return paths
+    named = {prefix.with_name(f"{prefix.name}_{name}.png"): f for name, f in figures.items()}
+    return save(named, replace)
+
+
+def save(figures: Mapping[Path, Figure], replace: bool = False) -> list[Path]:
+    """Write each figure to its file, or none where one of those is not ours to replace."""
+    ours.check(*(("figure", path) for path in figures), replace=replace)
+    for path, figure in figures.items():
+        with ours.writing(path, replace=replace) as draft:
+            figure.savefig(draft, dpi=STYLE["dpi"], format=path.suffix.lstrip(".") or "png")
+    return list(figures)
 
 
 # --- images -------------------------------------------------------------------------------------
 
 
-def before_after(images: Mapping[str, ArrayLike], out: Path, caption: str) -> Path:
+def before_after(
+    images: Mapping[str, ArrayLike], out: Path, caption: str, replace: bool = False
+) -> Path:
     """Save two images and their difference, the second less the first.
 
     ``images`` are two 2-D arrays of one shape by their titles, in that order. Both are shown
@@ -568,10 +587,8 @@ def before_after(images: Mapping[str, ArrayLike], out: Path, caption: str) -> Pa
     about a white zero, out to the 99.5th percentile of its size. Returns ``out``.
     """
     figure = before_after_figure(images, caption)
-    out = Path(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, dpi=STYLE["dpi"])
-    return out
+    save({Path(out): figure}, replace)
+    return Path(out)
 
 
 def before_after_figure(images: Mapping[str, ArrayLike], caption: str) -> Figure:

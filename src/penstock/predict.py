@@ -26,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from . import ours
 from .config import PredictConfig
 from .detection import Objects, read_predictions, write_predictions
 from .errors import UsageError
@@ -81,7 +82,7 @@ def predict(
     ``begin`` is told how many windows there are when nothing is wrong with what was asked, and
     returns what is told how many are done. Raises `UsageError`.
     """
-    _check_output(config)
+    _check_output(config, weights)
     settings = settings_of(weights, config)
     folders = wanted_scenes(config.data_root, config.scenes, settings.channels)
     parts = _Parts.open(config, weights, settings)
@@ -107,7 +108,7 @@ def predict(
             found[name] = _detect(net, scene, cuts[name], settings, config, device, advance)
         parts.write(name, found[name])
     objects = Objects.join([found[name] for name in sorted(found)])
-    with replacing(config.output) as draft:
+    with ours.writing(config.output, replace=config.replace) as draft:
         write_predictions(draft, objects)
     parts.remove()
     skipped = len(found) - len(folders)
@@ -261,11 +262,12 @@ def _cuts(folder: Path, settings: Settings) -> tuple[Cut, Cut]:
         return cuts_of(scene.size, settings.chip_size, settings.overlap)
 
 
-def _check_output(config: PredictConfig) -> None:
+def _check_output(config: PredictConfig, weights: Path) -> None:
     if config.output.exists() and not config.overwrite:
         raise UsageError(f"--output {config.output} exists; use --overwrite to replace it")
     if not config.output.parent.is_dir():
         raise UsageError(f"--output {config.output}: there is no folder {config.output.parent}")
+    ours.check(("--output", config.output), replace=config.replace, inputs=[weights])
 
 
 def _load(weights: Path, settings: Settings) -> nn.Module:

@@ -11,7 +11,7 @@ import csv
 import json
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from . import ours
 from .chips import (
     ARRAY,
     FORMAT,
@@ -32,7 +33,7 @@ from .chips import (
     write_shard,
 )
 from .errors import StageError, UsageError, require
-from .files import write_json
+from .files import check_folder, write_json
 from .labels import COLUMNS, Labels, label_rows, ternary
 from .rasters import NODATA
 from .scenes import CHANNELS, Scene, radar_of
@@ -69,6 +70,7 @@ def preprocess(
     workers: int,
     overwrite: bool,
     background: bool = False,
+    replace: bool = False,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Done:
     """Cut every scene; ``workers`` threads take one each. A scene that is done is not done again.
@@ -76,6 +78,7 @@ def preprocess(
     ``background`` matters to the reference's layout only: whether some chips without an object are
     annotated. ``progress`` is told how many scenes are done.
     """
+    check_output(out, folders, layout, overwrite, replace)
     out.mkdir(parents=True, exist_ok=True)
     cut = _cut_scene if layout == "penstock" else _cut_scene_as_the_reference
     settings = {"channels": list(channels), "chip_size": chip_size, "overlap": overlap}
@@ -89,6 +92,7 @@ def preprocess(
             with env(GDAL_CACHEMAX=64), Scene(folders[name], channels) as scene:
                 found.check_inside(scene.size, name, label_file)
                 manifest = _manifest(scene, found, settings, layout)
+                ours.begin(out / name)
                 return cut(scene, manifest, out / name, overwrite, stop)
         except (UsageError, _Stopped):
             raise
@@ -102,9 +106,10 @@ def preprocess(
         raise UsageError(f"{len(folders)} scenes under {out} give no chip with a valid pixel")
     if layout == "penstock":
         index = {"format": FORMAT, "version": VERSION, **settings, "scenes": sorted(manifests)}
-        write_json(out / INDEX, index, indent=None)
+        with ours.writing(out / INDEX, replace=replace) as draft:
+            write_json(draft, index, indent=None)
     else:
-        _write_annotations(out, label_file, manifests, background)
+        _write_annotations(out, label_file, manifests, background, replace)
     resumed = sum(was_done for _, was_done in finished)
     return Done(len(manifests), chips, resumed, sum(len(labels[name]) for name in folders))
 
@@ -162,6 +167,24 @@ def _manifest(
 
 def _num_valid(manifest: Mapping[str, Any]) -> int:
     return int(np.count_nonzero(manifest["valid_pixels"]))
+
+
+def check_output(
+    out: Path, names: Iterable[str], layout: Layout, overwrite: bool, replace: bool
+) -> None:
+    """Raise `UsageError` where the folder of a scene, or a table, is there and is none of ours."""
+    check_folder(out, "--output-dir")
+    tables = [INDEX] if layout == "penstock" else _tables(out)
+    ours.check(*(("--output-dir", out / table) for table in tables), replace=replace)
+    for name in () if replace else names:
+        if overwrite and (out / name / MANIFEST).exists():
+            read_document(out / name / MANIFEST)
+        elif not (out / name / MANIFEST).exists():
+            ours.check_ours(out / name, "--output-dir")
+
+
+def _tables(out: Path) -> list[str]:
+    return [f"{out.name}_chip_annotations.csv", "data_means.npy", "data_std.npy"]
 
 
 def _already(path: Path, manifest: Mapping[str, Any], overwrite: bool) -> dict[str, Any] | None:
@@ -254,7 +277,11 @@ def _cut_scene_as_the_reference(
 
 
 def _write_annotations(
-    out: Path, label_file: Path, manifests: Mapping[str, Mapping[str, Any]], background: bool
+    out: Path,
+    label_file: Path,
+    manifests: Mapping[str, Mapping[str, Any]],
+    background: bool,
+    replace: bool,
 ) -> None:
     """OUT/SPLIT_chip_annotations.csv: the rows of the labels, each with its chip; and for training
     half as many chips without an object as there are objects. The class is 0 background, 1 fishing,
@@ -278,15 +305,17 @@ def _write_annotations(
         for place in sorted(np.random.default_rng(0).choice(empty, wanted, replace=False).tolist()):
             empty_row = dict.fromkeys((*COLUMNS, *more), -1) | {"source": "background"}
             rows.append(empty_row | {"scene_id": name, "vessel_class": 0, "chip_index": place})
-    with (out / f"{out.name}_chip_annotations.csv").open("w", newline="") as file:
+    table, *arrays = (out / name for name in _tables(out))
+    with ours.writing(table, replace=replace) as draft, draft.open("w", newline="") as file:
         writer = csv.DictWriter(
             file, (*COLUMNS, *more), restval="", extrasaction="ignore", lineterminator="\n"
         )
         writer.writeheader()
         writer.writerows(rows)
     channels = len(next(iter(manifests.values()))["channels"])
-    for name, value in (("means", 0.5), ("std", 0.1)):
-        np.save(out / f"data_{name}.npy", np.full(channels, value, np.float32))
+    for path, value in zip(arrays, (0.5, 0.1), strict=True):
+        with ours.writing(path, replace=replace) as draft, draft.open("wb") as array:
+            np.save(array, np.full(channels, value, np.float32))
 
 
 def _class(cells: Mapping[str, str]) -> int | str:

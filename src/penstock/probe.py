@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from . import ours
+
 Clock = Callable[[], float]
 
 
@@ -45,6 +47,7 @@ class Probe:
         self._trace: IO[str] | None = None
         if trace is not None:
             trace.parent.mkdir(parents=True, exist_ok=True)
+            ours.begin(trace)
             self._trace = trace.open("w")
             self._trace.write("[\n")
 
@@ -113,6 +116,7 @@ class Probe:
             if last:
                 self._trace = None
                 trace.close()
+                ours.end(Path(trace.name))
         except OSError as error:
             self._trace = None
             with contextlib.suppress(OSError):  # what is still to be flushed has no room either

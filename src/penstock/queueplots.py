@@ -23,7 +23,7 @@ import numpy as np
 from . import loader_report, queue_report
 from .errors import UsageError, require
 from .loader_report import Ladder
-from .plots import LEGEND, STYLE, TEXT, TITLE, blank, heading, tidy
+from .plots import LEGEND, STYLE, TEXT, TITLE, blank, heading, save, tidy
 from .record import Record
 from .report import Row, read_csv
 from .units import format_seconds, significant
@@ -38,17 +38,17 @@ _SECONDS = ("seconds_per_batch", "low_seconds", "high_seconds")
 _BAR = "#c4c4c4"
 
 
-def plot_queue(path: Path, out_prefix: str | Path) -> list[Path]:
+def plot_queue(path: Path, out_prefix: str | Path, replace: bool = False) -> list[Path]:
     """Draw the CSV of ``penstock bench queue`` to ``<out_prefix>.png``, or to one numbered file
     for each group of cases; returns what was written."""
     rows = _latest(path, queue_report.NEEDS, ("workers", "queue", *_QUEUE_APART))
-    return _save(path, rows, _QUEUE_APART, draw_queue, out_prefix)
+    return _save(path, rows, _QUEUE_APART, draw_queue, out_prefix, replace)
 
 
-def plot_loader(path: Path, out_prefix: str | Path) -> list[Path]:
+def plot_loader(path: Path, out_prefix: str | Path, replace: bool = False) -> list[Path]:
     """Draw the CSV of ``penstock bench loader``, likewise."""
     rows = _latest(path, loader_report.NEEDS, ("loader", "threads", "batch_size", *_LOADER_APART))
-    return _save(path, rows, _LOADER_APART, draw_loader, out_prefix)
+    return _save(path, rows, _LOADER_APART, draw_loader, out_prefix, replace)
 
 
 def _latest(path: Path, needs: Iterable[str], names: Sequence[str]) -> list[Row]:
@@ -67,21 +67,19 @@ def _save(
     apart: Sequence[str],
     draw: Callable[[Sequence[Row], str], Figure],
     out_prefix: str | Path,
+    replace: bool,
 ) -> list[Path]:
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(tuple(row.get(name, "") for name in apart), []).append(row)
-    prefix = Path(out_prefix)
-    prefix.parent.mkdir(parents=True, exist_ok=True)
-    paths = []
+    prefix, figures = Path(out_prefix), {}
     for number, group in enumerate(groups.values(), 1):
         try:
             figure = draw(group, path.name)
         except ValueError as error:
             raise UsageError(f"{path} holds what is no number: {error}") from error
-        paths.append(_numbered(prefix, number, len(groups)))
-        figure.savefig(paths[-1], dpi=STYLE["dpi"])
-    return paths
+        figures[_numbered(prefix, number, len(groups))] = figure
+    return save(figures, replace)
 
 
 def _numbered(prefix: Path, number: int, of: int) -> Path:
@@ -289,16 +287,19 @@ def _draw_bars(axis: Axes, rows: Sequence[Row], loaders: Sequence[str]) -> None:
 # --- the ladder ---------------------------------------------------------------------------------
 
 
-def plot_ladders(records: Iterable[Record], out_prefix: str | Path) -> list[Path]:
+def plot_ladders(
+    records: Iterable[Record], out_prefix: str | Path, replace: bool = False
+) -> list[Path]:
     """Draw the ladder of every batch size and number of threads to ``<out_prefix>.png``, or to one
     numbered file for each data set, cache, ... that they climb."""
     ladders = [ladder for ladder in loader_report.ladders(records) if ladder.measured]
     groups = loader_report.alike(ladders)
-    prefix, paths = Path(out_prefix), []
-    for number, group in enumerate(groups, 1):
-        paths.append(_numbered(prefix, number, len(groups)))
-        draw_ladders(group).savefig(paths[-1], dpi=STYLE["dpi"])
-    return paths
+    prefix = Path(out_prefix)
+    figures = {
+        _numbered(prefix, number, len(groups)): draw_ladders(group)
+        for number, group in enumerate(groups, 1)
+    }
+    return save(figures, replace)
 
 
 def draw_ladders(ladders: Sequence[Ladder]) -> Figure:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .laps import PHASES
-from .plots import LEGEND, STYLE, TEXT, blank, heading, tidy
+from .plots import LEGEND, STYLE, TEXT, blank, heading, save, tidy
 from .scaling import Point, Study
 from .scaling_advice import GOOD_ACROSS
 from .scaling_intervals import why_none
@@ -33,18 +33,16 @@ if TYPE_CHECKING:
 _REST = "#b8b8b8"
 
 
-def plot_scaling(studies: Sequence[Study], folder: Path) -> list[Path]:
+def plot_scaling(studies: Sequence[Study], folder: Path, replace: bool = False) -> list[Path]:
     """Draw what there is to draw; returns the files."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = []
+    figures = {}
     for study in studies:
         for name, draw in _FIGURES.items():
             figure = draw(study)
             if figure is not None:
                 kind = f"_{study.kind}" if len(studies) > 1 else ""
-                paths.append(folder / f"{name}{kind}.png")
-                figure.savefig(paths[-1], dpi=STYLE["dpi"])
-    return paths
+                figures[folder / f"{name}{kind}.png"] = figure
+    return save(figures, replace)
 
 
 def draw_speedup(study: Study) -> Figure | None:

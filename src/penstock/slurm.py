@@ -25,9 +25,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from . import ours
 from .config import SLURM_PRESETS, SlurmConfig
 from .errors import PenstockError, UsageError
-from .files import replacing, write_json
+from .files import write_json
 from .keys import has_login, scrub
 from .laps import STEPS
 from .trainlog import ARGS, RESULTS
@@ -261,38 +262,45 @@ def _seen_from(folder: Path, path: str) -> str:
 # --- what they left ----------------------------------------------------------------------------
 
 
-def collect(job: Job, element: str, source: Path, target: Path) -> dict[str, bool]:
+def collect(
+    job: Job, element: str, source: Path, target: Path, replace: bool = False
+) -> dict[str, bool]:
     """Bring one job's log and results to TARGET/slurm-ID.out and TARGET/ID/; what was there.
 
     ``element`` is the job's number, or that of one of its array.
     """
-    found = {"log": False, "results": False}
-    log = source / numbered(job.log, element)
-    found["log"] = _copy(log, target / f"slurm-{element}.out")
-    if job.error is not None:
-        _copy(source / numbered(job.error, element), target / f"slurm-{element}.err")
+    log = target / f"slurm-{element}.out"
+    results = target / element / RESULTS
+    copied = [new for _, new in copies(job, element, source, target)]
+    for old, new in copies(job, element, source, target):
+        if not (new.exists() and new.samefile(old)):
+            with ours.writing(new, replace=replace) as draft:
+                shutil.copyfile(old, draft)
+    return {"log": log in copied, "results": results in copied}
+
+
+def copies(job: Job, element: str, source: Path, target: Path) -> list[tuple[Path, Path]]:
+    """What there is of a job, and where each file of it goes, which may be where it is."""
     run = source / numbered(job.output_dir, element)
+    found = [(source / numbered(job.log, element), target / f"slurm-{element}.out")]
+    if job.error is not None:
+        found.append((source / numbered(job.error, element), target / f"slurm-{element}.err"))
     names = [ARGS, RESULTS]
     names += [f"{STEPS}/{path.name}" for path in sorted(run.glob(f"{STEPS}/rank*.csv"))]
-    for name in names:
-        copied = _copy(run / name, target / element / name)
-        found["results"] |= copied and name == RESULTS
-    return found
+    found += [(run / name, target / element / name) for name in names]
+    return [(old, new) for old, new in found if old.is_file()]
 
 
-def write_jobs(target: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
-    write_json(target / JOBS, {"format": "penstock-jobs", "version": 1, "jobs": list(rows)})
+def check_collected(places: Sequence[tuple[Path, Path]], target: Path, replace: bool) -> None:
+    """Raise `UsageError` where collecting would replace what is not ours."""
+    moved = [new for old, new in places if not (new.exists() and new.samefile(old))]
+    ours.check(*(("--into", new) for new in (*moved, target / JOBS)), replace=replace)
+
+
+def write_jobs(target: Path, rows: Sequence[Mapping[str, Any]], replace: bool = False) -> Path:
+    with ours.writing(target / JOBS, replace=replace) as draft:
+        write_json(draft, {"format": "penstock-jobs", "version": 1, "jobs": list(rows)})
     return target / JOBS
-
-
-def _copy(old: Path, new: Path) -> bool:
-    """Whether there was something. What lies in its place already stays there."""
-    if not old.is_file():
-        return False
-    if not (new.exists() and new.samefile(old)):
-        with replacing(new) as draft:
-            shutil.copyfile(old, draft)
-    return True
 
 
 # --- SLURM's own words -------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from . import ours
 from .chips import Chips
 from .config import (
     TRAIN_DEFAULTS,
@@ -31,14 +32,18 @@ from .config import (
 from .errors import PenstockError, UsageError
 from .files import check_folder, write_json
 from .launch import Request, check, launch
+from .ledger import FILE as RECORDS
 from .ledger import Ledger
 from .preset import Preset
 from .record import Record, case_key
 from .scenes import Split, channels_of, split_folder
 from .sweep import Step, launches_of, sweep
+from .trainlog import ARGS
 
 LEDGER, SYSTEM, REPORT = "suite.ledger", "system_info.json", "benchmark_report"
 FOLDERS = "benchmark_*_batch*_workers*"
+_LEFT = (ARGS, "telemetry.jsonl", RECORDS)
+"""Files of which a part of a suite that is a folder has one at least."""
 WORKLOAD = "detector"
 DATA = (
     "train_data_root val_data_root train_label_file val_label_file train_chips_path val_chips_path "
@@ -154,6 +159,14 @@ def check_output(config: SuiteConfig) -> None:
             f"--output-dir {out} holds a suite; --resume runs what it lacks, --overwrite "
             "replaces it"
         )
+    for path in () if config.replace else _parts(out):
+        if path.is_file():
+            ours.check_ours(path, "--output-dir")
+        elif any(path.iterdir()) and not any((path / name).is_file() for name in _LEFT):
+            raise UsageError(
+                f"--output-dir: {path} is in the way and is no part of a suite; --replace replaces "
+                "it all the same"
+            )
 
 
 def check_resumed(config: SuiteConfig, cases: Iterable[Case], here: str) -> None:
@@ -195,7 +208,8 @@ def prepare(config: SuiteConfig, system: Mapping[str, Any]) -> None:
         else:
             path.unlink()
     try:
-        write_json(out / SYSTEM, system)
+        with ours.writing(out / SYSTEM, replace=config.replace) as draft:
+            write_json(draft, system)
     except OSError as error:
         raise UsageError(f"--output-dir {out} cannot be written: {error.strerror}") from error
 

@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from .files import replacing, write_json
+from . import ours
+from .files import write_json
 from .record import FAILED, Record
 from .report import Cell, Section, commit_of, in_markdown, without_empty
 from .stats import Interval, hierarchical_bootstrap_ratio
@@ -352,6 +353,7 @@ def write(
     system: Mapping[str, Any],
     notes: Sequence[str],
     figures: Sequence[Path],
+    replace: bool = False,
 ) -> list[Path]:
     """``benchmark_report.json`` and ``.md``, computed from the records."""
     told = sections(records, notes)
@@ -376,8 +378,9 @@ def write(
     page += ["", *(f"![{figure.stem}]({figure.name})" for figure in figures)]
     page += ["", in_markdown(told), _METHOD]
     files = out / f"{REPORT}.json", out / f"{REPORT}.md"
-    write_json(files[0], document)
-    with replacing(files[1]) as draft:
+    with ours.writing(files[0], replace=replace) as draft:
+        write_json(draft, document)
+    with ours.writing(files[1], replace=replace) as draft:
         draft.write_text("\n".join(page), encoding="utf-8")
     return list(files)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .plots import LEGEND, STYLE, TEXT, TITLE, blank, heading, tidy
+from .plots import LEGEND, STYLE, TEXT, TITLE, blank, heading, save, tidy
 from .record import Record
 from .report import scaled
 from .suite_report import Run, runs
@@ -23,19 +23,18 @@ if TYPE_CHECKING:
 _GIB = 2**30
 
 
-def plot_suite(records: Iterable[Record], out_prefix: Path) -> list[Path]:
+def plot_suite(records: Iterable[Record], out_prefix: Path, replace: bool = False) -> list[Path]:
     """Draw each preset that has a run to show, to ``<out_prefix>.png`` or ``_<preset>.png``;
     returns what was written."""
     presets: dict[str, list[Run]] = {}
     for run in runs(records):
         presets.setdefault(run.case["preset"], []).append(run)
-    paths = []
+    figures = {}
     for name, own in presets.items():
         if any(run.measured for run in own):
             ending = f"_{name}" if len(presets) > 1 else ""
-            paths.append(out_prefix.with_name(f"{out_prefix.name}{ending}.png"))
-            draw(own).savefig(paths[-1], dpi=STYLE["dpi"])
-    return paths
+            figures[out_prefix.with_name(f"{out_prefix.name}{ending}.png")] = draw(own)
+    return save(figures, replace)
 
 
 def draw(own: Sequence[Run]) -> Figure:

@@ -51,7 +51,7 @@ from .config import TRAIN_DEFAULTS, TRAIN_FIXED, TrainConfig, build
 from .errors import Incomplete, PenstockError, UsageError
 from .events import EVENTS
 from .feed import ThreadFeed, TorchFeed
-from .files import check_folder, write_json
+from .files import check_folder, read_json, write_json
 from .keys import scrubbed
 from .laps import STEPS
 from .order import Order, Position
@@ -147,6 +147,8 @@ def _check_output(config: TrainConfig, is_first: bool) -> bool:
             "run that had one; --overwrite begins anew"
         )
     ours = [out / name for name in OURS if (out / name).exists()]
+    if (out / ARGS).exists() and "workload" not in (read_json(out / ARGS) or ()):
+        raise UsageError(f"--output-dir {out}: its {ARGS} is none of ours; give another folder")
     if not ours:
         return False
     if not (config.overwrite or config.resume):

@@ -26,6 +26,7 @@ from typing import Any, Literal
 
 import yaml
 
+from . import ours
 from .boundary import pixels_of
 from .errors import UsageError
 from .loader_report import LoaderCell
@@ -300,7 +301,7 @@ _USE = {
 """How the settings of a file, those of its last choice, are used."""
 
 
-def write_yaml(recommendation: Recommendation, path: Path) -> list[Path]:
+def write_yaml(recommendation: Recommendation, path: Path, replace: bool = False) -> list[Path]:
     """Write the settings of each model, the reasons as comments; returns what was written.
 
     A file's settings are those for throughput or for training. Those for latency stand below
@@ -318,7 +319,8 @@ def write_yaml(recommendation: Recommendation, path: Path) -> list[Path]:
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             use = f"# {_USE[choices[-1].goal].format(file=file.name)}\n"
-            file.write_text(use + _document(choices), encoding="utf-8")
+            with ours.writing(file, replace=replace) as draft:
+                draft.write_text(use + _document(choices), encoding="utf-8")
         except OSError as error:
             raise UsageError(f"--recommend {file} cannot be written: {error.strerror}") from error
         written.append(file)

@@ -11,14 +11,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import os
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import ours
 from ..config import BenchModelConfig, add_flags, from_flags
 from ..errors import Refused, UsageError
 from ..record import Record, canonical
@@ -37,6 +37,8 @@ KINDS = {
 }
 """Benchmarks that have a module of their own: ``queue`` is ``bench_queue``."""
 
+NEEDS = ("tile_size", "batch_size")
+"""Columns that a table of ``bench model`` has."""
 MOST_BATCH = 2**16
 """No larger batch is tried by --find-limit."""
 
@@ -119,28 +121,37 @@ def cases_of(config: BenchModelConfig) -> list[Case]:
 
 def _writable(config: BenchModelConfig, ledger: Ledger) -> None:
     """Raise `UsageError` for outputs that could not be written when all is measured."""
+    check_csv(config.output, config.replace)
+    ours.check(("--recommend", _recommend_path(config)), replace=config.replace)
+    check_ledger(ledger)
+
+
+def check_csv(path: Path, replace: bool, needs: Iterable[str] = NEEDS) -> None:
+    """Raise `UsageError` for a table that is no CSV of such a benchmark, to which rows are added:
+    none of those that it has is lost, whoever wrote them."""
     from .. import report
 
-    recommend = _recommend_path(config)
-    writable(("--output", config.output), ("--ledger", ledger.path), ("--recommend", recommend))
-    if config.output.exists() and config.output.stat().st_size:
-        report.read_csv(config.output)
+    ours.check(("--output", path), replace=True)
+    if path.is_file() and path.stat().st_size and not replace:
+        try:
+            report.read_csv(path, needs)
+        except UsageError as error:
+            raise UsageError(f"--output: {error}; --replace replaces it") from error
+
+
+def make_way(path: Path, replace: bool, needs: Iterable[str] = NEEDS) -> None:
+    """Remove what `check_csv` would have refused, where the user said so, just before rows come."""
+    if replace:
+        try:
+            check_csv(path, False, needs)
+        except UsageError:
+            path.unlink()
+
+
+def check_ledger(ledger: Ledger) -> None:
+    """Raise `UsageError` for a ledger that cannot be added to, or that is something else."""
+    ours.check(("--ledger", ledger.path), replace=True)
     ledger.records()
-
-
-def writable(*outputs: tuple[str, Path]) -> None:
-    """Raise `UsageError`, naming the flag, for a path that could not be written."""
-    for flag, path in outputs:
-        nearest = next(p for p in (path, *path.absolute().parents) if p.exists())
-        if nearest == path and nearest.is_dir():
-            why = "is a folder"
-        elif nearest != path and not nearest.is_dir():
-            why = "is not a folder"
-        elif not os.access(nearest, os.W_OK):
-            why = "is read-only"
-        else:
-            continue
-        raise UsageError(f"{flag} {path} cannot be written: {nearest} {why}")
 
 
 def _recommend_path(config: BenchModelConfig) -> Path:
@@ -253,13 +264,15 @@ def _sweep(
             run=run,
             progress=progress,
         )
+    make_way(config.output, config.replace)
     report.append_csv(records, config.output)
     print("", *report.in_text(report.sections(records)), sep="\n")
     if line := report.roof_line(records, measured_roof):
         print("", line, sep="\n")
     advice = tune.recommend(records, config.budget)
     print("", *advice.lines, sep="\n")
-    written = [config.output, ledger.path, *tune.write_yaml(advice, _recommend_path(config))]
+    settings = tune.write_yaml(advice, _recommend_path(config), config.replace)
+    written = [config.output, ledger.path, *settings]
     print("", *(f"Written: {path}" for path in written), sep="\n")
     return int(any(record.status == "crash" for record in records))
 

@@ -16,7 +16,7 @@ from ..config import BenchLoaderConfig, add_flags, from_flags
 from ..errors import PenstockError, UsageError
 from ..record import Record
 from ..units import format_seconds
-from .bench import shown_progress, writable
+from .bench import check_csv, check_ledger, make_way, shown_progress
 
 if TYPE_CHECKING:
     from ..ledger import Ledger
@@ -40,12 +40,11 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--output {config.output} cannot be written: it names no file")
     folder = config.ledger or config.output.with_suffix(".ledger")
     ledger = Ledger(folder)
-    writable(("--output", config.output), ("--ledger", ledger.path))
-    if config.output.exists() and config.output.stat().st_size:
-        report.read_csv(config.output, loader_report.NEEDS)
-    ledger.records()
+    check_csv(config.output, config.replace, loader_report.NEEDS)
+    check_ledger(ledger)
     cases = checked(cases_of(config, args.data), config)
     records = _sweep(config, cases, ledger)
+    make_way(config.output, config.replace, loader_report.NEEDS)
     loader_report.append_csv(records, config.output)
     print("", *report.in_text(loader_report.sections(records)), sep="\n")
     print("", *(f"Written: {path}" for path in (config.output, ledger.path)), sep="\n")

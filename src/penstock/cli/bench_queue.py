@@ -29,19 +29,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = from_flags(BenchQueueConfig, args, args.config)
-    from .. import queue_report, report
+    from .. import ours, queue_report, report
     from ..launch import check
     from ..ledger import Ledger
     from ..sweep import launches_of, sweep
-    from .bench import shown_progress, writable
+    from .bench import check_csv, check_ledger, make_way, shown_progress
 
     cases = cases_of(args.data, config)
     if not config.output.name:
         raise UsageError(f"--output {config.output} cannot be written: it names no file")
     ledger = Ledger(config.ledger or config.output.with_suffix(".ledger"))
-    writable(("--output", config.output), ("--ledger", ledger.path))
-    if config.output.exists() and config.output.stat().st_size:
-        report.read_csv(config.output, queue_report.NEEDS)
+    check_csv(config.output, config.replace, queue_report.NEEDS)
+    figure = config.output.with_suffix(".png")
+    ours.check(("the figure of --output", figure), replace=config.replace)
+    check_ledger(ledger)
     answer = check("queue", cases[0], config.timeout)
     if answer.error is not None:  # data that cannot be read in such batches
         raise PenstockError(answer.error.message)
@@ -63,9 +64,10 @@ def run(args: argparse.Namespace) -> int:
             resume=config.resume,
             progress=progress,
         )
+    make_way(config.output, config.replace, queue_report.NEEDS)
     queue_report.append_csv(records, config.output)
     print("", *report.in_text(queue_report.sections(records)), sep="\n")
-    written = [config.output, ledger.path, *_figures(config.output)]
+    written = [config.output, ledger.path, *_figures(config.output, config.replace)]
     print("", *(f"Written: {path}" for path in written), sep="\n")
     return int(any(not record.ok and not _lacks_package(record) for record in records))
 
@@ -179,11 +181,11 @@ def outcome(record: Record) -> str:
     return f"{said} an iteration, queue {end}"
 
 
-def _figures(output: Path) -> list[Path]:
+def _figures(output: Path, replace: bool) -> list[Path]:
     from ..queueplots import plot_queue
 
     try:
-        return plot_queue(output, output.with_suffix(""))
+        return plot_queue(output, output.with_suffix(""), replace)
     except UsageError as error:  # matplotlib is not installed, or no case was measured
         print(f"No figure: {error}", file=sys.stderr)
         return []

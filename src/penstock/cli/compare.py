@@ -12,6 +12,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..config import Replacing, add_flags, from_flags
 from ..errors import UsageError
 from ..stats import CONFIDENCE
 
@@ -54,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the comparison here too")
     parser.add_argument("--seed", type=int, default=0, help="seed of the resampling (default: 0)")
+    add_flags(parser, Replacing)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -68,8 +70,11 @@ def run(args: argparse.Namespace) -> int:
     if a_knobs != b_knobs:
         raise UsageError(f"--set-a {a_knobs} and --set-b {b_knobs} must name the same knobs")
 
-    from .. import ledger
+    from .. import ledger, ours
     from ..compare import compare, select
+
+    replace = from_flags(Replacing, args).replace
+    ours.check(("--json", args.json), replace=replace, inputs=(args.a, args.b))
 
     sides = []
     for path, (flag, wanted) in zip((args.a, args.b), settings.items(), strict=True):
@@ -88,7 +93,8 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.json is not None:
         try:
-            args.json.write_text(json.dumps(comparison.as_dict(), indent=1) + "\n")
+            with ours.writing(args.json, replace=replace) as draft:
+                draft.write_text(json.dumps(comparison.as_dict(), indent=1) + "\n")
         except OSError as error:
             raise UsageError(f"--json {args.json}: {error.strerror}") from error
     _print(comparison)

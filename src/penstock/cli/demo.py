@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from .. import ours
 from ..box import Box
-from ..config import InferConfig, build
+from ..config import InferConfig, Replacing, add_flags, build, from_flags
+from ..files import check_folder
 from .infer import print_plan, shown_progress
 
 
@@ -22,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="z y x of the volume",
     )
     parser.add_argument("--seed", type=int, default=7, help="of the volume and its noise")
+    add_flags(parser, Replacing)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,6 +38,8 @@ def run(args: argparse.Namespace) -> int:
     shape = tuple(args.shape)
     clean = clean_volume(shape, args.seed)
     store, result = args.out / "noisy.ome.zarr", args.out / "denoised.ome.zarr"
+    replace = from_flags(Replacing, args).replace
+    _check_output(args.out, (store, result), replace)
     print(f"A volume of {' x '.join(map(str, shape))} voxels, with noise, goes to {store}")
     _store(noisy(clean, args.seed), store)
     config = build(
@@ -49,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
             "metrics_json": args.out / "metrics.json",
             "metrics_interval": 0.2,
             "trace": args.out / "trace.json",
+            "replace": replace,
         },
     )
     job = Job(config)
@@ -66,11 +73,25 @@ def run(args: argparse.Namespace) -> int:
         {"before": before[plane], "after": after[plane]},
         args.out / "before_after.png",
         f"Plane {plane} of the demo volume. {gain}",
+        replace,
     )
     print(gain)
     print(f"Picture: {picture}")
     print(f"Records: {job.run_dir}; figures of them: penstock plot {args.out / 'metrics.json'}")
     return 0
+
+
+def _check_output(out: Path, stores: Sequence[Path], replace: bool) -> None:
+    """Refuse a folder that holds files of the user's by the names of the demo's."""
+    check_folder(out, "--out")
+    names = ("metrics.json", "trace.json", "before_after.png")
+    ours.check(*(("--out", out / name) for name in names), replace=replace)
+    for store in stores:
+        if not replace:
+            ours.check_ours(store, "--out")
+    out.mkdir(parents=True, exist_ok=True)
+    for store in stores:
+        ours.begin(store)
 
 
 def _store(volume: Any, path: Path) -> None:

@@ -15,6 +15,8 @@ from typing import Any
 
 import psutil
 
+from .. import ours
+from ..config import Replacing, add_flags, from_flags
 from ..environment import BUSY, VARIABLES, collect
 from ..errors import UsageError
 from ..ledger import Ledger
@@ -48,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ledger", type=Path, metavar="FOLDER", help="keep the records here (default: the cache)"
     )
+    add_flags(parser, Replacing)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--folder {args.folder} is not a folder")
     if args.json and not args.json.parent.is_dir():
         raise UsageError(f"--json {args.json}: {args.json.parent} is not a folder")
+    replace = from_flags(Replacing, args).replace
+    ours.check(("--json", args.json), replace=replace)
     block, now = collect(), readings()
     device = pick_device(args.device, block)
     for section in (machine, libraries, limited, tenants):
@@ -75,7 +80,8 @@ def run(args: argparse.Namespace) -> int:
     show("Warnings", findings["warnings"] or ["none"])
     if args.json:
         try:
-            args.json.write_text(json.dumps(findings, indent=2, allow_nan=False) + "\n")
+            with ours.writing(args.json, replace=replace) as draft:
+                draft.write_text(json.dumps(findings, indent=2, allow_nan=False) + "\n")
         except OSError as error:
             raise UsageError(f"--json {args.json} cannot be written: {error.strerror}") from error
     return 0

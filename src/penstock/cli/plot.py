@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..config import BenchModelConfig
+from ..config import BenchModelConfig, Replacing, add_flags, from_flags
 from ..errors import UsageError
 
 
@@ -39,6 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output", type=Path, metavar="FILE", help="the same, FILE less its suffix as the prefix"
     )
 
+    add_flags(parser, Replacing)
+
 
 def run(args: argparse.Namespace) -> int:
     from .. import benchplots, plots, queueplots
@@ -47,18 +49,19 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--smooth {args.smooth} is not a number of samples")
     file: Path = args.file or args.input or _usual()
     prefix = args.out or (args.output or file).with_suffix("")
+    replace = from_flags(Replacing, args).replace
     kind = kind_of(file)
     if kind not in ("metrics", "gpu") and (args.mean or args.smooth != 1):
         raise UsageError(f"--mean and --smooth are for metrics, and {file} is a benchmark")
     try:
         if kind == "bench":
-            paths = benchplots.plot_bench(file, prefix)
+            paths = benchplots.plot_bench(file, prefix, replace)
         elif kind in ("queue", "loader"):
             figures = {"queue": queueplots.plot_queue, "loader": queueplots.plot_loader}
-            paths = figures[kind](file, prefix)
+            paths = figures[kind](file, prefix, replace)
         else:
             draw = {"metrics": plots.plot_metrics, "gpu": plots.plot_gpu_metrics}[kind]
-            paths = draw(file, prefix, mean=args.mean, smooth=args.smooth)
+            paths = draw(file, prefix, mean=args.mean, smooth=args.smooth, replace=replace)
     except OSError as error:
         raise UsageError(f"{prefix} cannot be written: {error.strerror}") from error
     for path in paths:

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ..labels import read_labels
-    from ..preprocess import preprocess
+    from ..preprocess import check_output, preprocess
     from ..scenes import channels_of, scene_folders
 
     config = from_flags(PreprocessConfig, args)
@@ -50,6 +50,9 @@ def run(args: argparse.Namespace) -> int:
         folders, labels = scene_folders(config.data_root, split), read_labels(file)
         _check_apart(config.output_dir, folders)
         work.append((split, name, file, _matched(folders, labels, file, config.partial), labels))
+    for _, name, _, folders, _ in work:
+        overwrite, replace = config.overwrite_preproc, config.replace
+        check_output(config.output_dir / name, folders, config.layout, overwrite, replace)
     for split, name, file, folders, labels in work:
         began = time.perf_counter()
         with shown_progress(len(folders), "scenes", f"cutting {split}") as progress:
@@ -65,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
                 workers=config.num_workers,
                 overwrite=config.overwrite_preproc,
                 background=split == "train",
+                replace=config.replace,
                 progress=progress,
             )
         took = time.perf_counter() - began

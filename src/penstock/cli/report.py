@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ..config import Replacing, add_flags, from_flags
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -23,20 +25,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace a report that is there")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="a row for each launch, too")
     parser.add_argument("--parquet", type=Path, metavar="FILE", help="the same as Parquet")
+    add_flags(parser, Replacing)
 
 
 def run(args: argparse.Namespace) -> int:
-    from .. import ledger, page
+    from .. import ledger, ours, page
 
+    replace = from_flags(Replacing, args).replace
+    exports = (("--csv", args.csv), ("--parquet", args.parquet))
+    ours.check(*exports, replace=replace, inputs=args.ledgers)
     first: Path = args.ledgers[0]
     stem = first.name.removesuffix(".gz").removesuffix(".jsonl").removesuffix(".ledger")
     folder = args.output or first.with_name(f"{stem}.report")
     records = [record for path in args.ledgers for record in ledger.read(path)]
     source = " and ".join(path.name for path in args.ledgers)
-    written = page.write(records, folder, source, args.overwrite)
+    written = page.write(records, folder, source, args.overwrite, replace)
     for export, path in ((ledger.to_csv, args.csv), (ledger.to_parquet, args.parquet)):
         if path is not None:
-            export(records, path)
+            export(records, path, replace)
             written.append(path)
     print(*written, sep="\n")
     return 0

@@ -17,8 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import SimulateConfig, add_flags, from_flags
+from ..config import Replacing, SimulateConfig, add_flags, from_flags
 from ..errors import MissingDependency, UsageError
+from ..files import check_folder
 
 if TYPE_CHECKING:
     from ..scaling import Run, Study
@@ -57,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--anyway", action="store_true", help="compare runs of unlike settings or work too"
     )
+    add_flags(parser, Replacing)
     about = "predict steps of many devices from a RUN of one, or from what is stated"
     add_flags(parser.add_argument_group(SIMULATE, about), SimulateConfig)
 
@@ -74,6 +76,8 @@ def run(args: argparse.Namespace) -> int:
     from ..scaling import A_GPU, studies
     from ..scaling_sources import read_runs
 
+    replace = from_flags(Replacing, args).replace
+    _check_output(args.output, replace)
     runs = read_runs(paths, _say)
     if args.metrics:
         print(*in_text([report.metrics(runs)]), sep="\n")
@@ -95,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
             for block in (*blocks, tables.results(study, machine)):
                 print("", *block, sep="\n")
     if args.output is not None:
-        written = _write(args.output, runs, found, machine, asked)
+        written = _write(args.output, runs, found, machine, asked, replace)
         print(*(f"Written: {path}" for path in written), sep="\n", file=sys.stderr)
     if not found:
         print("penstock scaling: no run is complete, so nothing is compared", file=sys.stderr)
@@ -123,19 +127,28 @@ def _say(sentence: str) -> None:
     print(f"penstock scaling: {sentence}", file=sys.stderr)
 
 
+def _check_output(folder: Path | None, replace: bool) -> None:
+    """Refuse a folder in which a file of the user's would be replaced."""
+    from .. import ours
+
+    if folder is not None:
+        check_folder(folder, "--output")
+        named = [folder / name for name in ("scaling.md", "scaling.csv", "runs.csv")]
+        ours.check(*(("--output", path) for path in named), replace=replace)
+
+
 def _write(
-    folder: Path, runs: list[Run], found: list[Study], machine: str, asked: bool
+    folder: Path, runs: list[Run], found: list[Study], machine: str, asked: bool, replace: bool
 ) -> list[Path]:
+    from .. import ours
     from .. import scaling_report as report
-    from ..files import replacing
 
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         figures: list[Path] = []
         try:
             from ..scalingplots import plot_scaling
 
-            figures = plot_scaling(found, folder)
+            figures = plot_scaling(found, folder, replace)
         except MissingDependency as error:
             print(f"No figure: {error}", file=sys.stderr)
         names = [figure.name for figure in figures]
@@ -145,7 +158,7 @@ def _write(
             folder / "runs.csv": report.runs_csv(runs),
         }
         for path, text in files.items():
-            with replacing(path) as draft:
+            with ours.writing(path, replace=replace) as draft:
                 draft.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"--output {folder} cannot be written: {error.strerror}") from error

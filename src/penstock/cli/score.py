@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .. import ours
 from ..config import ScoreConfig, add_flags, from_flags
 from ..errors import UsageError
 
@@ -27,6 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = from_flags(ScoreConfig, args)
+    read = (config.inference_file, config.label_file)
+    ours.check(("--output", config.output), replace=config.replace, inputs=read)
 
     from ..detection import Objects, read_predictions
     from ..labels import read_labels
@@ -48,7 +51,8 @@ def run(args: argparse.Namespace) -> int:
     )
     if config.output is not None:
         try:
-            config.output.write_text(json.dumps(score.as_dict()))
+            with ours.writing(config.output, replace=config.replace) as draft:
+                draft.write_text(json.dumps(score.as_dict()))
         except OSError as error:
             raise UsageError(f"--output {config.output}: {error.strerror}") from error
     print("\n".join(lines(score, config)))

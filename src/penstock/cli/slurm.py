@@ -18,7 +18,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..config import SLURM_PRESETS, SlurmConfig, add_flags, build, read_yaml
+from ..config import (
+    SLURM_PRESETS,
+    Replacing,
+    SlurmConfig,
+    add_flags,
+    build,
+    from_flags,
+    read_yaml,
+)
 from ..errors import PenstockError, UsageError
 from .launch import add_command, training
 
@@ -57,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds["collect"].add_argument(
         "--into", type=Path, metavar="FOLDER", help="where to (default: the study's own folder)"
     )
+    add_flags(kinds["collect"], Replacing)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -65,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     if args.kind == "status":
         return _status(args.jobs)
     if args.kind == "collect":
-        return _collect(args.study, args.into)
+        return _collect(args.study, args.into, from_flags(Replacing, args).replace)
     return _cancel(args.jobs)
 
 
@@ -187,7 +196,7 @@ def _status(targets: Sequence[str]) -> int:
     return max((row.code() for row in rows), default=0)
 
 
-def _collect(path: Path, into: Path | None) -> int:
+def _collect(path: Path, into: Path | None, replace: bool) -> int:
     from .. import slurm
 
     if _is_number(str(path)):
@@ -198,9 +207,12 @@ def _collect(path: Path, into: Path | None) -> int:
     source = path if path.is_dir() else path.parent
     target, told = into or source, []
     rows = _rows([str(path)])
+    jobs = [(row.job, row.id) for row in rows if row.job is not None]
+    places = [pair for job, number in jobs for pair in slurm.copies(job, number, source, target)]
+    slurm.check_collected(places, target, replace)
     for row in rows:
         assert row.job is not None  # that of a study is
-        found = slurm.collect(row.job, row.id, source, target)
+        found = slurm.collect(row.job, row.id, source, target, replace)
         facts = asdict(row.state) if row.state is not None else {"state": None}
         job = {"name": row.job.name, "ranks": row.job.ranks, "nodes": row.job.nodes}
         told.append({**facts, "id": row.id, **job, **found, "training": row.training})
@@ -209,7 +221,7 @@ def _collect(path: Path, into: Path | None) -> int:
         missing = [name for name in ("log", "results") if not entry[name]]
         if missing:
             print(f"job {entry['id']} has no {' and no '.join(missing)} yet")
-    print(f"Written: {slurm.write_jobs(target, told)}")
+    print(f"Written: {slurm.write_jobs(target, told, replace)}")
     return max((row.code() for row in rows), default=0)
 
 

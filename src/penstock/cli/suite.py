@@ -128,9 +128,9 @@ def _benchmark(args: argparse.Namespace) -> int:
     with shown_progress(suite.name_of, outcome) as progress:
         records = suite.run(cases, config, progress)
     out = config.output_dir
-    figures = _figures(records, out / suite.REPORT)
+    figures = _figures(records, out / suite.REPORT, config.replace)
     told = [preset.model_dump(mode="json") for preset in asked]
-    written = suite_report.write(out, records, told, system, notes, figures)
+    written = suite_report.write(out, records, told, system, notes, figures, config.replace)
     print("", *report.in_text(suite_report.sections(records, notes)), sep="\n")
     written = [*written, *figures, out / suite.SYSTEM, out / suite.LEDGER]
     print("", *(f"Written: {path}" for path in written), sep="\n")
@@ -201,11 +201,11 @@ def outcome(record: Record) -> str:
     return f"{significant(training['samples_per_s'])} samples/s, {seconds} in all"
 
 
-def _figures(records: list[Record], prefix: Path) -> list[Path]:
+def _figures(records: list[Record], prefix: Path, replace: bool) -> list[Path]:
     from ..suiteplots import plot_suite
 
     try:
-        return plot_suite(records, prefix)
+        return plot_suite(records, prefix, replace)
     except MissingDependency as error:
         print(f"No figure: {error}", file=sys.stderr)
         return []

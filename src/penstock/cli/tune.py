@@ -19,7 +19,7 @@ from ..errors import UsageError
 from ..flow import usable_cores
 from ..units import format_bytes, format_seconds
 from . import bench_queue
-from .bench import shown_progress, writable
+from .bench import check_ledger, shown_progress
 
 if TYPE_CHECKING:
     from ..ledger import Ledger
@@ -46,11 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """0 with settings, 1 where nothing keeps the accelerator fed."""
     config = from_flags(TuneLoaderConfig, args, args.config)
-    from .. import loader_tune, tune
+    from .. import loader_tune, ours, tune
     from ..ledger import Ledger
 
     ledger = Ledger(config.ledger or config.output.with_suffix(".ledger"))
-    writable(("--output", config.output), ("--ledger", ledger.path))
+    check_ledger(ledger)
+    ours.check(("--output", config.output), replace=config.replace)
     tried: list[Batches] = []
     for fit in fitting(args.data, config, max(threads_of(config))):
         tried.append(_measure(args.data, config, fit, ledger))
@@ -66,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         advice = replace(advice, settings={**advice.settings, "missing": config.missing})
     assert advice.settings is not None
     build(LoaderConfig, advice.settings)  # what is written is what a loader takes
-    loader_tune.write_yaml(advice, config.output)
+    loader_tune.write_yaml(advice, config.output, config.replace)
     batch = advice.settings["batch_size"]
     step_s = next(each.goal.step_s for each in tried if each.goal.batch == batch)
     flags = tune.flags_of(advice.settings, step_s, args.data)

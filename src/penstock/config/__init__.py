@@ -17,7 +17,17 @@ from .data import (
     XView3Rules,
 )
 from .infer import InferConfig
-from .knobs import Knobs, Natural, Positive, add_flags, as_settings, build, from_flags, read_yaml
+from .knobs import (
+    Knobs,
+    Natural,
+    Positive,
+    Replacing,
+    add_flags,
+    as_settings,
+    build,
+    from_flags,
+    read_yaml,
+)
 from .train import TRAIN_DEFAULTS, TRAIN_FIXED, TRAIN_KNOBS, SuiteConfig, TrainConfig
 
 __all__ = [
@@ -38,6 +48,7 @@ __all__ = [
     "Positive",
     "PredictConfig",
     "PreprocessConfig",
+    "Replacing",
     "ScoreConfig",
     "SimulateConfig",
     "SlurmConfig",

@@ -25,6 +25,7 @@ from .knobs import (
     Tile,
     flag,
     many,
+    replace_flag,
 )
 
 
@@ -45,6 +46,7 @@ class BenchModelConfig(Knobs):
     mode: Literal["inference", "train"] = flag("inference", help="forward, or a whole step")
     device: str = flag("auto", help="cpu, cuda, cuda:1, mps (default: the best there is)")
     output: Path = flag(Path("logs/stage2_bench.csv"), help="CSV to which results are appended")
+    replace: bool = replace_flag()
     ledger: Path | None = flag(
         None, help="folder of the raw records (default: OUTPUT with the suffix .ledger)"
     )
@@ -150,6 +152,7 @@ class BenchLoaderConfig(Knobs):
     )
 
     output: Path = flag(Path("logs/loader_bench.csv"), help="CSV to which results are appended")
+    replace: bool = replace_flag()
     ledger: Path | None = flag(
         None, help="folder of the raw records (default: OUTPUT with the suffix .ledger)"
     )
@@ -188,6 +191,7 @@ class BenchQueueConfig(Knobs):
 
     missing: Literal["error", "fill"] = _of_loader("missing")
     output: Path = flag(Path("logs/queue_bench.csv"), help="CSV to which results are appended")
+    replace: bool = replace_flag()
     ledger: Path | None = flag(
         None, help="folder of the raw records (default: OUTPUT with the suffix .ledger)"
     )
@@ -252,6 +256,7 @@ class TuneLoaderConfig(Knobs):
     shuffle: Literal["none", "sample", "global"] = flag("sample", help="order of the samples")
     missing: Literal["error", "fill"] = _of_loader("missing")
     output: Path = flag(Path("logs/loader.yaml"), help="YAML file for the settings")
+    replace: bool = replace_flag()
     ledger: Path | None = flag(
         None, help="folder of the raw records (default: OUTPUT with the suffix .ledger)"
     )

@@ -20,6 +20,7 @@ from .knobs import (
     Shape,
     flag,
     many,
+    replace_flag,
 )
 
 PRESET_SAMPLES = 64
@@ -147,6 +148,7 @@ class PreprocessConfig(Knobs):
     )
     num_workers: Positive = flag(4, help="scenes that are cut at once")
     overwrite_preproc: bool = flag(False, help="cut again what an earlier run cut")
+    replace: bool = replace_flag()
     chip_size: Positive = flag(800, help="pixels of a chip's side")
     overlap: Natural | None = flag(
         None, help=f"pixels that neighbouring chips share (default: {CHIP_OVERLAP}; reference: 0)"
@@ -172,6 +174,7 @@ class PredictConfig(Knobs):
     overwrite: bool = flag(
         False, help="replace an --output that is there, and what a stopped run had finished"
     )
+    replace: bool = replace_flag()
     resume: bool = flag(False, help="go on with a run that was stopped")
 
     # the detector; what is not said is taken from the run that trained it
@@ -230,3 +233,4 @@ class ScoreConfig(XView3Rules):
     shore_root: Path | None = flag(None, help="folder of SCENE_shoreline.npy")
     scene_id: Names | None = flag(None, help="score these scenes only (default: all)")
     output: Path | None = flag(None, help="JSON file for the scores")
+    replace: bool = replace_flag()

@@ -22,6 +22,7 @@ from .knobs import (
     Shape,
     flag,
     many,
+    replace_flag,
 )
 
 
@@ -169,6 +170,7 @@ class InferConfig(Knobs):
         1.0, help="seconds between rows of metrics"
     )
     trace: Path | None = flag(None, help="write a trace that Perfetto and chrome://tracing open")
+    replace: bool = replace_flag()
 
     @model_validator(mode="after")
     def _ranges(self) -> InferConfig:

@@ -79,10 +79,21 @@ def flag(default: Any = ..., *, help: str, alias: str | None = None, const: Any 
 TRUST_MODEL = "give a .pt2 or TorchScript file that cannot be checked to torch: it may run any code"
 
 
+def replace_flag() -> Any:
+    """The knob of every verb that writes files which the user names; see `ours`."""
+    return flag(False, help="replace files that Penstock did not write, or that were edited since")
+
+
 class Knobs(BaseModel):
     """Base of every set of knobs."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+
+class Replacing(Knobs):
+    """The knob alone, for verbs that have no others."""
+
+    replace: bool = replace_flag()
 
 
 Config = TypeVar("Config", bound=Knobs)

@@ -20,6 +20,7 @@ from .knobs import (
     Trackers,
     flag,
     many,
+    replace_flag,
 )
 
 
@@ -267,3 +268,4 @@ class SuiteConfig(Knobs):
     )
     resume: bool = flag(False, help="run only what the ledger in --output-dir lacks")
     overwrite: bool = flag(False, help="replace the suite in --output-dir")
+    replace: bool = replace_flag()

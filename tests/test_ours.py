@@ -1,0 +1,238 @@
+"""What is the user's own: no file that Penstock did not write, or that was edited, is replaced."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorstore as ts
+
+from penstock import ours
+from penstock.cli import main
+from penstock.errors import UsageError
+from penstock.files import replacing, store_around
+
+THEIRS = "what a user wrote in a week"
+GPU_CSV = """\
+timestamp, index, name, memory.used [MiB], utilization.gpu [%]
+2025/09/05 12:00:00.000, 0, H100, 100 MiB, 10 %
+2025/09/05 12:00:01.000, 0, H100, 200 MiB, 20 %
+"""
+
+
+def write(path: Path, text: str) -> None:
+    with ours.writing(path) as draft:
+        draft.write_text(text)
+
+
+# --- one file -----------------------------------------------------------------------------------
+
+
+def test_what_penstock_wrote_is_replaced_and_what_was_edited_is_not(tmp_path: Path) -> None:
+    file = tmp_path / "out.csv"
+    for text in ("first", "second"):
+        ours.check(("--output", file))
+        write(file, text)
+    assert file.read_text() == "second"
+    file.write_text("second, and my notes")
+    with pytest.raises(UsageError, match=r"--output .*out\.csv: what is there has been edited"):
+        ours.check(("--output", file))
+    with pytest.raises(UsageError, match="edited since"):
+        write(file, "third")
+    assert file.read_text() == "second, and my notes"
+    ours.check(("--output", file), replace=True)
+    with ours.writing(file, replace=True) as draft:
+        draft.write_text("third")
+    ours.check(("--output", file))
+
+
+def test_what_is_the_users_is_refused_before_anything(tmp_path: Path) -> None:
+    (tmp_path / "notes.json").write_text(THEIRS)
+    with pytest.raises(UsageError, match=r"notes\.json: what is there is not Penstock's; --repl"):
+        ours.check(("--json", tmp_path / "notes.json"))
+    (tmp_path / "empty").touch()  # nothing is lost, as of a file that mktemp made
+    ours.check(("--json", tmp_path / "empty"), ("--trace", tmp_path / "new"), ("--csv", None))
+    assert not (tmp_path / ours.REGISTER).exists()
+
+
+def test_a_file_that_a_kill_left_half_written_is_ours(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    ours.begin(trace)
+    trace.write_text("[\n{")
+    ours.check(("--trace", trace))
+    ours.end(trace)
+    ours.check(("--trace", trace))
+    trace.write_text("mine")
+    with pytest.raises(UsageError, match="edited"):
+        ours.check(("--trace", trace))
+
+
+def test_neither_an_input_nor_another_output_nor_the_inside_of_an_array(tmp_path: Path) -> None:
+    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(tmp_path / "in.zarr/0")}}
+    ts.open(spec, create=True, dtype="uint8", shape=[2, 2]).result()
+    (tmp_path / "n5").mkdir()
+    (tmp_path / "n5" / "attributes.json").write_text('{"n5": "4.0.0"}')
+    (tmp_path / "link").symlink_to(tmp_path / "in.zarr")
+    write(tmp_path / "in.csv", "ours, and read")
+    for place in ("in.zarr/0/zarr.json", "in.zarr/0/new/file.json", "n5/a.json", "link/0/a.json"):
+        with pytest.raises(UsageError, match=f"--output .*{place} lies inside the array"):
+            ours.check(("--output", tmp_path / place), replace=True)
+    with pytest.raises(UsageError, match=r"in\.csv is what is read"):
+        ours.check(("--output", tmp_path / "in.csv"), inputs=[tmp_path / "x/../in.csv"])
+    with pytest.raises(UsageError, match=r"a\.json is --trace too"):
+        ours.check(("--trace", tmp_path / "a.json"), ("--json", tmp_path / "a.json"))
+    assert store_around(tmp_path) is None
+
+
+def test_a_register_that_is_damaged_or_planted_harms_nobody(tmp_path: Path) -> None:
+    write(tmp_path / "a.json", "ours")
+    register = tmp_path / ours.REGISTER
+    register.write_bytes(b'{"name": "a.js\nnull\n[]\n\xff\n' + register.read_bytes())
+    assert ours.is_ours(tmp_path / "a.json")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "victim").write_text(THEIRS)
+    (tmp_path / "b" / ours.REGISTER).symlink_to(tmp_path / "victim")
+    write(tmp_path / "b" / "a.json", "ours")
+    assert (tmp_path / "victim").read_text() == THEIRS
+
+
+def test_where_everybody_writes_each_has_a_register(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    write(tmp_path / "a.json", "ours")
+    assert ours.is_ours(tmp_path / "a.json") and not (tmp_path / ours.REGISTER).exists()
+
+
+# --- whole or not at all ------------------------------------------------------------------------
+
+
+def test_a_link_planted_at_the_draft_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text(THEIRS)
+    (tmp_path / f".out.json.{os.getpid()}.part").symlink_to(tmp_path / "victim")
+    with replacing(tmp_path / "out.json") as draft:
+        assert draft.is_file() and not draft.is_symlink()
+        draft.write_text("new")
+    assert (tmp_path / "victim").read_text() == THEIRS
+
+
+def test_a_link_stays_one_and_its_file_is_written(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "real.json").write_text("old")
+    (tmp_path / "store" / "real.json").chmod(0o640)
+    (tmp_path / "out.json").symlink_to(Path("store", "real.json"))
+    with replacing(tmp_path / "out.json") as draft:
+        draft.write_text("new")
+    assert (tmp_path / "out.json").is_symlink()
+    assert (tmp_path / "store" / "real.json").read_text() == "new"
+    assert stat.S_IMODE((tmp_path / "store" / "real.json").stat().st_mode) == 0o640
+    assert [path.name for path in (tmp_path / "store").iterdir()] == ["real.json"]
+
+
+def test_a_device_is_written_to_and_stays_one(tmp_path: Path) -> None:
+    ours.check(("--json", Path(os.devnull)))
+    write(Path(os.devnull), "gone")
+    assert not Path(os.devnull).is_file()
+
+
+# --- every verb ---------------------------------------------------------------------------------
+
+
+def run(words: list[Any]) -> int:
+    return main([str(word) for word in words])
+
+
+def zarr(path: Path) -> Path:
+    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(path)}}
+    array = ts.open(spec, create=True, dtype="uint16", shape=[8, 8, 8]).result()
+    array.write(np.arange(512, dtype="uint16").reshape(8, 8, 8)).result()
+    return path
+
+
+def test_infer_refuses_before_it_begins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, mine = zarr(tmp_path / "in.zarr"), tmp_path / "results" / "mine.json"
+    words = ["infer", "--in-spec", source, "--out-spec", tmp_path / "out.zarr", "--model-type",
+             "identity", "--patch", 8, "--overlap", 0, "--devices", "cpu"]  # fmt: skip
+    mine.parent.mkdir()
+    mine.write_text(THEIRS)
+    before = (source / "zarr.json").read_bytes()
+    for flag in ("--metrics-json", "--trace"):
+        for place, why in ((source / "zarr.json", "lies inside the input"),
+                           (tmp_path / "out.zarr/a.json", "lies inside the output"),
+                           (mine, "is not Penstock's")):  # fmt: skip
+            assert run([*words, flag, place]) == 2
+            assert why in capsys.readouterr().err
+    assert (source / "zarr.json").read_bytes() == before and mine.read_text() == THEIRS
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.zarr", "results"]
+    told = ["--metrics-json", mine.with_name("m.json"), "--trace", mine.with_name("t.json")]
+    for again in ((), ("--overwrite",), ("--resume",)):
+        assert run([*words, *told, *again]) == 0  # twice in a row, as ever
+    mine.with_name("t.json").write_text(THEIRS)
+    assert run([*words, *told, "--overwrite"]) == 2
+    assert run([*words, *told, "--overwrite", "--replace"]) == 0
+    json.loads(mine.with_name("t.json").read_text())
+
+
+def test_figures_replace_no_picture_of_the_users(tmp_path: Path) -> None:
+    (tmp_path / "gpu.csv").write_text(GPU_CSV)
+    photo = tmp_path / "gpu_util.png"
+    words = ["plot", tmp_path / "gpu.csv"]
+    assert run(words) == 0 and run(words) == 0
+    names = sorted(path.name for path in tmp_path.glob("*.png"))
+    photo = tmp_path / names[0]
+    photo.write_text(THEIRS)
+    for path in names[1:]:
+        (tmp_path / path).unlink()
+    assert run(words) == 2
+    assert photo.read_text() == THEIRS and len(list(tmp_path.glob("*.png"))) == 1
+    assert run([*words, "--replace"]) == 0
+
+
+OUTPUTS: list[tuple[list[str], str]] = [
+    (["doctor", "--no-measure", "--json"], "mine"),
+    (["compare", "{a}", "{a}", "--json"], "mine"),
+    (["report", "{a}", "--output", "{new}", "--csv"], "mine"),
+    (["report", "{a}", "--output", "{new}", "--parquet"], "mine"),
+    (["report", "{a}", "--overwrite", "--output"], "report.md"),
+    (["scaling", "{a}", "--output"], "runs.csv"),
+    (["score", "xview3", "--inference-file", "{new}", "--label-file", "{new}", "--output"], "mine"),
+    (["bench", "model", "--output"], "mine.csv"),
+    (["bench", "model", "--output", "{new}/a.csv", "--recommend"], "mine.yaml"),
+    (["bench", "model", "--output", "{new}/a.csv", "--ledger"], "records.jsonl"),
+    (["bench", "loader", "{a}", "--output"], "mine.csv"),
+    (["bench", "queue", "{a}", "--output"], "mine.csv"),
+    (["tune", "loader", "{a}", "--step-time", "1", "--output"], "mine.yaml"),
+    (["predict", "{new}", "--data-root", "{a}", "--overwrite", "--output"], "mine.csv"),
+    (["demo", "--out"], "before_after.png"),
+    (["demo", "--out"], "noisy.ome.zarr/mine"),
+    (["train", "spiral", "--max-steps", "1", "--output-dir"], "args.json"),
+    (["train", "spiral", "--max-steps", "1", "--overwrite", "--output-dir"], "best_model.pth"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "name"), OUTPUTS, ids=[" ".join(w) for w, _ in OUTPUTS])
+def test_no_verb_replaces_what_is_the_users(
+    words: list[str], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "theirs" / name
+    mine.parent.mkdir(parents=True)
+    mine.write_text(THEIRS)
+    (tmp_path / "a").mkdir()
+    shutil.copy(Path(__file__).with_name("data") / "records-v1.jsonl", tmp_path / "a/records.jsonl")
+    folder = words[-1] in ("--output-dir", "--out", "--ledger") or name in (
+        "report.md", "runs.csv"
+    )  # fmt: skip
+    target = tmp_path / "theirs" if folder else mine
+    there = {"a": tmp_path / "a", "new": tmp_path / "new"}
+    assert run([*(word.format(**there) for word in words), target]) == 2
+    assert mine.read_text() == THEIRS
+    said = capsys.readouterr().err
+    assert name.partition("/")[0] in said or "theirs" in said, said
+    assert not (tmp_path / "new").exists()
+    assert sorted(path.name for path in (tmp_path / "theirs").rglob("*.*")) == sorted(
+        {Path(part).name for part in Path(name).parts if "." in part}
+    )
