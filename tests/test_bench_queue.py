@@ -393,10 +393,13 @@ def test_sentences_follow_the_data() -> None:
     (slow,) = queue_report.courses(run(2.66))
     said = queue_report.sentences(slow)
     assert said[0] == (
-        "With 0 workers a batch comes every 2.66 s [2.66 s - 2.66 s, 58 batches], and each step "
-        "waits for it, so every step takes 3.66 s in the long run."
+        "With 0 workers a step took 3.66 s [3.66 s - 3.66 s, 58 iterations] in the steady state. "
+        "While nobody computed a batch came every 2.66 s [2.66 s - 2.66 s, 58 batches], and each "
+        "step waits for it; from this the model has 3.66 s a step, within 5 % of what was measured."
     )
-    assert said[1].endswith("more than a step, 1.00 s, so every step takes 2.66 s in the long run.")
+    assert said[1].startswith("With 1 worker a step took 2.66 s [2.66 s - 2.66 s, 56 iterations]")
+    assert "(queue 1), 2.66 s [" in said[1] and "(queue 8) in the steady state." in said[1]
+    assert "more than a step alone, 1.00 s; from this the model has 2.66 s a step, with" in said[1]
     assert said[2] == (
         "With 1 worker a queue of 8 in place of 1 does not change the steady state: +0.0 % "
         "[+0.0 to +0.0 %, 2 launches]."
@@ -408,8 +411,27 @@ def test_sentences_follow_the_data() -> None:
     assert "fails the 70 % of CosmoFlow" in said[-1]
     (fast,) = queue_report.courses(run(0.5))
     said = queue_report.sentences(fast)
-    assert "no more than a step, 1.00 s: the queue stays full." in said[1]
+    assert "no more than a step alone, 1.00 s, so the queue would stay full; from this" in said[1]
     assert "100.0 % passes the 90 %" in said[-1]
+
+
+@pytest.mark.parametrize("slow, off", [(0.75, 33), (1.5, -33)])
+def test_what_was_measured_comes_first_where_the_model_missed(slow: float, off: int) -> None:
+    """It was stated that "every step takes" what the model has, against the measured column."""
+    (group,) = queue_report.courses(run(2.0, slow=slow))
+    said = queue_report.sentences(group)
+    steady = f"{2 * slow:.2f} s"
+    assert said[1].startswith(f"With 1 worker a step took {steady} [{steady} - {steady}, ")
+    told = f"the model has 2.00 s a step, and misses: that is {off:+} % off with a queue of 1."
+    assert said[1].endswith(told)
+    assert not any("long run" in line or "takes 2.00 s" in line for line in said)
+
+
+def test_a_model_that_nothing_confirms_says_so() -> None:
+    (group,) = queue_report.courses(run(1.25, queues=(8,)))
+    said = queue_report.sentences(group)
+    assert said[1].startswith("With 1 worker no case reached the steady state. While nobody")
+    assert said[1].endswith("the model has 1.25 s a step, which nothing here confirms.")
 
 
 def test_a_queue_that_is_not_cleared_yet_shows_no_steady_state() -> None:

@@ -61,6 +61,8 @@ APART = ("data", "shuffle", "seed", "batch", "compute", "compute_time", "iterati
 _DRAWS = 2000
 _LONGER = 1.05
 """A step that computes so many times as long beside readers as alone contends with them."""
+_MISSED = 0.05
+"""A step of the model that is farther than this from the measured one is called missed."""
 _NEAR = 0.02
 """Utilisation as near to the model's as this was foreseen."""
 
@@ -469,20 +471,9 @@ def sentences(group: Sequence[Course]) -> list[str]:
 
 def _of_workers(own: Sequence[Course]) -> list[str]:
     """What reading takes with so many workers, and what the depth of their queue does."""
-    first, cell = own[0], own[0].cell
-    lines = []
+    cell = own[0].cell
     who = f"{cell.workers} worker{'s' * (cell.workers != 1)}"
-    if first.alone is not None and first.predicted is not None:
-        feed = first.predicted.feed
-        steady = f"so every step takes {format_seconds(feed.steady_s)} in the long run"
-        if not cell.workers:
-            what = f"and each step waits for it, {steady}"
-        elif feed.drain is None:
-            what = f"no more than a step, {format_seconds(feed.compute_s)}: the queue stays full"
-        else:
-            what = f"more than a step, {format_seconds(feed.compute_s)}, {steady}"
-        lines.append(f"With {who} a batch comes every {_spread(first.alone)}, {what}.")
-    lines += _of_contention(own)
+    lines = [*_of_steps(own, who), *_of_contention(own)]
     shown = [(course, course.steady) for course in own if course.steady is not None]
     if len(shown) < 2:
         return lines
@@ -505,6 +496,45 @@ def _of_workers(own: Sequence[Course]) -> list[str]:
         f"[{100 * low:+.1f} to {100 * high:+.1f} %, {launches} launches]."
     )
     return lines
+
+
+def _of_steps(own: Sequence[Course], who: str) -> list[str]:
+    """What a step took with so many workers, and then what the model has of it."""
+    first = own[0]
+    if first.alone is None or first.predicted is None:
+        return []
+    workers, feed = first.cell.workers, first.predicted.feed
+    measured = [(course.cell.queue, course.steady) for course in own if course.steady is not None]
+    took = f"With {who} no case reached the steady state"
+    if measured:
+        queues = [f" (queue {queue})" if workers else "" for queue, _ in measured]
+        each = [
+            f"{_spread(steady, 'iterations')}{queue}"
+            for (_, steady), queue in zip(measured, queues, strict=True)
+        ]
+        took = f"With {who} a step took {', '.join(each)} in the steady state"
+    step = format_seconds(feed.compute_s)
+    if not workers:
+        why = "and each step waits for it"
+    elif feed.drain is None:
+        why = f"no more than a step alone, {step}, so the queue would stay full"
+    else:
+        why = f"more than a step alone, {step}"
+    reading = f"While nobody computed a batch came every {_spread(first.alone)}, {why}"
+    return [f"{took}. {reading}; from this the model has {_model_beside(feed, measured)}."]
+
+
+def _model_beside(feed: Feed, measured: Sequence[tuple[int, Interval]]) -> str:
+    """The model's step, and how far it is from those that were measured."""
+    model = f"{format_seconds(feed.steady_s)} a step"
+    if not measured:
+        return f"{model}, which nothing here confirms"
+    off = [(feed.steady_s / steady.value - 1, queue) for queue, steady in measured]
+    worst, queue = max(off, key=lambda each: abs(each[0]))
+    if abs(worst) <= _MISSED:
+        return f"{model}, within {100 * _MISSED:.0f} % of what was measured"
+    where = f" with a queue of {queue}" if feed.workers else ""
+    return f"{model}, and misses: that is {100 * worst:+.0f} % off{where}"
 
 
 def _of_contention(own: Sequence[Course]) -> list[str]:
@@ -548,7 +578,7 @@ def _of_clearing(measured: Sequence[Course]) -> list[str]:
         )
     formula = (
         "Formula and n0 = q R / (R - C) are the seed's, of readers that each hold a batch while "
-        "the queue is full; ours hold none and clear it sooner."
+        "the queue is full; ours hold none, and by the simulation clear it sooner."
     )
     ours = all(course.cell.fact("in_hand") == 0 for course in told)
     return [line + ".", *([formula] if ours else [])]
