@@ -225,7 +225,7 @@ def test_several_heads_go_to_several_sinks_of_their_own_dtype(form: str, seam: s
     same, mask = np.zeros_like(data), np.zeros(data.shape, "uint8")
     penstock.run_inference(
         data, (same, mask), model=Heads(), patch=4, overlap=2, normalize="none", devices="cpu",
-        seam_mode=seam,
+        seam_mode=seam, head_kind=["intensity", "labels"],
     )  # fmt: skip
     assert (same == data).all()
     assert (mask == (data > 50)).all()

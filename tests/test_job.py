@@ -272,9 +272,9 @@ def test_numpys_dtypes_are_torchs() -> None:
 def test_weights_go_to_a_device_once() -> None:
     device = torch.device("cpu")
     for index in range(5):
-        weights = lane._weights_on(device, 8, 3, 0.05, index, 5)
+        weights = lane._weights_on(device, torch.float64, 8, 3, 0.05, index, 5)
         assert (weights.numpy() == axis_weights(8, 3, 0.05, index, 5)).all()
-        assert lane._weights_on(device, 8, 3, 0.05, index, 5) is weights
+        assert lane._weights_on(device, torch.float64, 8, 3, 0.05, index, 5) is weights
 
 
 # --- the position of an output -------------------------------------------------------------------

@@ -38,6 +38,7 @@ def facts(shape: tuple[int, ...], **changes: Any) -> Facts:
         "source_origin": (0, 0, 0), "source_is_float": False,
         "source_cache": None, "source_caches": True, "num_volumes": 1,
         "batch": 64, "in_channels": 1, "out_channels": (1,), "out_itemsizes": (2,),
+        "sum_itemsizes": (0,),
         "write_grids": ((256, 256, 256),), "anchor": (0, 0, 0), "weight_bytes": 0,
         "forward_bytes": 0, "devices": ("cpu",), "base_bytes": 10**8,
         "available_bytes": 64 * 10**9, "device_bytes": None, "chunk_bytes": 2 * 128**3, "cores": 2,
@@ -165,7 +166,9 @@ def test_a_tiff_is_read_into_the_array_that_is_given(tmp_path: Path) -> None:
 @given(geometries())
 def test_units_held_are_those_that_the_plan_counts(geometry: Geometry) -> None:
     held, most = 0, 0
-    assembly = Assembly(geometry, lambda head, shape: np.zeros((1, *shape), np.int8), 1)
+    assembly = Assembly(
+        geometry, lambda head, shape: np.zeros((1, *shape), np.int8), [geometry.seam == "blend"]
+    )
     for block in geometry.blocks():
         before = set(assembly.open)
         units = list(assembly.add(block, [np.zeros((1, *block.support.shape), np.int8)]))

@@ -34,7 +34,11 @@ def test_assembly_gives_every_unit_once_and_whole(geometry: Geometry, channels: 
     data = np.arange(channels * geometry.domain.size, dtype=np.float32)
     data = data.reshape(channels, *geometry.domain.shape)
     result = np.full_like(data, -1)
-    assembly = Assembly(geometry, lambda head, shape: np.zeros((channels, *shape), np.float32), 1)
+    assembly = Assembly(
+        geometry,
+        lambda head, shape: np.zeros((channels, *shape), np.float32),
+        [geometry.seam == "blend"],
+    )
     for block in geometry.blocks():
         piece = data[(slice(None), *block.support.within(geometry.domain))]
         if geometry.seam == "blend":
@@ -81,7 +85,7 @@ def test_units_of_an_earlier_run_are_left_alone() -> None:
     assembly = Assembly(
         geometry,
         lambda head, shape: np.zeros((1, *shape)),
-        1,
+        [False],
         wanted=lambda volume, index: index != (0, 0, 0),
     )
     units = [

@@ -34,9 +34,11 @@ from .config import InferConfig, as_settings, build
 from .errors import Incomplete, StageError, UsageError, describe
 from .flow import Budget, Channel, Flow, Pool, Stopped, usable_cores
 from .grid import Block, Grid, reflect
+from .heads import Clipped
 from .job import Job, Volume
 from .journal import Journal
-from .lane import Finished, Lane, LaneSettings, Loaded, cast
+from .lane import Finished, Lane, LaneSettings, Loaded
+from .missing import ChunkCount, Chunks
 from .model import set_cuda_flags
 from .normalize import Histogram, Scaling, block_scaling
 from .plan import Plan, block_halo
@@ -46,7 +48,10 @@ from .store import Source
 from .telemetry import Sampler, export_reference
 from .traffic import read_range
 from .units import format_bytes, format_seconds
+from .values import cast
 
+CLIPPED_SHARE = 0.01
+"""Of an output's values: where more are clipped to the range of its dtype, the summary says so."""
 STATISTICS_VOXELS = 2**22
 """Voxels of the pieces in which a volume streams through the histogram."""
 
@@ -85,6 +90,10 @@ class Summary:
     peak_rss: int | None
     """Bytes, most seen in the process tree; None where it was not sampled."""
     planned_peak: int
+    clipped: tuple[Clipped, ...] = ()
+    """For each head, what this run clipped to the range of its output's dtype."""
+    chunks: ChunkCount | None = None
+    """Of the input, that this run read; None where the input does not tell which it holds."""
 
     @property
     def mb_per_second(self) -> float:
@@ -111,6 +120,11 @@ class Summary:
                 f"Peak memory: {format_bytes(self.peak_rss)} of {format_bytes(self.planned_peak)} "
                 "planned"
             )
+        for head in self.clipped:
+            if head.share > CLIPPED_SHARE:
+                yield head.line()
+        if self.chunks is not None and self.chunks.absent:
+            yield self.chunks.line()
         skipped = f", {self.units_skipped} by an earlier run" if self.units_skipped else ""
         yield f"Blocks written: {self.units_written} of {self.units_planned} planned{skipped}"
 
@@ -203,6 +217,10 @@ class _Run:
         self.tickets = [threading.Lock() for _ in job.devices]
         self.places = [itertools.count() for _ in job.devices]
         self.patches_done = [0] * self.lanes
+        self.clipped = [0] * len(job.heads)
+        self.values = [0] * len(job.heads)
+        self.counting = threading.Lock()
+        self.chunks = Chunks(job.source, job.volumes, job.config.missing)
         self.sampler: Sampler | None = None
         self.cpu_seconds = 0.0
 
@@ -264,7 +282,7 @@ class _Run:
         source = self.job.norm_source
         histogram = Histogram(source.dtype)
         while not histogram.done:
-            self._stream(source, volume, histogram)
+            self._stream(source, number, volume, histogram)
             histogram.advance((config.norm_lower, config.norm_upper))
         scaling = histogram.scaling(config.norm_lower, config.norm_upper, config.eps)
         found = {
@@ -278,11 +296,11 @@ class _Run:
             self.journal.save_statistics(number, found)
         return scaling
 
-    def _stream(self, source: Source, volume: Volume, histogram: Histogram) -> None:
+    def _stream(self, source: Source, number: int, volume: Volume, histogram: Histogram) -> None:
         """Pass a volume through the histogram once, in whole chunks, read side by side by as many
         as the plan has room for."""
         flow, lock = Flow(), threading.Lock()
-        grid = _pieces(source)
+        grid, chunks = _pieces(source), Chunks(source, self.job.volumes, self.job.config.missing)
         pieces = iter(grid)
         memory = self.plan.memory
         room = memory.total - memory.base - memory.runtime
@@ -298,6 +316,8 @@ class _Run:
                 with self._stage("read", f"statistics at {piece} of {source.name}"):
                     array = np.empty((len(volume.channels), *piece.shape), source.dtype)
                     _read_channels(source, volume, piece, array)
+                    if self.job.config.missing == "error":  # else the blocks will be counted
+                        chunks.look(number, piece, piece, array)
                 with lock, self.probe.span("statistics", piece):
                     histogram.add(array)
 
@@ -366,6 +386,8 @@ class _Run:
         whole = self.read_pool.take(shape, job.source.dtype)
         part = whole[(slice(None), *inside.within(hull))]
         _read_channels(job.source, job.volumes[block.volume], inside, part)
+        owned = block.core & self.geometry.regions[block.region]
+        self.chunks.look(block.volume, owned, inside, part)
         for axis in range(3):
             low, high = domain.start[axis], domain.stop[axis]
             if low <= hull.start[axis] and hull.stop[axis] <= high:
@@ -460,10 +482,10 @@ class _Run:
                 job.config.compile_dynamic
             ],
             clip=job.clip or None,
-            denormalize=job.config.denormalize,
             min_blend_weight=job.config.min_blend_weight,
-            out_channels=job.out_channels,
-            out_dtypes=tuple(sink.dtype for sink in job.sinks),
+            carrier=job.carrier,
+            returns=job.footprint.heads,
+            heads=job.heads,
         )
 
     def _stitch(self) -> None:
@@ -471,7 +493,7 @@ class _Run:
         assembly = Assembly(
             self.geometry,
             self._empty_unit,
-            len(self.job.sinks),
+            [head.blended for head in self.job.heads],
             lambda volume, index: (volume, *index) not in self.journal.done,
         )
         while True:
@@ -486,8 +508,11 @@ class _Run:
             ):
                 finished.wait()
             with self._stage("stitch", finished.block, timed=False):
-                heads = finished.heads([sink.dtype for sink in self.job.sinks])
-                units = assembly.add(finished.block, heads)
+                for number, head in enumerate(self.job.heads):
+                    if not head.blended:
+                        count, size = finished.clipped[number], finished.outputs[number].numel()
+                        self._count_clipped(number, count, size)
+                units = assembly.add(finished.block, finished.heads())
                 while True:
                     with self.probe.span("stitch", finished.block):
                         unit = next(units, None)
@@ -502,13 +527,16 @@ class _Run:
         self.whole.close()
 
     def _empty_unit(self, head: int, shape: tuple[int, ...]) -> NDArray[Any]:
-        channels = self.job.out_channels[head]
-        blend = self.geometry.seam == "blend"
-        kept = np.dtype(np.float32) if blend else self.job.sinks[head].dtype
-        array = self.unit_pool.take((channels, *shape), kept)
-        if blend:
+        plan = self.job.heads[head]
+        array = self.unit_pool.take((plan.channels, *shape), plan.kept)
+        if plan.blended:
             array.fill(0)
         return array
+
+    def _count_clipped(self, head: int, clipped: int, values: int) -> None:
+        with self.counting:
+            self.clipped[head] += clipped
+            self.values[head] += values
 
     def _unit_bytes(self, unit: Unit) -> int:
         pairs = zip(unit.arrays, self.job.sinks, strict=True)
@@ -525,9 +553,9 @@ class _Run:
                 sink = output.sink
                 with self._stage("write", f"block {unit.index} {unit.box} of {sink.name}"):
                     array = unit.arrays[head]
-                    if self.geometry.seam == "blend":
+                    if self.job.heads[head].blended:
                         sums, array = array, self.unit_pool.take(array.shape, sink.dtype)
-                        cast(sums, array)
+                        self._count_clipped(head, cast(sums, array), array.size)
                         self.unit_pool.give(sums)
                     sink.write(output.box(unit.volume, unit.box), array[None])
                     self.unit_pool.give(array)
@@ -582,6 +610,13 @@ class _Run:
             cpu_seconds=self.cpu_seconds,
             peak_rss=self.sampler.peak_rss if self.sampler else None,
             planned_peak=plan.memory.total,
+            clipped=tuple(
+                Clipped(head.name, sink.name, sink.dtype.name, clipped, values)
+                for head, sink, clipped, values in zip(
+                    self.job.heads, self.job.sinks, self.clipped, self.values, strict=True
+                )
+            ),
+            chunks=self.chunks.count,
         )
 
 

@@ -22,9 +22,13 @@ from . import model as models
 from . import ours
 from .box import Box
 from .config import InferConfig
+from .config.infer import HeadKind
 from .environment import available_memory
 from .errors import UsageError
 from .flow import usable_cores
+from .heads import HeadPlan, Origin, default_dtype, is_wide
+from .judge import Seen, head_kinds, patches, sample_scaling, shown, split
+from .missing import check_tells
 from .plan import Facts, block_halo, make_plan, patch_shape, per_axis, select
 from .store import Sink, Source, open_sink, open_source, overlap, same_array
 
@@ -82,7 +86,12 @@ class Job:
         self.shape = patch_shape(config, "z" in source.axes, self.model.spatial_axes)
         self.amp = _amp(config, self.devices, self.model.dtype)
         on_cpu = all(device.type == "cpu" for device in self.devices)
-        self.forward, self.footprint = self._sized(on_cpu)
+        self.carrier = self._carrier(source)
+        if self.carrier == torch.float64 and not self.model.weight_bytes:
+            with contextlib.suppress(UsageError):  # of a net that makes float32 of its own
+                self._sized(on_cpu, wide := replace(self.model, weightless_dtype=torch.float64))
+                self.model = wide
+        self.forward, self.footprint = self._sized(on_cpu, self.model)
         self.batch = self.forward
         if on_cpu:
             self.batch = -(-(config.batch or CPU_FORWARD) // self.forward) * self.forward
@@ -91,9 +100,17 @@ class Job:
         self.model = replace(self.model, module=module)
         ts = select(config.t, source.domain.start[0], source.domain.stop[0], "--t")
         cs = select(config.c, source.domain.start[1], source.domain.stop[1], "--c")
-        self.out_channels = self._split_heads()
+        self.clip = (0.0, 1.0) if config.clip_norm == () else config.clip_norm
+        self.parts = split(self.footprint.heads, len(config.out_spec), self.model.name)
         self.volumes = self._volumes(ts, cs)
+        if config.missing == "error":
+            check_tells(source)
+        held = psutil.Process().memory_info().rss
+        self.kinds = self._kinds(source)
+        # What judging leaves in the heap is used again by the forwards that the plan counts.
+        self.held_by_judging = max(0, psutil.Process().memory_info().rss - held)
         self.outputs = self._open_outputs(source, ts, cs)
+        self.heads = self._heads(source)
         self.plan = make_plan(config, self._facts(source), self.shape)
         self.geometry = self.plan.geometry
         self.source = source.with_cache(self.plan.cache_bytes)
@@ -105,7 +122,6 @@ class Job:
         for what, address in places:
             if self.run_dir and f"{self.run_dir.resolve()}/".startswith(f"{address}/"):
                 raise UsageError(f"--run-dir {self.run_dir} lies inside the {what}")
-        self.clip = (0.0, 1.0) if config.clip_norm == () else config.clip_norm
         self._check_files(places)
 
     def _check_files(self, places: Sequence[tuple[str, str]]) -> None:
@@ -130,18 +146,44 @@ class Job:
     def _model_patch(self) -> tuple[int, ...]:
         return self.shape.patch if self.shape.model_axes == 3 else self.shape.patch[1:]
 
-    def _split_heads(self) -> tuple[int, ...]:
-        """Channels for each sink: a head each, or the channels of the only head dealt out."""
-        heads, num_sinks = self.footprint.heads, len(self.config.out_spec)
-        if len(heads) == 1 and heads[0].channels == num_sinks:
-            return (1,) * num_sinks
-        if len(heads) != num_sinks:
-            shown = ", ".join(f"{head.name} ({head.channels} channels)" for head in heads)
-            raise UsageError(
-                f"model {self.model.name} returns {len(heads)} head(s), {shown}, but --out-spec "
-                f"names {num_sinks}"
+    def _carrier(self, source: Source) -> torch.dtype:
+        """What patches are normalised in: float64 where float32 does not hold the input."""
+        can = all(device.type != "mps" for device in self.devices)
+        return torch.float64 if can and is_wide(source.dtype) else torch.float32
+
+    def _kinds(self, source: Source) -> list[tuple[HeadKind, Origin]]:
+        """What each head is."""
+        config, first = self.config, self.volumes[0]
+
+        def candidates() -> Iterator[Seen]:
+            for patch in patches(source, first.t, first.channels, self.shape.patch):
+                yield shown(patch, sample_scaling(patch, config), self.clip or None)
+
+        batch = (self.forward, self.model.in_channels, *self._model_patch())
+        return head_kinds(
+            config.head_kind, self.parts, self.model, self.footprint, candidates(), batch
+        )
+
+    def _heads(self, source: Source) -> tuple[HeadPlan, ...]:
+        """How each head gets to its output."""
+        config = self.config
+        heads = []
+        for part, (kind, origin), sink in zip(self.parts, self.kinds, self.sinks, strict=True):
+            fine = self.carrier == torch.float64 or part.dtype == "float64"
+            wide = fine and is_wide(sink.dtype)
+            heads.append(
+                HeadPlan(
+                    name=part.name,
+                    channels=part.channels,
+                    kind=kind,
+                    origin=origin,
+                    dtype=sink.dtype,
+                    work=np.dtype(np.float64 if wide else np.float32),
+                    blended=config.seam_mode == "blend" and kind != "labels",
+                    denormalized=config.denormalize and kind == "intensity",
+                )
             )
-        return tuple(head.channels for head in heads)
+        return tuple(heads)
 
     def _volumes(self, ts: Sequence[int], cs: Sequence[int]) -> list[Volume]:
         step = self.model.in_channels
@@ -156,12 +198,14 @@ class Job:
     def _open_outputs(self, source: Source, ts: Sequence[int], cs: Sequence[int]) -> list[Output]:
         config, groups = self.config, len(cs) // self.model.in_channels
         outputs: list[Output] = []
-        for spec, channels in zip(config.out_spec, self.out_channels, strict=True):
+        dtypes = self._dtypes(source)
+        for spec, part, dtype in zip(config.out_spec, self.parts, dtypes, strict=True):
+            channels = part.channels
             shape = (len(ts), groups * channels, *source.domain.shape[2:])
             sink = open_sink(
                 spec,
                 domain=Box.of((0,) * 5, shape),
-                dtype=_dtype(config.out_dtype, source.dtype),
+                dtype=dtype,
                 like=source,
                 chunks=self._chunks(),
                 shards=config.shards and per_axis(config.shards, plane=False, thin=1),
@@ -185,9 +229,21 @@ class Job:
                     )
         return outputs
 
-    def _sized(self, on_cpu: bool) -> tuple[int, models.Footprint]:
+    def _dtypes(self, source: Source) -> list[np.dtype[Any]]:
+        """The dtype of each output, where it is new."""
+        said = self.config.out_dtype
+        if said is None:
+            pairs = zip(self.parts, self.kinds, strict=True)
+            return [default_dtype(kind, part, source.dtype) for part, (kind, _) in pairs]
+        if len(said) not in (1, len(self.parts)):
+            raise UsageError(
+                f"--out-dtype names {len(said)} dtypes but there are {len(self.parts)} outputs"
+            )
+        return [_dtype(name) for name in (said * len(self.parts) if len(said) == 1 else said)]
+
+    def _sized(self, on_cpu: bool, model: models.Model) -> tuple[int, models.Footprint]:
         """Patches in one forward, and what that holds."""
-        shape, said = (self.model.in_channels, *self._model_patch()), self.config.batch
+        shape, said = (model.in_channels, *self._model_patch()), self.config.batch
         # A net that was exported for one size of batch takes no other.
         if on_cpu:
             *sizes, last = (CPU_FORWARD, 1, said) if said else (CPU_FORWARD, 1)
@@ -195,8 +251,8 @@ class Job:
             *sizes, last = (said,) if said else (GPU_BATCH, 1)
         for size in sizes:
             with contextlib.suppress(UsageError):
-                return size, models.footprint(self.model, (size, *shape))
-        return last, models.footprint(self.model, (last, *shape))
+                return size, models.footprint(model, (size, *shape))
+        return last, models.footprint(model, (last, *shape))
 
     def _chunks(self) -> tuple[int, ...] | None:
         """Chunks of a new output: what the user said, or what divides their block evenly; None,
@@ -274,22 +330,33 @@ class Job:
             num_volumes=len(self.volumes),
             batch=self.batch,
             in_channels=self.model.in_channels,
-            out_channels=self.out_channels,
-            out_itemsizes=tuple(sink.dtype.itemsize for sink in self.sinks),
+            out_channels=tuple(head.channels for head in self.heads),
+            out_itemsizes=tuple(head.dtype.itemsize for head in self.heads),
+            sum_itemsizes=tuple(head.blended * head.work.itemsize for head in self.heads),
             write_grids=tuple(sink.write_grid[2:] for sink in self.sinks),
             anchor=self.outputs[0].anchor,
             weight_bytes=self.model.weight_bytes,
             forward_bytes=self.footprint.peak_bytes,
             devices=tuple(device.type for device in self.devices),
-            base_bytes=psutil.Process().memory_info().rss,
+            base_bytes=psutil.Process().memory_info().rss - self.held_by_judging,
             available_bytes=available_memory(),
             cores=usable_cores(),
             device_bytes=device_bytes,
             cast_bytes=self.model.weight_bytes // 2 if self.amp is not None else 0,
-            notes=tuple(self._notes()),
+            work_itemsize=max(self._work_itemsizes()),
+            heads=tuple(head.line() for head in self.heads),
+            notes=tuple(self._notes(source)),
         )
 
-    def _notes(self) -> Iterator[str]:
+    def _work_itemsizes(self) -> Iterator[int]:
+        yield self.carrier.itemsize
+        for head in self.heads:
+            yield 8 if head.kind == "labels" else head.work.itemsize
+
+    def _notes(self, source: Source) -> Iterator[str]:
+        if is_wide(source.dtype) and self.model.dtype != torch.float64:
+            dtype = str(self.model.dtype).removeprefix("torch.")
+            yield f"the model takes {dtype}: it does not see all digits of {source.dtype}"
         config = self.config
         if config.normalize == "global" and config.model_fields_set & {"norm_lower", "norm_upper"}:
             yield (
@@ -331,6 +398,7 @@ class Job:
             ],
             "clip": self.clip,
             "denormalize": config.denormalize,
+            "heads": [[head.name, head.kind, head.work.name] for head in self.heads],
             "halo": block_halo(config, geometry),
             "arithmetic": [str(self.amp), config.tf32, config.compile, config.compile_dynamic],
             "devices": sorted({device.type for device in self.devices}),
@@ -361,9 +429,9 @@ def _default_run_dir(sink: Sink) -> Path | None:
     return store.with_name(f"{store.name}-{address}.penstock")
 
 
-def _dtype(name: str | None, otherwise: np.dtype[Any]) -> np.dtype[Any]:
+def _dtype(name: str) -> np.dtype[Any]:
     try:
-        return np.dtype(name) if name else otherwise
+        return np.dtype(name)
     except TypeError:
         raise UsageError(f"--out-dtype {name!r} is no dtype; try uint16 or float32") from None
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -25,16 +25,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from .errors import PenstockError
+from .errors import PenstockError, StageError
 from .flow import Pool
 from .grid import Block, Geometry, indices
-from .model import CHANNELS_LAST, Model, placed
+from .heads import HeadPlan
+from .model import CHANNELS_LAST, Head, Model, placed
 from .normalize import Scaling
 from .probe import Probe
 from .stitch import axis_weights
-
-_SUMS = np.dtype(np.float32)
-"""Blended patches are added up in this."""
+from .values import (
+    CLIPPED,
+    NOTHING,
+    SPOILT,
+    check_labels,
+    count_clipped,
+    note_labels,
+    to_range_,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +59,13 @@ class LaneSettings:
     compile_dynamic: bool | None
     """As `torch.compile` takes it; None: by the shapes that it is given."""
     clip: tuple[float, float] | None
-    denormalize: bool
     min_blend_weight: float
-    out_channels: tuple[int, ...]
-    out_dtypes: tuple[np.dtype[Any], ...]
+    carrier: torch.dtype
+    """What patches are normalised in: float32, or float64 where the input's dtype needs it."""
+    returns: tuple[Head, ...]
+    """What the model was found to return."""
+    heads: tuple[HeadPlan, ...]
+    """One for each output."""
 
 
 @dataclass(slots=True)
@@ -80,12 +90,13 @@ class Finished:
 
     loaded: Loaded
     outputs: list[Tensor]
-    """On the host, one for each head, shape (channels, z, y, x) of ``block.support``."""
+    """On the host, one for each head, shape (channels, z, y, x) of ``block.support`` or, where it
+    is not blended, of ``block.core``."""
     buffers: list[NDArray[Any]]
     """What the outputs lie in, for the pool; empty where they do not come from it."""
-    finite: Tensor
-    """Whether the model made only finite values here."""
-    amp: torch.dtype | None
+    tally: Tensor
+    """Shape (heads, 4): see `values`."""
+    settings: LaneSettings
     ready: torch.cuda.Event | None = None
 
     @property
@@ -95,28 +106,41 @@ class Finished:
     def wait(self) -> None:
         """Wait for the end of the download.
 
-        Raises `PenstockError` if the model made a value that is not finite out of finite ones: in
-        an integer it would hide.
+        Raises `PenstockError` if the model made a value that is not finite out of finite ones, in
+        an integer it would hide, or a label that the output cannot hold.
         """
         if self.ready is not None:
             self.ready.synchronize()
-        if not bool(self.finite):
-            message = "the model made values that are not finite out of finite ones"
-            if self.amp is not None:
-                half = str(self.amp).removeprefix("torch.")
-                message += f" in {half}; give --no-amp, or --clip-norm for what it is shown"
-            raise PenstockError(message)
+        for head, (low, high, _, spoilt) in zip(
+            self.settings.heads, self.tally.tolist(), strict=True
+        ):
+            if head.kind == "labels":
+                check_labels(head, low, high, spoilt)
+            elif spoilt:
+                message = "the model made values that are not finite out of finite ones"
+                if self.settings.amp is not None:
+                    half = str(self.settings.amp).removeprefix("torch.")
+                    message += f" in {half}; give --no-amp, or --clip-norm for what it is shown"
+                raise PenstockError(message)
 
-    def heads(self, out_dtypes: Sequence[np.dtype[Any]]) -> list[NDArray[Any]]:
+    @property
+    def clipped(self) -> list[int]:
+        """Values of each head that were clipped to the range of its output, once waited for."""
+        return [int(count) for count in self.tally[:, CLIPPED]]
+
+    def heads(self) -> list[NDArray[Any]]:
         """The outputs, once waited for.
 
-        A voxel whose input was not finite becomes NaN, or 0 where the sink holds integers.
+        A voxel whose input was not finite becomes NaN, or 0 where the output holds integers.
         """
-        heads = [output.numpy() for output in self.outputs]
-        if self.loaded.invalid is not None:
-            for head, dtype in zip(heads, out_dtypes, strict=True):
-                head[:, self.loaded.invalid] = np.nan if dtype.kind == "f" else 0
-        return heads
+        arrays = [output.numpy() for output in self.outputs]
+        invalid = self.loaded.invalid
+        if invalid is not None:
+            core = self.block.core.within(self.block.support)
+            for array, head in zip(arrays, self.settings.heads, strict=True):
+                where = invalid if head.blended else invalid[core]
+                array[:, where] = np.nan if head.dtype.kind == "f" else 0
+        return arrays
 
 
 @dataclass(slots=True)
@@ -126,7 +150,7 @@ class _Open:
     loaded: Loaded
     outputs: list[Tensor]
     buffers: list[NDArray[Any]]
-    finite: Tensor
+    tally: Tensor
     remaining: int
 
 
@@ -173,12 +197,22 @@ class Lane:
         patch = geometry.patch if settings.model_axes == 3 else geometry.patch[1:]
         shape = (settings.batch, model.in_channels, *patch)
         layout = CHANNELS_LAST[len(shape)] if settings.channels_last else torch.contiguous_format
-        self._batch = torch.empty(shape, device=device, memory_format=layout)
+        self._batch = torch.empty(
+            shape, dtype=settings.carrier, device=device, memory_format=layout
+        )
         # What of a patch's output counts, and room to work on it: small enough to stay in cache.
-        edges = zip(geometry.before, geometry.stride, geometry.patch, strict=True)
-        self._keep = tuple(slice(b, b + s) if self._trim else slice(p) for b, s, p in edges)
-        kept = tuple(part.stop - (part.start or 0) for part in self._keep)
-        self._values = [torch.empty((n, *kept), device=device) for n in settings.out_channels]
+        edges = zip(geometry.before, geometry.stride, strict=True)
+        self._core = (slice(None), *(slice(b, b + s) for b, s in edges))
+        self._values = [
+            torch.empty(
+                (head.channels, *(geometry.patch if head.blended else geometry.stride)),
+                dtype=_torch_dtype(head.work),
+                device=device,
+            )
+            for head in settings.heads
+        ]
+        self._untold = torch.tensor([NOTHING] * len(settings.heads), device=device)
+        self._returned: list[torch.dtype] = []
         self._slots: list[_Slot] = []
         self._open: deque[_Open] = deque()
         self._streams: tuple[torch.cuda.Stream, torch.cuda.Stream] | None = None  # in, out
@@ -188,10 +222,6 @@ class Lane:
             self._first = self._mark()
             self._first.synchronize()
             self._first_s = probe.clock()
-
-    @property
-    def _trim(self) -> bool:
-        return self.geometry.seam == "trim"
 
     def autocast(self) -> torch.autocast:
         """What the model runs in. To be entered around all of a lane's work as well: torch keeps
@@ -225,8 +255,8 @@ class Lane:
             main.wait_event(loaded.arrived)
             native.record_stream(main)
         outputs, buffers = self._outputs(loaded.block)
-        finite = torch.ones((), dtype=torch.bool, device=self.device)
-        opened = _Open(loaded, outputs, buffers, finite, loaded.block.patches.size)
+        tally = self._untold.clone()
+        opened = _Open(loaded, outputs, buffers, tally, loaded.block.patches.size)
         self._open.append(opened)
         waiting = indices(loaded.block.patches)
         while True:
@@ -260,16 +290,16 @@ class Lane:
         """Arrays for a block's heads, and on the CPU the buffers that they lie in."""
         outputs: list[Tensor] = []
         buffers: list[NDArray[Any]] = []
-        for channels, dtype in zip(
-            self.settings.out_channels, self.settings.out_dtypes, strict=True
-        ):
-            shape, kept = (channels, *block.support.shape), dtype if self._trim else _SUMS
+        for head in self.settings.heads:
+            box = block.support if head.blended else block.core
+            shape = (head.channels, *box.shape)
             if self.device.type == "cpu":
-                buffers.append(self.block_pool.take(shape, kept))
+                buffers.append(self.block_pool.take(shape, head.kept))
                 outputs.append(torch.from_numpy(buffers[-1]))
             else:
-                outputs.append(torch.empty(shape, dtype=_torch_dtype(kept), device=self.device))
-            if not self._trim:
+                kept = _torch_dtype(head.kept)
+                outputs.append(torch.empty(shape, dtype=kept, device=self.device))
+            if head.blended:
                 outputs[-1].zero_()
         return outputs, buffers
 
@@ -299,9 +329,12 @@ class Lane:
         for start in range(0, len(self._slots), step):
             slots = self._slots[start : start + step]
             block = slots[0].owner.loaded.block
-            # Not in inference mode, in which autocast would keep no weights that it has cast.
-            with self._span("forward", block), torch.no_grad():
-                outputs = self._run(self._batch[start : start + step])
+            try:
+                # Not in inference mode, in which autocast would keep no weights that it has cast.
+                with self._span("forward", block), torch.no_grad():
+                    outputs = self._run(self._batch[start : start + step])
+            except PenstockError as error:  # of what it returned
+                raise StageError("forward", str(block), error) from error
             with self._span("stitch", block), torch.inference_mode(), _one_thread():
                 for head, output_BCZYX in enumerate(outputs):
                     for row, slot in enumerate(slots):
@@ -313,61 +346,99 @@ class Lane:
     def _run(self, batch: Tensor) -> list[Tensor]:
         """The model's heads, one for each sink, shape (batch, channels, z, y, x)."""
         with self.autocast():
-            outputs = list(self.model.heads(self._module(batch.to(self.model.dtype))).values())
-        if len(outputs) == 1 and len(self.settings.out_dtypes) > 1:
+            heads = self.model.heads(self._module(batch.to(self.model.dtype)))
+        outputs = self._checked(heads, (len(batch), *batch.shape[2:]))
+        if len(outputs) == 1 and len(self.settings.heads) > 1:
             outputs = list(outputs[0].split(1, dim=1))
         return outputs if self.settings.model_axes == 3 else [o.unsqueeze(2) for o in outputs]
 
+    def _checked(self, heads: Mapping[str, Tensor], sides: tuple[int, ...]) -> list[Tensor]:
+        """The heads in the order in which they were found.
+
+        Raises `PenstockError` where a forward returns others than the first, or of another shape
+        or dtype. Floats of half precision are what autocast makes of others.
+        """
+        found = self.settings.returns
+        if heads.keys() != {head.name for head in found}:
+            raise PenstockError(
+                f"the model returned {len(heads)} head(s), {', '.join(heads)}, and not "
+                f"{len(found)}, {', '.join(head.name for head in found)}, as at first"
+            )
+        outputs = [heads[head.name] for head in found]
+        dtypes = self._returned or [
+            output.dtype
+            if output.is_floating_point() and head.dtype.is_floating_point
+            else head.dtype
+            for output, head in zip(outputs, found, strict=True)
+        ]
+        for head, output, dtype in zip(found, outputs, dtypes, strict=True):
+            shape = (sides[0], head.channels, *sides[1:])
+            if output.shape != shape or output.dtype != dtype:
+                raise PenstockError(
+                    f"the model returned {tuple(output.shape)} of {output.dtype} as {head.name}, "
+                    f"and not {shape} of {dtype} as at first"
+                )
+        self._returned = dtypes
+        return outputs
+
     def _scatter(self, head: int, output_CZYX: Tensor, slot: _Slot) -> None:
         """Put a patch into its block: what it owns (trim), or its share of all it sees (blend)."""
-        loaded = slot.owner.loaded
-        values = self._values[head].copy_(output_CZYX[(slice(None), *self._keep)])
-        if self.settings.denormalize and loaded.scaling != Scaling():
-            values.mul_(loaded.scaling.scale).add_(loaded.scaling.lower)
+        plan, owner = self.settings.heads[head], slot.owner
+        target, tally = owner.outputs[head], owner.tally[head]
+        if plan.kind == "labels":
+            labels = output_CZYX[self._core]
+            target = target[(slice(None), *_window(slot.place, labels.shape[1:]))]
+            labels = labels[(slice(None), *_window((0, 0, 0), target.shape[1:]))]
+            target.copy_(note_labels(labels, target.dtype, tally))
+            return
+        values, scaling = self._values[head], owner.loaded.scaling
+        values.copy_(output_CZYX if plan.blended else output_CZYX[self._core])
+        if plan.denormalized and scaling != Scaling():
+            values.mul_(scaling.scale).add_(scaling.lower)
         low, high = torch.aminmax(values)  # a NaN anywhere makes both NaN
-        slot.owner.finite &= low * 0 + high * 0 == 0  # so do infinities, times nothing
-        begin = slot.place
-        if self._trim:
-            to_range_(values, self.settings.out_dtypes[head])
-        else:
-            for axis, weights in enumerate(self._weights(slot.index)):
-                values.mul_(weights.view([-1 if a == axis else 1 for a in range(3)]))
-            # At the volume's lower edges a patch sees more than it contributes to.
-            outside = zip(
-                slot.place, loaded.block.read.start, loaded.block.support.start, strict=True
-            )
-            begin = tuple(place + read - support for place, read, support in outside)
+        tally[SPOILT] += low * 0 + high * 0 != 0  # so do infinities, times nothing
+        if not plan.blended:
+            target = target[(slice(None), *_window(slot.place, values.shape[1:]))]
+            values = values[(slice(None), *_window((0, 0, 0), target.shape[1:]))]
+            count_clipped(values, low, high, plan.dtype, tally[CLIPPED])
+            target.copy_(to_range_(values, plan.dtype))
+            return
+        for axis, weights in enumerate(self._weights(slot.index, values.dtype)):
+            values.mul_(weights.view([-1 if a == axis else 1 for a in range(3)]))
+        # At the volume's lower edges a patch sees more than it contributes to.
+        block = owner.loaded.block
+        outside = zip(slot.place, block.read.start, block.support.start, strict=True)
+        begin = tuple(place + read - support for place, read, support in outside)
         # At the upper edges the slices end with the block.
-        target = slot.owner.outputs[head][(slice(None), *_window(begin, values.shape[1:]))]
-        source = values[(slice(None), *_window([-min(b, 0) for b in begin], target.shape[1:]))]
-        target.copy_(source) if self._trim else target.add_(source)
+        target = target[(slice(None), *_window(begin, values.shape[1:]))]
+        first = [-min(b, 0) for b in begin]
+        target.add_(values[(slice(None), *_window(first, target.shape[1:]))])
 
-    def _weights(self, index: Sequence[int]) -> list[Tensor]:
+    def _weights(self, index: Sequence[int], dtype: torch.dtype) -> list[Tensor]:
         geometry, floor = self.geometry, self.settings.min_blend_weight
         shape = zip(
             geometry.patch, geometry.overlap, index, geometry.cores.cells.shape, strict=True
         )
-        return [_weights_on(self.device, p, o, floor, i, n) for p, o, i, n in shape]
+        return [_weights_on(self.device, dtype, p, o, floor, i, n) for p, o, i, n in shape]
 
     def _finished(self) -> Iterator[Finished]:
         while self._open and self._open[0].remaining == 0:
             yield self._download(self._open.popleft())
 
     def _download(self, done: _Open) -> Finished:
-        amp = self.settings.amp
         if self._streams is None:
             outputs = [output.cpu() for output in done.outputs]
-            return Finished(done.loaded, outputs, done.buffers, done.finite.cpu(), amp)
+            return Finished(done.loaded, outputs, done.buffers, done.tally.cpu(), self.settings)
         stream = self._streams[1]
         stream.wait_stream(torch.cuda.current_stream(self.device))
         event = torch.cuda.Event(blocking=True)  # who waits for it leaves the processor to others
         with torch.cuda.stream(stream):
             host = [_to_pinned(t) for t in done.outputs]
-            finite = _to_pinned(done.finite)
+            tally = _to_pinned(done.tally)
             event.record(stream)
-        for tensor in (*done.outputs, done.finite):
+        for tensor in (*done.outputs, done.tally):
             tensor.record_stream(stream)
-        return Finished(done.loaded, host, [], finite, amp, event)
+        return Finished(done.loaded, host, [], tally, self.settings, event)
 
     # --- its clocks ----------------------------------------------------------------------------
 
@@ -399,10 +470,17 @@ class Lane:
 
 @lru_cache(maxsize=1024)
 def _weights_on(
-    device: torch.device, patch: int, overlap: int, floor: float, index: int, count: int
+    device: torch.device,
+    dtype: torch.dtype,
+    patch: int,
+    overlap: int,
+    floor: float,
+    index: int,
+    count: int,
 ) -> Tensor:
     """`axis_weights` on a device, copied there once and not for each patch and head."""
-    return torch.from_numpy(axis_weights(patch, overlap, floor, index, count)).to(device)
+    weights = torch.from_numpy(axis_weights(patch, overlap, floor, index, count))
+    return weights.to(dtype).to(device)
 
 
 def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
@@ -424,27 +502,6 @@ def _one_thread() -> Iterator[None]:
 def _window(start: Sequence[int], shape: Sequence[int]) -> Iterator[slice]:
     """Slices of so many voxels, without those before the first."""
     return (slice(max(a, 0), a + n) for a, n in zip(start, shape, strict=True))
-
-
-def to_range_(values: Tensor, dtype: np.dtype[Any]) -> Tensor:
-    """Round (half to even) where ``dtype`` is of integers, and clip to its range, in place.
-
-    The largest 32-bit integers are no float32: the nearest one below stands for them.
-    """
-    if dtype.kind == "f":
-        info = np.finfo(dtype)
-        return values if dtype.itemsize > 2 else values.clamp_(float(info.min), float(info.max))
-    if dtype.kind == "b":
-        return values.round_().clamp_(0, 1)
-    low, high = float(np.iinfo(dtype).min), float(np.iinfo(dtype).max)
-    if np.float32(high) > high:
-        high = float(np.nextafter(np.float32(high), np.float32(0)))
-    return values.round_().clamp_(low, high)
-
-
-def cast(sums: NDArray[np.float32], out: NDArray[Any]) -> None:
-    """A blended sum into an array of the dtype of its sink; ``sums`` is used up."""
-    torch.from_numpy(out).copy_(to_range_(torch.from_numpy(sums), out.dtype))
 
 
 def _to_pinned(tensor: Tensor) -> Tensor:

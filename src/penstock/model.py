@@ -9,6 +9,7 @@ that the user names is code, and is run.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import importlib
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import exported, torchscript
+from .config.infer import HeadKind
 from .errors import UsageError, describe
 from .store import is_file
 
@@ -41,6 +43,8 @@ class Entry:
     summary: str
     weights: Path | None = None
     needs_weights: bool = False
+    kind: HeadKind = "intensity"
+    """What its heads are."""
 
 
 REGISTRY = {
@@ -91,6 +95,7 @@ class Head:
 
     name: str
     channels: int
+    dtype: torch.dtype = torch.float32
 
 
 @dataclass(frozen=True)
@@ -106,12 +111,16 @@ class Model:
     weight_bytes: int
     code: str
     """A hash of the file that the user named; empty for a model of the registry or a module."""
+    kind: HeadKind | None = None
+    """What its heads are, where the registry knows."""
+    weightless_dtype: torch.dtype = torch.float32
+    """What it takes where it has no weights."""
 
     @property
     def dtype(self) -> torch.dtype:
         """What it takes: the dtype of its first weights."""
         weights = (p.dtype for p in self.module.parameters() if p.is_floating_point())
-        return next(weights, torch.float32)
+        return next(weights, self.weightless_dtype)
 
     def heads(self, outputs: Any) -> dict[str, Tensor]:
         """A forward's result, whatever its form, as named tensors (batch, channels, z, y, x)."""
@@ -174,7 +183,19 @@ def load(
         parameters=sum(p.numel() for p in module.parameters()),
         weight_bytes=sum(t.numel() * t.element_size() for t in tensors),
         code=_code_hash(model) if isinstance(model, str) else "",
+        kind=entry.kind if entry is not None else None,
     )
+
+
+@contextlib.contextmanager
+def _float32() -> Iterator[None]:
+    """Weights and buffers of ours are made in float32, whatever the caller's default is."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _code_hash(reference: str) -> str:
@@ -198,7 +219,8 @@ def _find(
         return model, weights
     if model in REGISTRY:
         entry = REGISTRY[model]
-        return _call(entry.factory, in_channels), weights or entry.weights
+        with _float32():
+            return _call(entry.factory, in_channels), weights or entry.weights
     if model.endswith((".pt2", ".pt", ".ts", ".torchscript")):
         return _load_program(Path(model), trust), weights
     if ":" in model:
@@ -530,8 +552,10 @@ def footprint(model: Model, shape: Sequence[int]) -> Footprint:
                 f"model {model.name} turns a patch of {tuple(shape[2:])} into "
                 f"{tuple(tensor.shape[2:])} (head {name}); the two must be equal"
             )
-    channels = tuple(Head(name, tensor.shape[1]) for name, tensor in heads.items())
-    return Footprint(channels, peak, channels_last)
+        if tensor.is_complex():
+            raise UsageError(f"model {model.name} returns complex numbers (head {name})")
+    found = tuple(Head(name, tensor.shape[1], tensor.dtype) for name, tensor in heads.items())
+    return Footprint(found, peak, channels_last)
 
 
 def _run_once(model: Model, shape: Sequence[int]) -> tuple[Any, Sequence[int], bool]:

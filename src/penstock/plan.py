@@ -15,7 +15,7 @@ from typing import Literal
 from .box import Box
 from .config import InferConfig
 from .errors import Refused, UsageError
-from .grid import Block, Geometry, Seam
+from .grid import Block, Geometry
 from .traffic import BlockShape, CacheLevel, largest_block, open_peak, reads
 from .units import format_bytes, format_count, significant
 
@@ -151,6 +151,8 @@ class Facts:
     out_channels: tuple[int, ...]
     """Of each head."""
     out_itemsizes: tuple[int, ...]
+    sum_itemsizes: tuple[int, ...]
+    """Of what each head's patches are added up in; 0 for a head that is not blended."""
     write_grids: tuple[tuple[int, ...], ...]
     """Spatial write grid of each sink."""
     anchor: tuple[int, ...]
@@ -170,6 +172,10 @@ class Facts:
     """Free memory of the smallest device, None on the CPU."""
     cast_bytes: int = 0
     """Of the weights in half precision, which autocast keeps beside them."""
+    work_itemsize: int = 4
+    """Of what patches are normalised and brought back in."""
+    heads: tuple[str, ...] = ()
+    """What each head is taken for, for a reader."""
     notes: tuple[str, ...] = ()
     """What the plan should say of how the model is run."""
 
@@ -239,7 +245,7 @@ class Plan:
 
     def block_bytes(self, block: Block | BlockShape) -> int:
         """What a block holds on the host: what was read of it, and later what came of it."""
-        return _block_bytes(self.facts, self.geometry, block.read.size, block.support.size)
+        return _block_bytes(self.facts, block.read.size, block.support.size)
 
     @property
     def largest_block_bytes(self) -> int:
@@ -254,13 +260,12 @@ class Plan:
     @property
     def block_buffer_bytes(self) -> int:
         """Room for one head of any block."""
-        of_block = _of_block(self.facts, self.geometry.seam)
-        return largest_block(self.geometry).support.size * max(of_block)
+        return largest_block(self.geometry).support.size * max(_of_block(self.facts))
 
     @property
     def unit_buffer_bytes(self) -> int:
         """Room for one head of any unit, sums as well as what is written of them."""
-        return math.prod(self.geometry.unit) * max(_of_unit(self.facts, self.geometry.seam))
+        return math.prod(self.geometry.unit) * max(_of_unit(self.facts))
 
     def refuse(self) -> None:
         """Raise `Refused` where host or device cannot hold the job."""
@@ -293,6 +298,8 @@ class Plan:
         patches = f"{format_count(self.num_patches)} patches in batches of {self.batch}"
         shape = f"{_x(self.shape.patch)}, overlap {_x(self.shape.overlap)}, {geometry.seam}"
         yield "patch", f"{shape}; {patches}"
+        for head in facts.heads:
+            yield "head", head
         per_block, unit = _x(geometry.patches_per_block), _x(geometry.unit)
         blocks = f"{format_count(self.num_blocks)} blocks of {per_block} patches"
         if self.num_blocks == self.num_units:
@@ -327,8 +334,6 @@ class Plan:
             yield f"  {part}", size(getattr(memory, part))
         if self.device_peak is not None:
             yield "device memory", f"{size(self.device_peak)} on each device"
-        if facts.source_itemsize == 4 and not facts.source_is_float:
-            yield "note", "32-bit integers pass through float32: beyond 2^24 they are rounded"
         if facts.forward_bytes is None:
             yield "note", "the model could not be sized in advance: its own memory is not counted"
         for note in facts.notes:
@@ -431,7 +436,7 @@ def _geometry(
         domain=facts.domain,
         patch=shape.patch,
         overlap=shape.overlap,
-        seam=config.seam_mode,
+        seam="blend" if any(facts.sum_itemsizes) else "trim",
         unit=unit,
         anchor=facts.anchor,
         region=region,
@@ -448,13 +453,13 @@ def _count(
     limit: int,
 ) -> Plan:
     out_bytes = sum(c * i for c, i in zip(facts.out_channels, facts.out_itemsizes, strict=True))
-    held_bytes = sum(_of_unit(facts, geometry.seam))
+    held_bytes = sum(_of_unit(facts))
     largest = largest_block(geometry)
-    block_bytes = _block_bytes(facts, geometry, largest.read.size, largest.support.size)
+    block_bytes = _block_bytes(facts, largest.read.size, largest.support.size)
     lanes = len(facts.devices)
     # A batch under way can hold patches of as many blocks as it has rows, and none of these is let
     # go before the batch is full: there must be room for all of them and for one block more.
-    one_patch = _block_bytes(facts, geometry, math.prod(shape.patch), math.prod(shape.patch))
+    one_patch = _block_bytes(facts, math.prod(shape.patch), math.prod(shape.patch))
     least = facts.batch * one_patch + 2 * block_bytes
     block_budget = least + max(1, config.prep_workers // lanes) * block_bytes
     if config.max_inflight_batches is not None:
@@ -467,15 +472,16 @@ def _count(
         blocks += lanes * 2 * (1 << (read_bytes - 1).bit_length())
 
     patch_values = facts.batch * math.prod(shape.patch)
-    buffers = patch_values * 4 * (facts.in_channels + sum(facts.out_channels))
+    channels = facts.in_channels + sum(facts.out_channels)
+    buffers = patch_values * facts.work_itemsize * channels
     computing = max(facts.forward_bytes or 0, buffers) + facts.cast_bytes
-    forward = (computing + patch_values * 4) if on_host else 0
+    forward = (computing + patch_values * facts.work_itemsize) if on_host else 0
 
     unit_voxels = min(math.prod(geometry.unit), geometry.domain.size)
     write_budget = (config.writer_workers + 1) * unit_voxels * out_bytes
     waiting = min(write_budget // out_bytes, geometry.domain.size * facts.num_volumes)
     writing = waiting * held_bytes
-    if config.seam_mode == "blend":  # each writer makes the dtype of the sink out of the sums
+    if geometry.seam == "blend":  # each writer makes the dtype of the sink out of the sums
         writing += config.writer_workers * unit_voxels * out_bytes
     cached, decoded = reads(geometry, facts.source_chunk, level, origin=facts.source_origin)
     channel_bytes = facts.in_channels * facts.source_itemsize
@@ -532,23 +538,23 @@ def _chunks_of_block(facts: Facts, block: BlockShape) -> int:
     return math.prod(min(-(-(n - 1) // chunk) + 1, -(-all_ // chunk)) for n, chunk, all_ in lengths)
 
 
-def _block_bytes(facts: Facts, geometry: Geometry, read: int, support: int) -> int:
+def _block_bytes(facts: Facts, read: int, support: int) -> int:
     """What was read and what came of it: memory of both is kept for the next block. Of floats, also
     a byte for each voxel that says whether it was finite."""
-    came = support * (sum(_of_block(facts, geometry.seam)) + facts.source_is_float)
+    came = support * (sum(_of_block(facts)) + facts.source_is_float)
     return read * facts.in_channels * facts.source_itemsize + came
 
 
-def _of_block(facts: Facts, seam: Seam) -> list[int]:
-    """Bytes for each voxel of a block, head by head: blended sums are float32."""
-    pairs = zip(facts.out_channels, facts.out_itemsizes, strict=True)
-    return [c * (4 if seam == "blend" else i) for c, i in pairs]
+def _of_block(facts: Facts) -> list[int]:
+    """Bytes for each voxel of a block, head by head: of sums where it is blended."""
+    each = zip(facts.out_channels, facts.out_itemsizes, facts.sum_itemsizes, strict=True)
+    return [channels * (sums or out) for channels, out, sums in each]
 
 
-def _of_unit(facts: Facts, seam: Seam) -> list[int]:
+def _of_unit(facts: Facts) -> list[int]:
     """The same of a unit, whose buffers hold sums and, cast from these, what is written."""
-    pairs = zip(facts.out_channels, facts.out_itemsizes, strict=True)
-    return [c * (max(4, i) if seam == "blend" else i) for c, i in pairs]
+    each = zip(facts.out_channels, facts.out_itemsizes, facts.sum_itemsizes, strict=True)
+    return [channels * max(sums, out) for channels, out, sums in each]
 
 
 def _x(shape: Sequence[int]) -> str:

@@ -35,8 +35,8 @@ def window(patch: int, overlap: int, floor: float) -> NDArray[np.float64]:
 
 def axis_weights(
     patch: int, overlap: int, floor: float, index: int, count: int
-) -> NDArray[np.float32]:
-    """Weights of patch ``index`` of ``count`` along one axis, shape (patch,), float32.
+) -> NDArray[np.float64]:
+    """Weights of patch ``index`` of ``count`` along one axis, shape (patch,), float64.
 
     Over the patches that cover a voxel they add up to one, at the volume's edges as well.
     """
@@ -49,7 +49,7 @@ def axis_weights(
 @lru_cache(maxsize=256)
 def _axis_weights(
     patch: int, overlap: int, floor: float, index: int, count: int
-) -> NDArray[np.float32]:
+) -> NDArray[np.float64]:
     raw = window(patch, overlap, floor)
     stride = patch - overlap
     total = np.zeros(patch)
@@ -57,7 +57,8 @@ def _axis_weights(
         shift = (other - index) * stride
         low, high = max(0, shift), min(patch, shift + patch)
         total[low:high] += raw[low - shift : high - shift]
-    return (raw / total).astype(np.float32)
+    weights: NDArray[np.float64] = raw / total
+    return weights
 
 
 @dataclass(slots=True)
@@ -80,13 +81,16 @@ class Assembly:
     geometry: Geometry
     empty: Callable[[int, tuple[int, ...]], NDArray[Any]]
     """``empty(head, spatial shape)`` makes the array of a unit; of zeros where sums are taken."""
-    num_heads: int
+    blended: Sequence[bool]
+    """Of each head: whether its patches are added up, or each voxel comes from the one that owns
+    it."""
     wanted: Callable[[int, tuple[int, ...]], bool] = lambda volume, index: True
     """False for a unit that was written by an earlier run."""
     open: dict[tuple[int, tuple[int, ...]], Unit] = field(default_factory=dict)
 
     def add(self, block: Block, heads: Sequence[NDArray[Any]]) -> Iterator[Unit]:
-        """Merge a block's support, (channels, z, y, x) for each head; yield units now whole."""
+        """Merge a block's heads, each (channels, z, y, x) of its support or, where it is not
+        blended, of its core; yield units now whole."""
         geometry = self.geometry
         region = geometry.regions[block.region]
         support = block.support & region
@@ -94,15 +98,18 @@ class Assembly:
             if not self.wanted(block.volume, index):
                 continue
             unit = self._unit(block.volume, index)
-            part = support & unit.box
-            where = (slice(None), *part.within(unit.box))
-            which = (slice(None), *part.within(block.support))
-            for array, head in zip(unit.arrays, heads, strict=True):
-                if geometry.seam == "blend":
+            for array, head, blended in zip(unit.arrays, heads, self.blended, strict=True):
+                held = block.support if blended else block.core
+                part = held & region & unit.box
+                if part.size == 0:  # of a patch that owns nothing here
+                    continue
+                where = (slice(None), *part.within(unit.box))
+                which = (slice(None), *part.within(held))
+                if blended:
                     np.add(array[where], head[which], out=array[where])
                 else:
                     array[where] = head[which]
-            unit.missing -= part.size
+            unit.missing -= (support & unit.box).size
             if unit.missing == 0:
                 yield self.open.pop((block.volume, index))
 
@@ -110,7 +117,7 @@ class Assembly:
         key = (volume, index)
         if key not in self.open:
             box = self.geometry.units.cell(index)
-            arrays = [self.empty(head, box.shape) for head in range(self.num_heads)]
+            arrays = [self.empty(head, box.shape) for head in range(len(self.blended))]
             self.open[key] = Unit(volume, index, box, arrays, self._contributions(box))
         return self.open[key]
 

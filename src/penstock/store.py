@@ -42,6 +42,8 @@ _DTYPES = (
     *("bool", "uint8", "uint16", "uint32", "int8", "int16", "int32"),
     *("float16", "float32", "float64"),
 )
+OUTPUT_DTYPES = (*_DTYPES, "uint64", "int64")
+"""Labels may be that large; what is read goes through floats."""
 
 
 @runtime_checkable
@@ -78,6 +80,16 @@ class Source(Protocol):
 
         They go to ``out`` where it is given, an array of that shape and dtype.
         """
+        ...
+
+    @property
+    def tells_absent(self) -> bool:
+        """Whether the source knows which of its chunks it holds; False where it holds all."""
+        ...
+
+    def absent(self, cells: Sequence[Box]) -> list[Box]:
+        """Those of some chunks, each a box within ``domain``, that the store does not hold and that
+        read as its fill value."""
         ...
 
     def with_cache(self, num_bytes: int) -> Source:
@@ -198,7 +210,7 @@ def open_sink(
     killed run was deleting it. A numpy array is written in place. Raises `UsageError`, naming the
     flag ``name``.
     """
-    dtype = check_dtype(dtype, name)
+    dtype = check_dtype(dtype, name, OUTPUT_DTYPES)
     if isinstance(spec, np.ndarray):
         from .stores import memory
 
@@ -345,11 +357,11 @@ def to_five(array: Any, axes: str) -> Any:
     return ordered[tuple(slice(None) if axis in axes else None for axis in AXES)]
 
 
-def check_dtype(dtype: Any, where: str) -> np.dtype[Any]:
+def check_dtype(dtype: Any, where: str, known: Sequence[str] = _DTYPES) -> np.dtype[Any]:
     """``dtype`` (or its name) in native byte order; `UsageError` where Penstock cannot take it."""
     dtype_name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
-    if dtype_name not in _DTYPES:
-        raise UsageError(f"{where}: dtype {dtype_name} is not one of {', '.join(_DTYPES)}")
+    if dtype_name not in known:
+        raise UsageError(f"{where}: dtype {dtype_name} is not one of {', '.join(known)}")
     return np.dtype(dtype_name)
 
 

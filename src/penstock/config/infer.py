@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,6 +16,7 @@ from .knobs import (
     TRUST_MODEL,
     Bytes,
     Knobs,
+    Names,
     Natural,
     PerAxis,
     Positive,
@@ -43,6 +45,24 @@ def _off(value: object) -> object:
 def _spelled(value: object) -> object:
     """``true`` and ``false`` of YAML and Python as a command line spells them."""
     return str(value).lower() if isinstance(value, bool) else value
+
+
+HeadKind = Literal["intensity", "scores", "labels"]
+HEAD_KINDS: tuple[HeadKind, ...] = ("intensity", "scores", "labels")
+
+
+def _head_kinds(value: object) -> object:
+    """A kind, kinds, NAME=KIND, or in YAML and Python a mapping of names to kinds."""
+    if isinstance(value, Mapping):
+        value = [f"{name}={kind}" for name, kind in value.items()]
+    words = many(value)
+    assert isinstance(words, list | tuple)
+    for word in words:
+        if str(word).rpartition("=")[2] not in HEAD_KINDS:
+            raise ValueError(f"{word!r} is not {', '.join(HEAD_KINDS)}, or NAME=KIND")
+    if len({"=" in str(word) for word in words}) > 1:
+        raise ValueError("give a kind for each head, or NAME=KIND for some, and not both")
+    return words
 
 
 class InferConfig(Knobs):
@@ -112,13 +132,32 @@ class InferConfig(Knobs):
     clip_norm: tuple[float, float] | tuple[()] | None = flag(
         None, help="clip normalised values to LO HI; without numbers to 0 1 (default: no clipping)"
     )
+    head_kind: (
+        Annotated[tuple[str, ...], BeforeValidator(_head_kinds), Field(min_length=1)] | None
+    ) = flag(
+        None,
+        help="what the heads of the model are, one word for all, one for each, or NAME=KIND. "
+        "intensity: denormalised, blended, in the input's dtype; scores (probabilities, logits): "
+        "blended, never denormalised, float32; labels (classes, masks, objects): neither "
+        "denormalised nor blended, in the model's own integers (default: integers are labels, "
+        "floats intensity; floats that look like probabilities are refused until this is said)",
+    )
     denormalize: bool = flag(
         True,
-        help="undo the normalisation on the way out",
+        help="undo the normalisation on the way out, of heads that are intensity",
         alias="--no-output-denormalize",
         const=False,
     )
-    out_dtype: str | None = flag(None, help="dtype of a new output (default: the input's)")
+    out_dtype: Names | None = flag(
+        None,
+        help="dtype of a new output, or of each (default: the input's for intensity, float32 for "
+        "scores, the model's integers for labels)",
+    )
+    missing: Literal["fill", "error"] = flag(
+        "fill",
+        help="a chunk that the input does not hold is its fill value, and counted in the summary, "
+        "or an error",
+    )
 
     # devices
     devices: Annotated[tuple[str, ...], BeforeValidator(many)] = flag(

@@ -8,6 +8,7 @@ them anew.
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,16 @@ from numpy.typing import NDArray
 
 from ..box import Box
 from ..errors import UsageError, describe
-from ..store import canonical, check_dtype, file_stamp, fingerprint, is_file, name_axes, to_five
+from ..store import (
+    OUTPUT_DTYPES,
+    canonical,
+    check_dtype,
+    file_stamp,
+    fingerprint,
+    is_file,
+    name_axes,
+    to_five,
+)
 
 
 @dataclass(eq=False, repr=False)
@@ -51,6 +61,13 @@ class MemorySource:
         if self.mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
             self.mapped.madvise(mmap.MADV_DONTNEED)
         return out
+
+    @property
+    def tells_absent(self) -> bool:
+        return False  # nothing can be
+
+    def absent(self, cells: Sequence[Box]) -> list[Box]:
+        return []
 
     def with_cache(self, num_bytes: int) -> MemorySource:
         return self
@@ -111,7 +128,7 @@ def open_npy(path: str, *, name: str) -> MemorySource:
 def open_sink(array: NDArray[Any], *, name: str) -> MemorySink:
     """A sink over ``array``; its axes follow from its rank: yx, zyx, czyx or tczyx."""
     view = to_five(array, name_axes(None, array.ndim, name))
-    return MemorySink(name, view, check_dtype(array.dtype, name), _address(array))
+    return MemorySink(name, view, check_dtype(array.dtype, name, OUTPUT_DTYPES), _address(array))
 
 
 def _source(

@@ -15,7 +15,7 @@ import re
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -89,8 +89,7 @@ class TiffSource:
 
     def read(self, box: Box, out: NDArray[Any] | None = None) -> NDArray[Any]:
         assert box in self.domain, f"{box} is not in {self.domain}"
-        places = [AXES.index(axis) for axis in self._stored_axes]
-        stored = Box(tuple(box.start[i] for i in places), tuple(box.stop[i] for i in places))
+        places, stored = self._stored(box)
         if out is None:
             out = np.empty(box.shape, self.dtype)
         others = tuple(i for i in range(len(AXES)) if i not in places)  # one voxel each
@@ -104,6 +103,28 @@ class TiffSource:
             page = array[tuple(i - start for i, start in zip(index, pages.start, strict=True))]
             self._read_page(flatten(index, self._lead), region, page[five])
         return out
+
+    @property
+    def tells_absent(self) -> bool:
+        return True
+
+    def absent(self, cells: Sequence[Box]) -> list[Box]:
+        return [cell for cell in cells if not any(self._byte_counts(cell))]
+
+    def _byte_counts(self, box: Box) -> Iterator[int]:
+        """Of the segments that a box touches, as the file stores them."""
+        stored, num_lead = self._stored(box)[1], len(self._lead.start)
+        segments = self._grid.touching(self._page_region(stored[num_lead:]))
+        for index in indices(stored[:num_lead]):
+            with self._file.filehandle.lock:
+                counts = self._series[flatten(index, self._lead)].databytecounts
+            for cell in indices(segments):
+                yield counts[flatten(cell, self._grid.cells)]
+
+    def _stored(self, box: Box) -> tuple[list[int], Box]:
+        """Where the stored axes stand among t c z y x, and a box along them."""
+        places = [AXES.index(axis) for axis in self._stored_axes]
+        return places, Box(tuple(box.start[i] for i in places), tuple(box.stop[i] for i in places))
 
     def with_cache(self, num_bytes: int) -> TiffSource:
         return TiffSource(*self._arguments, num_bytes)

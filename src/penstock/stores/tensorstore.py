@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
@@ -23,8 +24,10 @@ from numpy.typing import NDArray
 from ..box import Box
 from ..errors import UsageError, describe, require
 from ..files import settled
+from ..grid import Grid
 from ..store import (
     AXES,
+    OUTPUT_DTYPES,
     canonical,
     check_dtype,
     file_stamp,
@@ -107,6 +110,23 @@ class TensorStoreSource:
                 return array
             ts.array(out).write(view[ts.d[:].translate_to[0]]).result()
         return out
+
+    @cached_property
+    def tells_absent(self) -> bool:
+        first = Grid(self.domain, self.chunks, self.grid_origin)[0]
+        try:
+            self.absent([first])
+        except (NotImplementedError, ValueError):  # a virtual array; or reading will tell it
+            return False
+        return True
+
+    def absent(self, cells: Sequence[Box]) -> list[Box]:
+        asked = [
+            self._view[cell.slices].storage_statistics(query_not_stored=True) for cell in cells
+        ]
+        with _plainly():
+            told = [future.result().not_stored for future in asked]
+        return [cell for cell, not_stored in zip(cells, told, strict=True) if not_stored]
 
     def with_cache(self, num_bytes: int) -> TensorStoreSource:
         if _pools(self.spec):
@@ -275,7 +295,7 @@ def prepare_sink(
         spec=asked,
         stored_axes=axes,
         domain=box,
-        dtype=check_dtype(found.dtype.name, where),
+        dtype=check_dtype(found.dtype.name, where, OUTPUT_DTYPES),
         write_grid=_write_grid(five, axes, where),
         grid_origin=_grid_origin(five),
         local_path=local_path(asked.kvstore),
