@@ -91,7 +91,7 @@ class Job:
             with contextlib.suppress(UsageError):  # of a net that makes float32 of its own
                 self._sized(on_cpu, wide := replace(self.model, weightless_dtype=torch.float64))
                 self.model = wide
-        self.forward, self.footprint = self._sized(on_cpu, self.model)
+        self.forward, self.footprint = self._sized(on_cpu)
         self.batch = self.forward
         if on_cpu:
             self.batch = -(-(config.batch or CPU_FORWARD) // self.forward) * self.forward
@@ -105,10 +105,8 @@ class Job:
         self.volumes = self._volumes(ts, cs)
         if config.missing == "error":
             check_tells(source)
-        held = psutil.Process().memory_info().rss
+        self.held_by_judging = 0
         self.kinds = self._kinds(source)
-        # What judging leaves in the heap is used again by the forwards that the plan counts.
-        self.held_by_judging = max(0, psutil.Process().memory_info().rss - held)
         self.outputs = self._open_outputs(source, ts, cs)
         self.heads = self._heads(source)
         self.plan = make_plan(config, self._facts(source), self.shape)
@@ -154,15 +152,20 @@ class Job:
     def _kinds(self, source: Source) -> list[tuple[HeadKind, Origin]]:
         """What each head is."""
         config, first = self.config, self.volumes[0]
+        held: list[int] = []
 
         def candidates() -> Iterator[Seen]:
+            held.append(_resident())
             for patch in patches(source, first.t, first.channels, self.shape.patch):
                 yield shown(patch, sample_scaling(patch, config), self.clip or None)
 
         batch = (self.forward, self.model.in_channels, *self._model_patch())
-        return head_kinds(
+        kinds = head_kinds(
             config.head_kind, self.parts, self.model, self.footprint, candidates(), batch
         )
+        if held:  # what judging left in the heap serves the forwards, which the plan counts
+            self.held_by_judging = max(0, _resident() - held[0])
+        return kinds
 
     def _heads(self, source: Source) -> tuple[HeadPlan, ...]:
         """How each head gets to its output."""
@@ -241,8 +244,11 @@ class Job:
             )
         return [_dtype(name) for name in (said * len(self.parts) if len(said) == 1 else said)]
 
-    def _sized(self, on_cpu: bool, model: models.Model) -> tuple[int, models.Footprint]:
+    def _sized(
+        self, on_cpu: bool, model: models.Model | None = None
+    ) -> tuple[int, models.Footprint]:
         """Patches in one forward, and what that holds."""
+        model = model or self.model
         shape, said = (model.in_channels, *self._model_patch()), self.config.batch
         # A net that was exported for one size of batch takes no other.
         if on_cpu:
@@ -338,7 +344,7 @@ class Job:
             weight_bytes=self.model.weight_bytes,
             forward_bytes=self.footprint.peak_bytes,
             devices=tuple(device.type for device in self.devices),
-            base_bytes=psutil.Process().memory_info().rss - self.held_by_judging,
+            base_bytes=_resident() - self.held_by_judging,
             available_bytes=available_memory(),
             cores=usable_cores(),
             device_bytes=device_bytes,
@@ -427,6 +433,11 @@ def _default_run_dir(sink: Sink) -> Path | None:
         store = Path(sink.address.rstrip("/").rpartition("/")[2])
     address = hashlib.sha256(sink.address.encode()).hexdigest()[:8]
     return store.with_name(f"{store.name}-{address}.penstock")
+
+
+def _resident() -> int:
+    """Bytes of memory that this process holds."""
+    return int(psutil.Process().memory_info().rss)
 
 
 def _dtype(name: str) -> np.dtype[Any]:

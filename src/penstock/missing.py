@@ -113,7 +113,7 @@ class Chunks:
 
 def check_tells(source: Source) -> None:
     """Refuse ``--missing error`` for a source that does not tell which chunks it holds."""
-    if not source.tells_absent:
+    if source.tells_absent is False:
         raise UsageError(
             f"--missing error: {source.name} does not tell which of its chunks it holds"
         )

@@ -83,8 +83,8 @@ class Source(Protocol):
         ...
 
     @property
-    def tells_absent(self) -> bool:
-        """Whether the source knows which of its chunks it holds; False where it holds all."""
+    def tells_absent(self) -> bool | None:
+        """Whether the source can say which of its chunks it holds; None where it holds all."""
         ...
 
     def absent(self, cells: Sequence[Box]) -> list[Box]:

@@ -63,8 +63,8 @@ class MemorySource:
         return out
 
     @property
-    def tells_absent(self) -> bool:
-        return False  # nothing can be
+    def tells_absent(self) -> None:
+        return None
 
     def absent(self, cells: Sequence[Box]) -> list[Box]:
         return []
