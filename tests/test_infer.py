@@ -109,7 +109,7 @@ def test_seams_lie_in_the_middle_of_the_overlap_whatever_is_to_be_cut_at_least()
     expected = run(volume, conv(), **knobs)
     for trim in range(4):
         assert (run(volume, conv(), trim_voxels=trim, **knobs) == expected).all()
-    with pytest.raises(UsageError, match="--trim-voxels 4 needs an --overlap of at least 8"):
+    with pytest.raises(UsageError, match="trim_voxels=4 needs an overlap= of at least 8"):
         run(volume, conv(), trim_voxels=4, **knobs)
     said = InferConfig.model_fields["trim_voxels"].description
     assert said is not None and "middle of the overlap" in said
@@ -324,7 +324,7 @@ def test_global_of_aind_torch_utils_is_a_fixed_range_that_is_clipped() -> None:
     """The words that the refusal of two intensities gives."""
     data = arange((1, 40, 100), "float32")
     words = {"normalize": "global", "norm_lower": 30, "norm_upper": 3000}
-    with pytest.raises(UsageError, match=r"--normalize fixed .* --clip-norm 0 1$") as refusal:
+    with pytest.raises(UsageError, match=r"normalize=\'fixed\' .* clip_norm=\(0, 1\)$") as refusal:
         run(data, **words)
     assert "percentiles of the whole volume" in str(refusal.value)
     assert "aind_torch_utils means two intensities" in str(refusal.value)
@@ -778,7 +778,7 @@ def test_a_run_folder_that_cannot_be_used_is_refused(name: str, tmp_path: Path) 
     penstock.run_inference(source, out, run_dir=folder, **SMALL)
     (folder / name).unlink()
     (folder / name).mkdir()
-    with pytest.raises(UsageError, match=r"^--run-dir .*run: Is a directory$"):
+    with pytest.raises(UsageError, match=r"^run_dir=.*run: Is a directory$"):
         penstock.run_inference(source, out, run_dir=folder, resume=True, **SMALL)
 
 
@@ -803,7 +803,7 @@ def test_resume_refuses_another_model_of_the_same_name(tmp_path: Path) -> None:
     code.write_text("def net(x=None):\n    return lambda x: x * 1\n")
     penstock.run_inference(source, out, **knobs)
     code.write_text("def net(x=None):\n    return lambda x: x * 2\n")
-    with pytest.raises(UsageError, match=r"--resume: the run in .* had model"):
+    with pytest.raises(UsageError, match=r"resume=: the run in .* had model"):
         penstock.run_inference(source, out, resume=True, **knobs)
 
 

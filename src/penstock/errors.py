@@ -13,7 +13,9 @@ A message is one sentence that names the numbers and the flag or path at fault.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+from collections.abc import Iterator
 from types import ModuleType
 
 
@@ -55,6 +57,25 @@ class NotComparable(PenstockError):
     """Two measurements differ in more than what is compared, or share nothing."""
 
     exit_code = 4
+
+
+_command_lines = 0
+
+
+@contextlib.contextmanager
+def speaking_flags() -> Iterator[None]:
+    """Around a command line: errors name flags, also those of calls that have parameters."""
+    global _command_lines
+    _command_lines += 1
+    try:
+        yield
+    finally:
+        _command_lines -= 1
+
+
+def flags_are_spoken() -> bool:
+    """Whether this process serves a command line."""
+    return _command_lines > 0
 
 
 def describe(error: BaseException) -> str:

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from . import ours
 from .box import Box
-from .config import InferConfig, as_settings, build
+from .config import InferConfig, as_settings, build, speaks_python
 from .errors import Incomplete, StageError, UsageError, describe
 from .flow import Budget, Channel, Flow, Pool, Stopped, usable_cores
 from .grid import Block, Grid, reflect
@@ -129,6 +129,7 @@ class Summary:
         yield f"Blocks written: {self.units_written} of {self.units_planned} planned{skipped}"
 
 
+@speaks_python(InferConfig, model_type="model")
 def run_inference(
     in_spec: Any,
     out_spec: Any,
@@ -150,6 +151,7 @@ def run_inference(
     return run_job(_job(in_spec, out_spec, model, knobs), progress)
 
 
+@speaks_python(InferConfig, model_type="model")
 def plan_inference(in_spec: Any, out_spec: Any, *, model: Any, **knobs: Any) -> Plan:
     """What `run_inference` would do, without doing it. Takes the same arguments."""
     return _job(in_spec, out_spec, model, knobs).plan

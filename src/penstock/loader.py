@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .batches import Field, PatchGrid, Stack, need_of, valid_samples
-from .config import LoaderConfig, build
+from .config import LoaderConfig, build, speaks_python
 from .errors import Refused, StageError, UsageError, require
 from .flow import Budget, Channel, Flow, Stopped, usable_cores
 from .loaders import (
@@ -123,6 +123,7 @@ class Loader:
     while iterating, `StageError` with the chunk's path.
     """
 
+    @speaks_python(LoaderConfig)
     def __init__(
         self,
         data: Any,

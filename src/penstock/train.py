@@ -47,7 +47,7 @@ from .checkpoint import (
     read,
     set_random_state,
 )
-from .config import TRAIN_DEFAULTS, TRAIN_FIXED, TrainConfig, build
+from .config import TRAIN_DEFAULTS, TRAIN_FIXED, TrainConfig, build, speaks_python
 from .errors import Incomplete, PenstockError, UsageError
 from .events import EVENTS
 from .feed import ThreadFeed, TorchFeed
@@ -113,6 +113,7 @@ def train(
             return run.run()
 
 
+@speaks_python(TrainConfig)
 def run_training(workload: str, **knobs: Any) -> dict[str, Any]:
     """Train a workload, by name or ``package.module:Class``; ``knobs`` are the fields of
     `TrainConfig`, which are the flags of ``penstock train``.

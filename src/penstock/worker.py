@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 from .environment import torch_flags
-from .errors import UsageError, describe
+from .errors import UsageError, describe, speaking_flags
 from .launch import Request
 from .record import Status
 from .scenarios import WrongResult, find, make
@@ -157,4 +157,5 @@ def _measure(request: Request, answers: Answers, began: float) -> dict[str, Any]
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    with speaking_flags():
+        sys.exit(main(*sys.argv[1:]))

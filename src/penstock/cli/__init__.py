@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any, TextIO
 
 from .. import __version__
-from ..errors import PenstockError, describe
+from ..errors import PenstockError, describe, speaking_flags
 from ..keys import scrub
 
 VERBS = {
@@ -62,7 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     4 not comparable."""
     before = {number: signal.getsignal(number) for number in _HEARD}
     try:
-        return _main(argv)
+        with speaking_flags():
+            return _main(argv)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

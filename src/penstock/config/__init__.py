@@ -28,6 +28,7 @@ from .knobs import (
     from_flags,
     read_yaml,
 )
+from .spoken import speaks_python
 from .train import TRAIN_DEFAULTS, TRAIN_FIXED, TRAIN_KNOBS, SuiteConfig, TrainConfig
 
 __all__ = [
@@ -62,4 +63,5 @@ __all__ = [
     "build",
     "from_flags",
     "read_yaml",
+    "speaks_python",
 ]

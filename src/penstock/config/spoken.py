@@ -1,0 +1,78 @@
+"""In whose words an error speaks: a command line has flags, a call in Python has parameters.
+
+Messages are written for the command line. What Python calls goes through `speaks_python`, which
+says the same with the names of the call. Around a command line is `errors.speaking_flags`, so that
+its own calls of the same functions keep their flags.
+
+    --batch-size 0: input should be greater   ──▶   batch_size=0: input should be greater
+    no chunk 3; --missing fill fills it       ──▶   no chunk 3; missing='fill' fills it
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar, get_args
+
+from ..errors import PenstockError, flags_are_spoken
+from .knobs import Knobs
+
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
+
+_FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)(?: (-?\d[\d.]*(?: -?\d[\d.]*)+\b|[\w.'\"/-][^\s;,:)]*))?")
+
+
+def speaks_python(
+    model: type[Knobs], **parameters: str
+) -> Callable[[Callable[_Given, _Result]], Callable[_Given, _Result]]:
+    """Make a function's errors name its parameters, which are the knobs of ``model``.
+
+    ``parameters`` are those that are called otherwise: ``model_type="model"``.
+    """
+
+    def around(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+        @functools.wraps(function)
+        def speaking(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
+            try:
+                return function(*args, **kwargs)
+            except PenstockError as error:
+                if not flags_are_spoken():
+                    error.args = (in_python(str(error), model, parameters), *error.args[1:])
+                raise
+
+        return speaking
+
+    return around
+
+
+def in_python(message: str, model: type[Knobs], parameters: Mapping[str, str]) -> str:
+    """A message with flags as the parameters of a call; what is no knob of ``model`` stays."""
+
+    def renamed(found: re.Match[str]) -> str:
+        name, value = found[1].replace("-", "_"), found[2]
+        off = name.startswith("no_") and name not in model.model_fields
+        knob = name.removeprefix("no_") if off else name
+        if knob not in model.model_fields:
+            return found[0]
+        called = parameters.get(knob, knob)
+        if off:
+            return f"{called}=False" + (f" {value}" if value is not None else "")
+        if value is None:
+            return f"{called}="
+        if value in _choices(model.model_fields[knob].annotation):
+            return f"{called}={value!r}"
+        if " " in value:  # several numbers
+            return f"{called}=({', '.join(value.split())})"
+        # A word is the sentence's next, and anything else a value.
+        return f"{called}={'' if not value[0].isalpha() else ' '}{value}"
+
+    return _FLAG.sub(renamed, message)
+
+
+def _choices(annotation: Any) -> set[Any]:
+    """The words of a Literal, however deep it lies."""
+    if isinstance(annotation, str):
+        return {annotation}
+    return set().union(*map(_choices, get_args(annotation)))
