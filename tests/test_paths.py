@@ -136,7 +136,7 @@ def test_bench_loader_takes_dots(beside: Path, capsys: pytest.CaptureFixture[str
 )
 def test_an_output_inside_the_input_is_refused(beside: Path, inside: str) -> None:
     before = sorted(beside.rglob("*"))
-    with pytest.raises(UsageError, match=r"^--out-spec .* (inside one another|input itself)$"):
+    with pytest.raises(UsageError, match=r"^out_spec=.* (inside one another|input itself)$"):
         penstock.run_inference(
             beside / "in.zarr", beside / inside, model="identity", patch=8, overlap=2,
             devices="cpu", overwrite=inside == "in.zarr",

@@ -28,8 +28,10 @@ from penstock.errors import UsageError, flags_are_spoken, speaking_flags
         ("--run-dir /a/run: Is a directory", "run_dir=/a/run: Is a directory"),
         ("--normalize fixed takes bounds", "normalize='fixed' takes bounds"),
         ("--model-type 'none' is unknown", "model='none' is unknown"),
-        ("intensities are --normalize fixed --clip-norm 0 1", "intensities are normalize='fixed' clip_norm=(0, 1)"),
-        ("give --no-amp.", "give amp=False."),
+        ("it takes --normalize fixed --clip-norm 0 1",
+         "it takes normalize='fixed' clip_norm=(0, 1)"),
+        ("use --resume or --overwrite", "use resume=True or overwrite=True"),
+        ("give --no-amp.", "give amp='off'."),
         ("--of-no-knob 3 stays, and a--b too", "--of-no-knob 3 stays, and a--b too"),
     ],
 )  # fmt: skip
@@ -76,5 +78,7 @@ def test_inference_and_training_in_python_name_their_parameters(tmp_path: Path) 
             call(volume, tmp_path / "b.zarr", model="identity", patch=4, overlap=8)
         with pytest.raises(UsageError, match=r"^model='none' is unknown"):
             call(volume, tmp_path / "b.zarr", model="none")
-    with pytest.raises(UsageError, match=r"^resume= goes on with what overwrite= would remove"):
+    with pytest.raises(
+        UsageError, match=r"^resume=True goes on with what overwrite=True would remove"
+    ):
         penstock.run_training("spiral", output_dir=tmp_path, resume=True, overwrite=True)

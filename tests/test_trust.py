@@ -520,5 +520,5 @@ def test_the_switch_is_wherever_a_model_file_is_read(plain: Path, tmp_path: Path
         tmp_path / "evil.pt2",
         lambda e, p: first_call(p, "torch.ops.aten.linalg_pinv.default", self={"as_int": 1}),
     )
-    with pytest.raises(UsageError, match="only read with --trust-model"):
+    with pytest.raises(UsageError, match="only read with trust_model=True"):
         penstock.plan_inference(np.zeros((8, 8, 8)), np.zeros((8, 8, 8)), model=evil)

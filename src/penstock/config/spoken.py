@@ -21,7 +21,9 @@ from .knobs import Knobs
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
 
-_FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)(?: (-?\d[\d.]*(?: -?\d[\d.]*)+\b|[\w.'\"/-][^\s;,:)]*))?")
+_NUMBERS = r"-?\d[\d.]*(?: -?\d[\d.]*)+\b"
+_WORD = r"[\w.'\"/-][^\s;,:)]*"
+_FLAG = re.compile(rf"(?<![\w-])--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)(?: ({_NUMBERS}|{_WORD}))?")
 
 
 def speaks_python(
@@ -52,21 +54,24 @@ def in_python(message: str, model: type[Knobs], parameters: Mapping[str, str]) -
 
     def renamed(found: re.Match[str]) -> str:
         name, value = found[1].replace("-", "_"), found[2]
-        off = name.startswith("no_") and name not in model.model_fields
-        knob = name.removeprefix("no_") if off else name
+        rest = "" if value is None else f" {value}"
+        if (alias := _aliases(model).get(found[1])) is not None:
+            knob, constant = alias
+            return f"{parameters.get(knob, knob)}={constant!r}{rest}"
+        knob = name if name in model.model_fields else name.removeprefix("no_")
         if knob not in model.model_fields:
             return found[0]
-        called = parameters.get(knob, knob)
-        if off:
-            return f"{called}=False" + (f" {value}" if value is not None else "")
+        called, kind = parameters.get(knob, knob), model.model_fields[knob].annotation
+        if kind is bool:
+            return f"{called}={knob == name}{rest}"
         if value is None:
             return f"{called}="
-        if value in _choices(model.model_fields[knob].annotation):
+        if value in _choices(kind):
             return f"{called}={value!r}"
         if " " in value:  # several numbers
             return f"{called}=({', '.join(value.split())})"
         # A word is the sentence's next, and anything else a value.
-        return f"{called}={'' if not value[0].isalpha() else ' '}{value}"
+        return f"{called}={rest if value[0].isalpha() else value}"
 
     return _FLAG.sub(renamed, message)
 
@@ -76,3 +81,13 @@ def _choices(annotation: Any) -> set[Any]:
     if isinstance(annotation, str):
         return {annotation}
     return set().union(*map(_choices, get_args(annotation)))
+
+
+def _aliases(model: type[Knobs]) -> dict[str, tuple[str, Any]]:
+    """Further flags, without their dashes: the knobs that they set, and to what."""
+    extras = {name: info.json_schema_extra for name, info in model.model_fields.items()}
+    return {
+        str(extra["alias"]).removeprefix("--"): (name, extra["const"])
+        for name, extra in extras.items()
+        if isinstance(extra, dict) and "alias" in extra
+    }
