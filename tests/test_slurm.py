@@ -388,7 +388,7 @@ def test_logs_and_results_are_collected(tmp_path: Path) -> None:
     (study / "runs" / "12" / "steps" / "rank0.csv").write_text("step\n")
     one = job(log="log-%j", error="%j.err", output_dir="runs/%j")
     assert slurm.collect(one, "12", study, into) == {"log": True, "results": True}
-    assert {str(path.relative_to(into)) for path in into.rglob("*") if path.is_file()} == {
+    assert {str(path.relative_to(into)) for path in into.rglob("[!.]*") if path.is_file()} == {
         "slurm-12.out", "slurm-12.err", "12/training_results.json", "12/steps/rank0.csv",
     }  # fmt: skip
     assert slurm.collect(job("13"), "13", study, into) == {"log": False, "results": False}

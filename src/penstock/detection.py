@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from .errors import UsageError, require
 from .labels import NO, UNKNOWN, YES, Labels, ternary
+from .safe import cell, from_cell
 from .scenes import PIXEL_M
 
 # --- objects ------------------------------------------------------------------------------------
@@ -260,7 +261,7 @@ def read_predictions(path: Path) -> Objects:
     def column(of: str, parse: Callable[[str], Any]) -> list[Any]:
         values = []
         for line, row in rows:
-            text = (row.get(of) or "").strip()
+            text = from_cell((row.get(of) or "").strip())
             try:
                 values.append(parse(text))
             except ValueError:
@@ -308,5 +309,5 @@ def write_predictions(path: Path, objects: Objects) -> None:
             length, score = ("" if math.isnan(value) else repr(float(value)) for value in measures)
             classes = (objects.is_vessel[index], objects.is_fishing[index])
             vessel, fishing = (ternary[int(value)] for value in classes)
-            scene = objects.scene[index]
+            scene = cell(str(objects.scene[index]))
             writer.writerow((float(row), float(column), scene, vessel, fishing, length, score))

@@ -23,6 +23,7 @@ from typing import IO, Any
 
 from .errors import UsageError
 from .files import replacing
+from .keys import scrubbed
 from .telemetry import set_aside
 
 try:
@@ -38,7 +39,7 @@ class Journal:
 
     def __init__(self, folder: Path | None, fingerprint: Mapping[str, Any]) -> None:
         self.folder = folder
-        self.fingerprint: dict[str, Any] = json.loads(json.dumps(fingerprint))
+        self.fingerprint: dict[str, Any] = scrubbed(json.loads(json.dumps(fingerprint)))
         self.done: set[Key] = set()
         self.statistics: dict[str, dict[str, Any]] = {}
         self.written = self.skipped = self.voxels = 0
@@ -119,7 +120,7 @@ class Journal:
         path = self.path(name)
         if path is not None:
             with replacing(path) as draft:
-                draft.write_text(json.dumps(content, indent=2, default=str) + "\n")
+                draft.write_text(json.dumps(scrubbed(content), indent=2, default=str) + "\n")
 
     def path(self, name: str) -> Path | None:
         return None if self.folder is None else self.folder / name

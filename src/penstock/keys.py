@@ -1,18 +1,49 @@
 """Keys and logins: what holds one, and texts without them.
 
-Whatever is written or told may be read by others, so no key stands in it. A variable that holds one
-is known by its name; a library that has a key from a file of its own is asked, and `learn` is told.
+Whatever is written or told may be read by others, so no key stands in it. A login in a URL, a
+signature behind it, a header of HTTP and the field of a spec that holds a key are known by their
+form. A variable that holds one is known by its name; a library that has a key from a file of its
+own is asked, and `learn` is told.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 _NAMES = re.compile("KEY|TOKEN|PASSW|SECRET|CREDENTIAL", re.IGNORECASE)
-_LOGIN = re.compile(r"://[^/@\s]*@")
+_LOGIN = re.compile(r"(?<=\w\w:)(//?)[^/\s\"']*@")
+"""Of what a `Path` has been made, one slash is left."""
+_QUERY = re.compile(r"(?<=\?)[^\s\"'<>|#)\]}]+")
+_SIGNATURE = re.compile(
+    r"(x-(amz|goog)-(signature|credential|security-token)|sig|signature|awsaccesskeyid|googleaccessid"
+    r"|([\w-]*[_-])?(token|key|secret|password|passwd|auth)|apikey)$",
+    re.IGNORECASE,
+)
+"""Parameters of a URL that hold a key."""
+_BESIDE = re.compile(r"(x-(amz|goog)-[\w-]+|expires|se|st|ske|skt|sktid|skoid|spr)$", re.IGNORECASE)
+"""Parameters that change with each signature, and say nothing of what is read."""
+_HEADER = re.compile(
+    r"\b((?:proxy-)?authorization|(?:set-)?cookie|x-[\w-]*(?:key|token|auth)[\w-]*)(\s*[:=]\s*)"
+    r"(?:(?:basic|bearer|token|digest)\s+)?[^\s\"',;\]}]+",
+    re.IGNORECASE,
+)
+_BEARER = re.compile(r"\bBearer\s+[\w.~+/=-]{8,}", re.IGNORECASE)
+_FIELD = (
+    r"(?:[\w-]*[_-])?(?:authorization|cookie|passw(?:or)?d|secret|token|sas|access_?key(?:_?id)?"
+    r"|(?:secret|api|account|private)[_-]?key|credentials?)"
+)
+_FIELDS = re.compile(_FIELD, re.IGNORECASE)
+"""Fields of a mapping whose text is a key."""
+_IN_JSON = re.compile(
+    rf"""(?P<field>["']{_FIELD}["']\s*:\s*)(?P<q>["'])[^"']*(?P=q)""", re.IGNORECASE
+)
+_HEADERS_IN_JSON = re.compile(
+    r"""(["']headers["']\s*:\s*)(?:\[[^\]]*\]|\{[^}]*\})""", re.IGNORECASE
+)
+HIDDEN = "***"
 _LEAST = 6
 """Characters. A shorter value of such a variable, ``true`` for example, is no secret."""
 _learnt: set[str] = set()
@@ -28,12 +59,12 @@ def names_key(name: str) -> bool:
 
 
 def has_login(text: str) -> bool:
-    """Whether there is a URL with a login in a text.
+    """Whether there is a URL with a login or a signature in a text, or a header that holds a key.
 
     >>> has_login("--data=https://me:word@host/path"), has_login("s3://bucket/a@b")
     (True, False)
     """
-    return _LOGIN.search(text) is not None
+    return redact(text) != text
 
 
 def learn(key: str | None) -> None:
@@ -42,26 +73,71 @@ def learn(key: str | None) -> None:
         _learnt.add(key)
 
 
+def redact(text: str) -> str:
+    """A text without what is known for a key by its form: the same one on every machine.
+
+    >>> redact("no answer from https://me:word@host/path?part=2&sig=abc")
+    'no answer from https://host/path?part=2&sig=***'
+    >>> redact('{"headers": ["Authorization: Bearer abc"]}')
+    '{"headers": "***"}'
+    """
+    text = _LOGIN.sub(r"\1", text)
+    text = _QUERY.sub(lambda found: _unsigned(found.group()), text)
+    text = _HEADERS_IN_JSON.sub(rf'\1"{HIDDEN}"', text)
+    text = _IN_JSON.sub(rf"\g<field>\g<q>{HIDDEN}\g<q>", text)
+    text = _HEADER.sub(rf"\1\2{HIDDEN}", text)
+    return _BEARER.sub(f"Bearer {HIDDEN}", text)
+
+
+def _unsigned(query: str) -> str:
+    """The query of a URL; without a signature it is as it was."""
+    parts = [part.partition("=") for part in query.split("&")]
+    if not any(_SIGNATURE.match(name) and value for name, _, value in parts):
+        return query
+    hidden = [
+        name + equals + (HIDDEN if _SIGNATURE.match(name) or _BESIDE.match(name) else value)
+        for name, equals, value in parts
+    ]
+    return "&".join(hidden)
+
+
+def redacted(value: Any) -> Any:
+    """`redact` of every text in a value, and of what a field of such a name or a header holds."""
+    return _each(value, redact)
+
+
 def scrub(text: str) -> str:
-    """A text without logins of URLs and without what is known as a key.
+    """`redact`, and without what is known as a key on this machine.
 
     >>> scrub("no answer from https://me:word@host/path")
     'no answer from https://host/path'
     """
-    text = _LOGIN.sub("://", text)
+    text = redact(text)
     held = {value for name, value in os.environ.items() if names_key(name)}
     for key in sorted(held | _learnt, key=len, reverse=True):  # one may hold another
         if len(key) >= _LEAST:
-            text = text.replace(key, "***")
+            text = text.replace(key, HIDDEN)
     return text
 
 
 def scrubbed(value: Any) -> Any:
-    """The same of every text in a value."""
+    """The same of every text in a value, and of what a field of such a name or a header holds."""
+    return _each(value, scrub)
+
+
+def _each(value: Any, clean: Callable[[str], str]) -> Any:
     if isinstance(value, str):
-        return scrub(value)
+        return clean(value)
     if isinstance(value, Mapping):
-        return {key: scrubbed(item) for key, item in value.items()}
+        return {key: _field(str(key), item, clean) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [scrubbed(item) for item in value]
+        return [_each(item, clean) for item in value]
     return value
+
+
+def _field(name: str, value: Any, clean: Callable[[str], str]) -> Any:
+    if name.lower() == "headers" and value:
+        return HIDDEN
+    if isinstance(value, str) and value and _FIELDS.fullmatch(name):
+        return HIDDEN
+    return _each(value, clean)

@@ -39,6 +39,7 @@ from pydantic_core import from_json
 
 from . import environment
 from .errors import UsageError, describe
+from .keys import scrubbed
 from .record import Failure, Record, Status, case_key
 from .telemetry import ThisMachine, kernel_memory
 
@@ -97,11 +98,14 @@ def launch(
             peaks["host_peak_kernel"] = ending.peak_kernel
         seen: dict[str, Any] = {
             "key": case_key(found.scenario, found.case),
+            "case": scrubbed(found.case),
+            "facts": scrubbed(found.facts),
+            "error": found.error and found.error.model_copy(update=scrubbed(dict(found.error))),
             "memory": found.memory.model_copy(update=peaks),
             "environment": {**surroundings, **found.environment},
         }
         if found.ok and ending.exit != 0:  # unloading a driver, say; that takes nothing back
-            seen["facts"] = {**found.facts, "ended": fate[1]}
+            seen["facts"] = {**seen["facts"], "ended": fate[1]}
         return found.model_copy(update=seen)
 
     try:

@@ -24,6 +24,7 @@ from . import ours, stats
 from . import record as records_of
 from .errors import UsageError, describe, require
 from .record import Record
+from .safe import cell
 
 FILE = "records.jsonl"
 
@@ -136,7 +137,7 @@ def to_csv(records: Sequence[Record], path: Path, replace: bool = False) -> None
         with draft.open("w", newline="", encoding="utf-8") as file:
             table = csv.DictWriter(file, _columns(rows), lineterminator="\n")
             table.writeheader()
-            table.writerows(rows)
+            table.writerows({name: cell(value) for name, value in each.items()} for each in rows)
 
     _replace(path, write, replace)
 

@@ -133,6 +133,8 @@ def _known(place: Path) -> list[str]:
 
 def _note(place: Path, sha256: str) -> None:
     """Append to the register. Where it cannot be kept, the next run asks for ``--replace``."""
+    if _known(place)[-1:] == [sha256]:
+        return
     line = json.dumps({"name": place.name, "sha256": sha256}) + "\n"
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
     with contextlib.suppress(OSError):

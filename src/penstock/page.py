@@ -28,6 +28,7 @@ from .errors import Refused, UsageError
 from .files import check_folder
 from .record import Record
 from .report import Section
+from .safe import markdown
 from .units import format_bytes
 
 PAGE = "report.md"
@@ -88,7 +89,7 @@ def write(
     figures = [folder / f"{name}.png" for name in (*shown, "ladder")]
     named = [page, *tables, *figures]
     ours.check(*(("--output", path) for path in named), replace=replace)
-    parts, files = [f"# {source}", "", *_of_machines(records)], [page]
+    parts, files = [f"# {markdown(source)}", "", *map(markdown, _of_machines(records))], [page]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _remove_figures(page)

@@ -25,6 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from . import ours
 from .errors import UsageError, require
+from .safe import terminal
 from .telemetry import MIB, Row, read_rows
 from .units import format_bytes, format_seconds, significant
 
@@ -565,10 +566,19 @@ def _save(
     return save(named, replace)
 
 
+def _without_control(figure: Figure) -> None:
+    """Names of others are in titles, labels and legends."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_text(terminal(text.get_text()))
+
+
 def save(figures: Mapping[Path, Figure], replace: bool = False) -> list[Path]:
     """Write each figure to its file, or none where one of those is not ours to replace."""
     ours.check(*(("figure", path) for path in figures), replace=replace)
     for path, figure in figures.items():
+        _without_control(figure)
         with ours.writing(path, replace=replace) as draft:
             figure.savefig(draft, dpi=STYLE["dpi"], format=path.suffix.lstrip(".") or "png")
     return list(figures)

@@ -36,6 +36,7 @@ from .errors import StageError, UsageError, require
 from .files import check_folder, write_json
 from .labels import COLUMNS, Labels, label_rows, ternary
 from .rasters import NODATA
+from .safe import cell
 from .scenes import CHANNELS, Scene, radar_of
 from .windows import Cut, cuts_of, read_row
 
@@ -83,6 +84,8 @@ def preprocess(
     cut = _cut_scene if layout == "penstock" else _cut_scene_as_the_reference
     settings = {"channels": list(channels), "chip_size": chip_size, "overlap": overlap}
     stop = threading.Event()
+    for name in sorted(folders):
+        ours.begin(out / name)
     env = require("rasterio", "scenes").Env
 
     def work(name: str) -> Result:
@@ -92,7 +95,6 @@ def preprocess(
             with env(GDAL_CACHEMAX=64), Scene(folders[name], channels) as scene:
                 found.check_inside(scene.size, name, label_file)
                 manifest = _manifest(scene, found, settings, layout)
-                ours.begin(out / name)
                 return cut(scene, manifest, out / name, overwrite, stop)
         except (UsageError, _Stopped):
             raise
@@ -311,7 +313,7 @@ def _write_annotations(
             file, (*COLUMNS, *more), restval="", extrasaction="ignore", lineterminator="\n"
         )
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows({name: cell(value) for name, value in row.items()} for row in rows)
     channels = len(next(iter(manifests.values()))["channels"])
     for path, value in zip(arrays, (0.5, 0.1), strict=True):
         with ours.writing(path, replace=replace) as draft, draft.open("wb") as array:

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .errors import UsageError
+from .keys import redacted
 
 SCHEMA = 1
 
@@ -149,7 +150,7 @@ def case_key(scenario: str, case: Mapping[str, Any]) -> str:
     >>> case_key("model", {"batch": 1, "tile": [8]}) == case_key("model", {"tile": [8], "batch": 1})
     True
     """
-    return hashlib.sha256(canonical([scenario, dict(case)]).encode()).hexdigest()[:16]
+    return hashlib.sha256(canonical(redacted([scenario, dict(case)])).encode()).hexdigest()[:16]
 
 
 class _Header(BaseModel):

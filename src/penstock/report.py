@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from . import stats
+from . import safe, stats
 from .boundary import pixels_of
 from .errors import UsageError
 from .files import replacing
@@ -365,7 +365,7 @@ def read_csv(path: Path, needs: Iterable[str] = ("tile_size", "batch_size")) -> 
                 f"{path}, line {number}: {len(line)} fields under a header of {len(header)}; "
                 "mend or move the file"
             )
-        rows.append(dict(zip(header, line, strict=True)))
+        rows.append(dict(zip(header, map(safe.from_cell, line), strict=True)))
     return Table(tuple(header), rows, torn, ended)
 
 
@@ -411,7 +411,7 @@ def _lines(header: Sequence[str], rows: Iterable[Row], head: bool = False) -> by
     writer = csv.DictWriter(text, header, restval="", lineterminator="\n")
     if head:
         writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: safe.cell(value) for name, value in row.items()} for row in rows)
     return text.getvalue().encode()
 
 
@@ -614,12 +614,12 @@ def in_markdown(sections: Iterable[Section]) -> str:
     """For a page."""
     blocks = []
     for title, table, told in sections:
-        blocks.append(f"**{title}**")
+        blocks.append(f"**{safe.markdown(title)}**")
         if table:
-            head, *body = (f"| {' | '.join(line)} |" for line in table)
+            head, *body = (f"| {' | '.join(map(safe.markdown, line))} |" for line in table)
             blocks.append("\n".join([head, "|" + "---:|" * len(table[0]), *body]))
         if told:
-            blocks.append("\n".join(f"- {line}" for line in told))
+            blocks.append("\n".join(f"- {safe.markdown(line)}" for line in told))
     return "\n\n".join(blocks) + "\n"
 
 

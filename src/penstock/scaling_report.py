@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from .report import Section, field, in_markdown, without_empty
+from .safe import cell, fenced
+from .safe import markdown as markdown_of
 from .scaling import Point, Run, Study, differences
 from .scaling_advice import advice, exposed, interval_text, quality, rank_lines
 from .scaling_intervals import why_none
@@ -272,7 +274,7 @@ def _csv(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: field(value) for name, value in row.items()} for row in rows)
+    writer.writerows({name: cell(field(value)) for name, value in row.items()} for row in rows)
     return text.getvalue()
 
 
@@ -284,7 +286,7 @@ def markdown(
     figures: Sequence[str],
 ) -> str:
     """The whole of it as a page."""
-    parts = [f"# Training Results on {machine}", _fenced(summary(runs))]
+    parts = [f"# Training Results on {markdown_of(machine)}", _fenced(summary(runs))]
     for study in found:
         seeds = [_fenced(speedups(study)), _fenced(results(study, machine))]
         ours = in_markdown(sections(study, asked)).rstrip()
@@ -295,4 +297,4 @@ def markdown(
 
 
 def _fenced(lines: Iterable[str]) -> str:
-    return "\n".join(["```", *lines, "```"])
+    return "\n".join(["```", *map(fenced, lines), "```"])

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from .box import Box
 from .errors import UsageError
+from .keys import redact, redacted
 
 AXES = "tczyx"
 Spec = str | Path | Mapping[str, Any]
@@ -264,8 +265,8 @@ def _lies_in(inner: str, outer: str) -> bool:
 
 def fingerprint(address: str, *facts: Any) -> str:
     """``address`` and a hash of it and of facts that JSON can hold."""
-    text = json.dumps([address, *facts], sort_keys=True)
-    return f"{address}#{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    text = json.dumps(redacted([address, *facts]), sort_keys=True)
+    return f"{redact(address)}#{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def file_stamp(path: Path) -> list[Any]:

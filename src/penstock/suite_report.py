@@ -25,6 +25,7 @@ from . import ours
 from .files import write_json
 from .record import FAILED, Record
 from .report import Cell, Section, commit_of, in_markdown, without_empty
+from .safe import markdown
 from .stats import Interval, hierarchical_bootstrap_ratio
 from .suite import REPORT, folder_of, peak_of, phases_of
 from .units import format_bytes, format_seconds, significant
@@ -372,8 +373,8 @@ def write(
     page = [
         "# Benchmark report",
         "",
-        f"- {machine_line(system)}",
-        *(f"- {note}." for note in notes),
+        f"- {markdown(machine_line(system))}",
+        *(f"- {markdown(note)}." for note in notes),
     ]
     page += ["", *(f"![{figure.stem}]({figure.name})" for figure in figures)]
     page += ["", in_markdown(told), _METHOD]

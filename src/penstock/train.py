@@ -566,7 +566,7 @@ class _Run:
         if status != "running":
             results["trackers"] = self.tracking.finish(status, results)
         if self.fabric.is_global_zero:
-            write_json(self.config.output_dir / RESULTS, results)
+            write_json(self.config.output_dir / RESULTS, scrubbed(results))
         return {**results, "rank": self.fabric.global_rank}
 
 

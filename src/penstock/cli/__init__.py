@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import gc
 import os
-import re
 import signal
 import sys
 import threading
@@ -22,7 +21,7 @@ from typing import Any, TextIO
 
 from .. import __version__
 from ..errors import PenstockError, describe, speaking_flags
-from ..keys import scrub
+from ..safe import Told
 
 VERBS = {
     "infer": "run a model over a volume larger than memory",
@@ -62,11 +61,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     4 not comparable."""
     before = {number: signal.getsignal(number) for number in _HEARD}
     try:
-        with speaking_flags():
+        with speaking_flags(), _told_safely():
             return _main(argv)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _told_safely() -> Iterator[None]:
+    """Whatever is printed, a warning of a library's too, holds no key and moves no cursor."""
+    with contextlib.ExitStack() as stack:
+        for name in ("stdout", "stderr"):
+            if (stream := getattr(sys, name)) is not None:  # None where it was closed
+                redirect = getattr(contextlib, f"redirect_{name}")
+                stack.enter_context(redirect(Told(stream)))
+        yield
 
 
 def _main(argv: Sequence[str] | None) -> int:
@@ -95,7 +105,7 @@ def _main(argv: Sequence[str] | None) -> int:
             for number in _HEARD:
                 signal.signal(number, signal.SIG_IGN)
     except PenstockError as error:
-        print(f"penstock {args.verb}: {_without_login(str(error))}", file=sys.stderr)
+        print(f"penstock {args.verb}: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print(f"penstock {args.verb}: interrupted{AGAIN.get(args.verb, '')}", file=sys.stderr)
@@ -110,14 +120,9 @@ def _fault(error: Exception) -> str:
     if os.environ.get("PENSTOCK_TRACEBACK"):
         raise error
     return (
-        f"{type(error).__name__}: {_without_login(describe(error))} (a defect of Penstock's; "
+        f"{type(error).__name__}: {describe(error)} (a defect of Penstock's; "
         "set PENSTOCK_TRACEBACK=1 to see where)"
     )
-
-
-def _without_login(text: str) -> str:
-    """What a user gave may be a URL with a login, of which a `Path` has left one slash."""
-    return scrub(re.sub(r"(?<=\w:)/(?=[^/\s]*@)", "//", text))
 
 
 class _Heard:
@@ -175,7 +180,8 @@ def entry() -> None:
         if (stream := getattr(sys, name)) is not None:  # None where it was closed from the first
             setattr(sys, name, _Heard(stream))
     sys.path.append(str(Path.cwd()))
-    code = _main(None)
+    with _told_safely():
+        code = _main(None)
     if threading.active_count() > 1 or "train" in sys.argv[1:3]:
         sys.stdout.flush()
         sys.stderr.flush()

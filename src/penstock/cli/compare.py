@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 from ..config import Replacing, add_flags, from_flags
 from ..errors import UsageError
+from ..keys import scrub
+from ..safe import terminal
 from ..stats import CONFIDENCE
 
 if TYPE_CHECKING:
@@ -128,7 +130,9 @@ def _print(comparison: Comparison) -> None:
             if row.ratio.low is not None and row.ratio.high is not None:
                 ratio += f" [{significant(row.ratio.low, 4)} to {significant(row.ratio.high, 4)}]"
         launches = f"{row.a_launches} + {row.b_launches}"
-        table.add_row(escape(row.label), *times, escape(ratio), launches, row.verdict)
+        table.add_row(
+            escape(terminal(scrub(row.label))), *times, escape(ratio), launches, row.verdict
+        )
     console = Console()
     console.print(table)
     for row in comparison.rows:

@@ -111,7 +111,9 @@ def _progress(what: str) -> Callable[[Step], None]:
     def say(step: Step) -> None:
         if sys.stderr.isatty():
             end = "\r" if step.record is None else "\r\x1b[K"
-            print(f"{what}: launch {step.number + 1} of {step.total}", end=end, file=sys.stderr)
+            # The stream itself, as the cursor is moved.
+            stream = getattr(sys.stderr, "rich_proxied_file", sys.stderr)
+            print(f"{what}: launch {step.number + 1} of {step.total}", end=end, file=stream)
 
     return say
 

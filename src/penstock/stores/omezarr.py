@@ -16,6 +16,7 @@ import numpy as np
 
 from ..box import Box
 from ..errors import UsageError
+from ..keys import scrub
 from ..store import AXES, Source, axis_letter, physical_size
 from . import tensorstore
 from .tensorstore import TensorStoreSink, TensorStoreSource, explaining, kvstore, ts
@@ -36,7 +37,7 @@ def open_source(path: str, *, level: int, cache_bytes: int, name: str) -> Tensor
 
     Axes, scale and position are the group's; a dataset's own are combined with its multiscale's.
     """
-    where = f"{name} {path}"
+    where = f"{name} {scrub(path)}"
     root = tensorstore.open_kvstore(kvstore(path), where)
     try:
         driver, attributes = _read_attributes(root, where)
@@ -71,7 +72,7 @@ def open_sink(
     1 or start off zero. Where its first voxel, at ``at`` in ``like``, is physically off zero,
     OME-Zarr says so as a translation.
     """
-    where = f"{name} {path}"
+    where = f"{name} {scrub(path)}"
     root = tensorstore.open_kvstore(kvstore(path), where)
     exists = tensorstore.is_store(root, where)
     if exists and not (overwrite or resume):
@@ -291,7 +292,7 @@ def _multiscale(layout: _Layout, path: str) -> dict[str, Any]:
 def _open_array(
     path: str, root: Any, *, level: int, cache_bytes: int, name: str
 ) -> TensorStoreSource:
-    where = f"{name} {path}"
+    where = f"{name} {scrub(path)}"
     with explaining(where):
         drivers = [
             driver

@@ -25,6 +25,7 @@ from ..box import Box
 from ..errors import UsageError, describe, require
 from ..files import settled
 from ..grid import Grid
+from ..keys import scrub
 from ..store import (
     AXES,
     OUTPUT_DTYPES,
@@ -215,7 +216,7 @@ def open_source(
     """
     spec = _placed(spec)
     with explaining(name):
-        title = title or address(ts.Spec(spec).kvstore)
+        title = scrub(title or address(ts.Spec(spec).kvstore))
     where = f"{name} {title}"
     with explaining(where):
         ts.open(spec, context=ts.Context(_IMPATIENT), **_EXISTING).result()
@@ -255,7 +256,7 @@ def open_sink(
     """
     with explaining(name):
         asked = ts.Spec(_placed(spec))
-    where, stored = f"{name} {address(asked.kvstore)}", False
+    where, stored = f"{name} {scrub(address(asked.kvstore))}", False
     root = open_kvstore(asked.kvstore, where) if asked.kvstore or overwrite else None
     half = root is not None and half_deleted(root) is not None
     if resume and not half:
@@ -290,7 +291,7 @@ def prepare_sink(
     transform = (found if isinstance(found, ts.Spec) else found.spec()).transform
     outputs = transform.to_json().get("output") if transform else None
     return TensorStoreSink(
-        name=title or place,
+        name=scrub(title or place),
         where=where,
         spec=asked,
         stored_axes=axes,
@@ -468,7 +469,7 @@ def _plainly() -> Iterator[None]:
 def _sentence(error: BaseException) -> str:
     text = re.sub(r"\s*\[(source locations|[\w-]+)=.*", "", str(error), flags=re.DOTALL)
     text = re.sub(r'^([A-Z_]+: )?(Error opening "\w+" driver: )?', "", text)
-    line = describe(ValueError(text))
+    line = scrub(describe(ValueError(text)))
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]} ..."
 
 

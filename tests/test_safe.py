@@ -1,0 +1,190 @@
+"""What others named is safe where it goes, and no key is written or printed."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorstore as ts
+
+from penstock.cli import main
+from penstock.keys import redacted, scrubbed
+from penstock.ledger import Ledger, to_csv
+from penstock.loopback import Loopback
+from penstock.page import write
+from penstock.plots import before_after_figure, save
+from penstock.record import Record, case_key
+from penstock.safe import Told
+from penstock.store import open_source
+
+HOSTILE = "<script>a|b\x1b[2J<img src=x onerror=y>![p](http://e.vil)"
+SECRETS = ("hunter2word", "bearer-of-keys", "s1gnature", "env-secret-value")
+
+
+def zarr(path: Path) -> Path:
+    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(path)}}
+    array = ts.open(spec, create=True, dtype="uint16", shape=[8, 8, 8]).result()
+    array.write(np.arange(512, dtype="uint16").reshape(8, 8, 8)).result()
+    return path
+
+
+def record(**case: Any) -> Record:
+    told = {"model": HOSTILE, "tile": "8", "batch": 1, "mode": "inference", "device": "cpu", **case}
+    return Record(
+        id="1", time="2026-01-01T00:00:00+00:00", scenario="model", case=told,
+        key=case_key("model", told), launch=0, status="ok", work={"samples": 1.0, "pixels": 64.0},
+        samples_s={"step": (0.1, 0.11, 0.1)},
+    )  # fmt: skip
+
+
+# --- each medium --------------------------------------------------------------------------------
+
+
+def test_a_terminal_is_moved_by_nobody(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a\x1b[2Jb\x9b\u202e\udcff.csv").write_text("no benchmark")
+    assert main(["plot", "a\x1b[2Jb\x9b\u202e\udcff.csv"]) == 2
+    assert main(["score", "xview3", "--inference-file", "\x1b]0;t\x07", "--label-file", "x"]) == 2
+    with pytest.raises(SystemExit):
+        main(["plot", "--\x1b[2J"])
+    heard = "".join(capsys.readouterr())
+    assert "\\x1b[2Jb\\x9b\\u202e\\udcff.csv" in heard
+    assert not {char for char in heard if not char.isprintable()} - {"\n"}
+
+
+def test_what_rich_draws_stays_drawn(capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.console import Console
+
+    Told(Console().file)  # type: ignore[arg-type]
+    assert getattr(Told(Console().file), "rich_proxied_file", None) is not None  # type: ignore[arg-type]
+
+
+def test_a_page_runs_nothing_and_a_table_calculates_nothing(tmp_path: Path) -> None:
+    page = write([record()], tmp_path, f"{HOSTILE}.ledger", overwrite=False)[0].read_text()
+    assert "<script" not in page and "<img" not in page and "](http" not in page
+    assert "\x1b" not in page and "a\\|b" in page
+    to_csv([record(model="=HYPERLINK(1)"), record(model="@x"), record(model="-2")],
+           tmp_path / "a.csv")  # fmt: skip
+    with (tmp_path / "a.csv").open(newline="") as file:
+        models = [row["case.model"] for row in csv.DictReader(file)]
+    assert models == ["'=HYPERLINK(1)", "'@x", "-2"]
+
+
+def test_a_figure_has_no_control_characters(tmp_path: Path) -> None:
+    figure = before_after_figure({"a\x1b[2J": np.eye(4), "b\x07": np.eye(4)}, "caption \x9b")
+    save({tmp_path / "a.png": figure})  # pytest makes an error of a missing glyph
+    assert (tmp_path / "a.png").stat().st_size
+
+
+# --- keys ---------------------------------------------------------------------------------------
+
+
+def test_every_way_in_which_a_key_comes() -> None:
+    spec = {
+        "driver": "zarr3",
+        "kvstore": {
+            "driver": "http",
+            "base_url": "https://me:hunter2word@host/?part=2&X-Amz-Signature=s1gnature",
+            "headers": ["Authorization: Bearer bearer-of-keys"],
+        },
+        "storage_options": {"aws_secret_access_key": "hunter2word", "token": "bearer-of-keys"},
+        "key": "shape",
+    }
+    for text in (json.dumps(redacted(spec)), redacted(json.dumps(spec)), redacted(str(spec))):
+        assert not [secret for secret in SECRETS if secret in text], text
+        assert "part=2" in text and "shape" in text
+    fresh = json.loads(json.dumps(spec).replace("s1gnature", "another").replace("hunter2", "new"))
+    assert redacted(fresh) == redacted(spec) == redacted(redacted(spec))
+    assert case_key("loader", {"data": spec}) == case_key("loader", {"data": fresh})
+    assert scrubbed(["Authorization: Basic aHVudGVyMg==", "a token: 5", "s3://b/a@b"])[1:] == [
+        "a token: 5", "s3://b/a@b",
+    ]  # fmt: skip
+
+
+def leaks(folder: Path, heard: str) -> list[str]:
+    """Where a secret stands: in what was printed, or in a file or its name."""
+    found = ["printed" for secret in SECRETS if secret in heard]
+    for path in (path for path in folder.rglob("*") if path.is_file()):
+        text = str(path).encode() + path.read_bytes()
+        found += [f"{path}: {secret}" for secret in SECRETS if secret.encode() in text]
+    return found
+
+
+def test_no_verb_writes_or_prints_a_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_SERVICE_TOKEN", "env-secret-value")
+    out = tmp_path / "out"
+    zarr(tmp_path / "data" / "in.zarr")
+    with Loopback(tmp_path / "data", 0.0) as server:
+        place = f"{server.url.rstrip('/')}/in.zarr/"
+        query = "?X-Amz-Signature=s1gnature&token=env-secret-value"
+        spec = {"driver": "zarr3", "kvstore": {
+            "driver": "http", "base_url": place,
+            "headers": ["Authorization: Bearer bearer-of-keys"]}}  # fmt: skip
+        infer = ["infer", "--in-spec", json.dumps(spec), "--out-spec", f"{out}/a.zarr",
+                 "--model-type", "identity", "--patch", "8", "--overlap", "0", "--devices", "cpu",
+                 "--trace", f"{out}/trace.json", "--metrics-json", f"{out}/m.json"]  # fmt: skip
+        assert main(infer) == 0
+        assert main([*infer, "--resume"]) == 0
+        fresh = json.dumps(spec).replace("bearer-of-keys", "bearer-of-more-keys")
+        assert main(["infer", "--in-spec", fresh, *infer[3:], "--resume"]) == 0
+        assert main(["plan", *infer[1:3], "--out-spec", f"{out}/b.zarr", *infer[5:13]]) == 0
+    assert main(["plot", f"https://me:hunter2word@h/{query}"]) == 2
+    assert main(["slurm", "render", "--", "train", "pairs", "--in-spec", json.dumps(spec)]) == 2
+    assert main(["slurm", "render", "--", "train", "pairs", "--in-spec", f"https://h/{query}"]) == 2
+    assert not leaks(out, "".join(capsys.readouterr()))
+
+
+@pytest.mark.slow  # a store that does not answer is asked again
+def test_what_fails_tells_no_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_SERVICE_TOKEN", "env-secret-value")
+    monkeypatch.chdir(tmp_path)
+    nowhere = "http://me:hunter2word@127.0.0.1:1/?X-Amz-Signature=s1gnature&token=env-secret-value"
+    headers = ["Authorization: Bearer bearer-of-keys", "X-Api-Key: hunter2word"]
+    kvstore = {"driver": "http", "base_url": nowhere, "headers": headers}
+    wrong = json.dumps({"driver": "zarr3", "kvstore": kvstore})
+    for words in (
+        ["infer", "--in-spec", wrong, "--out-spec", "a.zarr", "--model-type", "identity"],
+        ["bench", "loader", nowhere, "--output", "b.csv"],
+        ["tune", "loader", nowhere, "--step-time", "1"],
+        ["train", "pairs", "--in-spec", wrong, "--target-spec", wrong, "--output-dir", "t"],
+    ):
+        assert main(words) in (1, 2), words
+    assert not leaks(tmp_path, "".join(capsys.readouterr()))
+
+
+def test_a_record_holds_no_key(tmp_path: Path) -> None:
+    from penstock.launch import Request, launch
+
+    case = {"data": "https://me:hunter2word@host/x?sig=s1gnature", "batch": 1}
+    found = launch(Request("loader", case), launch=0, order=None, timeout_s=60.0,
+                   command=["/no/such/command"])  # fmt: skip
+    Ledger(tmp_path).append(found)
+    assert found.key == case_key("loader", case) == case_key("loader", found.case)
+    assert not leaks(tmp_path, str(found))
+
+
+def test_a_source_is_named_without_its_key(tmp_path: Path) -> None:
+    zarr(tmp_path / "in.zarr")
+    with Loopback(tmp_path, 0.0) as server:
+        kvstore = {
+            "driver": "http",
+            "base_url": f"{server.url.rstrip('/')}/in.zarr/?token=hunter2word",
+        }
+        try:
+            source = open_source({"driver": "zarr3", "kvstore": kvstore})
+        except ValueError as error:
+            assert "hunter2word" not in str(error)
+        else:
+            assert "hunter2word" not in source.name + source.fingerprint
+    assert os.environ.get("SOME_SERVICE_TOKEN") is None
