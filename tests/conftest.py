@@ -26,21 +26,6 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _frozen() -> Iterator[None]:
-    """What measures or infers thaws all at its end: then it is frozen again."""
-    yield
-    if not gc.get_freeze_count():
-        gc.collect()  # or what is garbage would stay, and never warn
-        gc.freeze()
-
-
-@pytest.fixture
-def frozen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests that measure many times, and would search all that is there each time."""
-    monkeypatch.setattr(gc, "unfreeze", lambda: None)
-
-
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Torch on one thread: nets this small gain nothing from a second, and wait for it."""

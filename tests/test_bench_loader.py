@@ -27,7 +27,6 @@ from penstock.scenarios import WrongResult
 from penstock.scenarios.ladder import rung
 from penstock.scenarios.loader import Counters, LoaderScenario, check
 
-pytestmark = pytest.mark.usefixtures("frozen")
 SAMPLES = 16
 COMMON: dict[str, Any] = {
     "batch": 2, "threads": 2, "shuffle": "sample", "window": None, "seed": 0, "cache": "warm",

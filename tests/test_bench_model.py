@@ -27,7 +27,6 @@ from penstock.scenarios import model as under_test
 from penstock.scenarios.model import ModelScenario, check, structure
 from penstock.worker import status_of
 
-pytestmark = pytest.mark.usefixtures("frozen")
 NETS = '''
 import weakref
 import torch

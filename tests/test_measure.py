@@ -21,7 +21,6 @@ from penstock.measure import DeviceTimer, HostTimer, Rules, measure
 from penstock.record import Memory, Record, Warmup
 from penstock.scenarios import Phase, WrongResult
 
-pytestmark = pytest.mark.usefixtures("frozen")
 RULES = Rules(seconds=5.0, precision=0.01)
 
 

@@ -12,7 +12,6 @@ the number of workers or devices.
 from __future__ import annotations
 
 import contextlib
-import gc
 import itertools
 import math
 import os
@@ -30,6 +29,7 @@ from numpy.typing import NDArray
 
 from . import ours
 from .box import Box
+from .caller import cuda_flags, in_threads, less_collecting
 from .config import InferConfig, as_settings, build, speaks_python
 from .errors import Incomplete, StageError, UsageError, describe
 from .flow import Budget, Channel, Flow, Pool, Stopped, usable_cores
@@ -168,8 +168,8 @@ def run_job(job: Job, progress: Callable[[Progress], None] | None = None) -> Sum
     resume = job.config.resume and all(sink.exists for sink in job.sinks)
     with _naming(f"--run-dir {job.run_dir}"):
         journal = Journal.open(job.run_dir, job.fingerprint(), resume=resume)
-    set_cuda_flags(job.config.tf32, job.config.cudnn_benchmark)
-    with contextlib.closing(journal):
+    with contextlib.closing(journal), cuda_flags():
+        set_cuda_flags(job.config.tf32, job.config.cudnn_benchmark)
         for sink in job.sinks:  # or a list of what is in the old output would be lost for nothing
             sink.check()
         # Before the output is made anew, or a kill in between would leave a list of units that
@@ -179,7 +179,7 @@ def run_job(job: Job, progress: Callable[[Progress], None] | None = None) -> Sum
         run = _Run(job, journal)
         for sink in job.sinks:
             sink.create()
-        with run.watched(), _less_collecting():
+        with run.watched(), less_collecting():
             run.statistics()
             run.pipeline(progress)
     summary = run.summary()
@@ -332,14 +332,18 @@ class _Run:
     def pipeline(self, progress: Callable[[Progress], None] | None) -> None:
         for lane, device in enumerate(self.job.devices):
             for i in range(self.readers):
-                self.flow.spawn(f"read-{lane}.{i}", partial(self._read, lane))
-            self.flow.spawn(f"forward-{lane}", partial(self._compute, lane, device))
-        self.flow.spawn("stitch", self._stitch)
+                self._spawn(f"read-{lane}.{i}", partial(self._read, lane))
+            self._spawn(f"forward-{lane}", partial(self._compute, lane, device))
+        self._spawn("stitch", self._stitch)
         for i in range(self.job.config.writer_workers):
-            self.flow.spawn(f"write-{i}", self._write)
+            self._spawn(f"write-{i}", self._write)
         self.flow.join(lambda: progress(self._progress()) if progress else None)
         if progress:
             progress(self._progress())
+
+    def _spawn(self, name: str, work: Callable[[], None]) -> None:
+        """Start a thread in which torch uses as many threads as --threads says."""
+        self.flow.spawn(name, partial(in_threads, self.job.config.threads, work))
 
     def _wanted_blocks(self) -> Iterator[Block]:
         """Blocks in visiting order, renumbered without those all of whose units are written."""
@@ -627,16 +631,6 @@ def _read_channels(source: Source, volume: Volume, box: Box, out: NDArray[Any]) 
     for i, channel in enumerate(volume.channels):
         lead = Box.of((volume.t, channel), (1, 1))
         source.read(lead + box, out[None, i : i + 1])
-
-
-@contextlib.contextmanager
-def _less_collecting() -> Iterator[None]:
-    """What libraries made while loading stays: the collector need not go through it each time."""
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def _export(rows: Path, metrics: Path, replace: bool) -> None:

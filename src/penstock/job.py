@@ -21,6 +21,7 @@ import torch
 from . import model as models
 from . import ours
 from .box import Box
+from .caller import threads
 from .config import InferConfig
 from .config.infer import HeadKind
 from .environment import available_memory
@@ -76,8 +77,11 @@ class Job:
 
     def __init__(self, config: InferConfig) -> None:
         self.config = config
-        if config.threads is not None:
-            torch.set_num_threads(config.threads)
+        with threads(config.threads):
+            self._open()
+
+    def _open(self) -> None:
+        config = self.config
         self.devices = models.devices(config.devices)
         self.model = models.load(
             config.model_type, config.weights, config.in_channels, trust=config.trust_model

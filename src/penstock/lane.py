@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -25,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from .caller import threads
 from .errors import PenstockError, StageError
 from .flow import Pool
 from .grid import Block, Geometry, indices
@@ -487,16 +489,10 @@ def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
+def _one_thread() -> AbstractContextManager[None]:
     """Copies of a patch are made by one thread: waking others, on cores that decode and encode,
     takes longer than the copy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+    return threads(1)
 
 
 def _window(start: Sequence[int], shape: Sequence[int]) -> Iterator[slice]:

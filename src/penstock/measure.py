@@ -30,6 +30,7 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
+from .caller import less_collecting
 from .probe import Clock
 from .scenarios import Scenario, WrongResult
 from .scenarios.gpu import Gpu
@@ -189,24 +190,23 @@ def measure(
 
     report("measure")
     gc.collect()
-    gc.freeze()
-    steps = 1
-    if rules.series is None:
-        steps = block_size(statistics.median(warmup[-rules.min_samples :]), windows.overhead())
-    rule = StopRule(rules.precision, rules.min_samples, rules.seconds)
-    samples: dict[str, list[float]] = {}
-    count, done = 0, False
-    device.look()
-    while not done:
-        seconds = windows.sample(steps)
-        rule.add(seconds["step"] * steps)
-        for name, value in seconds.items():
-            samples.setdefault(name, []).append(value)
-        count += 1
-        done = rule.done is not None if rules.series is None else count == rules.series
-        if done or device.due():
-            device.look()
-    gc.unfreeze()
+    with less_collecting():
+        steps = 1
+        if rules.series is None:
+            steps = block_size(statistics.median(warmup[-rules.min_samples :]), windows.overhead())
+        rule = StopRule(rules.precision, rules.min_samples, rules.seconds)
+        samples: dict[str, list[float]] = {}
+        count, done = 0, False
+        device.look()
+        while not done:
+            seconds = windows.sample(steps)
+            rule.add(seconds["step"] * steps)
+            for name, value in seconds.items():
+                samples.setdefault(name, []).append(value)
+            count += 1
+            done = rule.done is not None if rules.series is None else count == rules.series
+            if done or device.due():
+                device.look()
     if (verify := getattr(scenario, "verify", None)) is not None:
         report("verify")
         verify()

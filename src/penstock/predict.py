@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from . import ours
+from .caller import threads
 from .config import PredictConfig
 from .detection import Objects, read_predictions, write_predictions
 from .errors import UsageError
@@ -90,8 +91,6 @@ def predict(
     folders = {name: folder for name, folder in folders.items() if name not in found}
     cuts = {name: _cuts(folder, settings) for name, folder in folders.items()}
     device = device_of(config.device)
-    if config.threads:
-        torch.set_num_threads(config.threads)
     net = _load(weights, settings).to(device)
 
     progress = begin(sum(rows.num * columns.num for rows, columns in cuts.values()))
@@ -104,7 +103,7 @@ def predict(
 
     parts.begin()
     for name, folder in folders.items():
-        with Scene(folder, settings.channels) as scene:
+        with Scene(folder, settings.channels) as scene, threads(config.threads):
             found[name] = _detect(net, scene, cuts[name], settings, config, device, advance)
         parts.write(name, found[name])
     objects = Objects.join([found[name] for name in sorted(found)])

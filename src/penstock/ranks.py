@@ -18,7 +18,6 @@ from torch import Tensor
 from .config import TrainConfig
 from .errors import Incomplete, PenstockError, UsageError, require
 from .feed import SIGNALS
-from .model import set_cuda_flags
 from .place import ELSEWHERE, Place, find, tasks_elsewhere
 from .trainlog import job_of
 
@@ -173,12 +172,6 @@ def own_device(place: Place, visible: int) -> int:
             "GPUs: start as many ranks"
         )
     return place.local_rank
-
-
-def set_flags(config: TrainConfig) -> None:
-    set_cuda_flags(config.tf32, config.cudnn_benchmark)
-    if config.threads:
-        torch.set_num_threads(config.threads)
 
 
 class Stop:

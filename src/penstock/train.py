@@ -37,6 +37,7 @@ import torch
 import torch.distributed as dist
 
 from . import __version__, environment, profiling, trackers, tracking
+from .caller import as_it_was, threads
 from .checkpoint import (
     BEST,
     LAST,
@@ -54,9 +55,10 @@ from .feed import ThreadFeed, TorchFeed
 from .files import check_folder, read_json, write_json
 from .keys import scrubbed
 from .laps import STEPS
+from .model import set_cuda_flags
 from .order import Order, Position
 from .probe import Clock
-from .ranks import Stop, device_name, host_name, launch_of, launched, set_flags
+from .ranks import Stop, device_name, host_name, launch_of, launched
 from .step import Stepper, Taken, rate_of
 from .steplog import StepLog, memory
 from .trainlog import ARGS, RESULTS
@@ -99,13 +101,13 @@ def train(
     once and before the first step, what of this machine makes the run slower than it could be.
     """
     trackers.check(config.track)
-    with launched(config) as fabric, Stop() as stop:
+    with as_it_was(), threads(config.threads), launched(config) as fabric, Stop() as stop:
         goes_on = fabric.broadcast(_check_output(config, fabric.is_global_zero))
         if config.resume and not goes_on:
             config = config.model_copy(update={"resume": False})
             if fabric.is_global_zero:
                 say(f"--resume: {config.output_dir} holds no checkpoint yet; the run begins anew")
-        set_flags(config)
+        set_cuda_flags(config.tf32, config.cudnn_benchmark)
         run = _Run(fabric, make(workload, config), workload, config, stop, progress, clock)
         with contextlib.closing(run):
             for sentence in run.notes:

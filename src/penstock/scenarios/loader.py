@@ -42,6 +42,7 @@ from numpy.typing import NDArray
 
 from .. import loaders, pagecache
 from ..batches import Field, need_of
+from ..caller import less_collecting
 from ..dataset import CHECKS, Audit, Packed, PackedArray, open_dataset
 from ..errors import UsageError
 from ..loaders import DOCUMENT, parse_document
@@ -88,6 +89,7 @@ class LoaderScenario:
         """What had been read when the samples began, or one batch before."""
         self._lead = 0
         """Batches from then on that are no samples."""
+        self._still = contextlib.ExitStack()
         self._contender: loaders.Contender | None = None
         self._batches: Iterator[Batch] = iter(())
         self._batch: Batch | None = None
@@ -130,6 +132,7 @@ class LoaderScenario:
             )
 
     def close(self) -> None:
+        self._still.close()
         self._close()
         self._source.close()
 
@@ -152,7 +155,7 @@ class LoaderScenario:
         # Whoever measures does this between warm-up and samples. Then it has nothing left to do,
         # and nobody reads ahead meanwhile.
         gc.collect()
-        gc.freeze()
+        self._still.enter_context(less_collecting())
         for _ in range(self._further):
             self._next()
         self._stored, self._lead = self._source.counters().stored, 1

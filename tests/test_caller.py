@@ -1,0 +1,158 @@
+"""The caller's process is as it was after every call of the library, whatever became of it."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import penstock
+from penstock import caller, lane, measure
+
+VOLUME = np.arange(20 * 16 * 16, dtype="uint16").reshape(20, 16, 16)
+
+
+@pytest.fixture
+def three_threads() -> Iterator[None]:
+    """A number that is neither one nor what a machine comes with."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+def elsewhere(ask: Callable[[], Any]) -> Any:
+    """What a thread that is born now says."""
+    said: list[Any] = []
+    born = threading.Thread(target=lambda: said.append(ask()))
+    born.start()
+    born.join()
+    return said[0]
+
+
+def state() -> dict[str, Any]:
+    """All that a caller may have set."""
+    backends = torch.backends
+    return {
+        "threads": (torch.get_num_threads(), elsewhere(torch.get_num_threads)),
+        "flags": [getattr(backends.cuda.matmul, n) for n in ("allow_tf32", "fp32_precision")]
+        + [getattr(backends.cudnn, n) for n in ("allow_tf32", "benchmark", "deterministic")],
+        "dtype": torch.get_default_dtype(),
+        "grad": torch.is_grad_enabled(),
+        "random": (random.getstate(), torch.get_rng_state().tolist(), str(np.random.get_state())),
+        "environment": dict(os.environ),
+        "frozen": gc.get_freeze_count() > 0,
+        "collects": gc.isenabled(),
+    }
+
+
+class Asks(nn.Module):
+    """Notes the threads of its own, and those of one that is born meanwhile."""
+
+    def __init__(self, fails: bool = False) -> None:
+        super().__init__()
+        self.fails, self.said = fails, set[tuple[int, int]]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.device.type == "cpu":
+            self.said.add((torch.get_num_threads(), elsewhere(torch.get_num_threads)))
+            if self.fails and len(x) == 2:
+                raise RuntimeError("it is broken")
+        return x
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_threads_are_those_of_the_calling_thread_alone() -> None:
+    for scope in (caller.threads(1), lane._one_thread()):
+        with pytest.raises(KeyError), scope:
+            assert torch.get_num_threads() == 1
+            assert elsewhere(torch.get_num_threads) == 3
+            with caller.threads(None), caller.threads(2):
+                assert torch.get_num_threads() == 2
+            assert torch.get_num_threads() == 1
+            raise KeyError
+        assert torch.get_num_threads() == 3
+    assert caller.in_threads(2, torch.get_num_threads) == 2
+
+
+@pytest.mark.usefixtures("three_threads")
+@pytest.mark.parametrize("threads", [None, 1, 2])
+@pytest.mark.parametrize("fails", [False, True])
+def test_inference_leaves_all_as_it_was(threads: int | None, fails: bool) -> None:
+    model, before, out = Asks(fails), state(), np.zeros_like(VOLUME)
+    knobs: dict[str, Any] = {"patch": 8, "overlap": 2, "normalize": "none", "threads": threads}
+    knobs |= {"tf32": True, "cudnn_benchmark": True}
+    with contextlib.suppress(penstock.PenstockError):
+        penstock.plan_inference(VOLUME, out, model=model, **knobs)
+        assert state() == before
+        penstock.run_inference(VOLUME, out, model=model, **knobs)
+        assert not fails
+    assert state() == before
+    assert model.said == {(threads or 3, 3)}
+
+
+def test_what_a_caller_froze_stays_frozen() -> None:
+    held = gc.get_freeze_count()
+    if not held:
+        gc.freeze()
+        held = gc.get_freeze_count()
+    with caller.less_collecting():
+        pass
+    assert gc.get_freeze_count() >= held - 100  # less what was let go meanwhile
+    try:
+        gc.unfreeze()
+        with pytest.raises(KeyError), caller.less_collecting():
+            assert gc.get_freeze_count()
+            raise KeyError
+        assert not gc.get_freeze_count()
+    finally:
+        gc.collect()
+        gc.freeze()
+
+
+def test_flags_that_only_the_newer_names_can_read_are_put_back() -> None:
+    part = torch.backends.cuda.matmul
+    with caller.cuda_flags():
+        part.fp32_precision = "tf32"
+        part.allow_tf32 = False
+        assert part.fp32_precision == "ieee"
+        part.fp32_precision = "tf32"
+        with caller.cuda_flags():
+            part.allow_tf32 = False
+        assert part.fp32_precision == "tf32"
+
+
+@pytest.mark.usefixtures("three_threads")
+@pytest.mark.filterwarnings("ignore:The 'train_dataloader'")
+def test_training_leaves_all_as_it_was(tmp_path: Path) -> None:
+    before = state()
+    knobs: dict[str, Any] = {"epochs": 1, "max_steps": 2, "threads": 1, "device": "cpu"}
+    knobs |= {"cudnn_benchmark": True, "output_dir": tmp_path / "run", "num_samples": 64}
+    penstock.run_training("spiral", **knobs)
+    assert state() == before
+    with pytest.raises(penstock.UsageError):
+        penstock.run_training("spiral", **knobs)
+    assert state() == before
+
+
+def test_measuring_freezes_no_more_than_it_thaws() -> None:
+    class Still:
+        device, facts = "cpu", dict[str, Any]()
+
+        def step(self, phase: Any) -> dict[str, float]:
+            return {"samples": 1.0}
+
+    frozen = gc.get_freeze_count() > 0
+    rules = measure.Rules(seconds=0, precision=0, warmup_samples=0, series=1)
+    measure.measure(Still(), rules, lambda stage: None)  # type: ignore[arg-type]
+    assert (gc.get_freeze_count() > 0) is frozen
