@@ -513,3 +513,30 @@ def test_the_callers_default_dtype_changes_nothing(
     finally:
         torch.set_default_dtype(torch.float32)
     assert (found == expected).all()
+
+
+@pytest.mark.parametrize("kind", ["zarr2", "zarr3", "n5"])
+@pytest.mark.parametrize("dtype", ["int64", "uint64"])
+def test_every_store_takes_labels_of_64_bits(kind: str, dtype: str, tmp_path: Path) -> None:
+    large = 2**62 + 1
+    net = Net(lambda x: ((x > 2000).long() * large).to(getattr(torch, dtype)))
+    out: Any = tmp_path / "out.n5"
+    if kind != "n5":
+        grid = {"name": "regular", "configuration": {"chunk_shape": [8, 8, 8]}}
+        own: Any = {"chunk_grid": grid, "data_type": dtype}
+        if kind == "zarr2":
+            own = {"chunks": [8, 8, 8], "dtype": np.dtype(dtype).str}
+        out = {
+            "driver": "zarr" if kind == "zarr2" else "zarr3",
+            "kvstore": {"driver": "file", "path": f"{tmp_path}/out/"},
+            "metadata": {"shape": [9, 10, 11], **own},
+            "create": True,
+        }
+    penstock.run_inference(noise((9, 10, 11)), out, model=net, normalize="none", **CPU)
+    read = (
+        {"driver": "n5", "kvstore": f"file://{out}/"} if kind == "n5" else out | {"create": False}
+    )
+    found = ts.open(read, open=True).result().read().result()
+    assert found.dtype == dtype
+    found = found.T if kind == "n5" else found
+    assert (found == (noise((9, 10, 11)) > 2000) * np.array(large, dtype)).all()

@@ -91,6 +91,18 @@ def test_spiral_is_learnt(tmp_path: Path) -> None:
     assert float(right) == pytest.approx(results["best"]["score"], abs=1e-12)
 
 
+def test_the_callers_default_dtype_changes_no_weight(tmp_path: Path) -> None:
+    found = []
+    for default in (torch.float32, torch.bfloat16):
+        torch.set_default_dtype(default)
+        try:
+            train("spiral", config_of(tmp_path / str(default), epochs=1, num_samples=40))
+        finally:
+            torch.set_default_dtype(torch.float32)
+        found.append(weights(tmp_path / str(default)))
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
 def test_spirals_without_noise_lie_on_their_curves() -> None:
     points, classes = spirals(101, noise=0.0, seed=3)
     radius = points.norm(dim=1)

@@ -117,8 +117,8 @@ def sample_scaling(patch: NDArray[Any], config: InferConfig) -> Scaling:
     if config.normalize == "none":
         return Scaling()
     if config.normalize == "fixed":
-        return Scaling.of_range(low, high, low, high)
-    return block_scaling(patch, low, high)
+        return Scaling.of_range(low, high, low, high, config.eps)
+    return block_scaling(patch, low, high, config.eps)
 
 
 def shown(array: NDArray[Any], scaling: Scaling, clip: tuple[float, float] | None) -> Seen:

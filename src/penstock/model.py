@@ -188,7 +188,7 @@ def load(
 
 
 @contextlib.contextmanager
-def _float32() -> Iterator[None]:
+def float32_default() -> Iterator[None]:
     """Weights and buffers of ours are made in float32, whatever the caller's default is."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
@@ -219,7 +219,7 @@ def _find(
         return model, weights
     if model in REGISTRY:
         entry = REGISTRY[model]
-        with _float32():
+        with float32_default():
             return _call(entry.factory, in_channels), weights or entry.weights
     if model.endswith((".pt2", ".pt", ".ts", ".torchscript")):
         return _load_program(Path(model), trust), weights

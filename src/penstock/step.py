@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from .config import TrainConfig
 from .laps import DeviceLaps, Laps
-from .model import channels_last, load_weights
+from .model import channels_last, float32_default, load_weights
 from .order import Items
 from .probe import Clock
 from .recompute import recompute
@@ -51,7 +51,8 @@ class Stepper:
         """``rate`` gives the learning rate at a step, as a share of --learning-rate."""
         self.fabric, self.workload, self.config = fabric, workload, config
         torch.manual_seed(config.seed)
-        module = workload.model()
+        with float32_default():
+            module = workload.model()
         if config.weights is not None:
             load_weights(module, name, config.weights)
         if config.checkpointing:
