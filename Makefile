@@ -5,7 +5,7 @@ RUN = $(VENV)/bin/python
 
 .PHONY: demo test check lint types bench gpu slurm clean
 
-demo: $(VENV)/ready                 ## make a volume, denoise it, show before and after
+demo: $(VENV)/demo-ready            ## make a volume, denoise it, show before and after
 	$(RUN) -m penstock demo
 
 test: $(VENV)/ready                 ## the default tests: two to three minutes on two cores
@@ -37,12 +37,17 @@ gpu: $(VENV)/ready                  ## tests that need a CUDA device
 slurm: $(VENV)/ready                ## tests on a SLURM of two nodes, started here (root, slurm-wlm, iproute2)
 	$(RUN) -m pytest -m slurm tests/test_slurm_cluster.py
 
-# torch goes in first and by exact version: asked for in a range, or by another package, pip would
-# fetch the newest build with gigabytes of CUDA libraries.
-$(VENV)/ready: pyproject.toml constraints.txt
+# torch goes in by exact version: asked for in a range, or by another package, pip would fetch the
+# newest build with gigabytes of CUDA libraries. What is never imported need not be compiled.
+PIP = $(RUN) -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+
+$(VENV)/demo-ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
-	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	$(PIP) "$$(grep '^torch==' constraints.txt)" -e '.[demo]'
+	touch $@
+
+$(VENV)/ready: $(VENV)/demo-ready
+	$(PIP) -e '.[test]'
 	touch $@
 
 clean:

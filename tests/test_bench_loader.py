@@ -277,7 +277,7 @@ def test_data_that_a_process_cannot_read_ends_it_before_anything_is_written(
     monkeypatch.setattr("penstock.launch.launch", launch)
     output = tmp_path / "out.csv"
     assert main(["bench", verb, str(data), "--output", str(output)]) == code
-    assert capsys.readouterr().err.strip().endswith("pip install 'penstock[loaders]'")
+    assert capsys.readouterr().err.strip().endswith("pip install 'penstock-dl[loaders]'")
     assert asked == ["check"] and not any(tmp_path.iterdir())
 
 
@@ -302,7 +302,7 @@ def record(launch: int, seconds: float, status: str = "ok", **knobs: Any) -> Rec
         samples_s={"step": tuple(seconds * f for f in (0.5, 1.0, 1.5))} if ok else {},
         work={"samples": 4, "bytes": 8e6} if ok else {},
         facts={**facts, **counts} if ok else {},
-        error=None if ok else Failure(stage="setup", message="pip install 'penstock[loaders]'"),
+        error=None if ok else Failure(stage="setup", message="pip install 'penstock-dl[loaders]'"),
     )
 
 
@@ -375,7 +375,7 @@ def test_sentences_follow_the_numbers() -> None:
 
 def test_who_failed_is_told_and_a_cache_that_was_not_as_asked_for() -> None:
     text = said([*launches(0.4), record(0, 0.0, "unsupported", loader="zarrs")])
-    assert "zarrs is not supported here: pip install 'penstock[loaders]'" in text
+    assert "zarrs is not supported here: pip install 'penstock-dl[loaders]'" in text
     warm = [r.model_copy(update={"facts": {**r.facts, "resident": 0.5}}) for r in launches(0.4)]
     assert "The cache was not warm: as little as 50 % of the data was in memory" in said(warm)
     cold = [r.model_copy(update={"case": {**r.case, "cache": "cold"}}) for r in launches(0.4)]

@@ -304,7 +304,7 @@ def failed(status: Any, message: str) -> Any:
         ("oom_host", "no memory", 1),
         ("wrong_result", "a batch of 16 came with [2] samples", 1),
         ("unsupported", "--model none: there is no such model", 1),
-        ("unsupported", "torch is not installed; run: pip install 'penstock[infer]'", 0),
+        ("unsupported", "torch is not installed; run: pip install 'penstock-dl[infer]'", 0),
     ],
 )
 def test_the_exit_code_of_launches_that_failed(

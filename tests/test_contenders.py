@@ -232,7 +232,7 @@ def test_a_missing_library_is_named_with_the_line_that_installs_it(
     for module in [m for m in sys.modules if m.partition(".")[0] == library]:
         monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(MissingDependency, match=rf"{library} is not .*pip install 'penstock\["):
+    with pytest.raises(MissingDependency, match=rf"{library} is not .*pip install 'penstock-dl\["):
         make(name, packed.root, ORDERS["stored"])
 
 

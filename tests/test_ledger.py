@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import multiprocessing
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from penstock.record import Failure, Memory, Record, Warmup, case_key, json_sche
 
 ROOT = Path(__file__).parent.parent
 STORED = Path(__file__).parent / "data" / "records-v1.jsonl"
-SCHEMA_FILE = ROOT / "docs" / "record.schema.json"
+SCHEMA_FILE = Path(str(resources.files("penstock").joinpath("record.schema.json")))
 
 
 def record(number: int = 0, **fields: Any) -> Record:

@@ -735,7 +735,7 @@ def test_a_library_that_is_missing_is_named_before_anything_is_written(
 ) -> None:
     package = PACKAGES[name]
     monkeypatch.setitem(sys.modules, package, None)
-    told = rf"--track {name}: {package} is not installed; run: pip install 'penstock\[track\]'"
+    told = rf"--track {name}: {package} is not installed; run: pip install 'penstock-dl\[track\]'"
     with pytest.raises(MissingDependency, match=told):
         tracked(tmp_path / "out", name)
     assert not (tmp_path / "out").exists()

@@ -198,4 +198,4 @@ def test_what_is_not_compiled_is_said() -> None:
 def test_without_torchvision_the_line_that_mends_it() -> None:
     code = "import sys; sys.modules['torchvision'] = None; import penstock.vision"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "run: pip install 'penstock[train]'" in done.stderr
+    assert "run: pip install 'penstock-dl[train]'" in done.stderr

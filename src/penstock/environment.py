@@ -29,6 +29,7 @@ from typing import Any
 
 import psutil
 
+from . import __version__
 from .record import canonical
 from .telemetry import Nvml, ProcessKey
 
@@ -249,7 +250,7 @@ def _numbers(path: Path) -> list[int]:
 
 def _version(library: str) -> str | None:
     try:
-        return metadata.version(library)
+        return __version__ if library == "penstock" else metadata.version(library)
     except metadata.PackageNotFoundError:
         return None
 

@@ -18,6 +18,9 @@ import importlib
 from collections.abc import Iterator
 from types import ModuleType
 
+DISTRIBUTION = "penstock-dl"
+"""What pip calls this package; the index knows another project as ``penstock``."""
+
 
 class PenstockError(Exception):
     """Base of every error that Penstock raises on purpose."""
@@ -96,6 +99,25 @@ def require(module: str, extra: str) -> ModuleType:
         package = module.partition(".")[0]
         if error.name is not None and error.name.partition(".")[0] != package:
             raise
-        raise MissingDependency(
-            f"{package} is not installed; run: pip install 'penstock[{extra}]'"
-        ) from error
+        raise missing(package, extra) from error
+
+
+BROUGHT = ("torch", "torchvision", "tensorstore", "safetensors", "lightning_utilities")
+"""What is imported as it is, and may be absent; whatever else an extra brings is `require`d."""
+
+
+def absent(error: ModuleNotFoundError, extra: str) -> MissingDependency | None:
+    """What to say of an import that failed: None where no extra brings the module."""
+    package = (error.name or "").partition(".")[0]
+    return missing(package, extra) if package in BROUGHT else None
+
+
+def missing(package: str, extra: str) -> MissingDependency:
+    """The error for a package that an extra brings.
+
+    >>> print(missing("torch", "infer"))
+    torch is not installed; run: pip install 'penstock-dl[infer]'
+    """
+    return MissingDependency(
+        f"{package} is not installed; run: pip install '{DISTRIBUTION}[{extra}]'"
+    )

@@ -26,16 +26,18 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from types import ModuleType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
 from .caller import less_collecting
 from .probe import Clock
 from .scenarios import Scenario, WrongResult
-from .scenarios.gpu import Gpu
 from .stats import StopRule, WarmupRule, block_size
 from .telemetry import kernel_memory
+
+if TYPE_CHECKING:
+    from .scenarios.gpu import Gpu
 
 CLOCKS_EVERY_S = 0.5
 """Between readings of a GPU's clocks; a reading takes a millisecond or so, outside of windows."""
@@ -286,6 +288,8 @@ class Device:
         self._backend = _backend(scenario.device)
         if scenario.device.startswith("cuda"):
             import torch
+
+            from .scenarios.gpu import Gpu
 
             self._gpu = Gpu(torch.device(scenario.device))
 

@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import exported, torchscript
 from .config.infer import HeadKind
-from .errors import UsageError, describe
+from .errors import UsageError, describe, require
 from .store import is_file
 
 _HERE = Path(__file__).parent / "models"
@@ -313,11 +313,10 @@ def read_state(path: Path) -> dict[str, Tensor]:
     """A state dict from a safetensors file, or from a torch file of tensors only."""
     if not is_file(path, f"--weights {path}"):
         raise UsageError(f"--weights {path}: there is no such file")
+    tensorfile = require("safetensors.torch", "infer") if path.suffix == ".safetensors" else None
     try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            tensors: dict[str, Tensor] = load_file(path)
+        if tensorfile is not None:
+            tensors: dict[str, Tensor] = tensorfile.load_file(path)
             return tensors
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:

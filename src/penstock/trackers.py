@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import SplitResult, urlsplit
 
-from .errors import MissingDependency, PenstockError, require
+from .errors import MissingDependency, PenstockError, missing, require
 from .events import Event
 from .files import replacing
 from .keys import learn, scrub
@@ -65,9 +65,7 @@ def check(trackers: Sequence[str]) -> None:
     for name in trackers:
         package = TRACKERS[name].package
         if find_spec(package) is None:
-            raise MissingDependency(
-                f"--track {name}: {package} is not installed; run: pip install 'penstock[track]'"
-            )
+            raise MissingDependency(f"--track {name}: {missing(package, 'track')}")
 
 
 # --- settings as texts -------------------------------------------------------------------------

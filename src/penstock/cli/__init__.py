@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any, TextIO
 
 from .. import __version__
-from ..errors import PenstockError, describe, speaking_flags
+from ..errors import PenstockError, absent, describe, speaking_flags
 from ..safe import Told
 
 VERBS = {
@@ -44,6 +44,10 @@ VERBS = {
     "doctor": "say what this machine is, what limits it, how noisy it is",
     "demo": "make a volume, denoise it, show before and after",
 }
+EXTRAS = {
+    "demo": "demo", "train": "train", "suite": "train", "predict": "train", "launch": "train"
+}  # fmt: skip
+"""What brings a verb's libraries, where that is not ``infer``."""
 AGAIN = {
     "infer": "; run again with --resume",
     "predict": "; run again with --resume",
@@ -107,6 +111,12 @@ def _main(argv: Sequence[str] | None) -> int:
     except PenstockError as error:
         print(f"penstock {args.verb}: {error}", file=sys.stderr)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        if (told := absent(error, EXTRAS.get(args.verb, "infer"))) is None:
+            print(f"penstock {args.verb}: {_fault(error)}", file=sys.stderr)
+            return 1
+        print(f"penstock {args.verb}: {told}", file=sys.stderr)
+        return told.exit_code
     except KeyboardInterrupt:
         print(f"penstock {args.verb}: interrupted{AGAIN.get(args.verb, '')}", file=sys.stderr)
         return 3

@@ -279,7 +279,7 @@ def _warnings(block: Block, now: Block, noise: Block | None) -> Iterator[str]:
         yield f"Other processes use {total:.1f} of {cores} cores."
     for gpu in now["gpus"] or ():
         yield from _gpu_warnings(gpu)
-    if noise and noise["disturbed"]:
+    if noise and noise["n"] and noise["disturbed"]:
         yield (
             f"Other processes were busy as {noise['disturbed']} of {noise['n']} launches of the "
             "noise floor began: part of this noise is theirs."

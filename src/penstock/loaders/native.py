@@ -45,7 +45,7 @@ from . import (
     chunk_names,
 )
 
-numcodecs = require("numcodecs", "infer")
+numcodecs = require("numcodecs", "loaders")
 numcodecs.blosc.use_threads = False
 
 _SLACK = 1 << 16

@@ -11,7 +11,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, Protocol
 
-from ..errors import UsageError
+from ..errors import UsageError, absent
 
 Phase = Callable[[str], AbstractContextManager[None]]
 """``with phase("forward"): ...`` names a part of a step."""
@@ -28,6 +28,9 @@ SCENARIOS = {
     "queue": "penstock.scenarios.queue:QueueScenario",
     "train": "penstock.scenarios.train:TrainScenario",
 }
+
+EXTRAS = {"loader": "loaders", "ladder": "loaders", "queue": "loaders", "train": "train"}
+"""What brings a scenario's libraries, where that is not ``infer``."""
 
 
 class Scenario(Protocol):
@@ -75,5 +78,7 @@ def find(name: str) -> tuple[ModuleType, str]:
         module = import_module(place)
         getattr(module, attribute)
     except (ModuleNotFoundError, AttributeError) as error:
+        if isinstance(error, ModuleNotFoundError) and name in SCENARIOS:
+            raise absent(error, EXTRAS.get(name, "infer")) or error from error
         raise UsageError(f"there is no scenario {name!r}: {error}") from error
     return module, attribute

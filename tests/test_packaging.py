@@ -1,0 +1,152 @@
+"""What a stranger installs: names, extras, hints, the wheel, and the core alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock import environment
+from penstock.errors import DISTRIBUTION
+
+tomllib = pytest.importorskip("tomllib", reason="Python 3.10 reads no TOML")
+
+ROOT = Path(__file__).parent.parent
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = set(PROJECT["optional-dependencies"])
+BLOCK = """
+import sys
+ABSENT = set('''
+    comet_ml contourpy dask faster_coco_eval imagecodecs lightning_fabric lightning_utilities
+    matplotlib mlflow netCDF4 numcodecs obstore pandas pyarrow pynvml rasterio safetensors scipy
+    tensorboard tensorstore tifffile torch torchvision xarray xbatcher zarr zarrs
+'''.split())
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top in ABSENT:
+            raise ModuleNotFoundError(f"No module named {top!r}", name=top)
+sys.meta_path.insert(0, Absent())
+"""
+
+
+@pytest.fixture
+def core(tmp_path: Path) -> dict[str, str]:
+    """An environment in which Python finds the core's packages and no others, children too."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(BLOCK)
+    places = [str(tmp_path / "site"), str(Path(penstock.__file__).parent.parent)]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(places)}
+
+
+def test_hints_name_the_distribution_and_its_extras() -> None:
+    assert PROJECT["name"] == DISTRIBUTION == "penstock-dl"
+    sources = [path.read_text() for path in (ROOT / "src").rglob("*.py")]
+    required = {e for text in sources for e in re.findall(r'require\(\s*"[\w.]+", "(\w+)"', text)}
+    assert required and required <= EXTRAS
+    named = re.compile(r"penstock(?:-dl)?\[([a-z,]+)\]")
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "training" / "README.md"]
+    for text in [*sources, *(page.read_text() for page in pages)]:
+        assert "penstock[" not in text
+        for extras in named.findall(text):
+            assert set(extras.split(",")) <= EXTRAS
+
+
+def test_the_version_is_the_packages_own() -> None:
+    """And not that of another project by the name of penstock."""
+    assert environment.collect()["libraries"]["penstock"] == penstock.__version__
+
+
+def test_types_and_the_schema_are_part_of_the_package() -> None:
+    package = resources.files("penstock")
+    assert package.joinpath("py.typed").is_file()
+    schema = json.loads(package.joinpath("record.schema.json").read_text())
+    assert "scenario" in schema["properties"]
+
+
+WITHOUT = {
+    "infer --in-spec in.npy --out-spec out.zarr --model-type identity": "torch.*dl[infer]",
+    "plan --in-spec in.npy --out-spec out.zarr --model-type identity": "torch.*dl[infer]",
+    "generate ufs-p1 fields --samples 1": "tensorstore.*dl[loaders]",
+    "generate xview3 scenes": "dl[scenes]",
+    "train spiral": "torch.*dl[train]",
+    "predict best.pth --data-root . --output p.csv": "torch.*dl[train]",
+    "launch torchrun --nproc-per-node 1 -- train spiral": "torch.*dl[train]",
+    "bench model --tile-sizes 64 --batch-sizes 1 --output b.csv": "torch.*dl[infer]",
+    "bench queue in.npy": "numcodecs.*dl[loaders]",
+    "tune loader in.npy --step-time 0.1": "numcodecs.*dl[loaders]",
+    "demo": "torch.*dl[demo]",
+    "plot gpus.csv": "matplotlib.*dl[plot]",
+}
+
+
+def test_every_verb_without_the_extras_names_the_one_it_needs(
+    core: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "gpus.csv").write_text(
+        "timestamp, index, name, memory.used [MiB], utilization.gpu [%]\n"
+        "2026/11/22 12:00:00.000, 0, NVIDIA A10G, 100 MiB, 50 %\n"
+    )
+    code = (
+        "import sys, numpy; from penstock.cli import main\n"
+        "numpy.save('in.npy', numpy.zeros((8, 8, 8), 'uint16'))\n"
+        "for words in sys.argv[1:]:\n"
+        "    print('rc', main(words.split()), file=sys.stderr)\n"
+        "import penstock; penstock.Loader\n"
+        "try: penstock.run_inference\n"
+        "except ImportError as error: print(error, file=sys.stderr)"
+    )
+    words = [sys.executable, "-c", code, *WITHOUT]
+    done = subprocess.run(words, capture_output=True, text=True, env=core, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    *told, python = done.stderr.splitlines()
+    assert len(told) == 2 * len(WITHOUT), done.stderr
+    for (command, hint), said, code_ in zip(WITHOUT.items(), told[::2], told[1::2], strict=True):
+        install = ".*is not installed; run: pip install 'penstock-"
+        pattern = re.escape(hint).replace(r"\.\*", install)
+        assert re.search(pattern, said) and code_ == "rc 2", (command, said, code_)
+    assert python == "torch is not installed; run: pip install 'penstock-dl[infer]'"
+
+
+@pytest.mark.slow
+def test_doctor_of_the_core_measures_what_needs_no_torch(
+    core: dict[str, str], tmp_path: Path
+) -> None:
+    words = [sys.executable, "-m", "penstock", "doctor", "--ledger", "l", "--json", "found.json"]
+    done = subprocess.run(words, capture_output=True, text=True, env=core, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    measured = {name for name, roof in found["roofs"].items() if roof["value"]}
+    assert measured == {"memory copy", "disk", "page cache"}
+    left_out = "not measured: torch is not installed; run: pip install 'penstock-dl[infer]'"
+    assert done.stdout.count(left_out) == 3  # the noise floor, and products in two dtypes
+    assert "of 0 launches" not in done.stdout
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_what_is_read_at_run_time(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path), "."]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("penstock_dl-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        (metadata,) = (name for name in names if name.endswith("/METADATA"))
+        told = archive.read(metadata).decode()
+    tracked = subprocess.run(
+        ["git", "ls-files", "src"], capture_output=True, text=True, cwd=ROOT, check=True
+    ).stdout.split()
+    inside = {name for name in names if name.startswith("penstock/")}
+    assert inside == {path.removeprefix("src/") for path in tracked}
+    assert {"penstock/py.typed", "penstock/record.schema.json"} <= inside
+    assert f"Name: penstock-dl\nVersion: {penstock.__version__}\n" in told
+    assert "Author: The Penstock developers" in told
