@@ -29,13 +29,18 @@ pytest.importorskip("lightning_fabric")
 from penstock import events, keys, trackers, tracking
 from penstock.cli import main
 from penstock.config import TRAIN_DEFAULTS, TrainConfig, build
-from penstock.errors import Incomplete, MissingDependency, UsageError
+from penstock.errors import Incomplete, MissingDependency, PenstockError, UsageError
+from penstock.files import claim
 from penstock.train import train
+
+from .comet_cloud import HOST, Cloud
 
 SMALL = {"num_samples": 203, "batch_size": 8, "epochs": 2, "hidden_dims": (8, 4), "device": "cpu"}
 WORDS = "--num-samples 203 --batch-size 8 --epochs 2 --hidden-dims 8 4 --device cpu".split()
 """Of the spirals: 18 steps to an epoch."""
 KEY = "planted-4f1c9e77a0b24d6c"
+NO_NETWORK = {"HTTPS_PROXY": "http://127.0.0.1:9"}
+"""Of a machine whose proxy is not there."""
 
 PACKAGES = {name: tracker.package for name, tracker in trackers.TRACKERS.items()}
 needs = {
@@ -49,7 +54,6 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(tracking, "FINISH_WITHIN_S", 120.0)  # of a machine that is busy
     for name in ("COMET_API_KEY", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
     yield
@@ -288,16 +292,13 @@ def test_without_a_key_comet_is_an_archive(tmp_path: Path) -> None:
     }  # fmt: skip
     assert (parameters["batch_size"], parameters["hidden_dims"]) == ("8", "8 4")
     values: dict[str, list[tuple[int, float]]] = {}
-    times = []
     for each in payloads:
         if "metric" in each and each["metric"]["metricName"] != "process duration":
             metric = each["metric"]
             point = metric["step"], metric["metricValue"]
             values.setdefault(metric["metricName"], []).append(point)
-            times.append(each["local_timestamp"])
     assert {name: sorted(points) for name, points in values.items()} == series(tmp_path)
     whole = [event for _, event in events.read(tmp_path / "events.jsonl")]
-    assert set(times) == {round(e["time"] * 1000) for e in whole if e.get("metrics")}
     lasted = (experiment["stop_time"] - experiment["start_time"]) / 1000
     assert whole[-1]["time"] - whole[0]["time"] <= lasted
     # Nothing that Comet would collect by itself.
@@ -351,16 +352,138 @@ def test_an_archive_is_made_later_and_uploaded_where_there_is_a_key(
     names = [m["payload"]["metric"]["metricName"] for m in messages if "metric" in m["payload"]]
     assert names.count("train_loss_step") == 1
 
-    with socket.socket() as free:  # a key, and nobody who takes it
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}/clientlib/"
-    environment = {**os.environ, "COMET_API_KEY": KEY, "COMET_URL_OVERRIDE": url}
+    environment = {**os.environ, "COMET_API_KEY": KEY, **NO_NETWORK}  # a key, and nobody
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
-    assert "penstock track: comet: 127.0.0.1 does not answer; " in done.stderr
+    assert "penstock track: comet: www.comet.com does not answer; " in done.stderr
     assert KEY not in done.stdout + done.stderr
     assert no_file_holds(KEY, tmp_path)
+
+
+# --- Comet, live --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl to make a certificate")
+    made = Cloud(tmp_path_factory.mktemp("cloud"))
+    yield made
+    made.close()
+
+
+def at_home(folder: Path, *settings: dict[str, str]) -> dict[str, str]:
+    """The variables of a user whose home is empty: no setting of Comet's, and no proxy."""
+    folder.mkdir(exist_ok=True)
+    theirs = ("COMET_", "HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY")
+    found = {k: v for k, v in os.environ.items() if not k.upper().startswith(theirs)}
+    for each in ({"HOME": str(folder)}, *settings):
+        found |= each
+    return found
+
+
+def penstock(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "penstock", *words]
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+
+@pytest.mark.slow
+@needs["comet"]
+def test_where_nothing_is_set_comet_s_own_address_is_asked(tmp_path: Path) -> None:
+    """By a process of its own with an empty home; another address may stand in a file of Comet's,
+    in a variable, or in the key itself."""
+    code = "from penstock.trackers import _comet_account\nprint(*_comet_account())"
+
+    def account(**more: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path,
+            env=at_home(tmp_path / "home", more),
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    assert account() == "None https://www.comet.com/clientlib/"
+    assert account(COMET_API_KEY=KEY) == f"{KEY} https://www.comet.com/clientlib/"
+    own = "https://comet.example.org/clientlib/"
+    (tmp_path / "home" / ".comet.config").write_text(f"[comet]\nurl_override = {own}\n")
+    assert account(COMET_API_KEY=KEY) == f"{KEY} {own}"
+
+
+@pytest.mark.slow
+@needs["comet"]
+def test_comet_is_live_with_no_setting_but_a_key(cloud: Cloud, tmp_path: Path) -> None:
+    environment = at_home(tmp_path / "home", cloud.environment(), {"COMET_API_KEY": KEY})
+    out = tmp_path / "out"
+    words = ["train", "spiral", *WORDS, "--track", "comet", "--output-dir", str(out)]
+    done = penstock(environment, *words, "--project", "seas", "--experiment-name", "mine")
+    assert done.returncode == 0, done.stderr
+    (tracker,) = json.loads((out / "training_results.json").read_text())["trackers"]
+    (begin,) = told(out, "begin")
+    if tracker["status"] == "behind":  # of a machine that is busy
+        assert penstock(environment, "track", "sync", str(out)).returncode == 0
+    assert (tracker["where"], tracker["run"]) == (f"https://{HOST}", begin["run"])
+    assert set(cloud.asked) == {f"{HOST}:443"}
+    (made,) = cloud.posted("add/run")
+    assert (made["experimentKey"], made["projectName"]) == (begin["run"], "seas")
+    metrics = cloud.metrics()
+    del metrics["process duration"]  # Comet's own
+    assert metrics == series(out)
+    others = {each["key"]: each["value"] for each in cloud.posted("experiment/log-other")}
+    assert (others["Name"], others["libraries.torch"]) == ("mine", torch.__version__)
+    assert cloud.posted("tags/add-tags-to-experiment")[0]["addedTags"] == begin["tags"]
+    assert not list(out.rglob("*.zip"))
+    assert no_file_holds(KEY, out)
+
+
+@pytest.mark.slow
+@needs["comet"]
+def test_a_run_that_found_no_network_is_uploaded_later(cloud: Cloud, tmp_path: Path) -> None:
+    environment = at_home(tmp_path / "home", cloud.environment(), {"COMET_API_KEY": KEY})
+    begun(tmp_path / "out")
+    cloud.away = True
+    done = penstock(environment, "track", "sync", str(tmp_path / "out"), "--to", "comet")
+    assert done.returncode == 1
+    assert f"penstock track: comet: {HOST} does not answer; " in done.stderr
+    assert cloud.heard == []
+    cloud.away = False
+    done = penstock(environment, "track", "sync", str(tmp_path / "out"), "--to", "comet")
+    assert done.returncode == 0, done.stderr
+    assert f"comet: {'a' * 32}.zip is uploaded" in done.stdout
+    assert cloud.metrics()["train_loss_step"] == [(1, 0.5)]
+    assert {each["offline"] for each in cloud.posted("add/run")} == {True}
+
+
+@pytest.mark.slow
+@needs["comet"]
+def test_a_live_run_whose_network_breaks_goes_on_live_and_not_as_an_archive(
+    cloud: Cloud, tmp_path: Path
+) -> None:
+    """As an archive it would be another experiment of the same name."""
+    environment = at_home(tmp_path / "home", cloud.environment(), {"COMET_API_KEY": KEY})
+    out = tmp_path / "out"
+    log = begun(out)
+    sync = ["track", "sync", str(out), "--to", "comet"]
+    assert penstock(environment, *sync).returncode == 0
+    more = events.EventLog(log)
+    more.begin(event="begin", step=1, run="a" * 32, trackers=[])
+    more.tell("step", 2, metrics={"train_loss_step": 0.25})
+    more.close()
+    cloud.away = True
+    done = penstock(environment, *sync)
+    assert done.returncode == 1
+    assert (
+        f"comet at https://{HOST} did not take the events: PenstockError: it does not answer"
+        in done.stderr
+    )
+    done = penstock({**environment, "COMET_API_KEY": ""}, *sync)
+    assert "there is no key of Comet's to go on with it" in done.stderr
+    cloud.away = False
+    done = penstock(environment, *sync)
+    assert done.returncode == 0, done.stderr
+    assert cloud.metrics()["train_loss_step"] == [(1, 0.5), (2, 0.25)]
+    assert len(cloud.posted("add/run")) == 1 and cloud.posted("get/run")
+    assert not list(out.rglob("*.zip"))
 
 
 # --- MLflow, by a real server ------------------------------------------------------------------
@@ -489,6 +612,115 @@ def test_a_run_that_was_killed_is_told_to_its_end(
     assert read_mlflow(server, run)[1] == series(tmp_path)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@needs["mlflow"]
+def test_a_short_run_that_was_killed_is_in_its_database(tmp_path: Path) -> None:
+    """With all of its group, before MLflow has so much as begun: as a time limit kills."""
+    words = ["train", "spiral", *WORDS, "--epochs", "5000", "--output-dir", "out"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "penstock", *words, "--track", "mlflow"],
+        cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    out = tmp_path / "out"
+    until(lambda: (out / "checkpoints" / "last.pt").exists())
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    state = out / "track" / "mlflow.json"
+    size = (out / "events.jsonl").stat().st_size
+    until(lambda: state.exists() and json.loads(state.read_text())[0]["sent"] == size)
+    delivery = json.loads(state.read_text())[0]
+    with (out / "track" / "mlflow.lock").open("a") as lock:
+        until(lambda: claim(lock))  # its follower has ended
+    run, values = read_mlflow(f"sqlite:///{out}/mlflow.db", delivery["run"])
+    assert values == series(out) and values["train_loss_step"]
+    assert run.info.status == "FAILED"
+
+
+class Slow:
+    """A tracker that takes its time for each few events, and much of it: it works on nothing, and
+    it gets on."""
+
+    package = "penstock"
+    where = "a slow place"
+    durable = True
+
+    def __init__(self, out: Path, before: Any = ()) -> None: ...
+
+    def open(self, begin: Any, run: str | None, keep: Any) -> str:
+        return "one"
+
+    def send(self, events: Any) -> None:
+        time.sleep(SLOW_S if events else 0.0)
+
+    def close(self) -> None: ...
+
+
+SLOW_S = 2.0
+
+
+@pytest.mark.slow
+def test_a_slow_tracker_is_waited_for_while_it_gets_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In all it takes longer than a run waits for one that gets no further; and of a signal that
+    comes meanwhile it is told."""
+    code = (
+        "import sys; from penstock import events, tracking, trackers; from tests import "
+        "test_trackers as t; events.MOST_BYTES = 200; trackers.TRACKERS['mlflow'] = t.Slow\n"
+        "from penstock.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    monkeypatch.setattr(tracking, "SYSTEM_EVERY_S", 1e6)
+    monkeypatch.setattr(tracking, "STOP_WITHIN_S", 0.1)
+
+    def follower(out: Path, name: str) -> subprocess.Popen[bytes]:
+        words = ["track", "sync", str(out), "--to", name, "--follow"]
+        return subprocess.Popen([sys.executable, "-c", code, *words], stdin=subprocess.PIPE)
+
+    monkeypatch.setattr(tracking, "_follower", follower)
+    for out, stopped in ((tmp_path / "whole", False), (tmp_path / "stopped", True)):
+        config = build(TrainConfig, {"output_dir": out, "track": ("mlflow",), "track_every": 1})
+        made = tracking.Tracking(config, 0, tracking.facts("spiral", config, 1, "cpu"))
+        for step in range(1, 6):
+            made.step(step, 0, 0.5, 0.1, {})
+        until(lambda: (out / "track" / "mlflow.json").exists())  # noqa: B023
+        # It has begun. Below a second that it sleeps, it would be thought to be stuck.
+        monkeypatch.setattr(tracking, "IDLE_WITHIN_S", 4 * SLOW_S)
+        said: list[str] = []
+        (told,) = made.finish("complete", {}, lambda: stopped, said.append)  # noqa: B023
+        assert said == ["mlflow is behind; Ctrl-C leaves what it lacks to penstock track sync"]
+        assert told["status"] == ("behind" if stopped else "ok")
+        assert (told["dropped"] > 0) == stopped
+        monkeypatch.setattr(tracking, "IDLE_WITHIN_S", 60.0)
+
+
+def test_nobody_sends_the_events_of_a_run_twice(tmp_path: Path) -> None:
+    begun(tmp_path)
+    (tmp_path / "track").mkdir()
+    with (tmp_path / "track" / "tensorboard.lock").open("a") as lock:
+        assert claim(lock)
+        with pytest.raises(UsageError, match=r"sends the events of .* to tensorboard now"):
+            tracking.deliver(tmp_path, "tensorboard")
+        looks = iter([True, True, False])
+        with pytest.raises(UsageError, match="another process sends"):
+            tracking.deliver(tmp_path, "tensorboard", lambda seconds: next(looks))
+        assert list(looks) == []
+
+
+@needs["tensorboard"]
+def test_a_follower_of_a_run_that_was_replaced_says_nothing_of_the_new_one(tmp_path: Path) -> None:
+    begun(tmp_path)
+
+    def goes_on(seconds: float) -> bool:
+        (tmp_path / "events.jsonl").unlink()
+        begun(tmp_path)
+        return False
+
+    with pytest.raises(PenstockError, match=r"events\.jsonl is of another run now"):
+        tracking.deliver(tmp_path, "tensorboard", goes_on)
+    assert tracking.Delivery.load(tmp_path, "tensorboard")[0].sent == 0
+
+
 def until(true: Any) -> None:
     for _ in range(1200):
         if true():
@@ -522,7 +754,7 @@ def test_without_a_server_mlflow_is_a_database_of_the_run(
 @needs["mlflow"]
 def test_a_server_that_hangs_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes the connection, and never answers."""
-    monkeypatch.setattr(tracking, "FINISH_WITHIN_S", 1.0)
+    monkeypatch.setattr(tracking, "IDLE_WITHIN_S", 3.0)
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))
         deaf.listen()
@@ -697,7 +929,8 @@ def test_no_file_of_a_run_holds_a_key(
     keys = "COMET_API_KEY MLFLOW_TRACKING_TOKEN MLFLOW_TRACKING_PASSWORD AWS_SECRET_ACCESS_KEY"
     for name in keys.split():
         monkeypatch.setenv(name, KEY)
-    monkeypatch.setenv("COMET_URL_OVERRIDE", "http://127.0.0.1:9/clientlib/")  # nobody is there
+    for variable, value in NO_NETWORK.items():
+        monkeypatch.setenv(variable, value)
     name = f"run-{KEY}"  # as somebody might call it who holds the key
     words = ["train", "spiral", *WORDS, "--output-dir", str(tmp_path), "--profile"]
     words += ["--track", "comet,mlflow,tensorboard", "--experiment-name", name]
@@ -773,7 +1006,7 @@ def test_a_key_from_a_file_of_comet_s_is_not_told(tmp_path: Path) -> None:
         "trackers.Comet(Path('out'))\n"
         f"print(keys.scrub('The API key {KEY} is not valid'))"
     )
-    environment = {**os.environ, "HOME": str(tmp_path), "COMET_URL_OVERRIDE": "http://127.0.0.1:9/"}
+    environment = {**os.environ, "HOME": str(tmp_path), **NO_NETWORK}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=tmp_path
     )

@@ -119,8 +119,8 @@ def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 # --- reading ---------------------------------------------------------------------------------
 
-MOST_BYTES = 2**20
-"""Read at a time, so that a follower that is far behind stays small."""
+MOST_BYTES = 2**16
+"""Read at a time, so that a follower that is far behind stays small, and is seen to get on."""
 
 
 def read_from(path: Path, offset: int) -> tuple[list[tuple[int, Event]], int]:

@@ -11,9 +11,14 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from .errors import UsageError, describe
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 
 @contextmanager
@@ -61,6 +66,20 @@ def _draft(folder: Path) -> Path:
 def real(path: str | Path) -> Path:
     """Where a path leads, every link on the way followed."""
     return Path(os.path.realpath(path))
+
+
+def claim(file: IO[Any], *, wait: bool = False) -> bool:
+    """Lock an open file for this process, until it is closed or the process ends; whether nobody
+    else has it. Where there are no locks, on Windows and on some file systems, nobody has."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True
 
 
 def check_folder(out: Path, flag: str) -> None:

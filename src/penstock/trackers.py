@@ -15,16 +15,16 @@ process tree and of its node, GPUs included. Of the others, OUT/steps/ and the r
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
+import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from .errors import MissingDependency, PenstockError, missing, require
 from .events import Event
@@ -46,7 +46,9 @@ class Tracker(Protocol):
     durable: bool
     """Whether what was sent is there at once, and not only when the tracker was closed."""
 
-    def __init__(self, out: Path) -> None: ...
+    def __init__(self, out: Path, before: Sequence[str] = ()) -> None:
+        """``before``: every ``where`` at which the run has begun."""
+        ...
 
     def open(self, begin: Event, run: str | None, keep: Keep) -> str:
         """Begin a run, or go on with one that began here before; its name at the tracker.
@@ -97,7 +99,7 @@ class TensorBoard:
     package = "tensorboard"
     durable = True
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Path, before: Sequence[str] = ()) -> None:
         self.where = f"{FOLDER}/tensorboard"
         self._folder = out / self.where
 
@@ -145,7 +147,7 @@ class MLflow:
     MOST_METRICS, MOST_PARAMETERS, MOST_TEXT = 1000, 100, 500
     """Of a request; the last in characters, as its oldest servers take them."""
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Path, before: Sequence[str] = ()) -> None:
         given = os.environ.get("MLFLOW_TRACKING_URI")
         self._out = out.resolve()
         self._uri = given or f"sqlite:///{self._out / 'mlflow.db'}"
@@ -231,28 +233,38 @@ def _parts(items: Sequence[Any], most: int) -> Iterator[Sequence[Any]]:
 
 
 class Comet:
-    """The experiment at comet.com where there is a key and a network, else an archive of it."""
+    """The experiment at comet.com where there is a key and a network, else an archive of it.
+
+    A run stays what it began as: one that is live goes on live, or waits, and one that is an
+    archive goes on as one. Only so is it one experiment, with its parts in order.
+
+    The time of a metric at Comet is that of its sending: its `log_metric` knows no other. Live that
+    is a second late; the true ones stand in OUT/events.jsonl.
+    """
 
     package = "comet_ml"
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Path, before: Sequence[str] = ()) -> None:
         for name, value in _COMET.items():
             os.environ.setdefault(name, value)
-        self._comet = comet = require("comet_ml", "track")
+        self._comet = require("comet_ml", "track")
         self._folder = out.resolve() / FOLDER / "comet"
-        server = urlsplit(comet.get_config("comet.url_override"))
-        # A run that began as an archive goes on as one: only so can it be uploaded in order.
+        self._key, address = _comet_account()
+        there = scrub(origin(address))
         archived = any(self._folder.rglob("*.zip"))
-        self.durable = bool(_comet_key(comet)) and not archived and _answers(server)
-        self.where = f"{FOLDER}/comet"
-        if self.durable:
-            self.where = scrub(f"{server.scheme}://{server.netloc}")
+        reached = bool(self._key) and not archived and _answers(address)
+        self.durable = reached or there in before
+        self.where = there if self.durable else f"{FOLDER}/comet"
+        self._address = address
         self._experiment: Any = None
 
     def open(self, begin: Event, run: str | None, keep: Keep) -> str:
         comet, key = self._comet, str(begin["run"])
-        if self._experiment is not None:  # it failed, and would leave half an archive as it ends
-            self._experiment.alive = False
+        if self.durable and not self._key:
+            raise PenstockError("the run is there, and there is no key of Comet's to go on with it")
+        if self.durable and not _answers(self._address):  # Comet itself would wait for minutes
+            raise PenstockError("it does not answer")
+        self._forget()
         silent = (
             "log_code log_graph auto_param_logging auto_metric_logging parse_args log_env_details "
             "auto_output_logging log_git_metadata log_git_patch display_summary_level".split()
@@ -260,6 +272,9 @@ class Comet:
         options = {**dict.fromkeys(silent, False), "project_name": begin["project"]}
         if self.durable:
             kind = comet.Experiment if run is None else comet.ExistingExperiment
+            # For what Comet would keep of a connection that breaks: events.jsonl has it.
+            self._spare = tempfile.TemporaryDirectory(prefix="penstock-")
+            options["offline_directory"] = self._spare.name
         else:
             kind = comet.OfflineExperiment if run is None else comet.ExistingOfflineExperiment
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -267,7 +282,9 @@ class Comet:
         self._experiment = experiment = kind(experiment_key=key, **options)
         if not experiment.alive:
             raise PenstockError("it began no experiment")
-        if run is None:
+        if self.durable:
+            keep(key)
+        if self.durable or run is None:  # of one that is known, too: it may have failed here
             experiment.set_name(begin["name"])
             experiment.add_tags(begin["tags"])
             experiment.log_parameters(flat(begin["parameters"]))
@@ -276,16 +293,14 @@ class Comet:
         return key
 
     def send(self, events: Sequence[Event]) -> None:
-        from comet_ml.messages import MetricMessage
-
         for event in events:
             self._times.append(event["time"])
             for name, value in event.get("metrics", {}).items():
-                # Comet's own log_metric knows no time but now.
-                message = MetricMessage(timestamp=round(event["time"] * 1000))
-                message.set_metric(name, value, step=event["step"], epoch=event.get("epoch"))
-                self._experiment._enqueue_message(message)
-        if self.durable and not self._experiment.flush():
+                self._experiment.log_metric(
+                    name, value, step=event["step"], epoch=event.get("epoch")
+                )
+        # Of a server that has gone, flush says nothing.
+        if self.durable and not (self._experiment.flush() and _answers(self._address)):
             raise PenstockError("it did not take the metrics in time")
 
     def close(self) -> None:
@@ -293,8 +308,17 @@ class Comet:
             lasted = self._times[-1] - self._times[0]
             self._experiment.start_time = round((time.time() - lasted) * 1000)
         self._experiment.end()
-        if not self.durable and not any(map(_is_whole, self._folder.glob("*.zip"))):
+        if self.durable:
+            self._spare.cleanup()
+        elif not any(map(_is_whole, self._folder.glob("*.zip"))):
             raise PenstockError(f"it left no archive in {self.where}")
+
+    def _forget(self) -> None:
+        """An experiment that failed would leave half an archive as it ends."""
+        if self._experiment is not None:
+            self._experiment.alive = False
+            if self.durable:
+                self._spare.cleanup()
 
 
 _COMET = {
@@ -303,22 +327,44 @@ _COMET = {
     "COMET_ERROR_TRACKING_ENABLE": "false",
     "COMET_INTERNAL_REPORTING": "false",
     "COMET_LOGGING_CONSOLE": "CRITICAL",
+    "COMET_TIMEOUT_CLEANING": "60",
 }
-"""It patches no other library, reports nothing of itself to its makers, and prints nothing."""
+"""It patches no other library, reports nothing of itself to its makers, prints nothing, and gives
+up on a server soon: we try again."""
+_REACHED_WITHIN_S = 10.0
 
 
-def _comet_key(comet: Any) -> str | None:
-    """From a variable or a file of Comet's; what Comet says of it afterwards is told without it."""
-    key: str | None = comet.get_config("comet.api_key")
+def _comet_account() -> tuple[str | None, str]:
+    """A key and the address that it is for, as Comet's own client finds them: from variables, from
+    its files or from the key; what Comet says of the key afterwards is told without it."""
+    from comet_ml import config as comet
+
+    settings = comet.get_config()
+    learn(settings["comet.api_key"])
+    key: str | None = comet.get_api_key(None, settings)
     learn(key)
-    return key
+    return key, str(comet.get_comet_url_override(comet.get_config()))
 
 
-def _answers(server: SplitResult) -> bool:
-    port = server.port or (80 if server.scheme == "http" else 443)
+def origin(address: str) -> str:
+    """A URL without its path.
+
+    >>> origin("https://www.comet.com/clientlib/")
+    'https://www.comet.com'
+    """
+    parts = urlsplit(address)
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def _answers(address: str) -> bool:
+    """By the way that Comet's client takes, through a proxy where there is one. Somebody whose
+    certificate is not trusted answers: what is wrong with it, Comet says."""
+    requests = require("requests", "track")
     try:
-        socket.create_connection((server.hostname or "", port), timeout=5).close()
-    except OSError:
+        requests.head(address, timeout=_REACHED_WITHIN_S, allow_redirects=False).close()
+    except requests.exceptions.SSLError:
+        return True
+    except requests.RequestException:
         return False
     return True
 
@@ -334,12 +380,13 @@ def upload(out: Path) -> list[str]:
     folder = out / FOLDER / "comet"
     archives = [path for path in folder.glob("*.zip") if _is_whole(path)]
     archives.sort(key=lambda path: path.stat().st_mtime)  # a run's first part comes first
-    comet = require("comet_ml", "track")
-    if not archives or not _comet_key(comet):
+    require("comet_ml", "track")
+    key, address = _comet_account() if archives else (None, "")
+    if not key:
         return []
-    server = urlsplit(comet.get_config("comet.url_override"))
-    if not _answers(server):
-        raise PenstockError(f"comet: {server.hostname} does not answer; {folder} holds the run")
+    if not _answers(address):
+        host = urlsplit(address).hostname
+        raise PenstockError(f"comet: {host} does not answer; {folder} holds the run")
     command = [sys.executable, "-m", "comet_ml.scripts.comet_upload", *map(str, archives)]
     done = subprocess.run(
         command, capture_output=True, text=True, env={**os.environ, "COMET_LOGGING_CONSOLE": "INFO"}

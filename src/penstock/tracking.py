@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -21,12 +22,14 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+import psutil
 
 from .config import TRAIN_KNOBS, TrainConfig
 from .errors import PenstockError, UsageError, describe
 from .events import EVENTS, Event, EventLog, Taken, read, read_from
-from .files import replacing
+from .files import claim, replacing
 from .keys import scrub, scrubbed
 from .telemetry import Row, Sampler, set_aside
 from .trackers import FOLDER, TRACKERS, check
@@ -35,10 +38,14 @@ METRICS = "metrics.jsonl"
 SYSTEM_EVERY_S = 10.0
 LOOK_EVERY_S = 1.0
 TRY_AGAIN_WITHIN_S = 60.0
-FINISH_WITHIN_S = 30.0
-"""How long a run that is complete waits for its trackers."""
+IDLE_WITHIN_S = 60.0
+"""How long a run that is complete waits for a tracker that gets no further. What gets on may take
+longer, on a machine that is busy or to a server that is slow."""
 STOP_WITHIN_S = 5.0
-"""The same of one that a signal stops: it will go on, and its trackers with it."""
+"""How long one waits that a signal stops: it will go on, and its trackers with it."""
+LEAST_WORK_S = 0.1
+"""Processor time. A process that waits in vain takes less of it meanwhile, and one that imports a
+library more."""
 _MOST_DOUBLINGS = 10
 """Of the wait for a tracker that fails. A run may go on for weeks without it."""
 
@@ -57,8 +64,18 @@ class Untracked:
     def epoch(self, row: Mapping[str, Any]) -> None:
         """An epoch and its validation have ended."""
 
-    def finish(self, status: str, results: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The run has ended; what became of each tracker."""
+    def finish(
+        self,
+        status: str,
+        results: Mapping[str, Any],
+        stopped: Callable[[], bool] = lambda: False,
+        say: Callable[[str], None] = lambda sentence: None,
+    ) -> list[dict[str, Any]]:
+        """The run has ended; what became of each tracker.
+
+        ``stopped`` says whether to wait no longer for those that are behind, and ``say`` is told
+        that there are such.
+        """
         return []
 
 
@@ -107,9 +124,16 @@ class Tracking(Untracked):
         told = {k: v for k, v in row.items() if k not in ("epoch", "step", "learning_rate")}
         self._log.tell("epoch", row["step"], epoch=row["epoch"], metrics=told)
 
-    def finish(self, status: str, results: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def finish(
+        self,
+        status: str,
+        results: Mapping[str, Any],
+        stopped: Callable[[], bool] = lambda: False,
+        say: Callable[[str], None] = lambda sentence: None,
+    ) -> list[dict[str, Any]]:
         if self._told is not None:
             return self._told
+        self._told = []  # one that is interrupted here is not asked again
         with contextlib.suppress(OSError):
             self._sampler.stop()
         self._log.tell("end", self._step, status=status, metrics=_totals(results))
@@ -119,13 +143,19 @@ class Tracking(Untracked):
             with contextlib.suppress(OSError):  # it died before
                 follower.stdin.write(b"\n")  # processes that make batches hold the pipe open
                 follower.stdin.close()
-        until = time.monotonic() + (FINISH_WITHIN_S if status == "complete" else STOP_WITHIN_S)
-        for follower in self._followers.values():
-            try:
-                follower.wait(max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                follower.kill()
-                follower.wait()
+        until = time.monotonic() + STOP_WITHIN_S
+        for name, follower in self._followers.items():
+            stalled = Stalled(follower.pid, self._out / FOLDER / f"{name}.json")
+            waits = status == "complete"
+            while follower.poll() is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    follower.wait(LOOK_EVERY_S)
+                late = time.monotonic() > until
+                if late and waits:
+                    say(f"{name} is behind; Ctrl-C leaves what it lacks to penstock track sync")
+                    waits = False
+                if stalled() or (late and (status != "complete" or stopped())):
+                    follower.kill()
         self._told = [self._became(name) for name in self._trackers]
         return self._told
 
@@ -141,6 +171,27 @@ class Tracking(Untracked):
         status = "ok" if not dropped else "failed" if last.error or self._log.fault else "behind"
         told |= {"where": last.where, "run": last.run, "status": status}
         return {**told, "dropped": dropped, "error": last.error or self._log.fault}
+
+
+class Stalled:
+    """Whether a follower has got no further for `IDLE_WITHIN_S`: has neither worked nor had
+    anything taken."""
+
+    def __init__(self, pid: int, delivery: Path) -> None:
+        self._delivery = delivery
+        self._worked, self._saved, self._since = 0.0, 0, time.monotonic()
+        self._process = None
+        with contextlib.suppress(psutil.Error):
+            self._process = psutil.Process(pid)
+
+    def __call__(self) -> bool:
+        with contextlib.suppress(psutil.Error, OSError):
+            times = self._process.cpu_times() if self._process else None
+            worked = times.user + times.system if times else 0.0
+            saved = self._delivery.stat().st_mtime_ns if self._delivery.exists() else 0
+            if worked >= self._worked + LEAST_WORK_S or saved != self._saved:
+                self._worked, self._saved, self._since = worked, saved, time.monotonic()
+        return time.monotonic() - self._since > IDLE_WITHIN_S
 
 
 class _Telling(Sampler):
@@ -159,7 +210,8 @@ def became(told: Mapping[str, Any], out: Path) -> str:
     name, where = told["name"], told["where"]
     where = where if "://" in where else str(out / where)
     if told["status"] == "ok":
-        return f"{name}: all is in {where}"
+        later = f"; with a key and a network, penstock track sync {out} uploads it"
+        return f"{name}: all is in {where}" + later * (name == "comet" and "://" not in where)
     why = f" ({told['error']})" if told["error"] else ""
     if told["dropped"] is None:
         return f"{name}: nobody knows what it has taken{why}"
@@ -217,10 +269,16 @@ def _totals(results: Mapping[str, Any]) -> dict[str, Any]:
 
 def _follower(out: Path, name: str) -> subprocess.Popen[bytes]:
     """It ends when its standard input has something to say or ends, and so when the run does,
-    however that was."""
+    however that was. What kills the group of the run leaves it alone: it has still to send."""
     where = str(out.resolve())
     command = [sys.executable, "-m", "penstock", "track", "sync", where, "--to", name, "--follow"]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, bufsize=0)
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        bufsize=0,
+        start_new_session=True,
+    )
 
 
 # --- in the follower, or later -----------------------------------------------------------------
@@ -268,50 +326,87 @@ def deliver(
     """Send a tracker the events that it lacks; where it failed, `Delivery.error` says why.
 
     ``goes_on(seconds)`` waits at most so long, and says whether more events may come. While they
-    may, a failure is told once and tried again.
+    may, a failure is told once and tried again. Raises `UsageError` where there is no run, and
+    where another process sends its events.
     """
     begins = list(_begins(out))
     if not begins:
         raise UsageError(f"{out} holds no {EVENTS} of a run; train with --track {name}")
     check([name])
-    tracker = TRACKERS[name](out)
-    known = [each for each in Delivery.load(out, name) if each.where == tracker.where]
-    delivery = known[0] if known else Delivery(tracker.where)
-    delivery.save(out, name)
-    taken = Taken([(place, event["step"]) for place, event in begins])
+    (out / FOLDER).mkdir(exist_ok=True)
+    with (out / FOLDER / f"{name}.lock").open("a") as lock, (out / EVENTS).open("rb") as known:
+        while not claim(lock):
+            if not goes_on(LOOK_EVERY_S):
+                raise UsageError(f"another process sends the events of {out} to {name} now")
+        return _Sending(out, name, known, begins).run(goes_on, tell)
 
-    def keep(number: str) -> None:
-        delivery.run = number
-        delivery.save(out, name)
 
-    run, place, wait, failures = "", delivery.sent, 0.0, 0
-    while True:
-        going = goes_on(wait)  # asked first, so that all that was told before the end is read
-        found, place = read_from(out / EVENTS, place)
-        if not (run or found or going):
-            return delivery  # it had all
-        try:
-            if not run:
-                run = tracker.open(begins[0][1], delivery.run, keep)
-                delivery.run = run if tracker.durable else delivery.run
-            tracker.send([event for at, event in found if not taken.again(at, event)])
-            over = not found and not going
+class _Sending:
+    """What `deliver` does, when nobody else does it."""
+
+    def __init__(
+        self, out: Path, name: str, known: IO[bytes], begins: list[tuple[int, Event]]
+    ) -> None:
+        self._out, self._name, self._known, self._begin = out, name, known, begins[0][1]
+        deliveries = Delivery.load(out, name)
+        self._tracker = TRACKERS[name](out, [each.where for each in deliveries if each.run])
+        where = self._tracker.where
+        own = [each for each in deliveries if each.where == where]
+        self._delivery = own[0] if own else Delivery(where)
+        self._taken = Taken([(place, event["step"]) for place, event in begins])
+        self._run, self._place = "", self._delivery.sent
+        self._save()
+
+    def run(self, goes_on: Callable[[float], bool], tell: Callable[[str], None]) -> Delivery:
+        delivery, wait, failures = self._delivery, 0.0, 0
+        while True:
+            going = goes_on(wait)  # asked first, so that all that was told before the end is read
+            found, place = read_from(self._out / EVENTS, self._place)
+            if not (self._run or found or going):
+                return delivery  # it had all
+            try:
+                over = self._send(found, place, going)
+                failures = 0
+            except Exception as error:  # theirs have no type in common
+                delivery.error = scrub(f"{type(error).__name__}: {describe(error)}")
+                if not failures:
+                    tell(f"{self._name} at {delivery.where}: {delivery.error}")
+                self._run, self._place = "", delivery.sent
+                failures, over = failures + 1, not going
+            if found or over or failures:
+                self._save()
             if over:
-                tracker.close()
-            if over or tracker.durable:
-                delivery.run, delivery.sent = run, place
-            delivery.error, failures = None, 0
-        except Exception as error:  # theirs have no type in common
-            delivery.error = scrub(f"{type(error).__name__}: {describe(error)}")
-            if not failures:
-                tell(f"{name} at {delivery.where}: {delivery.error}")
-            run, place, failures, over = "", delivery.sent, failures + 1, not going
-        if found or over or failures:
-            delivery.save(out, name)
+                return delivery
+            longer = 2 ** min(failures, _MOST_DOUBLINGS)
+            wait = min(LOOK_EVERY_S * longer, TRY_AGAIN_WITHIN_S)
+            if not going or (found and not failures):
+                wait = 0.0
+
+    def _send(self, found: list[tuple[int, Event]], place: int, going: bool) -> bool:
+        """Whether that was all."""
+        tracker, delivery = self._tracker, self._delivery
+        if not self._run:
+            self._run = tracker.open(self._begin, delivery.run, self._keep)
+            delivery.run = self._run if tracker.durable else delivery.run
+        tracker.send([event for at, event in found if not self._taken.again(at, event)])
+        self._place = place
+        over = not found and not going
         if over:
-            return delivery
-        longer = 2 ** min(failures, _MOST_DOUBLINGS)
-        wait = min(LOOK_EVERY_S * longer, TRY_AGAIN_WITHIN_S) if going else 0.0
+            tracker.close()
+        if over or tracker.durable:
+            delivery.run, delivery.sent = self._run, place
+        delivery.error = None
+        return over
+
+    def _keep(self, number: str) -> None:
+        self._delivery.run = number
+        self._save()
+
+    def _save(self) -> None:
+        """Unless another run has taken the place of this one: it is told of from its beginning."""
+        if not os.path.samestat(os.fstat(self._known.fileno()), (self._out / EVENTS).stat()):
+            raise PenstockError(f"{self._out / EVENTS} is of another run now")
+        self._delivery.save(self._out, self._name)
 
 
 def of_run(out: Path) -> list[str]:

@@ -97,8 +97,8 @@ def train(
     and ``rank``, that of the process which asks.
 
     Raises `UsageError` for what cannot be trained so, `Incomplete` where a signal ended the run
-    after its checkpoint, and `PenstockError` where the loss is no longer a number. ``say`` is told,
-    once and before the first step, what of this machine makes the run slower than it could be.
+    after its checkpoint, and `PenstockError` where the loss is no longer a number. ``say`` is told
+    what of this machine makes the run slower than it could be, and that a tracker is waited for.
     """
     trackers.check(config.track)
     with as_it_was(), threads(config.threads), launched(config) as fabric, Stop() as stop:
@@ -112,6 +112,7 @@ def train(
         with contextlib.closing(run):
             for sentence in run.notes:
                 say(sentence)
+            run.say = say
             return run.run()
 
 
@@ -201,6 +202,7 @@ class _Run:
         self.fabric, self.workload, self.name, self.config = fabric, workload, name, config
         self.stop, self.clock = stop, clock
         self.progress = progress if fabric.is_global_zero else lambda now: None
+        self.say: Callable[[str], None] = lambda sentence: None
         self.device: torch.device = fabric.device
         ranks = {"rank": fabric.global_rank, "world_size": fabric.world_size}
         for split, samples in (("training", workload.train), ("validation", workload.val)):
@@ -566,7 +568,9 @@ class _Run:
         if isinstance(self.stepper.laps, profiling.ProfiledLaps):
             results["profile"] = self.stepper.laps.told
         if status != "running":
-            results["trackers"] = self.tracking.finish(status, results)
+            results["trackers"] = self.tracking.finish(
+                status, results, lambda: self.stop.raised is not None, self.say
+            )
         if self.fabric.is_global_zero:
             write_json(self.config.output_dir / RESULTS, scrubbed(results))
         return {**results, "rank": self.fabric.global_rank}

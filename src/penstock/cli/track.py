@@ -10,10 +10,12 @@ What a tracker has is not sent again.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
-import select
 import signal
 import sys
+import threading
+import time
 from pathlib import Path
 
 from ..errors import PenstockError, UsageError
@@ -75,16 +77,24 @@ def _follow(out: Path, name: str) -> int:
     """Quietly, behind the training, and deaf to the signals that are the training's."""
     from .. import tracking
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    os.nice(19)  # what the training leaves of the processor is enough
+    for name_of in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP"):
+        if hasattr(signal, name_of):  # not all are on Windows
+            signal.signal(getattr(signal, name_of), signal.SIG_IGN)
     words = os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1)
     silence = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):  # libraries say much, some of it from C
         os.dup2(silence, descriptor)
 
+    ended = threading.Event()
+    threading.Thread(target=_wait_for_the_end, args=(ended, out, name), daemon=True).start()
+    asked = itertools.count()
+
     def goes_on(seconds: float) -> bool:
-        return not select.select([0], [], [], seconds)[0]
+        if next(asked) == 1 and hasattr(os, "nice"):
+            # To begin is much work, and the run should be seen to live. After it, what the training
+            # leaves of the processor is enough.
+            os.nice(10)
+        return not ended.wait(seconds)
 
     def tell(sentence: str) -> None:
         again = f"penstock track sync {out} --to {name}"
@@ -93,3 +103,15 @@ def _follow(out: Path, name: str) -> int:
         )
 
     return int(tracking.deliver(out, name, goes_on, tell).error is not None)
+
+
+def _wait_for_the_end(ended: threading.Event, out: Path, name: str) -> None:
+    """Of the run, and then of this process: it has what time it needs, but not for ever."""
+    from .. import tracking, trackers
+
+    os.read(0, 1)
+    ended.set()
+    stalled = tracking.Stalled(os.getpid(), out / trackers.FOLDER / f"{name}.json")
+    while not stalled():
+        time.sleep(tracking.LOOK_EVERY_S)
+    os._exit(1)
