@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -193,6 +194,53 @@ def test_an_interrupted_supervisor_takes_the_worker_with_it(fifo: tuple[Path, in
         supervisor.send_signal(signal.SIGTERM)
         assert os.read(reader, 1) == b""
         assert b"KeyboardInterrupt" in supervisor.communicate()[1]
+
+
+def test_a_killed_supervisor_takes_the_worker_and_its_forks_with_it(fifo: tuple[Path, int]) -> None:
+    path, reader = fifo
+    program = (
+        "import sys; from penstock.launch import Request, launch\n"
+        f"request = Request('zoo:Hang', {{'fifo': {str(path)!r}, 'children': 2}})\n"
+        f"launch(request, launch=0, order=None, timeout_s=100, command=[sys.executable, {ZOO!r}])"
+    )
+    with subprocess.Popen([sys.executable, "-c", program]) as supervisor:
+        writer = os.open(path, os.O_WRONLY)  # so that reading waits for the first of them
+        said = b""
+        while said.count(b"up") < 3:
+            said += os.read(reader, 100)
+        os.close(writer)
+        supervisor.kill()
+        assert within(reader, 1) == b""
+
+
+def within(reader: int, most: int) -> bytes:
+    """What comes, or the end; neither may take minutes."""
+    assert select.select([reader], [], [], 100)[0], "nothing comes, and somebody is left"
+    return os.read(reader, most)
+
+
+@pytest.mark.parametrize("system", ["linux", "darwin"])
+def test_a_process_ends_with_its_parent_with_and_without_the_kernels_help(
+    system: str, fifo: tuple[Path, int]
+) -> None:
+    """And where a process of another kind stands between the two."""
+    path, reader = fifo
+    child = (
+        f"import os, time; from penstock import orphans; orphans.sys.platform = {system!r}\n"
+        "orphans.LOOK_EVERY_S = 0.02; orphans.end_with_parent()\n"
+        f"os.write(os.open({str(path)!r}, os.O_WRONLY), b'up'); time.sleep(100)"
+    )
+    between = f"import subprocess, sys; subprocess.call([sys.executable, '-c', {child!r}])"
+    program = (
+        "import subprocess, sys; from penstock import orphans\n"
+        f"subprocess.call([sys.executable, '-c', {between!r}], env=orphans.for_children())"
+    )
+    with subprocess.Popen([sys.executable, "-c", program]) as launcher:
+        writer = os.open(path, os.O_WRONLY)
+        assert within(reader, 2) == b"up"
+        os.close(writer)
+        launcher.kill()
+        assert within(reader, 1) == b""
 
 
 @pytest.fixture

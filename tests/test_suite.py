@@ -44,6 +44,7 @@ from penstock.suite import (
     check_paths,
     check_resumed,
     folder_of,
+    prepare,
 )
 from penstock.suiteplots import plot_suite
 
@@ -590,6 +591,42 @@ def test_a_ledger_of_trainings_is_a_page(tmp_path: Path) -> None:
     assert all(path.is_file() for path in figures)
     assert "## Training" in report.read_text()
     assert "Most samples a second: batch 2" in report.read_text()
+
+
+@pytest.mark.slow
+def test_a_killed_suite_leaves_no_training_and_a_living_one_is_named(
+    data: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    quick = json.loads(json.dumps(preset("quick").model_dump(mode="json")))
+    path = tmp_path / "long.json"
+    path.write_text(json.dumps({**quick, "name": "long", "epochs": 1000, "batch_sizes": [1],
+                                "num_workers_list": [1]}))  # fmt: skip
+    words = ["suite", "benchmark", "--config", str(path), *flags(data, out)]
+    command = [sys.executable, "-m", "penstock", *words]
+    folder = out / "benchmark_long_batch1_workers1"
+
+    def until(true: Callable[[], bool]) -> None:
+        for _ in range(1000):
+            if true():
+                return
+            time.sleep(0.1)
+        raise AssertionError("it never was")
+
+    suite = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        until((folder / "steps" / "rank0.csv").exists)
+        below = psutil.Process(suite.pid).children(recursive=True)
+        assert len(below) >= 2, "a training, and its worker"
+        holder = (folder / "train.lock").read_text().strip()
+        assert holder.startswith(f"process {below[0].pid} on ")
+        with pytest.raises(UsageError, match=rf"{folder.name}: {holder} trains there now; end it"):
+            prepare(config_for(data, out, overwrite=True), {})
+    finally:
+        suite.kill()
+        suite.wait()
+    until(lambda: not psutil.wait_procs(below, timeout=0)[1])
+    prepare(config_for(data, out, overwrite=True), {})
 
 
 # --- the scenario -------------------------------------------------------------------------------

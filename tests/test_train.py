@@ -8,6 +8,7 @@ import json
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -31,6 +32,7 @@ from penstock.cli import main
 from penstock.config import TRAIN_DEFAULTS, TrainConfig, build
 from penstock.errors import Incomplete, PenstockError, UsageError
 from penstock.feed import TorchFeed
+from penstock.files import alone
 from penstock.laps import DeviceLaps, Laps
 from penstock.order import Order
 from penstock.ranks import Stop
@@ -578,6 +580,21 @@ def test_the_output_tree(tmp_path: Path) -> None:
     phases = results["ranks"][0]["phases"]
     assert phases["communication"] is None  # alone there is nobody to tell
     assert sum(float(row["samples"]) for row in rows(tmp_path)) == results["samples"] == 3 * 142
+
+
+def test_a_folder_in_which_somebody_trains_is_refused_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever is asked of it; what died holds nothing."""
+    told = f"{tmp_path}: process {os.getpid()} on {socket.gethostname()} trains there now; end it"
+    for how in ([], ["--resume"], ["--overwrite"]):
+        with alone(tmp_path / "train.lock", "trains"):
+            assert main(["train", "spiral", "--output-dir", str(tmp_path), *how]) == 2
+            assert f"penstock train: {told}" in capsys.readouterr().err
+            assert [path.name for path in tmp_path.iterdir()] == ["train.lock"]
+    (tmp_path / "train.lock").write_text("process 1 on a machine that was switched off")
+    train("spiral", config_of(tmp_path, epochs=1))
+    assert not (tmp_path / "train.lock").exists()
 
 
 class Frozen(Spiral):

@@ -25,6 +25,7 @@ from .config import TrainConfig
 from .errors import PenstockError, UsageError
 from .flow import usable_cores
 from .order import Items, Order, Position
+from .orphans import death_signal
 from .workloads import Batch, Samples, Workload
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
@@ -144,6 +145,8 @@ def _leave_signals_to_the_parent(worker: int) -> None:
     with them before its checkpoint. They end when their parent does."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    if ask := death_signal():  # torch looks every few seconds
+        ask()
 
 
 class _Batches:

@@ -7,9 +7,10 @@ import math
 import os
 import secrets
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -80,6 +81,50 @@ def claim(file: IO[Any], *, wait: bool = False) -> bool:
     except OSError:  # a file system without locks
         return True
     return True
+
+
+@contextmanager
+def alone(path: Path, doing: str) -> Iterator[None]:
+    """Hold a file that stands for a folder while something is done in it; then it is gone.
+
+    Raises `UsageError` that names the process which holds it. What dies lets it go.
+    """
+    made = not path.parent.exists()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        file = path.open("a+")
+        if not claim(file):
+            file.close()
+            check_alone(path, doing)
+            continue  # it has just ended
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                break
+        file.close()  # somebody else's last act was to remove it
+    try:
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        yield
+    finally:
+        with suppress(OSError):
+            path.unlink()
+        file.close()
+        if made:
+            with suppress(OSError):  # unless something is in it
+                path.parent.rmdir()
+
+
+def check_alone(path: Path, doing: str) -> None:
+    """Raise `UsageError` where a process that lives holds ``path``, as `alone` does."""
+    try:
+        with path.open("r+") as file:
+            if claim(file):
+                return
+            who = file.read().strip() or "another process"
+    except FileNotFoundError:
+        return
+    raise UsageError(f"{path.parent}: {who} {doing} there now; end it first, or wait for it")
 
 
 def check_folder(out: Path, flag: str) -> None:

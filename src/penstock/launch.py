@@ -11,7 +11,8 @@ meanwhile. The result is what came through the pipe; how the process ended only 
 came. A worker that the kernel killed for memory is told from one that somebody killed by the
 kernel's own count of such kills.
 
-When the supervisor itself is interrupted it takes the worker's whole process group with it.
+When the supervisor itself is interrupted it takes the worker's whole process group with it; when it
+is killed, the worker ends with it (`orphans`).
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from pydantic_core import from_json
 from . import environment
 from .errors import UsageError, describe
 from .keys import scrubbed
+from .orphans import for_children
 from .record import Failure, Record, Status, case_key
 from .telemetry import ThisMachine, kernel_memory
 
@@ -161,6 +163,7 @@ def _run(command: Sequence[str], request: Request, timeout_s: float) -> _Ending:
                 stderr=subprocess.PIPE,
                 pass_fds=(theirs,),
                 start_new_session=True,
+                env=for_children(),
             )
         except OSError as error:
             os.close(answers)

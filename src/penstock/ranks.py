@@ -18,6 +18,7 @@ from torch import Tensor
 from .config import TrainConfig
 from .errors import Incomplete, PenstockError, UsageError, require
 from .feed import SIGNALS
+from .orphans import for_children
 from .place import ELSEWHERE, Place, find, tasks_elsewhere
 from .trainlog import job_of
 
@@ -144,6 +145,8 @@ def _fabric(config: TrainConfig) -> Any:
         strategy=Summed(gradient_as_bucket_view=True) if several else "auto",
         plugins=plugins,
     )
+    if several and not place.launched:  # Fabric starts the others
+        os.environ |= for_children()
     made.launch()
     return made
 

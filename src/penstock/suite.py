@@ -30,7 +30,7 @@ from .config import (
     build,
 )
 from .errors import PenstockError, UsageError
-from .files import check_folder, write_json
+from .files import check_alone, check_folder, write_json
 from .launch import Request, check, launch
 from .ledger import FILE as RECORDS
 from .ledger import Ledger
@@ -38,7 +38,7 @@ from .preset import Preset
 from .record import Record, case_key
 from .scenes import Split, channels_of, split_folder
 from .sweep import Step, launches_of, sweep
-from .trainlog import ARGS
+from .trainlog import ARGS, LOCK, TRAINS
 
 LEDGER, SYSTEM, REPORT = "suite.ledger", "system_info.json", "benchmark_report"
 FOLDERS = "benchmark_*_batch*_workers*"
@@ -202,6 +202,8 @@ def _parts(out: Path) -> list[Path]:
 def prepare(config: SuiteConfig, system: Mapping[str, Any]) -> None:
     """Make the folder, without what ``--overwrite`` replaces, and say in it what it is run on."""
     out = config.output_dir
+    for path in out.glob(FOLDERS):
+        check_alone(path / LOCK, TRAINS)
     for path in _parts(out) if config.overwrite else ():
         if path.is_dir():
             shutil.rmtree(path)
@@ -222,6 +224,7 @@ def run(
 
     def start(request: Request, **how: Any) -> Record:
         folder = out / folder_of(request.case, how["launch"])
+        check_alone(folder / LOCK, TRAINS)
         shutil.rmtree(folder, ignore_errors=True)  # of a launch that was interrupted
         told = replace(request, case={**request.case, "output_dir": str(folder)})
         record = launch(told, **how)

@@ -10,6 +10,7 @@ follows from (seed, epoch, batch) alone, so a run that goes on from a checkpoint
 not, takes the steps that it would have taken: on a CPU to the last bit,
 on a GPU as far as its kernels are deterministic.
 
+    OUT/train.lock              who trains; gone at its end
     OUT/args.json               what was asked, and of which job; the first that a run writes
     OUT/training_results.json   what became of it, rewritten at each epoch's end
     OUT/steps/rank0.csv         every step of a rank: its phases in seconds, its samples, its loss
@@ -52,7 +53,7 @@ from .config import TRAIN_DEFAULTS, TRAIN_FIXED, TrainConfig, build, speaks_pyth
 from .errors import Incomplete, PenstockError, UsageError
 from .events import EVENTS
 from .feed import ThreadFeed, TorchFeed
-from .files import check_folder, read_json, write_json
+from .files import alone, check_folder, read_json, write_json
 from .keys import scrubbed
 from .laps import STEPS
 from .model import set_cuda_flags
@@ -61,7 +62,7 @@ from .probe import Clock
 from .ranks import Stop, device_name, host_name, launch_of, launched
 from .step import Stepper, Taken, rate_of
 from .steplog import StepLog, memory
-from .trainlog import ARGS, RESULTS
+from .trainlog import ARGS, LOCK, RESULTS, TRAINS
 from .workloads import Answer, Feed, Samples, Workload, make
 
 OURS = (RESULTS, BEST, "checkpoints", STEPS, EVENTS, trackers.FOLDER, profiling.FOLDER)
@@ -101,7 +102,16 @@ def train(
     what of this machine makes the run slower than it could be, and that a tracker is waited for.
     """
     trackers.check(config.track)
-    with as_it_was(), threads(config.threads), launched(config) as fabric, Stop() as stop:
+    with (
+        contextlib.ExitStack() as held,
+        as_it_was(),
+        threads(config.threads),
+        launched(config) as fabric,
+        Stop() as stop,
+    ):
+        check_folder(config.output_dir, "--output-dir")
+        if fabric.is_global_zero:
+            held.enter_context(alone(config.output_dir / LOCK, TRAINS))
         goes_on = fabric.broadcast(_check_output(config, fabric.is_global_zero))
         if config.resume and not goes_on:
             config = config.model_copy(update={"resume": False})
@@ -137,7 +147,6 @@ def _check_output(config: TrainConfig, is_first: bool) -> bool:
     to begin anew.
     """
     out = config.output_dir
-    check_folder(out, "--output-dir")
     if config.resume and config.overwrite:
         raise UsageError("--resume goes on with what --overwrite would remove; give one")
     if not is_first:

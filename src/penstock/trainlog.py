@@ -15,6 +15,8 @@ from .place import Place
 
 RESULTS, ARGS = "training_results.json", "args.json"
 """What a run leaves in its folder: what became of it, and what was asked."""
+LOCK, TRAINS = "train.lock", "trains"
+"""Held while a training runs in a folder, and what is said of who holds it."""
 
 
 def first_lines(

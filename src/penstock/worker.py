@@ -26,6 +26,7 @@ import psutil
 from .environment import torch_flags
 from .errors import UsageError, describe, speaking_flags
 from .launch import Request
+from .orphans import end_with_parent
 from .record import Status
 from .scenarios import WrongResult, find, make
 
@@ -57,6 +58,7 @@ class Answers:
 def main(request_path: str, descriptor: str) -> int:
     """The exit code: 0 with a result, 1 with a failure."""
     began = time.perf_counter()
+    end_with_parent()
     faulthandler.enable(all_threads=False)
     answers = Answers(int(descriptor))
     request = Request(**json.loads(Path(request_path).read_text()))

@@ -33,6 +33,7 @@ from ..config import TRAIN_DEFAULTS, TorchrunConfig, TrainConfig, add_flags, fro
 from ..errors import Incomplete, PenstockError, UsageError, require
 from ..files import write_json
 from ..flow import usable_cores
+from ..orphans import death_signal, for_children
 from . import train as train_verb
 
 WAIT_S = 60
@@ -123,6 +124,7 @@ def _torchrun(config: TorchrunConfig, words: Sequence[str], out: Path) -> int:
         os.kill(os.getpid(), signal.SIGTERM)  # which torchrun hands to its ranks
 
     before = _checkpoint(out)
+    os.environ |= for_children()
     with _handling({signal.SIGUSR1: as_term}):
         try:
             torchrun.main([*flags, "-m", "penstock", *words, "--distributed"])
@@ -271,7 +273,9 @@ def _supervise(command: Sequence[str], environ: Mapping[str, str]) -> tuple[int,
     for number in (signal.SIGUSR1, signal.SIGTERM):
         signal.signal(number, tell)
     try:
-        process = subprocess.Popen(command, env=dict(environ))
+        process = subprocess.Popen(
+            command, env=dict(environ), preexec_fn=death_signal(signal.SIGTERM)
+        )
         if heard:
             process.send_signal(signal.SIGUSR1)
         code = process.wait()

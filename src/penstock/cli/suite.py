@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import SuiteConfig, add_flags, from_flags
 from ..errors import MissingDependency, Refused, UsageError
+from ..files import alone
 from ..record import Record
 from ..units import format_seconds, significant
 from . import preprocess, train
@@ -124,9 +125,10 @@ def _benchmark(args: argparse.Namespace) -> int:
         suite.check_resumed(config, cases, checked.environment["machine_key"])
     system = {**checked.environment, "devices": gpus}
     print(*_plan(cases, config, gpus, notes), sep="\n", flush=True)
-    suite.prepare(config, system)
-    with shown_progress(suite.name_of, outcome) as progress:
-        records = suite.run(cases, config, progress)
+    with alone(config.output_dir / "suite.lock", "runs a suite"):
+        suite.prepare(config, system)
+        with shown_progress(suite.name_of, outcome) as progress:
+            records = suite.run(cases, config, progress)
     out = config.output_dir
     figures = _figures(records, out / suite.REPORT, config.replace)
     told = [preset.model_dump(mode="json") for preset in asked]

@@ -107,7 +107,7 @@ def _follow(out: Path, name: str) -> int:
 
 def _wait_for_the_end(ended: threading.Event, out: Path, name: str) -> None:
     """Of the run, and then of this process: it has what time it needs, but not for ever."""
-    from .. import tracking, trackers
+    from .. import trackers, tracking
 
     os.read(0, 1)
     ended.set()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from ..config import (
     read_yaml,
 )
 from ..errors import Incomplete, UsageError
+from ..orphans import end_with_parent
 from ..tracking import became
 from ..units import format_bytes, format_seconds, significant
 
@@ -53,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = config_of(args)
+    end_with_parent(signal.SIGTERM)  # a rank saves at its step's end
     try:
         return _train(args.workload, config)
     except KeyboardInterrupt:

@@ -18,20 +18,20 @@ The case is the knobs of ``penstock train`` with
 
 from __future__ import annotations
 
-import ctypes
 import json
 import signal
 import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from ..config import TrainConfig, build
 from ..errors import UsageError
+from ..orphans import death_signal, for_children
 from ..place import ELSEWHERE
 from ..telemetry import Nvml, Sampler, read_rows
 from ..trainlog import RESULTS
@@ -43,7 +43,6 @@ EVERY_S = 0.5
 _TOLD = "penstock train: "
 """What its one sentence of failure begins with."""
 _LAST_LINES = 200
-_SET_DEATH_SIGNAL = 1
 _DIE_WITHIN_S = 30.0
 
 
@@ -156,7 +155,8 @@ def _run(command: Sequence[str]) -> None:
         text=True,
         errors="replace",
         start_new_session=True,
-        preexec_fn=_death_signal(),
+        preexec_fn=death_signal(signal.SIGTERM),
+        env=for_children(),
     )
     said: deque[str] = deque(maxlen=_LAST_LINES)
     assert process.stderr is not None
@@ -180,18 +180,6 @@ def _fault(said: Iterable[str]) -> str:
     told = [line for line in lines if line.startswith(_TOLD)]
     told.sort(key=lambda line: line.endswith(ELSEWHERE))
     return (told or lines[-1:] or ["it said nothing"])[0].removeprefix(_TOLD)
-
-
-def _death_signal() -> Callable[[], None] | None:
-    """What asks the kernel to end a child with its parent; only Linux's does."""
-    if sys.platform != "linux":
-        return None
-    prctl = ctypes.CDLL(None).prctl  # looked up before the fork: after it no lock may be taken
-
-    def ask() -> None:
-        prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)
-
-    return ask
 
 
 # --- how busy it was ----------------------------------------------------------------------------
