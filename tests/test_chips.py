@@ -648,3 +648,57 @@ def test_quick_benchmark_measures_every_contender(
     )
     assert all(row["chips"] == 8 and row["peak_rss"] > 0 for row in launches)
     assert BENCHMARK.with_name("README.md").read_text() == readme
+
+
+# --- what is kept of a value --------------------------------------------------------------------
+
+
+def test_rounding_is_told_and_dtype_keeps_all(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = Path(shutil.copytree(data, tmp_path / "d"))
+    for path in data.glob("*/*/V?_dB.tif"):  # as 32-bit floats, and not those that 16 bits hold
+        with rasterio.open(path) as file:
+            profile, values = file.profile, file.read(1).astype(np.float32)
+        values[values != NODATA] += np.float32(1e-5)
+        with rasterio.open(path, "w", **{**profile, "dtype": "float32"}) as file:
+            file.write(values, 1)
+    words = words_of(data, tmp_path / "c", "--overlap", "0")
+    assert main(words) == 0
+    told = capsys.readouterr().out
+    assert "float32; chips keep them as float16" in told and "--dtype float32 keeps all" in told
+    assert main([*words, "--dtype", "float32"]) == 2
+    assert "was made with other dtype" in capsys.readouterr().err
+    assert main([*words, "--dtype", "float32", "--overwrite-preproc"]) == 0
+    assert "keep them as" not in capsys.readouterr().out
+    chips = Chips(tmp_path / "c" / "train")
+    name = chips.scenes[0]
+    with Scene(scene_folders(data, "train")[name], NAMES) as scene:
+        values = scene.read("vv", (0, CHIP), (0, CHIP))
+    assert values.dtype == np.float32
+    np.testing.assert_array_equal(chips._radar(name, 0, 0)[1], values)
+    assert main(words) == 2  # what is there is of more bits than is asked for
+    zarr = pytest.importorskip("zarr")
+    array = zarr.open_array(tmp_path / "c" / "train" / name / "chips.zarr", mode="r")
+    np.testing.assert_array_equal(array[0, 0, 1], values)
+
+
+def test_chips_go_to_no_place_that_cannot_be_written(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words_of(data, Path("/proc/chips"), "--overlap", "0")) == 2
+    assert "--output-dir /proc/chips: /proc may not be written to" in capsys.readouterr().err
+
+
+def test_a_users_folder_of_a_scenes_name_is_left_alone(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = min(scene_folders(data, "train"))
+    mine = tmp_path / "c" / "train" / name / "chips.zarr" / "mine"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("what a user wrote")
+    words = words_of(data, tmp_path / "c", "--overlap", "0")
+    assert main(words) == 2
+    assert f"{name}: what is there is not Penstock's" in capsys.readouterr().err
+    assert mine.read_text() == "what a user wrote"
+    assert main([*words, "--replace"]) == 0

@@ -132,6 +132,13 @@ class Numbers:
         return list(samples)
 
 
+def test_a_target_that_is_the_input_is_told(volumes: dict[str, Any], tmp_path: Path) -> None:
+    said: list[str] = []
+    same = volumes | {"target_spec": volumes["in_spec"], "epochs": 1, "num_workers": 0}
+    train("pairs", config_of(tmp_path, **same), say=said.append)
+    assert "noisy.npy is --in-spec itself" in " ".join(said)
+
+
 @pytest.mark.parametrize("workers", [0, 1, 4])
 def test_threads_feed_the_order_from_any_batch_on(workers: int) -> None:
     order = Order(37, 5, 3, "global")

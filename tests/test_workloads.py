@@ -334,6 +334,24 @@ def detector_config(chips: dict[str, Path], out: Path, **changes: Any) -> TrainC
     return build(TrainConfig, TRAIN_DEFAULTS["detector"], small, chips, changes)
 
 
+def test_validating_on_what_is_trained_on_is_told(
+    chips: dict[str, Path], roots: dict[str, Path], tmp_path: Path
+) -> None:
+    def said(workload: str, config: TrainConfig) -> str:
+        sentences: list[str] = []
+        train(workload, config, say=sentences.append)
+        return " ".join(sentences)
+
+    shutil.copytree(chips["train_chips_path"], tmp_path / "copy")
+    (tmp_path / "packed").symlink_to(roots["train_data_root"])
+    files = dict.fromkeys(("train_label_file", "val_label_file", "val_data_root"))
+    same = detector_config(chips | files, tmp_path / "a", val_chips_path=tmp_path / "copy")
+    assert "1 of 1 scenes of" in (told := said("detector", same)) and "trained on too" in told
+    assert "trained on too" not in said("detector", detector_config(chips, tmp_path / "b"))
+    same = settings_of(roots, tmp_path / "c", epochs=1, val_data_root=tmp_path / "packed")
+    assert "13 of 13 samples of --val-data-root" in said("emulator", same)
+
+
 def test_the_detector_takes_steps_and_is_scored(chips: dict[str, Path], tmp_path: Path) -> None:
     results = train("detector", detector_config(chips, tmp_path))
     assert results["steps"] == 2

@@ -6,11 +6,13 @@
     OUT/SCENE/manifest.json           written after the chips: a scene without one is not there
 
 How a scene is cut is in `windows`, who cuts it in `preprocess`. Stored are the values of the
-rasters, unscaled, in the 16-bit floats that the real ones have; a missing value is NaN.
+rasters, unscaled, in the 16-bit floats that the real ones have unless 32 bits were asked for; a
+missing value is NaN.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +33,8 @@ from .windows import Cut, Span, cuts_of, view
 
 FORMAT, VERSION = "penstock-chips", 1
 INDEX, MANIFEST, ARRAY = "index.json", "manifest.json", "chips.zarr"
+DTYPE = "float16"
+"""Of the values, where a manifest does not say another."""
 
 
 # --- reading ---------------------------------------------------------------------------------
@@ -78,6 +82,7 @@ class Chips:
         self.labels: dict[str, Labels] = {}
         """Of each scene, in its own coordinates."""
         self._cuts: dict[str, tuple[Cut, Cut]] = {}
+        self._dtypes: dict[str, np.dtype[Any]] = {}
         self._places: list[tuple[str, int, int]] = []
         self._coarse_places: dict[str, dict[str, list[float]]] = {}
         self._input_bytes: dict[str, dict[str, int]] = {}
@@ -89,6 +94,7 @@ class Chips:
                     "replaces them was not finished; run penstock preprocess again"
                 )
             self._cuts[name] = cuts_of(tuple(manifest["size"]), self.chip_size, self.overlap)
+            self._dtypes[name] = np.dtype(manifest.get("dtype", DTYPE)).newbyteorder("<")
             self.labels[name] = Labels.of(manifest["labels"])
             self._coarse_places[name] = manifest["coarse"]
             self._input_bytes[name] = {of: size for of, (size, _) in manifest["inputs"].items()}
@@ -139,13 +145,13 @@ class Chips:
             offset=offset,
         )
 
-    def _radar(self, name: str, row: int, column: int) -> NDArray[np.float16]:
+    def _radar(self, name: str, row: int, column: int) -> NDArray[np.floating[Any]]:
         """The radar channels of a chip as they are stored."""
         array = self.folder / name / ARRAY
         shape = (len(self.radar), self.chip_size, self.chip_size)
         try:
             values = _read_chunk(shard_path(array, row), column, self._cuts[name][1].num)
-            return np.frombuffer(values, "<f2").reshape(shape)
+            return np.frombuffer(values, self._dtypes[name]).reshape(shape)
         except (OSError, ValueError, OverflowError, RuntimeError) as error:
             raise UsageError(
                 f"{array} cannot be read at chip {row}, {column}: {describe(error)}"
@@ -160,6 +166,26 @@ class Chips:
         origin_row, origin_column, step_row, step_column = self._coarse_places[name][channel]
         origin, step = (origin_row, origin_column), (step_row, step_column)
         return Coarse(CHANNELS[channel].kind, values, origin, step)
+
+
+def seen_again(train: Chips, val: Chips) -> str:
+    """A sentence where scenes that are validated on are trained on too, by their names or by what
+    their rasters and labels are; else nothing."""
+    seen = {_identity(train, scene) for scene in train.scenes}
+    both = [s for s in val.scenes if s in train.scenes or _identity(val, s) in seen]
+    if not both:
+        return ""
+    return (
+        f"{len(both)} of {len(val.scenes)} scenes of {val.folder}, such as {both[0]}, are trained "
+        "on too: the scores of validation say nothing of scenes that are new"
+    )
+
+
+def _identity(chips: Chips, scene: str) -> str:
+    """The sizes of a scene's rasters and its labels; without labels scenes are not told apart."""
+    labels = chips.labels[scene]
+    told = [chips.input_bytes(scene), labels.as_lists()] if len(labels) else [scene]
+    return json.dumps(told, sort_keys=True, default=str)
 
 
 def _inside(points: NDArray[Any], rows: Span, columns: Span) -> NDArray[np.bool_]:
@@ -181,10 +207,11 @@ def _read_index(folder: Path) -> dict[str, Any]:
 # --- the store: Zarr 3, of which a shard is so simple that it is written and read here ---------
 
 
-def metadata(shape: Sequence[int]) -> dict[str, Any]:
+def metadata(shape: Sequence[int], dtype: str = DTYPE) -> dict[str, Any]:
     """The zarr.json of chips. A chip is a chunk, a row of chips a shard, its index at its end."""
     little = {"name": "bytes", "configuration": {"endian": "little"}}
-    blosc = {"cname": "lz4", "clevel": 5, "shuffle": "bitshuffle", "typesize": 2, "blocksize": 0}
+    blosc: dict[str, Any] = {"cname": "lz4", "clevel": 5, "shuffle": "bitshuffle", "blocksize": 0}
+    blosc["typesize"] = np.dtype(dtype).itemsize
     sharding = {
         "chunk_shape": [1, 1, *shape[2:]],
         "codecs": [little, {"name": "blosc", "configuration": blosc}],
@@ -195,7 +222,7 @@ def metadata(shape: Sequence[int]) -> dict[str, Any]:
         "zarr_format": 3,
         "node_type": "array",
         "shape": list(shape),
-        "data_type": "float16",
+        "data_type": dtype,
         "fill_value": "NaN",
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1, *shape[1:]]}},
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
@@ -209,7 +236,7 @@ def shard_path(array: Path, row: int) -> Path:
     return array / "c" / str(row) / "0" / "0" / "0" / "0"
 
 
-def write_shard(path: Path, chips: NDArray[np.float16]) -> None:
+def write_shard(path: Path, chips: NDArray[np.floating[Any]]) -> None:
     """One row of chips, synced to disk. No more than one chip is held encoded."""
     blosc = require("numcodecs", "scenes").Blosc
     codec = blosc("lz4", clevel=5, shuffle=blosc.BITSHUFFLE)

@@ -155,6 +155,17 @@ class Packed:
             return {name: (saved[f"{name}.mean"], saved[f"{name}.std"]) for name in self.arrays}
 
 
+def shared(one: Packed, other: Packed) -> int:
+    """How many samples of ``other`` are in ``one``, by the checksums of all their arrays."""
+    names = sorted(one.checks.keys() & other.checks.keys())
+    known, asked = (
+        [tuple(checks) for checks in zip(*(p.checks[n].tolist() for n in names), strict=True)]
+        for p in (one, other)
+    )
+    seen = set(known)
+    return sum(sample in seen for sample in asked)
+
+
 def channel_name(variable: str, level: str | None, offset: int | None) -> str:
     """
     >>> channel_name("tmp", "500", -1), channel_name("land", None, None)

@@ -22,6 +22,7 @@ import numpy as np
 from . import ours
 from .chips import (
     ARRAY,
+    DTYPE,
     FORMAT,
     INDEX,
     MANIFEST,
@@ -53,6 +54,8 @@ class Done:
     scenes: int
     chips: int
     """Chips with at least one valid pixel."""
+    rounded: int
+    """Scenes whose rasters are of more bits than their chips."""
     resumed: int
     """Scenes that an earlier run had finished."""
     labels: int
@@ -72,6 +75,7 @@ def preprocess(
     overwrite: bool,
     background: bool = False,
     replace: bool = False,
+    dtype: str = DTYPE,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Done:
     """Cut every scene; ``workers`` threads take one each. A scene that is done is not done again.
@@ -83,6 +87,8 @@ def preprocess(
     out.mkdir(parents=True, exist_ok=True)
     cut = _cut_scene if layout == "penstock" else _cut_scene_as_the_reference
     settings = {"channels": list(channels), "chip_size": chip_size, "overlap": overlap}
+    if dtype != DTYPE and layout == "penstock":  # which manifests of earlier versions do not name
+        settings["dtype"] = dtype
     stop = threading.Event()
     for name in sorted(folders):
         ours.begin(out / name)
@@ -113,7 +119,8 @@ def preprocess(
     else:
         _write_annotations(out, label_file, manifests, background, replace)
     resumed = sum(was_done for _, was_done in finished)
-    return Done(len(manifests), chips, resumed, sum(len(labels[name]) for name in folders))
+    rounded = sum(bool(manifest.get("rounded")) for manifest in manifests.values())
+    return Done(len(manifests), chips, rounded, resumed, sum(len(labels[name]) for name in folders))
 
 
 class _Stopped(Exception):
@@ -194,7 +201,9 @@ def _already(path: Path, manifest: Mapping[str, Any], overwrite: bool) -> dict[s
     if overwrite or not path.exists():
         return None
     known = read_document(path)
-    differing = [key for key in manifest if known.get(key) != manifest[key]]
+    known.setdefault("dtype", DTYPE)
+    asked = {"dtype": DTYPE, **manifest}
+    differing = [key for key in asked if known.get(key) != asked[key]]
     if differing:
         raise UsageError(
             f"{path.parent} was made with other {differing[0]}; "
@@ -217,10 +226,11 @@ def _cut_scene(
     rows, columns = cuts_of(scene.size, chip, manifest["overlap"])
     shape = (rows.num, columns.num, len(radar), chip, chip)
     (out / ARRAY).mkdir(parents=True)
-    write_json(out / ARRAY / "zarr.json", metadata(shape), indent=None)
+    dtype = manifest.get("dtype", DTYPE)
+    write_json(out / ARRAY / "zarr.json", metadata(shape, dtype), indent=None)
     valid = np.zeros(shape[:2], np.int64)
     # Two, so that one is written while the other is filled.
-    bands = [np.full(shape[1:], np.nan, np.float16) for _ in range(min(2, rows.num))]
+    bands = [np.full(shape[1:], np.nan, dtype) for _ in range(min(2, rows.num))]
     written: list[Future[None]] = []
     with ThreadPoolExecutor(1, thread_name_prefix="write") as writer:
         for index in _rows(rows.num, stop):
@@ -236,6 +246,8 @@ def _cut_scene(
             np.save(file, raster.values)
     places = {name: [*raster.origin, *raster.step] for name, raster in scene.coarse.items()}
     manifest |= {"valid_pixels": valid.tolist(), "coarse": places}
+    if any(scene.dtype(name).itemsize > np.dtype(dtype).itemsize for name in radar):
+        manifest["rounded"] = True
     write_json(out / MANIFEST, manifest, indent=None)
     return manifest, False
 

@@ -52,7 +52,7 @@ class Pixels:
         if page.samplesperpixel != 1:
             self.close()
             raise UsageError(f"{path} has {page.samplesperpixel} values a pixel; a scene has one")
-        self._dtype = np.dtype(np.float16 if page.dtype == np.float16 else np.float32)
+        self.dtype = np.dtype(np.float16 if page.dtype == np.float16 else np.float32)
         height, self._width = page.imagelength, page.imagewidth
         self._piece = (
             (page.tilelength, page.tilewidth)
@@ -73,7 +73,7 @@ class Pixels:
             raise UsageError(
                 f"{self._path} cannot be read at rows {rows[0]} to {rows[1]}: {describe(error)}"
             ) from error
-        return _marked(found.astype(self._dtype, copy=False))
+        return _marked(found.astype(self.dtype, copy=False))
 
     def _lines(self, rows: tuple[int, int]) -> Values:
         """Whole lines of a raster that lies in its file as it would in memory: one read."""

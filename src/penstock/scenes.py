@@ -20,6 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+import numpy as np
+
 from .errors import UsageError, describe, require
 from .rasters import Coarse, Pixels, Values, read_coarse
 
@@ -134,6 +136,10 @@ class Scene:
         if CHANNELS[name].kind == "radar":
             return self._pixels[name].read(rows, columns)
         return self.coarse[name].read(rows, columns)
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        """Of a radar channel's values."""
+        return self._pixels[name].dtype
 
     def rows_at_once(self, name: str) -> int:
         """Radar is read best by so many whole rows, from a multiple of them on."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from . import ours
-from .chips import Chips
+from .chips import Chips, seen_again
 from .config import (
     TRAIN_DEFAULTS,
     TRAIN_KNOBS,
@@ -93,6 +93,13 @@ def check_paths(config: SuiteConfig, presets: Iterable[Preset]) -> SuiteConfig:
                     f"has {','.join(have)}"
                 )
     return config
+
+
+def doubts(config: SuiteConfig) -> list[str]:
+    """What is to be said of the data before it is trained on."""
+    assert config.train_chips_path is not None and config.val_chips_path is not None
+    note = seen_again(Chips(config.train_chips_path), Chips(config.val_chips_path))
+    return [note] if note else []
 
 
 def roots_of(data_root: Path, given: Mapping[str, Path | None]) -> dict[str, Path]:

@@ -40,6 +40,8 @@ def run(args: argparse.Namespace) -> int:
     channels = channels_of(config.channels)
     if config.layout == "reference" and config.overlap:
         raise UsageError(f"--overlap {config.overlap}: chips of --layout reference do not overlap")
+    if config.layout == "reference" and "dtype" in config.model_fields_set:
+        raise UsageError(f"--dtype {config.dtype}: --layout reference is of float32")
     overlap = CHIP_OVERLAP if config.overlap is None else config.overlap
     overlap = 0 if config.layout == "reference" else overlap
     check_folder(config.output_dir, "--output-dir")
@@ -69,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
                 overwrite=config.overwrite_preproc,
                 background=split == "train",
                 replace=config.replace,
+                dtype=config.dtype,
                 progress=progress,
             )
         took = time.perf_counter() - began
@@ -77,6 +80,12 @@ def run(args: argparse.Namespace) -> int:
             f"{done.labels} labels, in {took:.1f} s"
             + (f"; {done.resumed} scenes were done before" if done.resumed else "")
         )
+        if done.rounded:
+            print(
+                f"{config.output_dir / name}: the rasters of {done.rounded} scenes are float32; "
+                "chips keep them as float16, rounded to some 3 digits; --dtype float32 keeps all "
+                "(with --overwrite-preproc where chips are there)"
+            )
     return 0
 
 

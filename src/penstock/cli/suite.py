@@ -120,6 +120,7 @@ def _benchmark(args: argparse.Namespace) -> int:
     checked = suite.checked(suite.cases_of(asked[0], config)[0], config.timeout)
     gpus = checked.facts["gpus"]
     presets, notes = _fitted(asked, gpus, config.anyway)
+    notes += suite.doubts(config)
     cases = [case for preset in presets for case in suite.cases_of(preset, config)]
     if config.resume:
         suite.check_resumed(config, cases, checked.environment["machine_key"])

@@ -150,6 +150,10 @@ class PreprocessConfig(Knobs):
     overwrite_preproc: bool = flag(False, help="cut again what an earlier run cut")
     replace: bool = replace_flag()
     chip_size: Positive = flag(800, help="pixels of a chip's side")
+    dtype: Literal["float16", "float32"] = flag(
+        "float16",
+        help="floats that chips keep; the rasters of xView3 are float16 (reference: float32)",
+    )
     overlap: Natural | None = flag(
         None, help=f"pixels that neighbouring chips share (default: {CHIP_OVERLAP}; reference: 0)"
     )

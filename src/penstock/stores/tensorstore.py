@@ -64,11 +64,16 @@ _TRANSIENT = re.compile(
 )
 _LONGEST = 300  # characters of a message
 
-# TensorStore retries an unreachable host for a quarter of an hour. A long job wants that, a typing
-# error in a host name does not: the first opening is given a few seconds.
+# TensorStore retries an unreachable host for a quarter of an hour and says nothing. The first
+# opening is given a few seconds, since it may be a typing error in a host name; what a job reads
+# and writes afterwards one minute over HTTP, and three in a bucket, which may ask to slow down.
 _IMPATIENT = {
     f"{kind}_request_retries": {"max_retries": 4, "initial_delay": "200ms"}
     for kind in ("s3", "gcs", "http")
+}
+_PATIENT = {
+    f"{kind}_request_retries": {"max_retries": retries, "initial_delay": "1s"}
+    for kind, retries in (("http", 6), ("s3", 10), ("gcs", 10))
 }
 # These stand above a spec's own mode, so that reading from a sink's spec deletes nothing.
 _EXISTING = {"open": True, "create": False, "delete_existing": False, "read": True}
@@ -180,7 +185,7 @@ class TensorStoreSink:
                 if self.root.read(key).result().state != "value":
                     text = json.dumps(document, indent=2, allow_nan=False)
                     self.root.write(key, text.encode()).result()
-            array = ts.open(self.spec, read=True, write=True).result()
+            array = ts.open(self.spec, context=ts.Context(_PATIENT), read=True, write=True).result()
             if self.replaces is not None:
                 self.root.write(_DELETING, None).result()
         self._view = to_five(array, self.stored_axes)
@@ -498,7 +503,7 @@ def _settled(path: str) -> str:
 
 
 def _cache(num_bytes: int) -> Any:
-    return ts.Context({"cache_pool": {"total_bytes_limit": num_bytes}})
+    return ts.Context({"cache_pool": {"total_bytes_limit": num_bytes}, **_PATIENT})
 
 
 def _pools(spec: Any) -> list[int]:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..average_precision import ImageResult, coco_ap
-from ..chips import Chip, Chips
+from ..chips import Chip, Chips, seen_again
 from ..config import TrainConfig, XView3Rules
 from ..detection import Objects, keep_strongest
 from ..errors import UsageError
@@ -66,7 +66,7 @@ class Detector:
             "torchvision": torchvision.__version__,
             "compiled_operators": COMPILED,
         }
-        self.notes = [NOTE] if NOTE else []
+        self.notes = [note for note in (NOTE, seen_again(train, self.chips)) if note]
         self.train = Pictures(train, chosen(train.num_points, config.background, config.seed))
         self.val = Pictures(self.chips, np.arange(len(self.chips)))
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..config import TrainConfig
-from ..dataset import Packed, PackedArray, open_dataset
+from ..dataset import Packed, PackedArray, open_dataset, shared
 from ..errors import UsageError
 from ..loader import Loader
 from ..models.emulator import Emulator as MeshNet
@@ -59,6 +59,13 @@ class Emulator:
                     f"{other.shape[1:] if other else 'absent'} and {array.shape[1:]}"
                 )
         self.train, self.val = range(train.num_samples), range(val.num_samples)
+        both = shared(train, val)
+        self.notes = list[str]()
+        if both:
+            self.notes.append(
+                f"{both} of {val.num_samples} samples of --val-data-root {val.root} are trained on "
+                "too: the scores of validation say nothing of samples that are new"
+            )
         self.inputs, self.targets = train.arrays["inputs"], train.arrays["targets"]
         self.names = _bases(self.targets)
         self.last = last_seen(self.inputs, self.targets)

@@ -75,6 +75,12 @@ class Pairs:
         self.train = Tiles(source, target, train, tile, scaling)
         self.val = Tiles(source, target, val, tile, scaling)
         self.facts = {"model": config.model, "scaling": asdict(scaling)}
+        self.notes = list[str]()
+        if source.fingerprint == target.fingerprint:
+            self.notes.append(
+                f"--target-spec {target.name} is --in-spec itself: all that there is to learn is "
+                "to return what is given"
+            )
 
     def model(self) -> nn.Module:
         return self._model.module
