@@ -292,3 +292,18 @@ def test_the_verb_refuses(path: Path) -> None:
     (path.parent / "file").write_text("")
     with pytest.raises(UsageError, match=r"file/bench.* cannot be written: "):
         run(str(path), "--output", str(path.parent / "file" / "bench.png"))
+
+
+def test_whiskers_hang_on_their_own_median_and_are_not_clipped(tmp_path: Path) -> None:
+    """They hung on the mean, and were cut off at the top."""
+    seconds = ((0.05,) * 9 + (0.5,) * 4, (0.04,) * 9, (0.02,) * 9)
+    append_csv([launch(256, 2, n, own) for n, own in enumerate(seconds)], tmp_path / "b.csv")
+    figure = drawn(tmp_path / "b.csv")
+    (curve,) = curves(figure.axes[SAMPLES])
+    assert curve == [(0, pytest.approx(2 / 0.04))]
+    for panel in (SAMPLES, PIXELS, TIME):
+        axes = figure.axes[panel]
+        ends = [y for c in axes.collections for s in c.get_segments() for _, y in s]
+        assert ends and max(ends) <= axes.get_ylim()[1] and min(ends) >= axes.get_ylim()[0]
+    low, high = (end for end in sorted(ends))
+    assert (low, high) == (pytest.approx(20), pytest.approx(50))

@@ -17,6 +17,7 @@ from penstock.errors import UsageError
 from penstock.record import Record, case_key
 from penstock.report import (
     COLUMNS,
+    MB,
     SEED_COLUMNS,
     append_csv,
     cells,
@@ -526,7 +527,7 @@ def test_a_launch_that_grew_slower_and_a_hot_card_are_told() -> None:
             *(launch(384, 1, n, steady, clocks=hot) for n in range(2)),
         ]
     )
-    assert lines[0] == "Batch 1: 256 drifted by up to +7.7% in 1 of 3 launches."
+    assert lines[0] == "Batch 1: 256 drifted by up to +7.7% of its median in 1 of 3 launches."
     assert lines[1] == "Batch 1: 384 had its clocks held down by its power cap and heat."
 
 
@@ -545,3 +546,27 @@ def test_arithmetic_is_set_against_the_measured_roof() -> None:
     assert asked == [("here", "cpu", "float32")]
     assert "`penstock doctor` measures" in roof_line(records, lambda *of: None)
     assert roof_line([launch()], roof) == ""
+
+
+def test_a_line_of_the_table_is_of_one_kind_and_a_long_tail_is_told() -> None:
+    """2 samples in a step of 56.8 ms were told as 23.4 a second, which was of the mean."""
+    tailed = [launch(256, 2, n, (0.0568,) * 9 + (0.4,) * 2) for n in range(3)]
+    (section,) = sections(tailed)
+    head, line = section.table
+    told = dict(zip(head, line, strict=True))
+    assert (told["step"], told["samples/s"]) == ("56.8 ms", "35.2")
+    assert any("took 119 ms in the mean and 56.8 ms in the median" in s for s in section.told)
+    (row,) = (cell.row for cell in cells(tailed))
+    assert float(row["throughput_samples_per_sec"]) == pytest.approx(
+        2e3 / float(row["avg_time_ms"])
+    )
+    even = [launch(256, 2, n, (0.0568,) * 9) for n in range(3)]
+    assert not any("in the mean" in s for s in sections(even)[0].told)
+
+
+def test_under_a_budget_the_peak_is_what_the_kernel_counts() -> None:
+    """922 MiB were resident, with a "margin of 10 %", where the kernel had counted 1,024."""
+    memory = {"host_peak": 922 * MB, "host_counted": 1024 * MB}
+    (free,) = cells([launch(256, 1, memory=memory)])
+    (bound,) = cells([launch(256, 1, memory=memory, case={"budget": 1024 * MB})])
+    assert (free.memory, bound.memory) == (922 * MB, 1024 * MB)

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.config import TRAIN_DEFAULTS, InferConfig, TrainConfig, build, read_yaml
 from penstock.errors import UsageError
-from penstock.record import Record
+from penstock.record import Record, Warmup
 from penstock.tune import Choice, Recommendation, recommend, write_yaml
 
 from .test_report import launch, sweep
@@ -284,3 +284,20 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--recommend .*bench\.yaml cannot be written"):
         write_yaml(recommend(sized(TIMES)), tmp_path / "file" / "bench.yaml")
     assert write_yaml(Recommendation(()), tmp_path / "none.yaml") == []
+
+
+def test_a_winner_of_one_launch_or_an_unsteady_one_is_doubted_in_its_file(tmp_path: Path) -> None:
+    """It was recommended without a word."""
+    one = launch(256, 1, seconds=(0.1,) * 9)
+    written = doubted([one], tmp_path)
+    assert "But it was measured in one launch, and another may differ: measure again" in written
+    several = [launch(256, 1, i, (0.1 + i / 1e4,) * 9) for i in range(3)]
+    assert "But" not in doubted(several, tmp_path)
+    unsteady = several[0].model_copy(update={"warmup": Warmup(settled=False)})
+    written = doubted([unsteady, *several[1:]], tmp_path)
+    assert "But it was still unsteady after warm-up in 1 of 3 launches: measure again" in written
+
+
+def doubted(records: list[Record], folder: Path) -> str:
+    (path,) = write_yaml(recommend(records), folder / "winner.yaml")
+    return " ".join(line.removeprefix("# ") for line in path.read_text().splitlines())

@@ -290,7 +290,9 @@ def _draw_times(axis: Axes, points: Sequence[Point]) -> None:
     """A bar for each case, its phases on one another in training."""
     tiles, batches = _axes_of(points)
     phased = any(point.phases for point in points)
-    axis.set_title("Time of a step, mean of each phase" if phased else "Time of a step", **_TITLE)
+    axis.set_title(
+        "Time of a step, mean of each phase" if phased else "Time of a step, median", **_TITLE
+    )
     width = min(0.84 / len(batches), 0.28)
     ends = [high for p in points for high in (p.time, p.time_high)]
     top = _top([sum(point.phases.values()) for point in points] if phased else ends)

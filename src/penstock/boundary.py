@@ -114,8 +114,8 @@ class Limit:
         if self.failing_batch is None:
             return text + "; no larger one was allowed."
         text += f"; {self.failing_batch} does not"
-        if (between := self.failing_batch - self.batch - 1) > 0:
-            text += f", and of the {between} between them none was tried"
+        if self.failing_batch > self.batch + 1:
+            text += ", and what lies between was not tried"
         return text + "."
 
 

@@ -463,7 +463,8 @@ def _troubles(cell: Cell) -> str:
         troubles.append(f"was still unsteady after warm-up in {unsettled} of {_launches(total)}")
     if drifts := cell.drifts:
         most = max(drifts, key=abs)
-        troubles.append(f"drifted by up to {most:+.1%} in {len(drifts)} of {_launches(total)}")
+        of = f"of its median in {len(drifts)} of {_launches(total)}"
+        troubles.append(f"drifted by up to {most:+.1%} {of}")
     if (mean := cell.mean()) and cell.time and mean > (1 + NOTABLE_TAIL) * cell.time.value:
         troubles.append(
             f"took {format_seconds(mean)} in the mean and {format_seconds(cell.time.value)} in the "

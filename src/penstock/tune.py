@@ -254,7 +254,8 @@ def _doubt(cell: Cell) -> str:
     if cell.launches == 1:
         doubts.append("it was measured in one launch, and another may differ")
     if unsettled := sum(record.warmup.settled is False for record in cell.measured):
-        doubts.append(f"it was still unsteady after warm-up in {unsettled} of {cell.launches}")
+        of = f"{cell.launches} launch{'es' * (cell.launches != 1)}"
+        doubts.append(f"it was still unsteady after warm-up in {unsettled} of {of}")
     return f" But {', and '.join(doubts)}: measure again before relying on it." if doubts else ""
 
 
