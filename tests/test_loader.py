@@ -628,11 +628,11 @@ def test_a_batch_goes_with_its_last_view(data: dict[str, Path]) -> None:
 def test_too_little_memory_is_refused_with_the_numbers(data: dict[str, Path]) -> None:
     with pytest.raises(Refused, match=r"max_memory 10\.0 KiB .* \(queue 4 and .* lower batch_size"):
         Loader(data, batch_size=6, queue=4, max_memory="10KiB")
-    loader = Loader(data, batch_size=6, queue=0)
-    room = loader.engine.scratch_bytes + 3 * loader.batch_bytes
+    loader = Loader(data, batch_size=6, queue=0, engine="native")
+    room = loader.scratch_bytes + 3 * loader.batch_bytes
     with pytest.raises(Refused, match="queue 2 would fit"):
-        Loader(data, batch_size=6, queue=4, max_memory=room)
-    Loader(data, batch_size=6, queue=2, max_memory=room)
+        Loader(data, batch_size=6, queue=4, max_memory=room, engine="native")
+    Loader(data, batch_size=6, queue=2, max_memory=room, engine="native")
 
 
 @pytest.mark.parametrize("queue", [0, 1, 3])
@@ -640,7 +640,7 @@ def test_max_memory_holds_and_holding_everything_is_an_error(
     data: dict[str, Path], queue: int
 ) -> None:
     free = Loader(data, batch_size=1, queue=queue, workers=2)
-    limit = free.engine.scratch_bytes + (max(queue, 1) + 1) * free.batch_bytes
+    limit = free.scratch_bytes + (max(queue, 1) + 1) * free.batch_bytes
     loader = Loader(data, batch_size=1, queue=queue, workers=2, max_memory=limit)
     for _ in loader:
         assert loader._ring.made <= max(queue, 1) + 1

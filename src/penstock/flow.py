@@ -35,10 +35,18 @@ class Flow:
     """Owns the threads of a pipeline and the first error among them."""
 
     def __init__(self) -> None:
-        self.changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._conditions: list[threading.Condition] = []
+        self.changed = self.condition()
         self.error: BaseException | None = None
         self._threads: list[threading.Thread] = []
         self._running = 0
+
+    def condition(self) -> threading.Condition:
+        """What some threads of the flow wait for, so that others sleep on; all share one lock."""
+        made = threading.Condition(self._lock)
+        self._conditions.append(made)
+        return made
 
     @property
     def failed(self) -> bool:
@@ -49,16 +57,24 @@ class Flow:
         with self.changed:
             if self.error is None:
                 self.error = error
-            self.changed.notify_all()
+            self._wake()
+
+    def _wake(self) -> None:
+        """Everyone, with the lock held."""
+        for condition in self._conditions:
+            condition.notify_all()
 
     def check(self) -> None:
         """Raise `Stopped` once the flow has failed; for threads deep in a long piece of work."""
         if self.failed:
             raise Stopped
 
-    def wait_for(self, ready: Callable[[], bool]) -> None:
-        """Wait, with ``changed`` held, until ``ready()``; `Stopped` once the flow has failed."""
-        self.changed.wait_for(lambda: self.failed or ready())
+    def wait_for(
+        self, ready: Callable[[], bool], condition: threading.Condition | None = None
+    ) -> None:
+        """Wait, with a condition held (``changed`` if none is given), until ``ready()``; `Stopped`
+        once the flow has failed."""
+        (condition or self.changed).wait_for(lambda: self.failed or ready())
         self.check()
 
     def spawn(self, name: str, work: Callable[[], None]) -> None:
@@ -74,7 +90,7 @@ class Flow:
             finally:
                 with self.changed:
                     self._running -= 1
-                    self.changed.notify_all()
+                    self._wake()
 
         with self.changed:
             self._running += 1
@@ -123,6 +139,8 @@ class Channel(Generic[Item]):
         self._flow, self._producers = flow, producers
         self._items: dict[int, Item] = {}
         self._put = self._got = 0
+        self.filled = flow.condition()
+        """Something came, or no more will."""
 
     def __len__(self) -> int:
         """Items that `get` would return at once, one after another: none that came out of turn."""
@@ -136,25 +154,26 @@ class Channel(Generic[Item]):
 
     def put(self, item: Item, place: int | None = None) -> None:
         """Hand an item on; the places that are named are 0, 1, 2, ... in any order."""
-        with self._flow.changed:
+        with self.filled:
             self._flow.check()
             self._items[self._put if place is None else place] = item
             self._put += 1
-            self._flow.changed.notify_all()
+            self.filled.notify_all()
 
     def put_all(self, items: Iterable[Item]) -> None:
-        """Hand many items on at once, in their order, waking who waits but once."""
-        with self._flow.changed:
+        """Hand many items on at once, in their order, waking no more threads than there are."""
+        with self.filled:
             self._flow.check()
+            before = self._put
             for item in items:
                 self._items[self._put] = item
                 self._put += 1
-            self._flow.changed.notify_all()
+            self.filled.notify(self._put - before)
 
     def get(self) -> Item | None:
         """The next item, or None when the channel is closed and empty."""
-        with self._flow.changed:
-            self._flow.wait_for(lambda: self.ready)
+        with self.filled:
+            self._flow.wait_for(lambda: self.ready, self.filled)
             if self._got not in self._items:
                 assert not self._items, f"item {self._got} was never put"
                 return None
@@ -163,9 +182,9 @@ class Channel(Generic[Item]):
             return item
 
     def close(self) -> None:
-        with self._flow.changed:
+        with self.filled:
             self._producers -= 1
-            self._flow.changed.notify_all()
+            self.filled.notify_all()
 
     def clear(self) -> None:
         """Let go of what nobody will get any more."""

@@ -17,12 +17,14 @@ when it ends: at its end, at a ``break``, at an error, or at `Loader.close`.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -57,6 +59,8 @@ if TYPE_CHECKING:
 Transform = Callable[["Batch"], Mapping[str, NDArray[Any]] | None]
 
 _ALIGN = 64
+_AT_ONCE = 1024
+"""Items whose place in the order is computed at once."""
 
 
 class Batch(dict[str, NDArray[Any]]):
@@ -149,15 +153,17 @@ class Loader:
             channel_axis=_for_each(names, "channel_axis", channel_axis, operator.index),
             normalise=_normalisers(normalise, names),
         )
-        self.engine: Engine = open_engine(
-            config.engine,
-            places,
-            selection,
+        self._open = partial(
+            open_engine,
+            places=places,
+            selection=selection,
             workers=config.workers or usable_cores(),
             fetch=config.fetch,
             cache_bytes=config.cache,
             missing=config.missing,
         )
+        self.engine: Engine = self._open(config.engine)
+        """What reads; printed, it says which engine that is and why."""
         self.fields = self.engine.fields
         deep = {*selection.channel_axis, *selection.channels}
         deep |= {name for name, place in places.items() if "channels" in place.axes}
@@ -211,7 +217,7 @@ class Loader:
             return None
         needed = self._buffers()
         if limit < self.scratch_bytes + needed * self.batch_bytes:
-            self.engine.save_memory()
+            self._save_memory()
         scratch = self.scratch_bytes
         room = (limit - scratch) // self.batch_bytes
         if room < needed:
@@ -222,6 +228,19 @@ class Loader:
                 f"{format_bytes(scratch)} of scratch and cache; {remedy}"
             )
         return room
+
+    def _save_memory(self) -> None:
+        """With the engine that needs less, where any will do."""
+        self.engine.save_memory()
+        if self.config.engine != "auto" or self.engine.name == "native":
+            return
+        first, needed = self.engine, self.scratch_bytes
+        with contextlib.suppress(UsageError):  # then there is no other
+            self.engine = self._open("native")
+            self.engine.save_memory()
+            self.engine.reason = "it fits max_memory"
+            if self.scratch_bytes >= needed:
+                self.engine = first
 
     @property
     def scratch_bytes(self) -> int:
@@ -561,7 +580,8 @@ class _Run:
                 self.asked = True
                 if self.starved:
                     self.ring.wake()
-                flow.changed.notify_all()
+                if self.opened == self.taken:  # else nobody waits for this
+                    flow.changed.notify_all()
                 work = self.out.get()
                 self.asked = False
                 self.taken += work is not None
@@ -696,12 +716,13 @@ class _Run:
 
 def _wanted(order: Order, start: Position, first_sample: int, check: Check) -> Iterator[Wanted]:
     """The batches of the rest of an epoch. Ends whoever asks for one when the flow has failed."""
-    for number in range(start.batch, order.num_batches):
-        check()
-        items = order.items(start.epoch, number)
-        samples, patches = order.split(items)
-        cut = order.patches_per_sample > 1
-        yield Wanted(number, items, samples + first_sample, patches if cut else None)
+    cut, some = order.patches_per_sample > 1, max(1, _AT_ONCE // order.batch_size)
+    for first in range(start.batch, order.num_batches, some):
+        numbers = range(first, min(first + some, order.num_batches))
+        for number, items in zip(numbers, order.run_of_items(start.epoch, numbers), strict=True):
+            check()
+            samples, patches = order.split(items)
+            yield Wanted(number, items, samples + first_sample, patches if cut else None)
 
 
 def _tickets(work: _Work, tasks: Sequence[Task], held: int) -> Iterator[_Ticket]:
@@ -912,6 +933,12 @@ class Ours:
 
 
 class OursByTensorStore(Ours):
-    """With the TensorStore engine where the native one would do."""
+    """With the TensorStore engine, whatever ``auto`` would take."""
 
     engine = "tensorstore"
+
+
+class OursNative(Ours):
+    """Chunk by chunk in Python's threads."""
+
+    engine = "native"

@@ -190,16 +190,25 @@ class Order:
         """This rank's items of a batch, shape (batch_size,), or less for a short last batch."""
         return self._items_of(epoch, batch, self.rank, self.world_size)
 
+    def run_of_items(self, epoch: int, batches: range) -> list[Items]:
+        """`items` of consecutive batches, for less than each by itself: numpy is asked but once."""
+        positions = [self._positions(batch, self.rank, self.world_size) for batch in batches]
+        ends = np.cumsum([len(own) for own in positions])[:-1]
+        return np.split(self.items_at(epoch, np.concatenate(positions)), ends)
+
     def global_items(self, epoch: int, batch: int) -> Items:
         """The items of all ranks; those of rank r are rows r, r + world_size, ..."""
         return self._items_of(epoch, batch, 0, 1)
 
     def _items_of(self, epoch: int, batch: int, first: int, step: int) -> Items:
+        return self.items_at(epoch, self._positions(batch, first, step))
+
+    def _positions(self, batch: int, first: int, step: int) -> Items:
         if not 0 <= batch < self.num_batches:
             raise IndexError(f"batch {batch} is not one of the {self.num_batches} of an epoch")
         start = self.skip + batch * self.global_batch
         stop = min(start + self.global_batch, self.num_positions)
-        return self.items_at(epoch, np.arange(start + first, stop, step, dtype=np.int64))
+        return np.arange(start + first, stop, step, dtype=np.int64)
 
     def items_at(self, epoch: int, positions: Items) -> Items:
         """The items at some positions of an epoch; past its end it begins again."""
@@ -325,6 +334,9 @@ class Endless(Order):
         return self.items_at(
             epoch + turn * self.reshuffled, np.arange(first, first + self.batch_size)
         )
+
+    def run_of_items(self, epoch: int, batches: range) -> list[Items]:
+        return [self.items(epoch, batch) for batch in batches]
 
 
 # --- what an order costs and what it buys -------------------------------------------------------

@@ -21,8 +21,26 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+import psutil
+
+_LOCAL = frozenset("apfs bcachefs btrfs ext2 ext3 ext4 f2fs overlay ramfs tmpfs xfs zfs".split())
+"""File systems whose files are on this machine."""
 BLOCK = 8 * 2**20
 """Bytes of one read: more gains nothing on the disks that we know, and fits in few caches."""
+
+
+def safe_to_map(place: str) -> bool:
+    """Whether a folder, given by path or URL, is on a file system of this machine.
+
+    A page of a mapped file that cannot be read ends the process by a signal, where reading would
+    say what is wrong. Of a network that is to be expected; of a disk it is rare.
+    """
+    if "://" in place:
+        return False
+    path = Path(place).resolve()
+    mounts = {Path(part.mountpoint): part.fstype for part in psutil.disk_partitions(all=True)}
+    found = next((mounts[above] for above in (path, *path.parents) if above in mounts), None)
+    return found in _LOCAL
 
 
 def drop(paths: Iterable[Path]) -> None:

@@ -31,6 +31,8 @@ Check = Callable[[], None]
 CONTENDERS = {
     "penstock": "penstock.loader:Ours",
     "penstock-tensorstore": "penstock.loader:OursByTensorStore",
+    "penstock-native": "penstock.loader:OursNative",
+    "tensorstore-loop": "penstock.loaders.tensorstore_read:TensorStoreLoop",
     "tensorstore-read": "penstock.loaders.tensorstore_read:TensorStoreRead",
     "torch": "penstock.loaders.torch_workers:TorchWorkers",
     "dask-sample": "penstock.loaders.dask_xarray:DaskSample",
@@ -374,6 +376,8 @@ class Engine(ABC):
     """Reads rows of some arrays into memory of the caller."""
 
     name: str
+    reason: str = "it was asked for"
+    """Why this engine and no other."""
     fields: Mapping[str, Field]
     drivers: int
     """Threads that should run tasks."""
@@ -402,6 +406,9 @@ class Engine(ABC):
 
         Moves no byte. Batches are asked for in the order in which they are wanted.
         """
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.reason}"
 
     def plan(self, batches: Iterator[Wanted]) -> Iterator[tuple[Wanted, Sequence[Task]]]:
         """Batches with their tasks, as they are asked for. ``batches`` may be looked at further
@@ -445,23 +452,57 @@ def open_engine(
     cache_bytes: int,
     missing: str,
 ) -> Engine:
-    """The engine of a name; ``auto`` is native where it can read every array, else tensorstore."""
+    """The engine of a name; `_fitting` for ``auto``."""
     if not places:
         raise UsageError("there are no arrays to read")
     selection.check(list(places))
     options: dict[str, Any] = {
         "workers": workers, "fetch": fetch, "cache_bytes": cache_bytes, "missing": missing
     }  # fmt: skip
-    if name in ("auto", "native"):
-        from . import native
+    if name == "auto":
+        return _fitting(places, selection, options)
+    if name == "native":
+        from .native import NativeEngine
 
-        try:
-            return native.NativeEngine(places, selection, **options)
-        except native.Unsupported:
-            if name == "native":
-                raise
-    if name in ("auto", "tensorstore"):
-        from . import tensorstore
+        return NativeEngine(places, selection, **options)
+    if name == "tensorstore":
+        from .tensorstore import TensorStoreEngine
 
-        return tensorstore.TensorStoreEngine(places, selection, **options)
+        return TensorStoreEngine(places, selection, **options)
     raise UsageError(f"engine {name!r} is not one of auto, native, tensorstore")
+
+
+def _fitting(
+    places: Mapping[str, Location], selection: Selection, options: Mapping[str, Any]
+) -> Engine:
+    """TensorStore, but where only the native engine does what is wanted.
+
+    Between two chunks the native engine takes Python's lock, and its threads wait for one another:
+    with chunks of 72 KiB for more than half of the time. TensorStore decodes a whole batch without
+    that lock. ``benchmarks/loader.py --grid`` compares the two on many layouts.
+    """
+    from .native import NativeEngine, Unsupported
+    from .tensorstore import TensorStoreEngine
+
+    engine: Engine
+    try:
+        engine = NativeEngine(places, selection, **options)
+    except Unsupported as error:
+        engine = TensorStoreEngine(places, selection, **options)
+        engine.reason = str(error).partition(";")[0]
+        return engine
+    if options["cache_bytes"]:
+        engine.reason = "its cache knows which chunks will be used next"
+        return engine
+    if options["fetch"]:
+        engine.reason = "it has threads that only read ahead"
+        return engine
+    if engine.copies_large_chunks_together:
+        engine.reason = "it copies large chunks together that lie side by side in a batch"
+        return engine
+    try:
+        engine = TensorStoreEngine(places, selection, **options)
+        engine.reason = "it decodes a whole batch without Python's lock"
+    except UsageError as error:
+        engine.reason = f"TensorStore does not read this: {error}"
+    return engine

@@ -64,6 +64,8 @@ _BESIDE = 256 << 20
 _FEWEST = 4
 """Chunks that are worth it. Numpy starts anew for every line of them: two side by side took a tenth
 more processor time than one by one, four a tenth less, fourteen a quarter less (ufs-p1)."""
+_LARGE = 1 << 20
+"""Bytes of a chunk that takes much longer to decode than threads take to pass Python's lock on."""
 _FILL = np.empty(0, np.uint8)
 """Stands for the bytes of a missing chunk where the fill value is wanted."""
 
@@ -260,6 +262,18 @@ class NativeEngine(Engine):
             self.save_memory()
         else:
             self._set_aside({n: _beside(f, workers) for n, f in self.fields.items()})
+
+    @property
+    def copies_large_chunks_together(self) -> bool:
+        """Whether most of what it reads are such chunks, see `SideBySide`: what other engines copy
+        one by one, and so large that Python's lock between two of them costs little."""
+        items = {name: field.item_nbytes for name, field in self.fields.items()}
+        large = [
+            items[name]
+            for name, field in self.fields.items()
+            if self._beside[name] > 1 and field.chunk_nbytes >= _LARGE
+        ]
+        return 2 * sum(large) > sum(items.values())
 
     def save_memory(self) -> None:
         self._set_aside(dict.fromkeys(self.fields, 1))

@@ -5,6 +5,10 @@
 TensorStore reads, decodes and copies in threads of its own: ``workers`` of them copy, ``fetch``
 requests are under way. The threads of the loader only start a read and wait, so that the next one
 is asked for before the last has ended.
+
+Two things make it quick. Files of this machine are mapped and not read: a chunk is decoded from the
+page cache, without a buffer of its own and that buffer's page faults. And samples that follow one
+another are a slice: an index for each of them is copied value by value where a chunk has several.
 """
 
 from __future__ import annotations
@@ -20,13 +24,14 @@ from numpy.typing import NDArray
 from ..batches import Field
 from ..errors import StageError, UsageError, require
 from ..order import Items
+from ..pagecache import safe_to_map
 from ..stores.tensorstore import explaining, kvstore, open_kvstore
 from . import Arrays, Check, Engine, Location, Normaliser, Rows, Selection, Traffic
 
 ts = require("tensorstore", "infer")
 
 _IN_FLIGHT = 4
-"""Reads that are asked for at once, each one array of one batch."""
+"""Reads that are asked for at once, at most, each one array of one batch; two of each array."""
 REQUESTS = tuple(
     f"{kind}_concurrency" for kind in ("file_io", "s3_request", "gcs_request", "http_request")
 )
@@ -40,6 +45,8 @@ would try for a quarter of an hour, in which a training stands still and says no
 _MARKERS = {".zarray": "zarr", "zarr.json": "zarr3", "attributes.json": "n5"}
 _UNFILLED = {"fill_missing_data_reads": False}
 """A chunk that is missing is an error."""
+_UNCHANGED = {"recheck_cached_metadata": "open", "recheck_cached_data": "open"}
+"""What is read stays as it was when it was opened."""
 
 
 def read_object(url: str, key: str, *, strict: bool = False) -> bytes | None:
@@ -81,7 +88,7 @@ class TensorStoreEngine(Engine):
         cache_bytes: int,
         missing: str,
     ) -> None:
-        self.drivers = _IN_FLIGHT
+        self.drivers = min(_IN_FLIGHT, 2 * len(places))
         settings: dict[str, Any] = {
             **_PATIENCE,
             "data_copy_concurrency": {"limit": workers},
@@ -89,6 +96,11 @@ class TensorStoreEngine(Engine):
         }
         if fetch:
             settings |= {kind: {"limit": fetch} for kind in REQUESTS}
+        elif all(safe_to_map(place.url) for place in places.values()):
+            # Who maps a file does not wait for it: as many as decode are enough.
+            settings |= {
+                "file_io_mode": {"mode": "memmap"}, "file_io_concurrency": {"limit": workers}
+            }  # fmt: skip
         context = ts.Context(settings)
         self.arrays: dict[str, Any] = {}
         fields: dict[str, Field] = {}
@@ -148,7 +160,7 @@ class TensorStoreEngine(Engine):
             for field in self.fields.values()
             for _ in range(batches)
         ]
-        return sum(sorted(tasks, reverse=True)[:_IN_FLIGHT])
+        return sum(sorted(tasks, reverse=True)[: self.drivers])
 
     def cancel(self) -> None:
         with self.lock:
@@ -208,14 +220,26 @@ class FieldTask:
         if field.channels is not None:
             inner[field.channel_axis % len(field.shape) - 1] = np.array(field.channels)
         if self.patches is None or field.patch is None:
-            return [(slice(0, len(wanted)), _outer(array, inner)[wanted])]
-        views = []
+            return [(slice(0, len(wanted)), _outer(array, inner)[_plain(wanted)])]
+        views: list[tuple[slice, Any]] = []
         sizes = dict(zip(field.patch_axes, field.patch.shape, strict=True))
         for row, patch in enumerate(self.patches.tolist()):
             for axis, start in field.patch_start(patch).items():
                 inner[axis - 1] = slice(start, start + sizes[axis])
-            views.append((slice(row, row + 1), _outer(array, inner)[wanted[row : row + 1]]))
+            view = _outer(array, inner)[_plain(wanted[row : row + 1])]
+            views.append((slice(row, row + 1), view))
         return views
+
+
+def _plain(wanted: NDArray[Any]) -> Any:
+    """Samples that follow one another as a slice; others, and those with a time axis, as they are.
+
+    >>> _plain(np.array([3, 4, 5])), _plain(np.array([3, 5, 4]))
+    (slice(3, 6, None), array([3, 5, 4]))
+    """
+    if wanted.ndim > 1 or (np.diff(wanted) != 1).any():
+        return wanted
+    return slice(int(wanted[0]), int(wanted[-1]) + 1)
 
 
 def _outer(array: Any, inner: list[Any]) -> Any:
@@ -229,7 +253,7 @@ def _open(url: str, missing: str, context: Any) -> Any:
         for marker in _MARKERS:
             read_object(url, marker, strict=True)  # what was forbidden is told
         raise UsageError(f"{url}: there is none of {', '.join(_MARKERS)}")
-    spec = {"driver": driver, "kvstore": kvstore(f"{url}/")}
+    spec = {"driver": driver, "kvstore": kvstore(f"{url}/"), **_UNCHANGED}
     with explaining(url):
         opened = ts.open({**spec, **_UNFILLED}, context=context, read=True, open=True).result()
         # N5 says zero for what it lacks; for Zarr without a fill value TensorStore makes that up.

@@ -51,7 +51,7 @@ from ..order import Endless, Order, Price, price
 from . import Phase, Work, WrongResult
 
 Batch = Mapping[str, NDArray[Any]]
-OURS = ("penstock", "penstock-tensorstore")
+OURS = ("penstock", "penstock-native", "penstock-tensorstore")
 _PRICED = 64
 """Batches whose reads are counted beforehand."""
 

@@ -132,8 +132,10 @@ class FromLoader:
         run = self._loader._run
         assert run is not None
         # What made the readers fail is raised by the next `get`.
-        with contextlib.suppress(Stopped), run.flow.changed:
-            run.flow.wait_for(lambda: run.ready >= self._queue or not run.flow.alive)
+        with contextlib.suppress(Stopped), run.out.filled:
+            run.flow.wait_for(
+                lambda: run.ready >= self._queue or not run.flow.alive, run.out.filled
+            )
         if run.ready < self._queue and run.flow.error is None:
             raise WrongResult(f"the batches ended before a queue of {self._queue} was full")
 

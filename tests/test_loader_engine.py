@@ -1,0 +1,142 @@
+"""Which engine reads, and why: small chunks need one that does not stop for each of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.errors import StageError
+from penstock.flow import Channel, Flow
+from penstock.loader import Loader
+from penstock.loaders import native
+from penstock.order import Endless, Order
+from penstock.pagecache import safe_to_map
+
+zarr = pytest.importorskip("zarr")
+numcodecs = pytest.importorskip("numcodecs")
+pytest.importorskip("tensorstore")
+
+VALUES = np.arange(1, 1 + 40 * 8 * 12, dtype=np.float32).reshape(40, 8, 12)
+
+
+def stored(path: Path, chunks: tuple[int, ...] = (1, 2, 3), **how: Any) -> Path:
+    array = zarr.create_array(
+        path, shape=VALUES.shape, chunks=chunks, dtype=VALUES.dtype, **{"zarr_format": 2, **how}
+    )
+    array[...] = VALUES
+    return path
+
+
+@pytest.mark.parametrize(
+    ("how", "knobs", "engine", "why"),
+    [
+        ({}, {}, "tensorstore", "without Python's lock"),
+        ({"zarr_format": 3, "shards": (4, 8, 12)}, {}, "tensorstore", "it is sharded"),
+        ({"compressors": numcodecs.LZ4()}, {}, "native", "TensorStore does not read this"),
+        ({}, {"cache": "1MiB"}, "native", "will be used next"),
+        ({}, {"fetch": 2}, "native", "read ahead"),
+        ({}, {"engine": "native"}, "native", "asked for"),
+    ],
+)
+def test_auto_takes_what_fits_and_says_why(
+    how: dict[str, Any], knobs: dict[str, Any], engine: str, why: str, tmp_path: Path
+) -> None:
+    path = stored(tmp_path / "a.zarr", **how)
+    with Loader(path, batch_size=5, shuffle="global", **knobs) as loader:
+        assert loader.engine.name == engine
+        assert str(loader.engine).startswith(f"{engine}: ") and why in str(loader.engine)
+        for batch in loader:
+            np.testing.assert_array_equal(batch["data"], VALUES[batch.samples])
+
+
+def test_large_chunks_side_by_side_are_copied_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = stored(tmp_path / "a.zarr", chunks=(1, 8, 3))
+    assert Loader(path, batch_size=4).engine.name == "tensorstore"
+    monkeypatch.setattr(native, "_LARGE", 8 * 3 * 4)
+    loader = Loader(path, batch_size=4)
+    assert str(loader.engine).startswith("native: it copies large chunks together")
+
+
+def test_auto_takes_the_engine_that_fits_max_memory(tmp_path: Path) -> None:
+    path = stored(tmp_path / "a.zarr", chunks=(10, 8, 12))
+    native = Loader(path, batch_size=5, engine="native", workers=1)
+    native.engine.save_memory()
+    least = native.scratch_bytes + 3 * native.batch_bytes
+    wide = Loader(path, batch_size=5, engine="tensorstore", workers=1)
+    for limit in (least, wide.scratch_bytes + 3 * wide.batch_bytes):
+        with Loader(path, batch_size=5, workers=1, max_memory=limit) as loader:
+            needed = loader.scratch_bytes + 3 * loader.batch_bytes
+            assert needed <= limit, str(loader.engine)
+            for batch in loader:
+                np.testing.assert_array_equal(batch["data"], VALUES[batch.samples])
+
+
+@pytest.mark.parametrize("chunks", [(1, 2, 3), (7, 8, 5), (40, 3, 12)])
+@pytest.mark.parametrize("shuffle", ["none", "block", "global"])
+def test_slices_and_indices_bring_the_same(
+    chunks: tuple[int, ...], shuffle: str, tmp_path: Path
+) -> None:
+    """Samples in a row are read as a slice, others by index; a part of the channels by either."""
+    path = stored(tmp_path / "a.zarr", chunks=chunks)
+    how: dict[str, Any] = {"batch_size": 7, "shuffle": shuffle, "window": 2}
+    with Loader(path, channels=[11, 2, 3], **how) as loader:
+        assert loader.engine.name == "tensorstore"
+        rows = 0
+        for batch in loader:
+            rows += len(batch.samples)
+            np.testing.assert_array_equal(batch["data"], VALUES[batch.samples][..., [11, 2, 3]])
+    assert rows == 40
+
+
+@pytest.mark.parametrize("content", [b"abc", b""])
+def test_a_chunk_that_was_cut_short_is_an_error(content: bytes, tmp_path: Path) -> None:
+    path = stored(tmp_path / "a.zarr", compressors=None)
+    (path / "3.0.0").write_bytes(content)
+    with pytest.raises(StageError, match=r"3\.0\.0"), Loader(path, batch_size=1) as loader:
+        list(loader)
+
+
+def test_only_files_of_this_machine_are_mapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import psutil
+
+    here = [p for p in psutil.disk_partitions(all=True) if p.mountpoint == "/"]
+    network = here[0]._replace(mountpoint=str(tmp_path), fstype="nfs4")
+    assert not safe_to_map("s3://bucket/a.zarr")
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: [*here, network])
+    assert not safe_to_map(str(tmp_path / "a.zarr"))
+
+
+@pytest.mark.parametrize("shuffle", ["none", "sample", "block", "global"])
+def test_items_of_many_batches_are_those_of_each(shuffle: Any) -> None:
+    for order in (
+        Order(23, 4, shuffle=shuffle, window=2, chunk=3, patches_per_sample=3),
+        Order(23, 3, shuffle=shuffle, rank=1, world_size=2, skip=5),
+        Endless(23, 4, shuffle=shuffle),
+    ):
+        batches = range(1, min(order.num_batches, 12))
+        together = order.run_of_items(1, batches)
+        assert [own.tolist() for own in together] == [order.items(1, b).tolist() for b in batches]
+
+
+def test_an_error_wakes_who_waits_for_a_channel() -> None:
+    flow = Flow()
+    channel: Channel[int] = Channel(flow)
+    ended: list[str] = []
+
+    def wait() -> None:
+        try:
+            channel.get()
+        finally:
+            ended.append("woken")
+
+    flow.spawn("waits", wait)
+    flow.fail(ValueError("first"))
+    flow.settle()
+    assert ended == ["woken"]
