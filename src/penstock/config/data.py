@@ -125,8 +125,8 @@ class LoaderConfig(Knobs):
     cache: Bytes = flag(0, help="decoded chunks kept for their next use, such as 2GiB")
     engine: Literal["auto", "native", "tensorstore"] = flag(
         "auto",
-        help="native: local Zarr of regular chunks; tensorstore: anything, and local files are mapped, "
-        "so none may be cut short meanwhile; auto: what is quicker for the chunks",
+        help="native: local Zarr of regular chunks; tensorstore: anything, local files are "
+        "mapped, so none may be cut short meanwhile; auto: what is quicker for the chunks",
     )
     missing: Literal["error", "fill"] = flag(
         "error", help="a chunk that is not there is an error, or the store's fill value"
