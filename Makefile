@@ -1,9 +1,9 @@
-# The words used by hand and in CI. Needs python3 (3.10 or newer), make and pip.
+# The words used by hand and in CI. Needs python3 (3.11 or newer), make and pip.
 PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/python
 
-.PHONY: demo test check lint types bench gpu slurm clean
+.PHONY: demo test check lowest lint types bench gpu slurm clean
 
 demo: $(VENV)/demo-ready            ## make a volume, denoise it, show before and after
 	$(RUN) -m penstock demo
@@ -11,8 +11,14 @@ demo: $(VENV)/demo-ready            ## make a volume, denoise it, show before an
 test: $(VENV)/ready                 ## the default tests: two to three minutes on two cores
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist worksteal
 
-check: lint types test              ## what CI runs
+check: lint types test lowest       ## what CI runs
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist worksteal -m slow --maxfail 3
+
+LOWEST = tests/test_stores.py tests/test_grid.py tests/test_stitch.py tests/test_normalize.py \
+	tests/test_plan.py tests/test_job.py tests/test_infer.py tests/test_plots.py
+
+lowest: $(VENV)-lowest/ready        ## stores, grid and inference on the lowest versions allowed
+	OMP_NUM_THREADS=1 $(VENV)-lowest/bin/python -m pytest -n 2 --dist worksteal $(LOWEST)
 
 lint: $(VENV)/ready
 	$(RUN) -m ruff check
@@ -50,5 +56,12 @@ $(VENV)/ready: $(VENV)/demo-ready
 	$(PIP) -e '.[test]'
 	touch $@
 
+$(VENV)-lowest/ready: pyproject.toml lowest.txt
+	$(PYTHON) -m venv $(VENV)-lowest
+	$(VENV)-lowest/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
+		-c lowest.txt "$$(grep '^torch==' lowest.txt)" -e '.[infer,plot]' \
+		hypothesis pytest pytest-xdist zarr
+	touch $@
+
 clean:
-	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-lowest demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

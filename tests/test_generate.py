@@ -476,6 +476,11 @@ def test_generate_makes_a_volume(
     assert err.splitlines()[-1] == f"{16 * 36 * 40} of {16 * 36 * 40} voxels"
     assert main(words) == 2
     assert "use --overwrite" in capsys.readouterr().err
+    words[2] = str(tmp_path / "clean.zarr")
+    assert main([*words, "--clean"]) == 0
+    clean = open_source(str(tmp_path / "clean.zarr"))
+    truth = np.rint(specimen.clean(Box((0, 0, 0), (16, 36, 40))))
+    np.testing.assert_array_equal(clean.read(clean.domain)[0, 0], truth)
 
 
 # --- volumes ---------------------------------------------------------------------------------

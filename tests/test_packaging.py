@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomllib
 
 import penstock
 from penstock import environment
 from penstock.errors import DISTRIBUTION
-
-tomllib = pytest.importorskip("tomllib", reason="Python 3.10 reads no TOML")
 
 ROOT = Path(__file__).parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -59,6 +58,19 @@ def test_hints_name_the_distribution_and_its_extras() -> None:
         assert "penstock[" not in text
         for extras in named.findall(text):
             assert set(extras.split(",")) <= EXTRAS
+
+
+def test_the_lowest_versions_that_are_tested_are_those_that_are_allowed() -> None:
+    """But for torch, whose older builds bring gigabytes; see lowest.txt."""
+    pins = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "lowest.txt").read_text(), re.MULTILINE))
+    extras = PROJECT["optional-dependencies"]
+    asked = [*PROJECT["dependencies"], *(line for extra in extras.values() for line in extra)]
+    least = dict(re.findall(r"^([\w.-]+)>=([\d.]+)$", "\n".join(asked), re.MULTILINE))
+    wanted = [*PROJECT["dependencies"], *extras["infer"], *extras["plot"]]
+    names = {line.partition(">=")[0] for line in wanted} - {"nvidia-ml-py"}
+    assert names <= pins.keys()
+    for name in pins.keys() - {"torch", "hypothesis", "pytest", "pytest-xdist"}:
+        assert pins[name] in (least[name], least[name] + ".0"), name
 
 
 def test_the_version_is_the_packages_own() -> None:

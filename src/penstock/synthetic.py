@@ -114,6 +114,10 @@ class Specimen:
             volume[part.within(box)] = self._in_period(Box.of(home, part.shape))
         return volume
 
+    def without_noise(self, box: Box) -> NDArray[np.uint16]:
+        """`clean`, rounded."""
+        return np.clip(np.rint(self.clean(box)), 0, 65535).astype(np.uint16)
+
     def image(self, box: Box) -> NDArray[np.uint16]:
         """What the camera of `noisy` makes of it, of the shape of ``box`` (z, y, x)."""
         image = np.empty(box.shape, np.uint16)

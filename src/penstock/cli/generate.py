@@ -31,7 +31,7 @@ _PACKED = {"samples", "codec", "zarr_format", "shards", "workers", "overwrite"}
 KNOBS = {
     "a preset": _PACKED | {"grid", "seed", "slope"},
     "--from": _PACKED | {"inputs", "targets", "offsets", "target_offset"},
-    "a volume": {"seed", "shape", "chunks", "shards", "workers", "overwrite"},
+    "a volume": {"seed", "shape", "chunks", "clean", "shards", "workers", "overwrite"},
     "xview3": {"seed", "scenes", "validation", "size", "objects", "tiff", "overwrite"},
 }
 """What can be said of each; anything else is refused rather than ignored."""
@@ -174,7 +174,7 @@ def _volume(out: Path, config: GenerateConfig) -> Packed:
         return dataset.write_volume(
             out,
             config.shape,
-            specimen.image,
+            specimen.without_noise if config.clean else specimen.image,
             chunks=config.chunks,
             shards=config.shards,
             workers=_workers(config),

@@ -67,6 +67,7 @@ class GenerateConfig(Knobs):
 
     shape: Shape = flag((128, 512, 512), help="z y x of a volume")
     chunks: Shape = flag((64, 128, 128), help="z y x of a volume's chunks")
+    clean: bool = flag(False, help="a volume without noise, the target of `train pairs`")
 
     scenes: Annotated[int, Field(ge=2)] = flag(4, help="scenes of xview3, of both splits")
     validation: Positive | None = flag(
