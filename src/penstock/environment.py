@@ -68,7 +68,7 @@ def collect() -> Block:
     time.sleep(max(0.0, began + WATCH_S - time.perf_counter()))
     after, seconds = _cpu_seconds_of_others(), time.perf_counter() - began
     busy = [key for key in after if after[key] - before.get(key, 0.0) > BUSY * seconds]
-    block["load"] = {"one_minute": os.getloadavg()[0], "busy_processes": len(busy)}
+    block["load"] = {"one_minute": psutil.getloadavg()[0], "busy_processes": len(busy)}
     return block
 
 

@@ -28,8 +28,10 @@ from .order import Items, Order, Position
 from .orphans import death_signal
 from .workloads import Batch, Samples, Workload
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-"""What a batch system, or Ctrl-C, ends a job with."""
+SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name)
+)
+"""What a batch system, or Ctrl-C, ends a job with; Windows has no SIGUSR1."""
 
 
 class TorchFeed:

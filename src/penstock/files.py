@@ -38,7 +38,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     draft = _draft(path.parent)
     try:
         yield draft
-        with draft.open("rb") as written:
+        with draft.open("r+b") as written:  # Windows syncs only what may be written
             os.fsync(written.fileno())
         if path.exists():
             shutil.copymode(path, draft)

@@ -83,6 +83,11 @@ def launch(
     ``command`` stands in for the worker's; the path of the request and the number of the file
     descriptor to answer on are put behind it.
     """
+    if not hasattr(os, "killpg"):
+        raise UsageError(
+            "what is measured runs in a process group of its own, which this system does not have; "
+            "benchmarks, suites and tuning run on Linux and macOS, and on Windows under WSL"
+        )
     began = datetime.now().astimezone().isoformat(timespec="milliseconds")
     surroundings = environment.collect()
     kills = _oom_kills()

@@ -11,7 +11,6 @@ may be read, copied and appended to by several processes at once. CSV and Parque
 from __future__ import annotations
 
 import csv
-import fcntl
 import gzip
 import json
 import os
@@ -25,6 +24,11 @@ from . import record as records_of
 from .errors import UsageError, describe, require
 from .record import Record
 from .safe import cell
+
+try:
+    import fcntl
+except ImportError:  # Windows: there a ledger is one process's at a time
+    fcntl = None  # type: ignore[assignment]
 
 FILE = "records.jsonl"
 
@@ -42,7 +46,8 @@ class Ledger:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             created = not self.path.exists()
             with self.path.open("a+b", buffering=0) as file:
-                fcntl.flock(file, fcntl.LOCK_EX)  # given back when the file is closed
+                if fcntl is not None:
+                    fcntl.flock(file, fcntl.LOCK_EX)  # given back when the file is closed
                 _mend(file)
                 written = file.write(line)
                 if written != len(line):
@@ -119,6 +124,8 @@ def _mend(file: IO[bytes]) -> None:
 
 def _sync_folder(folder: Path) -> None:
     """The name of a new file is on the disk only when its folder is."""
+    if fcntl is None:  # nor can a folder be opened there
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

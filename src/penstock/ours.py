@@ -115,7 +115,7 @@ def _check_place(flag: str, path: Path) -> None:
 
 def _register(place: Path) -> Path:
     """Where everybody may make files and nobody may remove another's, each has a register."""
-    shared = place.parent.stat().st_mode & stat.S_ISVTX
+    shared = hasattr(os, "getuid") and place.parent.stat().st_mode & stat.S_ISVTX
     return place.with_name(f"{REGISTER}-{os.getuid()}" if shared else REGISTER)
 
 

@@ -11,8 +11,6 @@ holds a newline, behind which sbatch could find directives, and none a login: SL
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import re
 import shlex
@@ -28,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from . import ours
 from .config import SLURM_PRESETS, SlurmConfig
 from .errors import PenstockError, UsageError
-from .files import write_json
+from .files import claim, write_json
 from .keys import has_login, scrub
 from .laps import STEPS
 from .trainlog import ARGS, RESULTS
@@ -249,8 +247,7 @@ def submit(config: SlurmConfig, words: Sequence[str], output_dir: str, python: s
 def _enter(folder: Path, job: Job) -> None:
     """Add a job to the folder's list, to which others may be adding theirs."""
     with (folder / f".{STUDY}.lock").open("a") as lock:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(lock, fcntl.LOCK_EX)  # given back when the file is closed
+        claim(lock, wait=True)
         known = read_study(folder) if (folder / STUDY).exists() else Study()
         write_json(folder / STUDY, Study(jobs=(*known.jobs, job)).model_dump())
 

@@ -34,7 +34,6 @@ import json
 import math
 import os
 import re
-import resource
 import sys
 import threading
 import time
@@ -445,6 +444,11 @@ def peak_rss() -> int:
     """
     with contextlib.suppress(OSError, KeyError):
         return kernel_memory()["VmHWM"]
+    try:
+        import resource
+    except ImportError:  # Windows
+        held = psutil.Process().memory_info()
+        return int(getattr(held, "peak_wset", held.rss))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_UNIT
 
 

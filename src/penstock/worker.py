@@ -13,7 +13,6 @@ import errno
 import faulthandler
 import json
 import os
-import resource
 import sys
 import time
 import traceback
@@ -92,6 +91,8 @@ def limit_memory(most: int) -> None:
     """
     if sys.platform != "linux":
         raise UsageError(f"a memory limit ({most} bytes) can be enforced on Linux only")
+    import resource
+
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     most = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))

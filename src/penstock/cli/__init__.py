@@ -56,7 +56,7 @@ AGAIN = {
     "bench": "; what was measured is in the ledger, and --resume measures the rest",
 }
 """How to go on after Ctrl-C."""
-_HEARD = (signal.SIGTERM, signal.SIGUSR1)
+_HEARD = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
 """What a batch system may send, more than once, to a job that it ends."""
 
 

@@ -59,6 +59,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if not hasattr(signal, "SIGUSR1"):
+        raise UsageError(
+            "penstock launch needs signals that this system does not have; it runs on Linux and "
+            "macOS, and penstock train trains on one device anywhere"
+        )
     words, config = training(args.command)
     if args.kind == "torchrun":
         return _torchrun(from_flags(TorchrunConfig, args), words, config.output_dir)

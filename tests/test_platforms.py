@@ -1,0 +1,99 @@
+"""Systems that are not Linux, as far as one that is can show it: what they lack is hidden."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+HIDE = """
+import importlib, os, pkgutil, signal, sys, sysconfig
+sysconfig.get_config_vars()
+import penstock.cli
+{first}
+for found in pkgutil.iter_modules(penstock.cli.__path__):
+    importlib.import_module(f"penstock.cli.{{found.name}}")
+for name in [name for name in sys.modules if name.partition(".")[0] == "penstock"]:
+    del sys.modules[name]  # what Penstock stands on knows the true system, and it does not
+LACKS = {{
+    "win32": (
+        "fcntl grp pwd resource termios",
+        "SIGUSR1 SIGUSR2 SIGHUP SIGKILL SIGALRM SIGQUIT pause alarm setitimer",
+        "fork forkpty killpg getuid geteuid getgid getloadavg mkfifo nice register_at_fork waitid "
+        "sched_getaffinity sched_setaffinity sysconf uname posix_fadvise statvfs O_NOFOLLOW",
+    ),
+    "darwin": ("", "", "sched_getaffinity sched_setaffinity posix_fadvise waitid"),
+}}
+modules, signals, calls = LACKS[{system!r}]
+for name in modules.split():
+    sys.modules[name] = None
+for place, names in ((signal, signals), (os, calls)):
+    for name in names.split():
+        if hasattr(place, name):
+            delattr(place, name)
+sys.platform = {system!r}
+"""
+VERBS = """
+import contextlib, importlib, io, pkgutil
+import penstock, penstock.cli
+for found in pkgutil.iter_modules(penstock.cli.__path__):
+    importlib.import_module(f"penstock.cli.{found.name}")
+for verb in penstock.cli.VERBS:
+    with contextlib.redirect_stdout(io.StringIO()) as told:
+        try:
+            penstock.cli.main([verb, "--help"])
+        except SystemExit as end:
+            assert end.code == 0, verb
+    assert "usage: penstock" in told.getvalue()
+"""
+
+
+def run(system: str, code: str, folder: Path, first: str = "") -> tuple[int, str, str]:
+    """In a fresh interpreter; ``first`` is imported before anything is hidden."""
+    program = HIDE.format(system=system, first=first) + code
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=folder
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("system", ["win32", "darwin"])
+def test_every_verb_is_imported_and_helps(system: str, tmp_path: Path) -> None:
+    assert run(system, VERBS, tmp_path) == (0, "", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("system", ["win32", "darwin"])
+def test_a_job_is_planned_and_run_and_a_net_is_trained(system: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "in.npy", np.arange(24**3, dtype=np.uint16).reshape(24, 24, 24))
+    code = """
+from penstock.cli import main
+job = ["--in-spec", "in.npy", "--model-type", "identity", "--patch", "16", "--normalize", "none"]
+job += ["--overlap", "4", "--devices", "cpu", "--out-spec", "out.zarr"]
+train = "train spiral --num-samples 203 --epochs 1 --device cpu --num-workers 0".split()
+assert main(["plan", *job]) == 0
+assert main(["infer", *job]) == 0
+assert main([*train, "--output-dir", "run"]) == 0
+"""
+    first = "import torch, tensorstore, zarr, lightning_fabric, torch.utils.data"
+    code, _, told = run(system, code, tmp_path, first)
+    assert code == 0, told
+    assert (tmp_path / "run" / "best_model.pth").exists()
+
+
+def test_what_windows_cannot_is_said_in_a_sentence(tmp_path: Path) -> None:
+    code = """
+import sys
+from penstock.cli import main
+assert main(["launch", "torchrun", "--", "train", "spiral"]) == 2
+assert main(["bench", "model", "--model", "denoise-tiny", "--tile-sizes", "8", "--batch-sizes",
+             "1", "--device", "cpu", "--effort", "quick", "--output", "bench.csv"]) == 2
+"""
+    ended, _, told = run("win32", code, tmp_path)
+    assert ended == 0, told
+    launch, bench = told.strip().splitlines()
+    assert launch.startswith("penstock launch: penstock launch needs signals that this system")
+    assert bench.startswith("penstock bench: what is measured runs in a process group of its own")
