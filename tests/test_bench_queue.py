@@ -6,7 +6,7 @@ import contextlib
 import csv
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +31,7 @@ from penstock.report import in_markdown, in_text, read_csv
 from penstock.scenarios import WrongResult
 from penstock.scenarios.compute import Busy, calibrated, make, timed
 from penstock.scenarios.queue import FromLoader, InPlace, QueueScenario
+from penstock.stats import Interval
 
 CASE: dict[str, Any] = {
     "data": "data", "workers": 1, "queue": 4, "batch": 2, "iterations": 12, "shuffle": "sample",
@@ -427,6 +428,21 @@ def test_what_was_measured_comes_first_where_the_model_missed(slow: float, off: 
     assert not any("long run" in line or "takes 2.00 s" in line for line in said)
 
 
+def test_a_model_that_chance_may_have_parted_from_the_measured_does_not_miss() -> None:
+    (group,) = queue_report.courses(run(2.0, slow=1.1))
+    wide = replace(group[1], alone=Interval(2.0, 1.5, 2.5, 9))
+    said = queue_report.sentences([group[0], wide])
+    told = "2.00 s a step [1.50 s - 2.50 s], -9 % off with a queue of 1, which chance may be."
+    assert said[1].endswith(told)
+
+
+def test_nobody_reads_beside_a_step_that_reads_for_itself() -> None:
+    own = stepping(0, 0.2, 0.3)
+    alone = own.model_copy(update={"case": {**own.case, "compute": "none"}, "id": "a"})
+    (group,) = queue_report.courses([own, alone])
+    assert not any("contention" in line for line in queue_report.sentences(group))
+
+
 def test_a_model_that_nothing_confirms_says_so() -> None:
     (group,) = queue_report.courses(run(1.25, queues=(8,)))
     said = queue_report.sentences(group)
@@ -506,7 +522,10 @@ def test_reading_that_a_step_slows_down_is_a_wrong_prediction() -> None:
     (group,) = queue_report.courses(run(1.5, slow=2.0))
     said = queue_report.sentences(group)
     assert "clears the queue within one in 1 of 2 cases" in said[3]
-    assert "the furthest is 1 worker, queue 8, cleared at 10 and predicted at 21" in said[3]
+    assert (
+        "the furthest is 1 worker, queue 8, cleared at 10 and predicted to be cleared at 21"
+        in said[3]
+    )
 
 
 def test_one_launch_is_not_compared() -> None:

@@ -446,6 +446,10 @@ def _cleared(iteration: int | None) -> str:
     return "never" if iteration is None else str(iteration)
 
 
+def _clears(iteration: int | None) -> str:
+    return "never cleared" if iteration is None else f"cleared at {iteration}"
+
+
 def _drain(drain: float | None) -> str:
     return "never" if drain is None else f"{drain:.1f}"
 
@@ -521,10 +525,11 @@ def _of_steps(own: Sequence[Course], who: str) -> list[str]:
     else:
         why = f"more than a step alone, {step}"
     reading = f"While nobody computed a batch came every {_spread(first.alone)}, {why}"
-    return [f"{took}. {reading}; from this the model has {_model_beside(feed, measured)}."]
+    beside = _model_beside(feed, first.alone, measured)
+    return [f"{took}. {reading}; from this the model has {beside}."]
 
 
-def _model_beside(feed: Feed, measured: Sequence[tuple[int, Interval]]) -> str:
+def _model_beside(feed: Feed, alone: Interval, measured: Sequence[tuple[int, Interval]]) -> str:
     """The model's step, and how far it is from those that were measured."""
     model = f"{format_seconds(feed.steady_s)} a step"
     if not measured:
@@ -533,8 +538,15 @@ def _model_beside(feed: Feed, measured: Sequence[tuple[int, Interval]]) -> str:
     worst, queue = max(off, key=lambda each: abs(each[0]))
     if abs(worst) <= _MISSED:
         return f"{model}, within {100 * _MISSED:.0f} % of what was measured"
-    where = f" with a queue of {queue}" if feed.workers else ""
-    return f"{model}, and misses: that is {100 * worst:+.0f} % off{where}"
+    off_by = f"{100 * worst:+.0f} % off" + (f" with a queue of {queue}" if feed.workers else "")
+    low, high = (
+        feed.steady_s if end is None else replace(feed, read_s=end).steady_s
+        for end in (alone.low, alone.high)
+    )
+    if all(low <= (s.high or s.value) and high >= (s.low or s.value) for _, s in measured):
+        ends = f"[{format_seconds(low)} - {format_seconds(high)}]"
+        return f"{model} {ends}, {off_by}, which chance may be"
+    return f"{model}, and misses: that is {off_by}"
 
 
 def _of_contention(own: Sequence[Course]) -> list[str]:
@@ -543,7 +555,9 @@ def _of_contention(own: Sequence[Course]) -> list[str]:
     longer = [
         (cell, seconds)
         for cell in (course.cell for course in own)
-        if (seconds := cell.computing_s) is not None and seconds > _LONGER * cell.compute_s
+        if cell.workers
+        and (seconds := cell.computing_s) is not None
+        and seconds > _LONGER * cell.compute_s
     ]
     if not longer:
         return []
@@ -572,9 +586,8 @@ def _of_clearing(measured: Sequence[Course]) -> list[str]:
     if len(near) < len(told):
         assert worst.predicted is not None
         line += (
-            f"; the furthest is {worst.cell.name}, cleared at "
-            f"{_cleared(_middle(worst.cell.cleared))} and predicted at "
-            f"{_cleared(worst.predicted.timeline.cleared)}"
+            f"; the furthest is {worst.cell.name}, {_clears(_middle(worst.cell.cleared))} and "
+            f"predicted to be {_clears(worst.predicted.timeline.cleared)}"
         )
     formula = (
         "Formula and n0 = q R / (R - C) are the seed's, of readers that each hold a batch while "
@@ -615,8 +628,11 @@ def _of_utilisation(measured: Sequence[Course]) -> list[str]:
     # As it is printed: of equals the fewest workers and the shallowest queue.
     best = max(shown, key=lambda course: round(median(course.utilisations), 3))
     cell = best.cell
+    most = "The accelerator is used best"
+    if len(shown) < len(measured):
+        most = "Of those that reached the steady state, the accelerator is used best"
     line = (
-        f"The accelerator is used best with {cell.name}: "
+        f"{most} with {cell.name}: "
         f"{queueing.verdict(median(best.utilisations))} in the steady state "
         f"[{_range(best.utilisations, _percent)}]"
     )
@@ -625,6 +641,8 @@ def _of_utilisation(measured: Sequence[Course]) -> list[str]:
             f"; over all but the first of {cell.iterations} iterations, which a full queue fed to "
             f"begin with, {_percent(median(cell.utilisations))}"
         )
+    if len(shown) > 1 and len(best.utilisations) == 1:
+        line += "; of one launch, which is not compared"
     return [*lines, line + "."]
 
 
