@@ -33,22 +33,24 @@ def test_weights_are_a_partition_of_unity(
 def test_assembly_gives_every_unit_once_and_whole(geometry: Geometry, channels: int) -> None:
     data = np.arange(channels * geometry.domain.size, dtype=np.float32)
     data = data.reshape(channels, *geometry.domain.shape)
-    result = np.full_like(data, -1)
-    assembly = Assembly(
+    result, owned = np.full_like(data, -1), np.full_like(data, -1)
+    assembly = Assembly(  # the second head is of labels, whatever the seam
         geometry,
         lambda head, shape: np.zeros((channels, *shape), np.float32),
-        [geometry.seam == "blend"],
+        [geometry.seam == "blend", False],
     )
     for block in geometry.blocks():
         piece = data[(slice(None), *block.support.within(geometry.domain))]
+        core = data[(slice(None), *block.core.within(geometry.domain))]
         if geometry.seam == "blend":
             piece = piece * _weight(geometry, block.patches, block.support)
-        for unit in assembly.add(block, [piece]):
+        for unit in assembly.add(block, [piece, core]):
             where = (slice(None), *unit.box.within(geometry.domain))
             assert (result[where] == -1).all(), "a unit came twice"
-            result[where] = unit.arrays[0]
+            result[where], owned[where] = unit.arrays
     assert not assembly.open
     np.testing.assert_allclose(result, data, rtol=1e-5)
+    assert (owned == data).all()
 
 
 def _weight(geometry: Geometry, patches: Box, support: Box) -> np.ndarray:

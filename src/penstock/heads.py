@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -131,6 +132,7 @@ def whole_range(dtype: np.dtype[Any]) -> tuple[int, int]:
     return int(info.min), int(info.max)
 
 
+@lru_cache
 def float_range(dtype: np.dtype[Any]) -> tuple[float, float] | None:
     """Below the first and from the second on, a float is clipped on its way into a dtype; None
     where none is.

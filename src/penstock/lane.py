@@ -38,10 +38,10 @@ from .stitch import axis_weights
 from .values import (
     CLIPPED,
     NOTHING,
-    SPOILT,
     check_labels,
     count_clipped,
     note_labels,
+    note_range,
     to_range_,
 )
 
@@ -397,12 +397,11 @@ class Lane:
         values.copy_(output_CZYX if plan.blended else output_CZYX[self._core])
         if plan.denormalized and scaling != Scaling():
             values.mul_(scaling.scale).add_(scaling.lower)
-        low, high = torch.aminmax(values)  # a NaN anywhere makes both NaN
-        tally[SPOILT] += low * 0 + high * 0 != 0  # so do infinities, times nothing
+        found = note_range(values, tally)
         if not plan.blended:
             target = target[(slice(None), *_window(slot.place, values.shape[1:]))]
             values = values[(slice(None), *_window((0, 0, 0), target.shape[1:]))]
-            count_clipped(values, low, high, plan.dtype, tally[CLIPPED])
+            count_clipped(values, found, plan.dtype, tally)
             target.copy_(to_range_(values, plan.dtype))
             return
         for axis, weights in enumerate(self._weights(slot.index, values.dtype)):

@@ -6,6 +6,8 @@ nothing waits for a GPU; it is judged on the host when the block is there.
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,8 @@ LOW, HIGH, CLIPPED, SPOILT = range(4)
 """Of a head's tally: the least and the largest label, how many values were clipped to the range of
 the output, how many patches hold what may not be: labels that are no whole numbers, else values
 that are not finite."""
+Range = tuple[float, float] | tuple[Tensor, Tensor]
+"""Of values; of those on a GPU, which is not waited for, as tensors there."""
 NOTHING = (torch.iinfo(torch.int64).max, torch.iinfo(torch.int64).min, 0, 0)
 
 
@@ -54,35 +58,53 @@ def note_labels(labels: Tensor, dtype: torch.dtype, tally: Tensor) -> Tensor:
     return labels
 
 
-def count_clipped(
-    values: Tensor, low: Tensor, high: Tensor, dtype: np.dtype[Any], count: Tensor
-) -> None:
-    """Add to ``count`` how many of ``values`` a dtype cannot hold; they lie from ``low`` to
-    ``high``."""
+def note_range(values: Tensor, tally: Tensor) -> Range:
+    """The least and the largest value. Those that are not finite are noted."""
+    low, high = torch.aminmax(values)  # a NaN anywhere makes both NaN
+    if values.device.type != "cpu":
+        tally[SPOILT] += low * 0 + high * 0 != 0  # so do infinities, times nothing
+        return low, high
+    least, most = low.item(), high.item()
+    if not (math.isfinite(least) and math.isfinite(most)):
+        tally[SPOILT] += 1
+    return least, most
+
+
+def count_clipped(values: Tensor, found: Range, dtype: np.dtype[Any], tally: Tensor) -> None:
+    """Count what of ``values``, which lie in the range ``found``, a dtype cannot hold."""
     limits = float_range(dtype)
-    # A GPU is not waited for: there all are counted.
-    if limits is None or (values.device.type == "cpu" and limits[0] <= low and high < limits[1]):
+    if limits is None:
         return
-    count += ((values < limits[0]) | (values >= limits[1])).sum()
+    # A GPU is not waited for: there all are counted.
+    if values.device.type == "cpu" and limits[0] <= found[0] and found[1] < limits[1]:
+        return
+    tally[CLIPPED] += ((values < limits[0]) | (values >= limits[1])).sum()
 
 
 def to_range_(values: Tensor, dtype: np.dtype[Any]) -> Tensor:
-    """Round (half to even) where ``dtype`` is of integers, and clip to its range, in place.
+    """Round (half to even) where ``dtype`` is of integers, and clip to its range, in place."""
+    if dtype.kind == "f" and dtype.itemsize > 2:
+        return values
+    if dtype.kind != "f":
+        values.round_()
+    return values.clamp_(*_clamps(dtype, values.dtype))
+
+
+@lru_cache
+def _clamps(dtype: np.dtype[Any], own: torch.dtype) -> tuple[float, float]:
+    """The range of a dtype in floats of another.
 
     The largest integers of 32 bits are no float32, and those of 64 no float64: the nearest one
     below stands for them.
     """
     if dtype.kind == "f":
-        info = np.finfo(dtype)
-        return values if dtype.itemsize > 2 else values.clamp_(float(info.min), float(info.max))
-    if dtype.kind == "b":
-        return values.round_().clamp_(0, 1)
-    own = np.float64 if values.dtype == torch.float64 else np.float32
+        return float(np.finfo(dtype).min), float(np.finfo(dtype).max)
     low, high = whole_range(dtype)
-    most = own(high)
+    kind = np.float64 if own == torch.float64 else np.float32
+    most = kind(high)
     if int(most) > high:
-        most = np.nextafter(most, own(0))
-    return values.round_().clamp_(low, float(most))
+        most = np.nextafter(most, kind(0))
+    return float(low), float(most)
 
 
 def cast(sums: NDArray[Any], out: NDArray[Any]) -> int:
@@ -90,8 +112,8 @@ def cast(sums: NDArray[Any], out: NDArray[Any]) -> int:
 
     Returns how many values were clipped to the range of that dtype.
     """
-    values, count = torch.from_numpy(sums), torch.zeros((), dtype=torch.int64)
+    values, tally = torch.from_numpy(sums), torch.tensor(NOTHING)
     if float_range(out.dtype) is not None:
-        count_clipped(values, *torch.aminmax(values), out.dtype, count)
+        count_clipped(values, note_range(values, tally), out.dtype, tally)
     torch.from_numpy(out).copy_(to_range_(values, out.dtype))
-    return int(count)
+    return int(tally[CLIPPED])
