@@ -107,7 +107,7 @@ def test_an_output_of_labels_has_the_dtype_of_the_net(
 def test_a_label_that_does_not_fit_stops_the_job(dtype: str, wide: str, tmp_path: Path) -> None:
     net = Net(lambda x: 300 * (x > 2000).long())
     with pytest.raises(
-        StageError, match=f"labels from 0 to 300, which {dtype} .*--out-dtype {wide}"
+        StageError, match=f"labels from 0 to 300, which {dtype} .*out_dtype='{wide}'"
     ):
         into_zarr(noise(), net, tmp_path, normalize="none", out_dtype=dtype)
 
@@ -117,7 +117,7 @@ def test_labels_that_come_as_floats_must_be_whole(tmp_path: Path) -> None:
     out = into_zarr(noise(), whole, tmp_path, normalize="none", head_kind="labels")
     assert out.dtype == np.int32
     assert set(np.unique(out)) == {0, 3}
-    with pytest.raises(StageError, match="no whole numbers; give --head-kind"):
+    with pytest.raises(StageError, match="no whole numbers; give head_kind='scores'"):
         run(noise(), Net(lambda x: x / 3), normalize="none", head_kind="labels", patch=8, overlap=2)
 
 
@@ -157,7 +157,7 @@ def test_what_looks_like_probabilities_is_refused(
     net: Callable[[Tensor], Tensor], said: str, tmp_path: Path
 ) -> None:
     out = tmp_path / "out.zarr"
-    with pytest.raises(UsageError, match=f"{said}.*--head-kind scores") as refused:
+    with pytest.raises(UsageError, match=f"{said}.*head_kind='scores'") as refused:
         penstock.run_inference(noise(), out, model=Net(net), **CPU)
     assert "\n" not in str(refused.value)
     assert not out.exists()
@@ -167,7 +167,7 @@ def test_a_patch_that_varies_is_looked_for() -> None:
     """Zeros in the middle of a volume say nothing: half is what a sigmoid makes of them."""
     data = np.zeros((40, 40, 40), "float32")
     data[8:12, 28:32, 8:12] = noise((4, 4, 4), "float32")
-    with pytest.raises(UsageError, match="--head-kind"):
+    with pytest.raises(UsageError, match="head_kind="):
         run(data, Net(torch.sigmoid), patch=8, overlap=2, normalize="none")
 
 
@@ -231,7 +231,7 @@ def test_kinds_are_said_for_all_for_each_or_by_name(said: Any, kinds: list[str])
 @pytest.mark.parametrize(
     ("said", "message"),
     [("mask", "'mask' is not intensity, scores, labels"), (["scores"] * 3, "names 3 kinds but"),
-     ({"nose": "labels"}, "--head-kind nose: the model has no such head, but soft, seg"),
+     ({"nose": "labels"}, "head_kind='nose': the model has no such head, but soft, seg"),
      (["seg=labels", "scores"], "and not both"), ({"seg": "labels"}, "head soft lies between")],
 )  # fmt: skip
 def test_a_kind_that_cannot_be_is_refused(said: Any, message: str) -> None:

@@ -82,7 +82,7 @@ def test_it_is_the_block_that_made_it_that_is_named() -> None:
 
 def test_in_half_precision_the_cure_is_named() -> None:
     data = np.full((8, 8, 8), 101, "float32")
-    with pytest.raises(StageError, match="in bfloat16; give --no-amp, or --clip-norm"):
+    with pytest.raises(StageError, match="in bfloat16; give amp='off', or clip_norm="):
         run(data, Overflows(), amp="bf16", normalize="none", patch=8, overlap=0)
 
 

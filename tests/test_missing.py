@@ -170,7 +170,7 @@ def test_what_has_no_chunks_misses_none_and_a_view_that_cannot_tell_is_refused(
     penstock.run_inference(arange(SHAPE), arange(SHAPE), missing="error", **KNOBS)
     layer = {"driver": "array", "dtype": "uint16", "array": arange((2, 8, 8)).tolist()}
     virtual = {"driver": "stack", "layers": [layer]}
-    with pytest.raises(UsageError, match=r"--missing error: .* does not tell"):
+    with pytest.raises(UsageError, match=r"missing='error': .* does not tell"):
         penstock.run_inference(virtual, arange((2, 8, 8)), missing="error", **KNOBS)
 
 

@@ -89,7 +89,7 @@ def said_kinds(said: Sequence[str] | None, parts: Sequence[Part]) -> list[HeadKi
         for name in named:
             if name not in known:
                 shown = ", ".join(part.name for part in parts)
-                raise UsageError(f"--head-kind {name}: the model has no such head, but {shown}")
+                raise UsageError(f"--head-kind {name!r}: the model has no such head, but {shown}")
         return [_kind(named.get(part.name, named.get(_head_of(part)))) for part in parts]
     if len(said) not in (1, len(parts)):
         raise UsageError(

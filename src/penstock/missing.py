@@ -89,7 +89,7 @@ class Chunks:
             chunk = self._grid.touching(absent[0]).start
             raise FileNotFoundError(
                 f"chunk {chunk} of {self._source.name} (t c z y x; voxels {absent[0].start} to "
-                f"{absent[0].stop}) is not there, and --missing is error"
+                f"{absent[0].stop}) is not there (--missing error)"
             )
         with self._lock:
             self._read += read

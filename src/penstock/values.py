@@ -39,7 +39,7 @@ def check_labels(head: HeadPlan, low: int, high: int, spoilt: int) -> None:
         wide = np.result_type(np.min_scalar_type(low), np.min_scalar_type(high))
         raise PenstockError(
             f"head {head.name} has labels from {low} to {high}, which {head.dtype} does not hold; "
-            f"give --out-dtype {wide}"
+            f"give --out-dtype {wide.name!r}"
         )
 
 

@@ -133,7 +133,8 @@ class InferConfig(Knobs):
         None, help="clip normalised values to LO HI; without numbers to 0 1 (default: no clipping)"
     )
     head_kind: (
-        Annotated[tuple[str, ...], BeforeValidator(_head_kinds), Field(min_length=1)] | None
+        Annotated[tuple[HeadKind | str, ...], BeforeValidator(_head_kinds), Field(min_length=1)]
+        | None
     ) = flag(
         None,
         help="what the heads of the model are, one word for all, one for each, or NAME=KIND. "
