@@ -748,8 +748,8 @@ def test_a_line_that_could_not_be_noted_is_told_once(
         pytest.skip("there is no /dev/full")
     started, begin = job(tmp_path), infer.Journal.begin
 
-    def begun(self: infer.Journal, settings: Any) -> None:
-        begin(self, settings)
+    def begun(self: infer.Journal, settings: Any, **more: Any) -> None:
+        begin(self, settings, **more)
         assert self._log is not None
         self._log.close()
         self._log = disk.open("w")

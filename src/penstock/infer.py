@@ -17,7 +17,7 @@ import math
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from . import ours
 from .box import Box
 from .caller import cuda_flags, in_threads, less_collecting
+from .claim import Claims
 from .config import InferConfig, as_settings, build, speaks_python
 from .errors import Incomplete, StageError, UsageError, describe
 from .flow import Budget, Channel, Flow, Pool, Stopped, usable_cores
@@ -94,6 +95,8 @@ class Summary:
     """For each head, what this run clipped to the range of its output's dtype."""
     chunks: ChunkCount | None = None
     """Of the input, that this run read; None where the input does not tell which it holds."""
+    unlocked: tuple[str, ...] = ()
+    """Why an output, or the run folder, was not locked, a sentence for each."""
 
     @property
     def mb_per_second(self) -> float:
@@ -125,6 +128,7 @@ class Summary:
                 yield head.line()
         if self.chunks is not None and self.chunks.absent:
             yield self.chunks.line()
+        yield from (f"Not locked: {why}" for why in self.unlocked)
         skipped = f", {self.units_skipped} by an earlier run" if self.units_skipped else ""
         yield f"Blocks written: {self.units_written} of {self.units_planned} planned{skipped}"
 
@@ -165,41 +169,69 @@ def _job(in_spec: Any, out_spec: Any, model: Any, knobs: dict[str, Any]) -> Job:
 def run_job(job: Job, progress: Callable[[Progress], None] | None = None) -> Summary:
     """Carry the plan out. On success every planned block has been written."""
     job.plan.refuse()
-    resume = job.config.resume and all(sink.exists for sink in job.sinks)
+    resume = job.config.resumes and all(sink.exists for sink in job.sinks)
     with _naming(f"--run-dir {job.run_dir}"):
-        journal = Journal.open(job.run_dir, job.fingerprint(), resume=resume)
+        journal = Journal.open(
+            job.run_dir,
+            job.fingerprint() if job.run_dir else {},
+            job.maker() if job.run_dir else {},
+            resume=resume,
+            anyway=job.config.resume_anyway,
+        )
     with contextlib.closing(journal), cuda_flags():
         set_cuda_flags(job.config.tf32, job.config.cudnn_benchmark)
         for sink in job.sinks:  # or a list of what is in the old output would be lost for nothing
             sink.check()
-        # Before the output is made anew, or a kill in between would leave a list of units that
-        # were written to the old one. And before a trace is: another run may be writing both.
-        with _naming(f"--run-dir {job.run_dir}"):
-            journal.begin(as_settings(job.config))
-        run = _Run(job, journal)
-        for sink in job.sinks:
-            sink.create()
-        with run.watched(), less_collecting():
-            run.statistics()
-            run.pipeline(progress)
+        claims = Claims.take(job.sinks, journal.run, journal.check_maker)
+        with contextlib.closing(claims):
+            summary = _carry_out(job, journal, claims, progress)
+    with _forgoing(f"--run-dir {job.run_dir}: summary.json"):
+        journal.save("summary.json", asdict(summary))
+    return summary
+
+
+def _carry_out(
+    job: Job, journal: Journal, claims: Claims, progress: Callable[[Progress], None] | None
+) -> Summary:
+    """Write every unit to outputs that are this run's from here to the end."""
+    _say_unlocked(claims.lacking, job.config.require_lock)
+    with _naming(f"--run-dir {job.run_dir}"):
+        journal.lock()
+    _say_unlocked(journal.lacking, job.config.require_lock)
+    # Before the output is made anew, or a kill in between would leave a list of units that
+    # were written to the old one. And before a trace is: another run may be writing both.
+    with _naming(f"--run-dir {job.run_dir}"):
+        journal.begin(as_settings(job.config), locked=not claims.lacking)
+    run = _Run(job, journal, claims)
+    for sink in job.sinks:
+        sink.create()
+    with run.watched(), less_collecting():
+        run.statistics()
+        run.pipeline(progress)
     summary = run.summary()
     if summary.units_written + summary.units_skipped != summary.units_planned:
         raise Incomplete(
             f"{summary.units_written} of {summary.units_planned} blocks were written; "
             "run again with --resume"
         )
+    claims.confirm()
     for sink in job.sinks:
         sink.close()
-    with _forgoing(f"--run-dir {job.run_dir}: summary.json"):
-        journal.save("summary.json", asdict(summary))
     return summary
+
+
+def _say_unlocked(reasons: Sequence[str], required: bool) -> None:
+    for why in reasons:
+        if required:
+            raise UsageError(f"--require-lock: {why}")
+        warnings.warn(f"{why}; see that nobody else writes it", RuntimeWarning, stacklevel=4)
 
 
 class _Run:
     """The moving parts of a job that is under way."""
 
-    def __init__(self, job: Job, journal: Journal) -> None:
-        self.job, self.journal = job, journal
+    def __init__(self, job: Job, journal: Journal, claims: Claims) -> None:
+        self.job, self.journal, self.claims = job, journal, claims
         self.plan, self.geometry = job.plan, job.plan.geometry
         self.probe = Probe(job.config.trace)
         self.flow = Flow()
@@ -563,6 +595,7 @@ class _Run:
                         sums, array = array, self.unit_pool.take(array.shape, sink.dtype)
                         self._count_clipped(head, cast(sums, array), array.size)
                         self.unit_pool.give(sums)
+                    self.claims.check()
                     sink.write(output.box(unit.volume, unit.box), array[None])
                     self.unit_pool.give(array)
             where = f"block {unit.index} {unit.box}, noting it in {self.journal.path('done.log')}"
@@ -623,6 +656,7 @@ class _Run:
                 )
             ),
             chunks=self.chunks.count,
+            unlocked=(*self.claims.lacking, *self.journal.lacking),
         )
 
 

@@ -18,10 +18,11 @@ import numpy as np
 import psutil
 import torch
 
+from . import identity, ours
 from . import model as models
-from . import ours
 from .box import Box
 from .caller import threads
+from .claim import lacking
 from .config import InferConfig
 from .config.infer import HeadKind
 from .environment import available_memory
@@ -86,6 +87,8 @@ class Job:
         self.model = models.load(
             config.model_type, config.weights, config.in_channels, trust=config.trust_model
         )
+        # Before the net is tried: what it keeps of a forward is no part of what it is.
+        self.attributes = identity.attributes(self.model.module)
         source = open_source(config.in_spec, level=config.level)
         self.shape = patch_shape(config, "z" in source.axes, self.model.spatial_axes)
         self.amp = _amp(config, self.devices, self.model.dtype)
@@ -217,7 +220,7 @@ class Job:
                 chunks=self._chunks(),
                 shards=config.shards and per_axis(config.shards, plane=False, thin=1),
                 overwrite=config.overwrite,
-                resume=config.resume,
+                resume=config.resumes,
                 at=(0, 0, *source.domain.start[2:]),
             )
             if same_array(source, sink):
@@ -364,6 +367,7 @@ class Job:
             yield 8 if head.kind == "labels" else head.work.itemsize
 
     def _notes(self, source: Source) -> Iterator[str]:
+        yield from filter(None, map(lacking, self.sinks))
         if is_wide(source.dtype) and self.model.dtype != torch.float64:
             dtype = str(self.model.dtype).removeprefix("torch.")
             yield f"the model takes {dtype}: it does not see all digits of {source.dtype}"
@@ -383,17 +387,23 @@ class Job:
                 "precision holds; --normalize with --clip-norm, or --amp, turns it on"
             )
 
+    def maker(self) -> dict[str, Any]:
+        """What may change the last bits of a run that goes on with another of it."""
+        return identity.maker(self.source, self.sinks, self.devices)
+
     def fingerprint(self) -> dict[str, Any]:
         """What must be equal for two runs to write the same voxels into the same units."""
         config, geometry = self.config, self.geometry
         return {
-            "input": self.source.fingerprint,
+            "input": identity.of_input(self.source, resumes=config.resumes),
             "domain": [self.source.domain.start, self.source.domain.stop],
             "outputs": [sink.fingerprint for sink in self.sinks],
             "places": [[output.channels, output.places] for output in self.outputs],
             "dtypes": [self.source.dtype.name, *[sink.dtype.name for sink in self.sinks]],
             "model": [self.model.name, self.model.code, self.model.in_channels],
+            "sources": identity.sources(config.model_type, self.model.module),
             "weights": _digest(self.model.module),
+            "attributes": self.attributes,
             "volumes": [[v.t, list(v.channels)] for v in self.volumes],
             "patch": geometry.patch,
             "overlap": geometry.overlap,

@@ -123,6 +123,8 @@ class Sink(Protocol):
     and after `create`."""
     exists: bool
     """Whether there is an array already that `create` will write into."""
+    root: Any
+    """TensorStore's key-value store at ``address``, None for an array in memory."""
 
     def check(self) -> None:
         """Raise `UsageError` where `create` would delete something and may not; changes nothing."""

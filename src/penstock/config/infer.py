@@ -200,6 +200,14 @@ class InferConfig(Knobs):
     shards: Shape | None = flag(None, help="shards of a new output, z y x (zarr v3)")
     overwrite: bool = flag(False, help="replace an output that exists")
     resume: bool = flag(False, help="write only the blocks that an earlier run did not")
+    resume_anyway: bool = flag(
+        False,
+        help="as --resume, also where the versions, the code or the kind of machine are others, "
+        "which may change the last bits; done.log says which blocks are whose",
+    )
+    require_lock: bool = flag(
+        False, help="refuse an output that cannot be locked (default: warn and go on)"
+    )
     run_dir: Path | None = flag(
         None,
         help="folder of the run's records (default: OUTPUT.penstock beside the output; with a hash "
@@ -211,6 +219,10 @@ class InferConfig(Knobs):
     )
     trace: Path | None = flag(None, help="write a trace that Perfetto and chrome://tracing open")
     replace: bool = replace_flag()
+
+    @property
+    def resumes(self) -> bool:
+        return self.resume or self.resume_anyway
 
     @model_validator(mode="after")
     def _ranges(self) -> InferConfig:

@@ -84,6 +84,7 @@ class MemorySink:
     address: str
     local_path: Path | None = None
     exists: bool = True
+    root: Any = None
 
     def __post_init__(self) -> None:
         self.domain = Box((0,) * 5, self.array.shape)

@@ -162,7 +162,7 @@ class TensorStoreSink:
     """Whether whole chunks are encoded from the caller's array without a copy. A cache would keep
     that array after it is the caller's again, and merge what it then holds into a later write."""
     root: Any = None
-    """The ``ts.KvStore`` of the store, where it has ``documents`` or is replaced."""
+    """The ``ts.KvStore`` of the store; None for a driver that has none."""
     documents: Mapping[str, Any] = field(default_factory=dict)
     """Metadata of the group that the array is in, by key."""
     replaces: Sequence[str] | None = None

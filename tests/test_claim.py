@@ -1,0 +1,459 @@
+"""Two jobs and one output: who may write it, who lost it, and what a resumed run believes."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import Tensor, nn
+
+import penstock
+from penstock import claim, infer
+from penstock.config import InferConfig, build
+from penstock.errors import StageError, UsageError
+from penstock.job import Job
+from penstock.store import open_source
+
+DATA = np.arange(8 * 8 * 48, dtype="uint16").reshape(8, 8, 48)
+OTHER = DATA[::-1].copy()
+KNOBS: dict[str, Any] = {
+    "patch": 8, "overlap": 0, "block": 8, "normalize": "none", "devices": "cpu", "batch": 1,
+    "threads": 1, "prep_workers": 1, "writer_workers": 1,
+}  # fmt: skip
+"""Six units of one patch each."""
+NET = '''
+import time
+from pathlib import Path
+import torch
+
+HERE = Path(__file__).parent
+
+class Held(torch.nn.Module):
+    """The identity, which waits once its job has begun while there is a file "hold"."""
+    def forward(self, x):
+        while (HERE / "first" / "run.json").exists() and (HERE / "hold").exists():
+            (HERE / "holding").touch()
+            time.sleep(0.01)
+        return x
+'''
+
+
+class Waiting(nn.Module):
+    """The identity, which waits in its first forward of a job that has begun."""
+
+    def __init__(self, begun: Path) -> None:
+        super().__init__()
+        self.begun = begun
+        self.reached, self.go = threading.Event(), threading.Event()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.begun.exists():
+            self.reached.set()
+            assert self.go.wait(60)
+        return x
+
+
+@contextlib.contextmanager
+def living(out: Any, folder: Path, **knobs: Any) -> Iterator[None]:
+    """A job of this process that has begun and does not end before the block does."""
+    net = Waiting(folder / "run.json")
+    job = Job(build(InferConfig, {"in_spec": DATA, "out_spec": out, "model_type": net,
+                                  "run_dir": folder, **KNOBS, **knobs}))  # fmt: skip
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            infer.run_job(job)
+        except BaseException as error:
+            failed.append(error)
+            net.reached.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        assert net.reached.wait(60) and not failed, failed
+        yield
+    finally:
+        net.go.set()
+        thread.join()
+    if failed:
+        raise failed[0]
+
+
+def write(out: Any, data: Any = OTHER, **knobs: Any) -> Any:
+    return penstock.run_inference(data, out, model="identity", **KNOBS | knobs)
+
+
+def read(out: Any) -> Any:
+    source = open_source(out)
+    return source.read(source.domain)[0, 0]
+
+
+@contextlib.contextmanager
+def process(folder: Path, out: str) -> Iterator[subprocess.Popen[str]]:
+    """A job of another process that has begun and is held before it writes."""
+    (folder / "net.py").write_text(NET)
+    (folder / "hold").touch()
+    np.save(folder / "in.npy", DATA)
+    knobs = [word for name, value in KNOBS.items()
+             for word in (f"--{name.replace('_', '-')}", str(value))]  # fmt: skip
+    command = [sys.executable, "-m", "penstock", "infer", "--in-spec", str(folder / "in.npy"),
+               "--out-spec", out, "--model-type", f"{folder / 'net.py'}:Held",
+               "--run-dir", str(folder / "first"), *knobs]  # fmt: skip
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as run:
+        try:
+            until((folder / "holding").exists, run)
+            yield run
+        finally:
+            (folder / "hold").unlink(missing_ok=True)
+            run.kill()
+
+
+def until(reached: Callable[[], bool], run: subprocess.Popen[str]) -> None:
+    for _ in range(1500):
+        if reached():
+            return
+        assert run.poll() is None, run.communicate()
+        time.sleep(0.02)
+    raise AssertionError("it did not come so far")
+
+
+# --- a living job ------------------------------------------------------------------------------
+
+
+def test_another_process_is_refused_whatever_its_run_folder(tmp_path: Path) -> None:
+    out = tmp_path / "out.zarr"
+    np.save(tmp_path / "in.npy", OTHER)
+    with living(out, tmp_path / "first"):
+        command = [sys.executable, "-m", "penstock", "infer", "--in-spec",
+                   str(tmp_path / "in.npy"), "--out-spec", str(out), "--model-type", "identity",
+                   "--patch", "8", "--overlap", "0", "--devices", "cpu", "--overwrite",
+                   "--run-dir", str(tmp_path / "second")]  # fmt: skip
+        second = subprocess.run(command, capture_output=True, text=True)
+        assert second.returncode == 2
+        assert f"{out}: process {os.getpid()} on " in second.stderr
+        assert second.stderr.rstrip().endswith("is writing it")
+        assert not (tmp_path / "second").exists()
+    assert (read(out) == DATA).all()
+    assert write(out, overwrite=True, run_dir=tmp_path / "second").units_written == 6
+
+
+def names(folder: Path) -> Iterator[Any]:
+    """Other names of ``folder / "out.zarr"``, and outputs that hold it or lie in it."""
+    (folder / "link").symlink_to(folder)
+    (folder / "sub").mkdir()
+    metadata = {"shape": DATA.shape, "chunks": [8, 8, 8], "dtype": "<u2"}
+    file = {"driver": "file", "path": str(folder / "out.zarr")}
+    yield folder / "link" / "out.zarr"
+    yield folder / "sub" / ".." / "out.zarr"
+    yield f"file://{folder}/out.zarr"
+    yield {"driver": "zarr", "kvstore": file, "path": "other", "metadata": metadata, "create": True}
+    yield {"driver": "zarr", "kvstore": {**file, "path": f"{folder}/link/out.zarr/other/"},
+           "metadata": metadata, "create": True}  # fmt: skip
+
+
+def test_by_whatever_name_it_is_one_output(tmp_path: Path) -> None:
+    out = tmp_path / "out.zarr"
+    with living(out, tmp_path / "first"):
+        for number, name in enumerate(names(tmp_path)):
+            with pytest.raises(UsageError, match=rf"process {os.getpid()} on .* is writing it$"):
+                write(name, run_dir=tmp_path / str(number), overwrite=isinstance(name, Path | str))
+    assert (read(out) == DATA).all()
+
+
+def test_arrays_of_one_group_are_written_side_by_side(tmp_path: Path) -> None:
+    metadata = {"shape": DATA.shape, "chunks": [8, 8, 8], "dtype": "<u2"}
+    one, two = (
+        {"driver": "zarr", "kvstore": {"driver": "file", "path": f"{tmp_path}/group.zarr"},
+         "path": name, "metadata": metadata, "create": True}
+        for name in ("1", "12")
+    )  # fmt: skip
+    with living(one, tmp_path / "first"):
+        write(two, run_dir=tmp_path / "second")
+        with pytest.raises(UsageError, match=r"is writing it$"):
+            write(two | {"path": "1/2"}, run_dir=tmp_path / "third")
+    lock = json.loads((tmp_path / "group.zarr.penstock-lock").read_text())
+    assert {p: c["owner"] for p, c in lock["claims"].items()} == {"1": None, "12": None}
+    assert {path.name for path in (tmp_path / "group.zarr").iterdir()} == {"1", "12"}
+
+
+def test_every_output_of_a_job_is_locked(tmp_path: Path) -> None:
+    class Two(Waiting):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x), x
+
+    net = Two(tmp_path / "none")
+    outs = (tmp_path / "a.zarr", tmp_path / "b.zarr")
+    refused = pytest.raises(UsageError, match=r"b\.zarr: process .* is writing it$")
+    both: dict[str, Any] = {"run_dir": tmp_path / "both", "overwrite": True}
+    with living(outs[1], tmp_path / "first"), refused:
+        penstock.run_inference(DATA, outs, model=net, **KNOBS | both)
+    write(outs[0])  # nothing of the refused job holds it
+    penstock.run_inference(DATA, outs, model=net, overwrite=True, **KNOBS)
+    runs = [json.loads(Path(f"{out}.penstock-lock").read_text())["claims"][""] for out in outs]
+    assert runs[0]["run"] == runs[1]["run"]
+
+
+# --- a job that was stopped --------------------------------------------------------------------
+
+
+def test_a_stopped_job_holds_its_output_and_writes_nothing_into_a_new_one(tmp_path: Path) -> None:
+    out = tmp_path / "out.zarr"
+    with process(tmp_path, str(out)) as first:
+        first.send_signal(signal.SIGSTOP)
+        with pytest.raises(UsageError, match=f"process {first.pid} on "):
+            write(out, overwrite=True, run_dir=tmp_path / "second")
+        for path in (out, Path(f"{out}.penstock-lock")):  # as its user might, who thinks it dead
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        write(out, run_dir=tmp_path / "second")
+        first.send_signal(signal.SIGCONT)
+        (tmp_path / "hold").unlink()
+        _, said = first.communicate()
+        assert first.returncode == 1 and "this run has lost" in said
+    assert (read(out) == OTHER).all()
+    assert not (tmp_path / "first" / "summary.json").exists()
+    with pytest.raises(UsageError, match="made anew by another run than that in"):
+        penstock.run_inference(tmp_path / "in.npy", out, model=f"{tmp_path / 'net.py'}:Held",
+                               resume=True, run_dir=tmp_path / "first", **KNOBS)  # fmt: skip
+
+
+def test_a_killed_job_is_resumed_at_once(tmp_path: Path) -> None:
+    out = tmp_path / "out.zarr"
+    with process(tmp_path, str(out)) as first:
+        first.kill()
+    done = penstock.run_inference(
+        tmp_path / "in.npy", out, model=f"{tmp_path / 'net.py'}:Held", resume=True,
+        run_dir=tmp_path / "first", **KNOBS,
+    )  # fmt: skip
+    assert done.units_written == 6
+    assert (read(out) == DATA).all()
+
+
+# --- what a resumed run believes ---------------------------------------------------------------
+
+
+def test_an_output_that_another_run_made_anew_is_not_resumed(tmp_path: Path) -> None:
+    out, first = tmp_path / "out.zarr", tmp_path / "first"
+    write(out, DATA, run_dir=first)
+    write(out, OTHER, run_dir=tmp_path / "second", overwrite=True)
+    with pytest.raises(UsageError, match=r"^--resume: .*out.zarr was made anew by another run"):
+        write(out, DATA, run_dir=first, resume=True)
+    assert write(out, OTHER, run_dir=tmp_path / "second", resume=True).units_written == 0
+    shutil.rmtree(first)  # then a resume believes nothing and makes all of it
+    assert write(out, DATA, run_dir=first, resume=True).units_written == 6
+    with pytest.raises(UsageError, match="was made anew by another run"):
+        write(out, OTHER, run_dir=tmp_path / "second", resume=True)
+
+
+def test_a_lock_that_is_gone_is_said(tmp_path: Path) -> None:
+    out = tmp_path / "out.zarr"
+    write(out)
+    Path(f"{out}.penstock-lock").unlink()
+    with pytest.raises(UsageError, match=r"no lock beside .* --resume-anyway goes on"):
+        write(out, resume=True)
+    assert write(out, resume_anyway=True).units_written == 0
+    assert write(out, resume=True).units_written == 0
+
+
+def test_a_run_of_an_older_version_is_resumed(tmp_path: Path) -> None:
+    out, noted = tmp_path / "out.zarr", tmp_path / "out.zarr.penstock" / "run.json"
+    write(out)
+    Path(f"{out}.penstock-lock").unlink()
+    content = json.loads(noted.read_text())
+    noted.write_text(json.dumps({name: content[name] for name in ("settings", "fingerprint")}))
+    assert write(out, resume=True).units_written == 0
+    assert write(out, resume=True).units_written == 0
+
+
+def test_what_is_no_lock_of_ours_stays(tmp_path: Path) -> None:
+    lock = tmp_path / "out.zarr.penstock-lock"
+    lock.write_text("mine")
+    with pytest.raises(UsageError, match=r"penstock-lock is no lock of Penstock's; move it away"):
+        write(tmp_path / "out.zarr")
+    assert lock.read_text() == "mine" and len(list(tmp_path.iterdir())) == 1
+
+
+# --- S3 ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bucket(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
+    return "s3://test-bucket/some"
+
+
+def test_on_s3_a_living_job_of_another_machine_is_seen_by_its_beats(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = f"{bucket}/out.zarr"
+    monkeypatch.setattr(claim, "RENEW_S", 0.05)
+    with living(out, tmp_path / "first"):
+        with pytest.raises(UsageError, match=r"is writing it$"):
+            write(out, overwrite=True, run_dir=tmp_path / "second")
+        monkeypatch.setattr(claim, "_machine", lambda: "another")
+        with (
+            pytest.warns(RuntimeWarning, match="it has 30 s to show that it still does"),
+            pytest.raises(UsageError, match=r"is writing it$"),
+        ):
+            write(out, overwrite=True, run_dir=tmp_path / "second")
+    assert (read(out) == DATA).all()
+    assert write(out, overwrite=True, run_dir=tmp_path / "second").units_written == 6
+
+
+@pytest.mark.slow
+def test_on_s3_a_stopped_job_loses_its_output_after_its_lease(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = f"{bucket}/out.zarr"
+    with process(tmp_path, out) as first:
+        first.send_signal(signal.SIGSTOP)
+        monkeypatch.setattr(claim, "_machine", lambda: "another")
+        monkeypatch.setattr(claim, "LEASE_S", 1.5)
+        with pytest.warns(RuntimeWarning, match=f"process {first.pid} on .* wrote it last"):
+            write(out, overwrite=True, run_dir=tmp_path / "second")
+        first.send_signal(signal.SIGCONT)
+        (tmp_path / "hold").unlink()
+        _, said = first.communicate()
+        assert first.returncode == 1 and "this run has lost" in said
+    assert (read(out) == OTHER).all()
+
+
+@pytest.mark.slow
+def test_on_s3_a_killed_job_is_resumed_at_once(bucket: str, tmp_path: Path) -> None:
+    out = f"{bucket}/out.zarr"
+    with process(tmp_path, out) as first:
+        first.kill()
+    done = penstock.run_inference(
+        tmp_path / "in.npy", out, model=f"{tmp_path / 'net.py'}:Held", resume=True,
+        run_dir=tmp_path / "first", **KNOBS,
+    )  # fmt: skip
+    assert done.units_written == 6
+
+
+@pytest.fixture
+def heedless(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An S3 server that takes every write, whatever its condition."""
+    from moto.server import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import make_server
+
+    moto = DomainDispatcherApplication(create_backend_app)
+
+    def app(environ: dict[str, Any], start: Any) -> Any:
+        for name in ("HTTP_IF_MATCH", "HTTP_IF_NONE_MATCH"):
+            environ.pop(name, None)
+        return moto(environ, start)
+
+    server = make_server("127.0.0.1", 0, app, threaded=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+    yield "s3://test-bucket/some"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+# --- no lock -----------------------------------------------------------------------------------
+
+
+def test_a_server_without_locks_is_found_out(heedless: str, tmp_path: Path) -> None:
+    out, knobs = f"{heedless}/out.zarr", {"run_dir": tmp_path / "run"}
+    with pytest.raises(UsageError, match=r"^--require-lock: .*its server takes every write"):
+        write(out, require_lock=True, **knobs)
+    with pytest.warns(RuntimeWarning, match="has no lock: its server takes every write"):
+        summary = write(out, **knobs)
+    assert any(line.startswith("Not locked: ") for line in summary.lines())
+    with pytest.warns(RuntimeWarning, match="has no lock"):
+        assert write(out, resume=True, **knobs).units_written == 0
+
+
+def test_a_lock_that_the_spec_turns_off_is_in_the_plan(tmp_path: Path) -> None:
+    metadata = {"shape": DATA.shape, "chunks": [8, 8, 8], "dtype": "<u2"}
+    file = {"driver": "file", "path": f"{tmp_path}/out.zarr", "file_io_locking": {"mode": "none"}}
+    spec = {"driver": "zarr", "kvstore": file, "metadata": metadata, "create": True}
+    plan = penstock.plan_inference(OTHER, spec, model="identity", **KNOBS)
+    assert any("turns file_io_locking off" in line for _, line in plan.lines())
+    with pytest.raises(UsageError, match=r"^--require-lock: .*turns file_io_locking off"):
+        write(spec, require_lock=True)
+    assert not list(tmp_path.iterdir())
+    with pytest.warns(RuntimeWarning, match="turns file_io_locking off"):
+        write(spec)
+
+
+def test_arrays_in_memory_need_no_lock_and_mapped_ones_have_none(tmp_path: Path) -> None:
+    result = np.zeros_like(OTHER)
+    assert write(result, require_lock=True).unlocked == ()
+    mapped = np.lib.format.open_memmap(tmp_path / "out.npy", "w+", OTHER.dtype, OTHER.shape)
+    with pytest.raises(UsageError, match=r"^--require-lock: .*in a file that others may map"):
+        write(mapped, require_lock=True)
+    with pytest.warns(RuntimeWarning, match="in a file that others may map"):
+        write(mapped)
+    assert (result == OTHER).all() and (mapped == OTHER).all()
+
+
+def test_a_run_folder_without_locks_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    out = tmp_path / "out.zarr"
+    with pytest.raises(UsageError, match=r"^--require-lock: --run-dir .* No locks available$"):
+        write(out, require_lock=True)
+    assert not out.exists()
+    with pytest.warns(RuntimeWarning, match="No locks available"):
+        assert len(write(out).unlocked) == 1
+
+
+def test_a_lock_that_may_not_be_written_is_said_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "out.zarr.penstock-lock").mkdir()
+    with pytest.raises(UsageError, match=r"^--require-lock: [^\n]*out.zarr has no lock: [^\n]+$"):
+        write(tmp_path / "out.zarr", require_lock=True)
+
+
+# --- the run folder ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["summary.json", "run.json", "done.log", "notes.txt"])
+def test_a_folder_of_other_files_is_no_run_folder(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / name).write_text('{"mine": 1}\n')
+    for knobs in ({}, {"resume": True}, {"overwrite": True}):
+        with pytest.raises(UsageError, match=rf"mine: holds {name} and is no run folder"):
+            write(tmp_path / "out.zarr", run_dir=folder, **knobs)
+    assert (folder / name).read_text() == '{"mine": 1}\n'
+    assert sorted(path.name for path in tmp_path.rglob("*")) == sorted(["mine", name])
+
+
+def test_a_run_folder_that_was_begun_is_ours(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "done.log").touch()  # killed before it could say more
+    write(tmp_path / "out.zarr", run_dir=folder)
+    (folder / "notes.txt").write_text("a good one")
+    assert write(tmp_path / "out.zarr", run_dir=folder, resume=True).units_written == 0
+
+
+def test_a_lost_output_is_an_error_of_the_write(tmp_path: Path) -> None:
+    out = tmp_path / "out.zarr"
+    lost = pytest.raises(StageError, match=r"write failed at .*: this run has lost .* was removed")
+    with lost, living(out, tmp_path / "first"):
+        Path(f"{out}.penstock-lock").unlink()
