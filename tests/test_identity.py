@@ -200,7 +200,9 @@ def test_an_array_too_large_to_compare_is_not_resumed(
 ) -> None:
     monkeypatch.setattr(identity, "CONTENT_BYTES", DATA.nbytes - 1)
     infer(tmp_path / "out.zarr")
-    with pytest.raises(UsageError, match=r"^--resume: the input is an array in memory of 3.00 KiB"):
+    with pytest.raises(
+        UsageError, match=r"^resume=True: the input is an array in memory of 3.00 KiB"
+    ):
         infer(tmp_path / "out.zarr", resume=True)
 
 
@@ -226,7 +228,7 @@ def test_another_maker_goes_on_only_when_told_and_it_is_noted(what: str, tmp_pat
     content["makers"] = [mine | {what: "older"}]
     noted.write_text(json.dumps(content))
     log.write_text("0 0 0 0\n0 0 0 1\n")  # killed before the third
-    said = rf"made with {what} 'older', here it is .* --resume-anyway goes on"
+    said = rf"made with {what} 'older', here it is .* resume_anyway=True goes on"
     with pytest.raises(UsageError, match=said):
         infer(out, resume=True)
     done = infer(out, resume_anyway=True)

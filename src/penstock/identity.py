@@ -31,7 +31,7 @@ CONTENT_BYTES = 256 * 2**20
 """Of an array in memory that is hashed; a larger one takes too long for each start."""
 VOXEL_CODE = (
     "box.py", "grid.py", "stitch.py", "normalize.py", "heads.py", "store.py", "stores", "model.py",
-    "exported.py", "torchscript.py", "vision.py",
+    "exported.py", "torchscript.py", "values.py", "vision.py",
     "models", "traffic.py", "plan.py", "lane.py", "job.py", "infer.py",
 )  # fmt: skip
 """The modules of Penstock that compute voxels."""
