@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 _NAMES = re.compile("KEY|TOKEN|PASSW|SECRET|CREDENTIAL", re.IGNORECASE)
-_LOGIN = re.compile(r"(?<=\w\w:)(//?)[^/\s\"']*@")
+_LOGIN = re.compile(r"(?<=\w\w:)//?[^/\s\"']*@")
 """Of what a `Path` has been made, one slash is left."""
 _QUERY = re.compile(r"(?<=\?)[^\s\"'<>|#)\]}]+")
 _SIGNATURE = re.compile(
@@ -81,7 +81,7 @@ def redact(text: str) -> str:
     >>> redact('{"headers": ["Authorization: Bearer abc"]}')
     '{"headers": "***"}'
     """
-    text = _LOGIN.sub(r"\1", text)
+    text = _LOGIN.sub("//", text)
     text = _QUERY.sub(lambda found: _unsigned(found.group()), text)
     text = _HEADERS_IN_JSON.sub(rf'\1"{HIDDEN}"', text)
     text = _IN_JSON.sub(rf"\g<field>\g<q>{HIDDEN}\g<q>", text)

@@ -86,7 +86,7 @@ def write(
         raise Refused(f"{page} exists; --overwrite replaces it and its figures")
     check_folder(folder, "--output")
     tables = [folder / f"{name}.csv" for name, kind in shown.items() if kind.append_csv]
-    figures = [folder / f"{name}.png" for name in (*shown, "ladder")]
+    figures = [folder / f"{name}.png" for name in {*shown, "ladder"}]
     named = [page, *tables, *figures]
     ours.check(*(("--output", path) for path in named), replace=replace)
     parts, files = [f"# {markdown(source)}", "", *map(markdown, _of_machines(records))], [page]

@@ -365,7 +365,7 @@ def read_csv(path: Path, needs: Iterable[str] = ("tile_size", "batch_size")) -> 
                 f"{path}, line {number}: {len(line)} fields under a header of {len(header)}; "
                 "mend or move the file"
             )
-        rows.append(dict(zip(header, map(safe.from_cell, line), strict=True)))
+        rows.append(dict(zip(header, line, strict=True)))
     return Table(tuple(header), rows, torn, ended)
 
 
@@ -390,6 +390,7 @@ def append_rows(
     earlier version's, is rewritten beside itself and renamed over: our columns first, then its
     own, no row lost. Raises `UsageError`, and touches nothing, where ``path`` is something else.
     """
+    rows = [{name: safe.cell(value) for name, value in row.items()} for row in rows]
     path = path.resolve()  # of a link, the file behind it is replaced
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -411,7 +412,7 @@ def _lines(header: Sequence[str], rows: Iterable[Row], head: bool = False) -> by
     writer = csv.DictWriter(text, header, restval="", lineterminator="\n")
     if head:
         writer.writeheader()
-    writer.writerows({name: safe.cell(value) for name, value in row.items()} for row in rows)
+    writer.writerows(rows)
     return text.getvalue().encode()
 
 

@@ -76,6 +76,8 @@ def run(args: argparse.Namespace) -> int:
     from ..compare import compare, select
 
     replace = from_flags(Replacing, args).replace
+    if args.json is not None and not args.json.parent.is_dir():
+        raise UsageError(f"--json {args.json}: No such file or directory")
     ours.check(("--json", args.json), replace=replace, inputs=(args.a, args.b))
 
     sides = []

@@ -29,6 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     config = from_flags(ScoreConfig, args)
     read = (config.inference_file, config.label_file)
+    if config.output is not None and not config.output.parent.is_dir():
+        raise UsageError(f"--output {config.output}: there is no folder {config.output.parent}")
     ours.check(("--output", config.output), replace=config.replace, inputs=read)
 
     from ..detection import Objects, read_predictions
