@@ -24,6 +24,7 @@ from ..limits import default_ledger, noise_floor, roofs
 from ..sweep import LAUNCHES, Step
 from ..telemetry import Nvml
 from ..units import format_bytes, significant
+from .bench import check_ledger
 
 Block = Mapping[str, Any]
 SYS = Path("/sys")
@@ -60,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--json {args.json}: {args.json.parent} is not a folder")
     replace = from_flags(Replacing, args).replace
     ours.check(("--json", args.json), replace=replace)
+    if args.ledger is not None:
+        check_ledger(Ledger(args.ledger))
     block, now = collect(), readings()
     device = pick_device(args.device, block)
     for section in (machine, libraries, limited, tenants):

@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 from ..errors import PenstockError, UsageError
+from ..safe import Told
 from ..trackers import TRACKERS, upload
 
 NAMES = tuple(TRACKERS)
@@ -80,7 +81,7 @@ def _follow(out: Path, name: str) -> int:
     for name_of in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP"):
         if hasattr(signal, name_of):  # not all are on Windows
             signal.signal(getattr(signal, name_of), signal.SIG_IGN)
-    words = os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1)
+    words = Told(os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1))
     silence = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):  # libraries say much, some of it from C
         os.dup2(silence, descriptor)
