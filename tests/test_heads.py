@@ -207,6 +207,14 @@ def test_the_command_prints_what_is_assumed(
     assert "out: intensity, assumed" in capsys.readouterr().out
 
 
+def test_help_tells_the_three(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["infer", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "--head-kind VALUE [VALUE ...] what the heads of the model are" in told
+    assert all(f"{kind}" in told for kind in ("intensity:", "scores (", "labels ("))
+
+
 # --- the knob ------------------------------------------------------------------------------------
 
 

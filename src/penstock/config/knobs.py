@@ -184,7 +184,7 @@ def _metavar(info: Any) -> str:
     if "Literal" in str(info.annotation) and "tuple" not in str(info.annotation):
         return "|".join(str(c) for c in choices)
     for kind, word in (("int", "N"), ("float", "X"), ("Path", "PATH")):
-        if kind in str(info.annotation):
+        if re.search(rf"\b{kind}\b", str(info.annotation)):
             return word
     return "VALUE"
 
