@@ -215,7 +215,7 @@ def test_a_killed_supervisor_takes_the_worker_and_its_forks_with_it(fifo: tuple[
 
 def within(reader: int, most: int) -> bytes:
     """What comes, or the end; neither may take minutes."""
-    assert select.select([reader], [], [], 100)[0], "nothing comes, and somebody is left"
+    assert select.select([reader], [], [], 60)[0], "nothing comes, and somebody is left"
     return os.read(reader, most)
 
 

@@ -616,8 +616,9 @@ def test_a_killed_suite_leaves_no_training_and_a_living_one_is_named(
     suite = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         until((folder / "steps" / "rank0.csv").exists)
-        below = psutil.Process(suite.pid).children(recursive=True)
-        assert len(below) >= 2, "a training, and its worker"
+        children = psutil.Process(suite.pid).children
+        until(lambda: len(children(recursive=True)) >= 2)  # a training, and its worker
+        below = children(recursive=True)
         holder = (folder / "train.lock").read_text().strip()
         assert holder.startswith(f"process {below[0].pid} on ")
         with pytest.raises(UsageError, match=rf"{folder.name}: {holder} trains there now; end it"):

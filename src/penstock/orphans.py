@@ -78,8 +78,18 @@ def _forks_too() -> None:
     os.register_at_fork(before=before, after_in_child=after)
 
 
+def _lives(pid: int) -> bool:
+    """One that has ended, and of which nobody has taken note yet, does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.Error:  # it may not be asked
+        return True
+
+
 def _watch(parent: int, named: int, number: int) -> None:
-    while os.getppid() == parent and psutil.pid_exists(named):
+    while os.getppid() == parent and _lives(named):
         time.sleep(LOOK_EVERY_S)
     with contextlib.suppress(OSError):
         os.kill(os.getpid(), number)
