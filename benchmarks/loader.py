@@ -2,6 +2,7 @@
 
     python benchmarks/loader.py               the numbers of README.md, about half an hour
     python benchmarks/loader.py --quick       a smoke test, README untouched
+    python benchmarks/loader.py --grid        other layouts, two hours: see loader_grid.py
 
 ``penstock generate`` makes a ufs-p1 data set and ``penstock bench loader`` measures it, warm, on
 two threads: contenders in fresh processes, interleaved, every batch checked against its checksums.
@@ -22,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
+import loader_grid
 import readme
 from penstock import ledger, loader_report, page
 from penstock.order import Order
@@ -108,8 +110,13 @@ def main() -> None:
         "--report", type=Path, nargs="+", metavar="LEDGER", help="from these, measure nothing"
     )
     parser.add_argument("--samples", type=int, default=112)
+    parser.add_argument("--grid", action="store_true", help="many layouts, see loader_grid.py")
+    parser.add_argument("--only", nargs="+", default=[], help="these layouts of the grid")
     parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="for bench loader")
     args = parser.parse_args()
+    if args.grid:
+        loader_grid.main(args.results, args.quick, args.only, args.report or [])
+        return
     flags = ["--batch-sizes", "4", "16", "--batches", "4", "--warmup", "4", *args.flags]
     samples, grid = args.samples, [192, 384]
     if args.quick:

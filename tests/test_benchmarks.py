@@ -87,3 +87,38 @@ def test_quick_benchmarks_leave_what_they_say(script: str, left: str, tmp_path: 
     assert (BENCHMARKS / "README.md").read_text() == readme
     assert list(tmp_path.glob(left))
     assert "| " in done.stdout
+
+
+@pytest.mark.slow
+def test_the_quick_grid_of_layouts_verifies_and_times(tmp_path: Path) -> None:
+    for library in ("torch", "tensorstore", "zarr", "dask", "xarray"):
+        pytest.importorskip(library)
+    readme = (BENCHMARKS / "README.md").read_text()
+    command = [sys.executable, str(BENCHMARKS / "loader.py"), "--grid", "--quick"]
+    command += ["--results", str(tmp_path), "--only", "small chunks"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (BENCHMARKS / "README.md").read_text() == readme
+    assert "| small chunks | shuffled |" in done.stdout
+    assert list(tmp_path.glob("*-loader-grid.jsonl.gz"))
+
+
+def test_a_layout_is_met_missed_or_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Change the times and the verdict changes; the bound is of every contender, not of one."""
+    pytest.importorskip("zarr")
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    grid = runpy.run_path(str(BENCHMARKS / "loader_grid.py"))
+
+    def verdict(ours: list[float], **others: list[float]) -> str:
+        times = {"penstock": ours, **others}
+        rows = [
+            {"contender": who, "round": number, "seconds": seconds}
+            for who, own in times.items()
+            for number, seconds in enumerate(own)
+        ]
+        return str(grid["verdict"](rows).decided)
+
+    assert verdict([1.0, 1.01, 0.99], loop=[1.1, 1.12, 1.09], dask=[9.0, 9.1, 9.0]) == "met"
+    assert verdict([1.2, 1.21, 1.19], loop=[1.1, 1.1, 1.1], dask=[9.0, 9.1, 9.0]) == "missed"
+    assert verdict([1.0, 1.5, 0.7], loop=[1.1, 1.0, 1.1]) == "undecided"
+    assert verdict([1.0, 1.0, 1.0], loop=[1.1, 1.1, 1.1], dask=[0.5, 2.0, 1.0]) == "undecided"
