@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 pytest.importorskip("lightning_fabric")
 
 from penstock import ranks
-from penstock.checkpoint import Checkpoints, random_state, read_file, set_random_state
+from penstock.checkpoint import Checkpoints, random_state, set_random_state
 from penstock.cli import main
 from penstock.config import TRAIN_DEFAULTS, TrainConfig, build
 from penstock.errors import Incomplete, PenstockError, UsageError
@@ -39,6 +39,7 @@ from penstock.ranks import Stop
 from penstock.step import Stepper
 from penstock.steplog import StepLog
 from penstock.train import train
+from penstock.weights import read_tensors
 from penstock.worker import status_of
 from penstock.workloads import find
 from penstock.workloads.spiral import Spiral, spirals
@@ -839,7 +840,7 @@ def test_a_file_of_code_is_not_executed(tmp_path: Path) -> None:
 
     torch.save({"model": Evil()}, tmp_path / "evil.pt")
     with pytest.raises(UsageError, match=r"--weights: .* cannot be read as a file of tensors"):
-        read_file(tmp_path / "evil.pt", "--weights")
+        read_tensors(tmp_path / "evil.pt", "--weights")
     assert not (tmp_path / "executed").exists()
 
 

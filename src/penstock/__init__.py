@@ -10,7 +10,13 @@ The names below are the public API. Each is imported when it is first used, so t
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
+
+if getattr(sys, "argv", [])[:1] == ["-m"] and not getattr(sys.flags, "safe_path", False):
+    # ``python -m penstock`` has put the folder that it is said in before all others: no
+    # ``triton.py`` that lies there is a library's. `reference` finds what the user names there.
+    del sys.path[0]
 
 __version__ = "0.1.0"
 

@@ -12,7 +12,6 @@ Files hold tensors, numbers, strings, lists and dicts only: they are read with
 from __future__ import annotations
 
 import os
-import pickle
 import random
 import shutil
 from collections.abc import Callable, Mapping
@@ -21,10 +20,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .errors import UsageError
 from .files import replacing
+from .weights import read_tensors
 
 FORMAT, VERSION = "penstock-training", 2
 LAST, BEST = "last.pt", "best_model.pth"
@@ -98,7 +98,7 @@ def _same(old: Path, new: Path) -> None:
 
 def read(path: Path, workload: str) -> State:
     """The state in a file. Raises `UsageError` where it is none, or another workload's."""
-    state = read_file(path, "--resume")
+    state = read_tensors(path, "--resume")
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise UsageError(f"--resume: {path} is no checkpoint of penstock train")
     if state.get("version") != VERSION:
@@ -106,31 +106,28 @@ def read(path: Path, workload: str) -> State:
             f"--resume: {path} has version {state.get('version')} of the format; this Penstock "
             f"reads {VERSION}"
         )
-    if state["workload"] != workload:
-        raise UsageError(f"--resume: {path} is a checkpoint of {state['workload']}, not {workload}")
+    if state.get("workload") != workload:
+        raise UsageError(
+            f"--resume: {path} is a checkpoint of {state.get('workload')}, not {workload}"
+        )
     return state
-
-
-def read_file(path: Path, flag: str) -> Any:
-    """Tensors and plain values of a torch file, on the CPU."""
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError as error:
-        raise UsageError(f"{flag}: there is no file {path}") from error
-    # Whatever is wrong with a file, torch's reader has an error of another type for it.
-    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-        raise UsageError(f"{flag}: {path} cannot be read as a file of tensors") from error
 
 
 def load_state(module: nn.Module, weights: Mapping[str, Any], where: str) -> None:
     """Put weights into a model that has exactly those, by name and shape."""
     own = module.state_dict()
     for name in {**own, **weights}:
-        there = tuple(weights[name].shape) if name in weights else "absent"
-        here = tuple(own[name].shape) if name in own else "absent"
+        there, here = (_shape(state, name) for state in (weights, own))
         if there != here:
             raise UsageError(f"{where} is of another model: {name} is {there} there, {here} here")
     module.load_state_dict(weights)
+
+
+def _shape(state: Mapping[str, Any], name: str) -> object:
+    if name not in state:
+        return "absent"
+    value = state[name]
+    return tuple(value.shape) if isinstance(value, Tensor) else "no tensor"
 
 
 # --- random numbers ----------------------------------------------------------------------------

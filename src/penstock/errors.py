@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import sys
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -47,7 +48,9 @@ class StageError(PenstockError):
 
     def __init__(self, stage: str, where: str, cause: BaseException) -> None:
         self.stage, self.where = stage, where
-        super().__init__(f"{stage} failed at {where}: {describe(cause)}")
+        place = where_in_users_code(cause)
+        kind = f"{type(cause).__name__}: " if place else ""
+        super().__init__(f"{stage} failed at {where}: {kind}{describe(cause)}{place}")
 
 
 class Incomplete(PenstockError):
@@ -85,6 +88,28 @@ def describe(error: BaseException) -> str:
     """The first line of an error's message, or its type where it has none."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+_NOT_THE_USERS = frozenset({"penstock", "torch", "numpy"})
+
+
+def where_in_users_code(error: BaseException) -> str:
+    """Where an error was raised in code that is neither ours nor torch's, as `` (FILE, line N)``;
+    nothing where that is nowhere."""
+    place, link = "", error
+    while True:
+        trace = link.__traceback__
+        while trace is not None:
+            frame = trace.tb_frame
+            top = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+            file = frame.f_code.co_filename
+            known = top in _NOT_THE_USERS or top in sys.stdlib_module_names
+            if not file.startswith("<") and (not known or top == "__main__"):
+                place = f" ({file}, line {trace.tb_lineno})"
+            trace = trace.tb_next
+        if place or link.__cause__ is None:
+            return place
+        link = link.__cause__
 
 
 def require(module: str, extra: str) -> ModuleType:

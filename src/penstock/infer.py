@@ -33,6 +33,7 @@ from .caller import cuda_flags, in_threads, less_collecting
 from .claim import Claims
 from .config import InferConfig, as_settings, build, speaks_python
 from .errors import Incomplete, StageError, UsageError, describe
+from .failure import kept_in
 from .flow import Budget, Channel, Flow, Pool, Stopped, usable_cores
 from .grid import Block, Grid, reflect
 from .heads import Clipped
@@ -178,7 +179,7 @@ def run_job(job: Job, progress: Callable[[Progress], None] | None = None) -> Sum
             resume=resume,
             anyway=job.config.resume_anyway,
         )
-    with contextlib.closing(journal), cuda_flags():
+    with contextlib.closing(journal), cuda_flags(), kept_in(job.run_dir):
         set_cuda_flags(job.config.tf32, job.config.cudnn_benchmark)
         for sink in job.sinks:  # or a list of what is in the old output would be lost for nothing
             sink.check()

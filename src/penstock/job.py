@@ -478,11 +478,15 @@ def _amp(
 
 
 def _digest(module: torch.nn.Module) -> str:
-    """A hash of every weight."""
+    """A hash of every weight, and of what else a module keeps with them."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    state: dict[str, Any] = module.state_dict()
+    for name, held in sorted(state.items()):
+        if isinstance(held, torch.Tensor):
+            digest.update(f"{name} {tuple(held.shape)} {held.dtype}".encode())
+            digest.update(held.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        else:  # by `get_extra_state`
+            digest.update(f"{name} {held!r}".encode())
     return digest.hexdigest()[:16]
 
 

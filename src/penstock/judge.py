@@ -20,11 +20,12 @@ from torch import Tensor
 
 from .box import Box
 from .config.infer import HeadKind, InferConfig
-from .errors import UsageError, describe
+from .errors import UsageError
 from .grid import reflect
 from .heads import Origin, Part, said_kinds
 from .model import CHANNELS_LAST, Footprint, Head, Model
 from .normalize import Scaling, block_scaling
+from .reference import told
 from .store import Source
 
 _PLACES = (1 / 2, 1 / 4, 3 / 4)
@@ -159,7 +160,7 @@ def _returned(
             failed = error
     assert failed is not None
     raise UsageError(
-        f"model {model.name} fails on a patch of the input: {describe(failed)}"
+        f"model {model.name} fails on a patch of the input: {told(failed)}"
     ) from failed
 
 

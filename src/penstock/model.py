@@ -27,48 +27,12 @@ import torch.fx
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import exported, torchscript
+from . import exported, reference, torchscript
 from .config.infer import HeadKind
-from .errors import UsageError, describe, require
+from .errors import MissingDependency, UsageError, describe
+from .registry import PROGRAMS, REGISTRY, check
 from .store import is_file
-
-_HERE = Path(__file__).parent / "models"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A model of the registry."""
-
-    factory: str
-    summary: str
-    weights: Path | None = None
-    needs_weights: bool = False
-    kind: HeadKind = "intensity"
-    """What its heads are."""
-
-
-REGISTRY = {
-    "denoise-net": Entry(
-        "penstock.models.unet3d:denoise_net",
-        "3-D UNet of the exaSPIM denoiser, width 32 to 512; give its --weights",
-        needs_weights=True,
-    ),
-    "denoise-tiny": Entry(
-        "penstock.models.unet3d:denoise_tiny",
-        "small 3-D UNet with weights for fluorescence microscopy",
-        _HERE / "denoise_tiny.safetensors",
-    ),
-    "identity": Entry("penstock.model:Identity", "returns its input: measures the pipeline alone"),
-    "prithvi-refiner-tiny": Entry(
-        "penstock.models.prithvi:tiny",
-        "2-D, 6 bands: Prithvi-EO encoder with LoRA, ConvNeXt head; untrained without --weights",
-    ),
-    "prithvi-refiner-100m": Entry("penstock.models.prithvi:m100", "the same, of 89 M parameters"),
-    "prithvi-refiner-300m": Entry("penstock.models.prithvi:m300", "the same, of 307 M parameters"),
-    "prithvi-refiner-600m": Entry(
-        "penstock.models.prithvi:m600", "the same, of 637 M parameters and a patch of 14"
-    ),
-}
+from .weights import load_weights
 
 
 class Identity(nn.Module):
@@ -198,11 +162,11 @@ def float32_default() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _code_hash(reference: str) -> str:
+def _code_hash(text: str) -> str:
     """A hash of the file behind a model that is no part of Penstock."""
-    if reference in REGISTRY:
+    if text in REGISTRY:
         return ""
-    place = reference.rpartition(":")[0] or reference
+    place = text.rpartition(":")[0] or text
     path = Path(place)
     if not path.is_file():
         path = Path(getattr(importlib.import_module(place), "__file__", None) or "")
@@ -221,48 +185,52 @@ def _find(
         entry = REGISTRY[model]
         with float32_default():
             return _call(entry.factory, in_channels), weights or entry.weights
-    if model.endswith((".pt2", ".pt", ".ts", ".torchscript")):
+    if model.endswith(PROGRAMS):
         return _load_program(Path(model), trust), weights
     if ":" in model:
         return _call(model, in_channels), weights
-    raise UsageError(
-        f"--model-type {model!r} is unknown; it is one of {', '.join(sorted(REGISTRY))}, "
-        "package.module:function, file.py:function, or a .pt2 / TorchScript file"
-    )
+    check(model, "--model-type")
+    raise UsageError(f"--model-type {model!r} is unknown")
 
 
-def _call(reference: str, in_channels: int | None) -> nn.Module:
-    """Import ``module:function`` or ``file.py:function`` and call it.
+def _call(text: str, in_channels: int | None) -> nn.Module:
+    """Import ``module:function`` or ``file.py:function``: a module, what makes one, or a function
+    that is the model itself.
 
     A factory with a parameter ``in_channels`` is told how many there are to be.
     """
-    place, _, attribute = reference.rpartition(":")
     try:
-        if place.endswith(".py"):
-            if not is_file(Path(place), f"--model-type {reference}"):
-                raise UsageError(f"--model-type {reference}: there is no file {place}")
-            spec = importlib.util.spec_from_file_location(Path(place).stem, place)
-            assert spec is not None and spec.loader is not None
-            source = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(source)
-        else:
-            source = importlib.import_module(place)
-        made = getattr(source, attribute)
-        if isinstance(made, nn.Module):
-            return made
-        takes_channels = in_channels and "in_channels" in inspect.signature(made).parameters
-        made = made(in_channels=in_channels) if takes_channels else made()
-    except UsageError:
+        with reference.found(text) as named:
+            made = named if isinstance(named, nn.Module) else _made(named, in_channels)
+    except MissingDependency:
         raise
+    except UsageError as error:
+        raise UsageError(f"--model-type {error}") from error.__cause__
     except Exception as error:
         raise UsageError(
-            f"--model-type {reference} could not be made: {type(error).__name__}: {describe(error)}"
+            f"--model-type {text} could not be made: {reference.told(error)}"
         ) from error
     if isinstance(made, nn.Module):
         return made
     if callable(made):
         return _Wrapped(made)
-    raise UsageError(f"--model-type {reference} returned a {type(made).__name__}, not a module")
+    raise UsageError(f"--model-type {text} returned a {type(made).__name__}, not a module")
+
+
+def _made(named: Any, in_channels: int | None) -> Any:
+    """What a factory makes; a function that must be given something else than ``in_channels`` is
+    no factory but the model."""
+    try:
+        parameters = inspect.signature(named).parameters
+    except ValueError:  # one of a library in C, such as torch.sigmoid
+        return named
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [p.name for p in parameters.values() if p.default is p.empty and p.kind in kinds]
+    if not inspect.isclass(named) and needed not in ([], ["in_channels"]):
+        return named
+    if in_channels and "in_channels" in parameters:
+        return named(in_channels=in_channels)
+    return named()
 
 
 def _load_program(path: Path, trust: bool) -> nn.Module:
@@ -286,53 +254,6 @@ def _load_program(path: Path, trust: bool) -> nn.Module:
         ) from error
 
 
-def load_weights(module: nn.Module, name: str, path: Path) -> None:
-    """Put the tensors of a file into a module that has exactly those, by name and shape."""
-    state = read_state(path)
-    from_public = getattr(module, "from_public", None)
-    if from_public is not None:
-        state = from_public(state)
-    try:
-        module.load_state_dict(state)
-    except RuntimeError as error:
-        own = module.state_dict()
-        missing, extra = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
-        wrong = [
-            f"{k} is {tuple(state[k].shape)}, not {tuple(own[k].shape)}"
-            for k in own.keys() & state.keys()
-            if own[k].shape != state[k].shape
-        ]
-        shown = [f"lacks {k}" for k in missing] + [f"has an unknown {k}" for k in extra] + wrong
-        raise UsageError(
-            f"--weights {path} belongs to another model than {name}: {len(missing)} tensors "
-            f"missing, {len(extra)} unknown, {len(wrong)} of another shape; it {shown[0]}"
-        ) from error
-
-
-def read_state(path: Path) -> dict[str, Tensor]:
-    """A state dict from a safetensors file, or from a torch file of tensors only."""
-    if not is_file(path, f"--weights {path}"):
-        raise UsageError(f"--weights {path}: there is no such file")
-    tensorfile = require("safetensors.torch", "infer") if path.suffix == ".safetensors" else None
-    try:
-        if tensorfile is not None:
-            tensors: dict[str, Tensor] = tensorfile.load_file(path)
-            return tensors
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise UsageError(
-            f"--weights {path} is no file of tensors only (nothing else is read: unpickling a file "
-            "runs its code)"
-        ) from error
-    for key in ("state_dict", "model_state_dict", "model"):
-        if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
-            state = state[key]
-    if not isinstance(state, Mapping) or not all(isinstance(v, Tensor) for v in state.values()):
-        raise UsageError(f"--weights {path} holds no state dict of tensors")
-    # Wrappers (DataParallel, torch.compile) leave their names in front of every key.
-    return {k.removeprefix("module.").removeprefix("_orig_mod."): v for k, v in state.items()}
-
-
 # --- devices ---------------------------------------------------------------------------------
 
 
@@ -346,11 +267,27 @@ def placed(module: nn.Module, device: torch.device, channels_last: bool) -> nn.M
     memo: dict[int, Any] = {id(tensor): there[name] for name, tensor in _own_tensors(module)}
     if device.type == "cpu" and all(key == id(tensor) for key, tensor in memo.items()):
         return module
+    memo |= {id(tensor): tensor.detach().to(device) for tensor in _computed(module)}
     copied = copy.deepcopy(module, memo).to(device)  # a TorchScript module knows nothing of memos
     for part in copied.modules():
         if isinstance(part, torch.fx.GraphModule):
             _move_literals(part, device)
     return copied
+
+
+def _computed(module: nn.Module) -> Iterator[Tensor]:
+    """Plain attributes that were computed of weights, as `torch.nn.utils.weight_norm` leaves them:
+    torch copies none of these."""
+    held: list[Any] = [vars(part) for part in module.modules()]
+    while held:
+        value = held.pop()
+        if isinstance(value, Tensor):
+            if not value.is_leaf:
+                yield value
+        elif isinstance(value, Mapping):
+            held += value.values()
+        elif isinstance(value, list | tuple):
+            held += value
 
 
 def _own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -527,10 +464,13 @@ def footprint(model: Model, shape: Sequence[int]) -> Footprint:
     for channels_last in (True, False):
         counter = _Peak()
         try:
-            meta = _tensors(model.module, "meta", channels_last)
+            if isinstance(model.module, torch.jit.ScriptModule):
+                raise TypeError("its operators are not seen")
+            # A copy without its weights: those of the module are not touched.
+            there = placed(model.module, torch.device("meta"), channels_last)
             with torch.no_grad(), counter:
                 x = _zeros(model, shape, channels_last, "meta")
-                outputs = torch.func.functional_call(model.module, meta, (x,))
+                outputs = there(x)
             peak = counter.peak
             break
         except UsageError:
@@ -579,5 +519,6 @@ def _run_once(model: Model, shape: Sequence[int]) -> tuple[Any, Sequence[int], b
     assert failed is not None
     raise UsageError(
         f"model {model.name} does not take a batch of shape {tuple(shape)} "
-        f"(batch, channels, spatial; see --batch, --patch and --in-channels): {describe(failed)}"
+        f"(batch, channels, spatial; see --batch, --patch and --in-channels): "
+        f"{reference.told(failed)}"
     ) from failed

@@ -32,11 +32,11 @@ from .config import PredictConfig
 from .detection import Objects, read_predictions, write_predictions
 from .errors import UsageError
 from .files import read_json, replacing, write_json
-from .model import load_weights
 from .models.detector import detector
 from .ranks import device_of
 from .scenes import CHANNELS, Scene, channels_of, radar_of, scenes_in
 from .trainlog import ARGS, RESULTS
+from .weights import load_weights, read_state
 from .windows import Cut, cuts_of, planes_of, read_row, view
 from .workloads.detector import joined, owned, picture
 
@@ -84,6 +84,8 @@ def predict(
     returns what is told how many are done. Raises `UsageError`.
     """
     _check_output(config, weights)
+    if weights.is_file():  # what is no such file is told before what would be asked of its run
+        read_state(weights, "WEIGHTS")
     settings = settings_of(weights, config)
     folders = wanted_scenes(config.data_root, config.scenes, settings.channels)
     parts = _Parts.open(config, weights, settings)
@@ -273,7 +275,7 @@ def _load(weights: Path, settings: Settings) -> nn.Module:
     planes = planes_of(settings.channels)
     net: nn.Module = detector(planes, settings.backbone)  # type: ignore[arg-type]
     told = f"the detector on {settings.backbone} that sees {', '.join(settings.channels)}"
-    load_weights(net, told, weights)
+    load_weights(net, told, weights, "WEIGHTS")
     return net.eval()
 
 

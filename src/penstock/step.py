@@ -20,10 +20,11 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from .config import TrainConfig
 from .laps import DeviceLaps, Laps
-from .model import channels_last, float32_default, load_weights
+from .model import channels_last, float32_default
 from .order import Items
 from .probe import Clock
 from .recompute import recompute
+from .weights import load_weights
 from .workloads import Batch, Workload
 
 

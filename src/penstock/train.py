@@ -50,8 +50,10 @@ from .checkpoint import (
     set_random_state,
 )
 from .config import TRAIN_DEFAULTS, TRAIN_FIXED, TrainConfig, build, speaks_python
-from .errors import Incomplete, PenstockError, UsageError
+from .errors import Incomplete, PenstockError, UsageError, describe
 from .events import EVENTS
+from .failure import FILE as ERROR
+from .failure import kept_in
 from .feed import ThreadFeed, TorchFeed
 from .files import alone, check_folder, read_json, write_json
 from .keys import scrubbed
@@ -65,7 +67,7 @@ from .steplog import StepLog, memory
 from .trainlog import ARGS, LOCK, RESULTS, TRAINS
 from .workloads import Answer, Feed, Samples, Workload, make
 
-OURS = (RESULTS, BEST, "checkpoints", STEPS, EVENTS, trackers.FOLDER, profiling.FOLDER)
+OURS = (RESULTS, BEST, "checkpoints", STEPS, EVENTS, trackers.FOLDER, profiling.FOLDER, ERROR)
 """What one run leaves in its folder and another must not find there."""
 
 
@@ -119,7 +121,7 @@ def train(
                 say(f"--resume: {config.output_dir} holds no checkpoint yet; the run begins anew")
         set_cuda_flags(config.tf32, config.cudnn_benchmark)
         run = _Run(fabric, make(workload, config), workload, config, stop, progress, clock)
-        with contextlib.closing(run):
+        with contextlib.closing(run), kept_in(config.output_dir):
             for sentence in run.notes:
                 say(sentence)
             run.say = say
@@ -243,7 +245,7 @@ class _Run:
         self.loss = math.nan
         self._seed_rank()
         if config.resume:
-            self._load(read(config.output_dir / "checkpoints" / LAST, name))
+            self._resume(read(config.output_dir / "checkpoints" / LAST, name))
         if config.profile:
             profiling.check(config.profile_steps, self.num_steps - self.step)
             self.stepper.laps = profiling.ProfiledLaps(
@@ -466,6 +468,16 @@ class _Run:
         """What must be as it was for a run to go on as the same."""
         settings = self.config.model_dump(mode="json", include=set(TRAIN_FIXED))
         return {**settings, "world_size": self.fabric.world_size}
+
+    def _resume(self, state: State) -> None:
+        try:
+            self._load(state)
+        except PenstockError:
+            raise
+        except Exception as error:  # what is in a damaged file may be anything
+            path = self.config.output_dir / "checkpoints" / LAST
+            kind = f"{type(error).__name__}: {describe(error)}"
+            raise UsageError(f"--resume: {path} is damaged ({kind})") from error
 
     def _load(self, state: State) -> None:
         where = f"--resume: {self.config.output_dir / 'checkpoints' / LAST}"

@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 from .environment import torch_flags
-from .errors import UsageError, describe, speaking_flags
+from .errors import UsageError, describe, speaking_flags, where_in_users_code
 from .launch import Request
 from .orphans import end_with_parent
 from .record import Status
@@ -73,7 +73,7 @@ def main(request_path: str, descriptor: str) -> int:
         del ballast
         status = status_of(error, limited=request.memory_limit is not None)
         kind = f"{type(error).__name__}: " if status == "crash" else ""
-        message = kind + describe(error)
+        message = kind + describe(error) + where_in_users_code(error)
         failed = {"status": status, "stage": answers.stage, "message": message}
         answers.say({"failed": {**failed, "facts": getattr(error, "facts", {})}})
         for link in _chain(error):  # its frames hold the tensors that filled the memory

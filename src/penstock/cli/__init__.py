@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any, TextIO
 
 from .. import __version__
-from ..errors import PenstockError, absent, describe, speaking_flags
+from ..errors import PenstockError, absent, describe, speaking_flags, where_in_users_code
 from ..safe import Told
 
 VERBS = {
@@ -56,6 +56,7 @@ AGAIN = {
     "bench": "; what was measured is in the ledger, and --resume measures the rest",
 }
 """How to go on after Ctrl-C."""
+_TRACED = "PENSTOCK_TRACEBACK"
 _HEARD = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
 """What a batch system may send, more than once, to a job that it ends."""
 
@@ -64,12 +65,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; the exit code is 0 done, 1 failed, 2 usage or refused, 3 incomplete,
     4 not comparable."""
     before = {number: signal.getsignal(number) for number in _HEARD}
+    traced = os.environ.get(_TRACED)
     try:
         with speaking_flags(), _told_safely():
             return _main(argv)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        if traced is None:
+            os.environ.pop(_TRACED, None)
 
 
 @contextlib.contextmanager
@@ -86,6 +90,9 @@ def _told_safely() -> Iterator[None]:
 def _main(argv: Sequence[str] | None) -> int:
     """`main` of a process that ends with it, and so stays deaf to what it is still sent."""
     words = [_dashed(word) for word in (sys.argv[1:] if argv is None else argv)]
+    if "--debug" in words:  # of any verb, and of the processes that it starts
+        words = [word for word in words if word != "--debug"]
+        os.environ[_TRACED] = "1"
     parser = argparse.ArgumentParser(
         prog="penstock",
         description="Deep learning on arrays larger than memory, every stage of it measured.",
@@ -98,6 +105,7 @@ def _main(argv: Sequence[str] | None) -> int:
         if words[:1] == [name]:
             module = import_module(f"{__name__}.{name}")
             module.add_arguments(verb)
+            verb.add_argument("--debug", action="store_true", help="show the traceback of an error")
             verb.set_defaults(run=module.run)
     args = parser.parse_args(words)
     signal.signal(signal.SIGTERM, _interrupt)
@@ -109,6 +117,7 @@ def _main(argv: Sequence[str] | None) -> int:
             for number in _HEARD:
                 signal.signal(number, signal.SIG_IGN)
     except PenstockError as error:
+        _trace(error)
         print(f"penstock {args.verb}: {error}", file=sys.stderr)
         return error.exit_code
     except ModuleNotFoundError as error:
@@ -121,17 +130,25 @@ def _main(argv: Sequence[str] | None) -> int:
         print(f"penstock {args.verb}: interrupted{AGAIN.get(args.verb, '')}", file=sys.stderr)
         return 3
     except Exception as error:
+        _trace(error)
         print(f"penstock {args.verb}: {_fault(error)}", file=sys.stderr)
         return 1
 
 
+def _trace(error: Exception) -> None:
+    """The traceback, where it was asked for."""
+    if os.environ.get(_TRACED):
+        from ..failure import traceback_of
+
+        print(traceback_of(error), end="", file=sys.stderr)
+
+
 def _fault(error: Exception) -> str:
-    """One sentence for an error that nobody foresaw; the traceback on request."""
-    if os.environ.get("PENSTOCK_TRACEBACK"):
-        raise error
+    """One sentence for an error that nobody foresaw."""
+    if place := where_in_users_code(error):
+        return f"{type(error).__name__}: {describe(error)}{place}; --debug shows all of it"
     return (
-        f"{type(error).__name__}: {describe(error)} (a defect of Penstock's; "
-        "set PENSTOCK_TRACEBACK=1 to see where)"
+        f"{type(error).__name__}: {describe(error)} (a defect of Penstock's; --debug shows where)"
     )
 
 
@@ -181,15 +198,12 @@ def entry() -> None:
     a training: threads of gloo that still let go of tensors would ask for an interpreter that is
     gone, and abort.
 
-    Modules of the folder that it is said in are found, as ``python -m penstock`` finds them.
-
     What torch has made is set aside from the last collection: going through it took 0.3 s.
     """
     quiet_openmp()
     for name in ("stdout", "stderr"):
         if (stream := getattr(sys, name)) is not None:  # None where it was closed from the first
             setattr(sys, name, _Heard(stream))
-    sys.path.append(str(Path.cwd()))
     with _told_safely():
         code = _main(None)
     if threading.active_count() > 1 or "train" in sys.argv[1:3]:

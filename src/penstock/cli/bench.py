@@ -22,6 +22,7 @@ from .. import ours
 from ..config import BenchModelConfig, add_flags, from_flags
 from ..errors import Refused, UsageError
 from ..record import Record, canonical
+from ..registry import check as check_model
 from ..units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
         code: int = import_module(f"{__package__}.bench_{args.kind}").run(args)
         return code
     config = from_flags(BenchModelConfig, args, args.config)
+    for model in config.model:
+        check_model(model, "--model")
     from ..ledger import Ledger
 
     if not config.output.name:

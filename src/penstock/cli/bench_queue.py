@@ -16,6 +16,7 @@ from typing import Any
 from ..config import BenchQueueConfig, add_flags, from_flags
 from ..errors import PenstockError, UsageError
 from ..record import Record
+from ..registry import check as check_model
 from ..units import format_seconds
 
 Case = dict[str, Any]
@@ -29,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = from_flags(BenchQueueConfig, args, args.config)
+    check_model(config.model, "--model")
     from .. import ours, queue_report, report
     from ..launch import check
     from ..ledger import Ledger

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..config import InferConfig, add_flags, from_flags
+from ..registry import check
 from ..units import format_seconds
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     one_heap()
     config = from_flags(InferConfig, args, args.config)
+    check(config.model_type, "--model-type")
     from ..infer import run_job
     from ..job import Job
 

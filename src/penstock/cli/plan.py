@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from ..config import InferConfig, add_flags, from_flags
+from ..registry import check
 from .infer import print_plan
 
 
@@ -16,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = from_flags(InferConfig, args, args.config)
+    check(config.model_type, "--model-type")
     from ..job import Job
 
     plan = Job(config).plan

@@ -28,8 +28,10 @@ from ..config import (
 )
 from ..errors import Incomplete, UsageError
 from ..orphans import end_with_parent
+from ..registry import check as check_model
 from ..tracking import became
 from ..units import format_bytes, format_seconds, significant
+from ..workloads import check as check_workload
 
 if TYPE_CHECKING:
     from ..train import Progress
@@ -55,6 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = config_of(args)
+    check_workload(args.workload)
+    if args.workload == "pairs":
+        check_model(config.model, "--model")
     end_with_parent(signal.SIGTERM)  # a rank saves at its step's end
     try:
         return _train(args.workload, config)

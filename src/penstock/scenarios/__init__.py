@@ -5,12 +5,13 @@ There are no clocks here: `measure` times the steps, and the phases that a step 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from importlib import import_module
 from types import ModuleType
 from typing import Any, Protocol
 
+from .. import reference
 from ..errors import UsageError, absent
 
 Phase = Callable[[str], AbstractContextManager[None]]
@@ -64,21 +65,21 @@ class WrongResult(Exception):
 
 def make(name: str, case: Mapping[str, Any]) -> Scenario:
     """Set up a scenario of this family, or a user's ``package.module:Class``, from its case."""
-    module, attribute = find(name)
-    scenario: Scenario = getattr(module, attribute)(case)
-    return scenario
+    find(name)
+    with reference.found(SCENARIOS.get(name, name)) as scenario:
+        made: Scenario = scenario(case)
+    return made
 
 
 def find(name: str) -> tuple[ModuleType, str]:
     """The module of a scenario, and the name of its class there."""
-    place, colon, attribute = SCENARIOS.get(name, name).partition(":")
+    place, colon, attribute = SCENARIOS.get(name, name).rpartition(":")
     if not colon:
         raise UsageError(f"there is no scenario {name!r}; try {', '.join(SCENARIOS)}")
     try:
-        module = import_module(place)
-        getattr(module, attribute)
+        with reference.found(f"{place}:{attribute}") as scenario:
+            return sys.modules.get(place) or sys.modules[scenario.__module__], attribute
     except (ModuleNotFoundError, AttributeError) as error:
         if isinstance(error, ModuleNotFoundError) and name in SCENARIOS:
             raise absent(error, EXTRAS.get(name, "infer")) or error from error
         raise UsageError(f"there is no scenario {name!r}: {error}") from error
-    return module, attribute

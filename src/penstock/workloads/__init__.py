@@ -10,10 +10,11 @@ is a class anywhere that Python finds, named as ``package.module:Class``.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from .. import reference
 from ..config import TrainConfig
 from ..errors import UsageError
 from ..order import Items
@@ -99,30 +100,43 @@ class Feed(Protocol):
     def close(self) -> None: ...
 
 
-def find(name: str) -> type[Workload]:
-    """The class of a workload of this family, or a user's ``package.module:Class``."""
-    place, colon, attribute = WORKLOADS.get(name, name).partition(":")
-    if not colon:
+def check(name: str) -> None:
+    """Refuse the name of a workload that there is not, before anything of it is imported."""
+    if ":" not in WORKLOADS.get(name, name):
         raise UsageError(
             f"there is no workload {name!r}; there are {', '.join(WORKLOADS)}, "
-            "and package.module:Class"
+            "and package.module:Class or file.py:Class"
         )
-    try:
-        found: type[Workload] = getattr(import_module(place), attribute)
-    except AttributeError as error:
-        raise UsageError(f"there is no workload {name!r}: {error}") from error
-    except ModuleNotFoundError as error:
-        if error.name is None or not place.startswith(error.name):
-            raise
-        raise UsageError(f"there is no workload {name!r}: {error}") from error
-    return found
+
+
+def find(name: str) -> type[Workload]:
+    """The class of a workload of this family, or a user's ``package.module:Class`` or
+    ``file.py:Class``."""
+    with _found(name) as workload:
+        return workload
 
 
 def make(name: str, config: TrainConfig) -> Workload:
     """A workload by name, with its settings."""
-    workload: Any = find(name)
-    made: Workload = workload(config)
-    return made
+    with _found(name) as workload:
+        made: Any = workload
+        return cast(Workload, made(config))
+
+
+@contextlib.contextmanager
+def _found(name: str) -> Iterator[type[Workload]]:
+    check(name)
+    text = WORKLOADS.get(name, name)
+    with contextlib.ExitStack() as stack:
+        try:
+            workload: type[Workload] = stack.enter_context(reference.found(text))
+        except AttributeError as error:
+            raise UsageError(f"there is no workload {name!r}: {error}") from error
+        except ModuleNotFoundError as error:
+            if error.name is None or not text.startswith(error.name):
+                raise
+            raise UsageError(f"there is no workload {name!r}: {error}") from error
+        yield workload
 
 
 def epsilon_of(dtype: torch.dtype) -> float:

@@ -1,0 +1,245 @@
+"""The user's own models: what they may be, where they are found, what is said of their errors."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import penstock
+from penstock import model, reference
+from penstock.cli import main
+from penstock.errors import StageError, UsageError
+
+NETS = """
+import torch
+from torch import nn
+import beside
+
+LAYER = nn.Conv3d(1, 1, 1)
+
+def factory(): return nn.Conv3d(1, 1, 1)
+def wide(in_channels): return nn.Conv3d(in_channels, 1, 1)
+def optional(width=4): return nn.Sequential(nn.Conv3d(1, width, 1), nn.Conv3d(width, 1, 1))
+def itself(x): return x * 2
+def itself_too(x, factor=2): return x * factor
+def of_functions(): return itself
+def late():
+    import beside_too
+    return beside_too.net
+
+class Net(nn.Module):
+    def forward(self, x): return x + beside.ONE
+
+class Broken(nn.Module):
+    def forward(self, x):
+        return x[[99]]
+
+def fails(): return [][1]
+
+class Breaks(nn.Module):
+    calls = 0
+    def forward(self, x):
+        Breaks.calls += 1
+        if x.device.type == "cpu" and Breaks.calls > 6:
+            raise IndexError("out of\\nits range")
+        return x
+"""
+
+
+@pytest.fixture
+def nets(tmp_path: Path) -> Path:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "nets.py").write_text(NETS)
+    (folder / "beside.py").write_text("ONE = 1.0\n")
+    (folder / "beside_too.py").write_text("import beside\ndef net(x): return x\n")
+    yield folder / "nets.py"  # type: ignore[misc]
+    for name in ("beside", "beside_too", "penstock_user_nets"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "factor"),
+    [("itself", 2), ("itself_too", 2), ("of_functions", 2), ("late", 1), ("Net", None)],
+)
+def test_a_function_that_must_be_given_something_is_the_model(
+    name: str, factor: int | None, nets: Path
+) -> None:
+    x, module = torch.ones(1, 1, 2, 2, 2), model.load(f"{nets}:{name}").module
+    assert torch.equal(module(x), x * factor if factor else x + 1)
+
+
+@pytest.mark.parametrize("name", ["LAYER", "factory", "optional", "wide"])
+def test_what_makes_a_model_is_called(name: str, nets: Path) -> None:
+    found = model.load(f"{nets}:{name}", in_channels=1)
+    assert found.spatial_axes == 3
+    assert found.in_channels == 1
+
+
+def test_a_function_of_a_library_in_c_is_a_model() -> None:
+    x = torch.linspace(-1, 1, 8)
+    assert torch.equal(model.load("torch:sigmoid").module(x), torch.sigmoid(x))
+    assert torch.equal(model.load("torch.nn.functional:relu").module(x), x.relu())
+
+
+def test_the_folder_is_searched_for_the_users_code_alone(
+    nets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (nets.parent / "opt_einsum.py").write_text("raise SystemExit('it ran')")
+    monkeypatch.chdir(nets.parent)
+    path = list(sys.path)
+    with reference.found("nets:Net"):
+        assert sys.path == path
+        with pytest.raises(ModuleNotFoundError):
+            exec("import beside_too", {"__name__": "torch.backends.opt_einsum"})
+        exec("import beside_too", {"__name__": "nets"})
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("beside_three")
+    assert not any(isinstance(finder, reference._Beside) for finder in sys.meta_path)
+    sys.modules.pop("nets", None)
+
+
+def test_what_is_installed_comes_first(nets: Path) -> None:
+    (nets.parent / "yaml.py").write_text("raise SystemExit('it ran')")
+    before = sys.modules.pop("yaml")
+    nets.write_text("import yaml\nNET = yaml.safe_load\n")
+    try:
+        with reference.found(f"{nets}:NET") as found:
+            assert found("1") == 1
+    finally:
+        sys.modules["yaml"] = before
+
+
+@pytest.mark.parametrize("command", ["plan", "bench", "train"])
+@pytest.mark.parametrize("way", ["console", "-m"])
+def test_no_file_of_the_folder_is_taken_for_a_library(
+    command: str, way: str, tmp_path: Path, nets: Path
+) -> None:
+    """`opt_einsum` and `triton` are what torch looks for and does not come with."""
+    for name in ("opt_einsum", "triton", "psutil", "tensorstore"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nraise OSError")
+    np.save(tmp_path / "in.npy", np.zeros((16, 16, 16), "float32"))
+    net = "mine/nets.py:factory"
+    words = {
+        "plan": f"plan --in-spec in.npy --out-spec o.zarr --model-type {net} --patch 8 --overlap 2",
+        "bench": f"bench model --model {net} --tile-sizes 8 --batch-sizes 1 --device cpu "
+        "--effort quick --launch-seconds 0.01 --output out/bench.csv",
+        "train": "train spiral --max-steps 1 --epochs 1 --num-samples 64 --device cpu "
+        "--output-dir out/run",
+    }[command].split()
+    start = ["-m", "penstock"] if way == "-m" else ["-c", "from penstock.cli import entry; entry()"]
+    if way == "console":  # whose own folder comes first there, not this one
+        start = ["-c", "import sys; sys.path.remove(''); from penstock.cli import entry; entry()"]
+    if way == "console" and command != "plan":
+        pytest.skip("the processes that these start are the same")
+    done = subprocess.run(
+        [sys.executable, *start, *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(penstock.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+    )
+    assert not (tmp_path / "ran").exists()
+    assert done.returncode == 0, done.stderr
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+
+def line_of(nets: Path, text: str) -> int:
+    return nets.read_text().splitlines().index(text) + 1
+
+
+def test_errors_of_a_model_name_its_file_and_line(nets: Path) -> None:
+    volume, knobs = np.zeros((8, 8, 8), "float32"), {"patch": 8, "overlap": 0}
+    for name, line in (
+        ("fails", "def fails(): return [][1]"),
+        ("Broken", "        return x[[99]]"),
+    ):
+        said = f"IndexError: .* .{nets}, line {line_of(nets, line)}"
+        with pytest.raises(UsageError, match=said):
+            penstock.plan_inference(volume, volume.copy(), model=f"{nets}:{name}", **knobs)  # type: ignore[arg-type]
+
+
+def test_an_error_on_the_way_leaves_its_traceback(
+    nets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "in.npy", np.zeros((64, 32, 32), "float32"))
+    flags = f"--in-spec {tmp_path}/in.npy --out-spec {tmp_path}/out.zarr --normalize none"
+    words = (
+        f"infer {flags} --model-type {nets}:Breaks --patch 8 --overlap 0 --run-dir {tmp_path}/run"
+    )
+    words += " --head-kind intensity"
+    line = line_of(nets, '            raise IndexError("out of\\nits range")')
+    assert main(words.split()) == 1
+    said = capsys.readouterr().err
+    assert f"IndexError: out of ({nets}, line {line})" in said
+    assert "Traceback" not in said
+    assert f'nets.py", line {line}, in forward' in (tmp_path / "run" / "error.txt").read_text()
+    assert main([*words.split(), "--overwrite", "--debug"]) == 1
+    assert f'nets.py", line {line}, in forward' in capsys.readouterr().err
+    assert "PENSTOCK_TRACEBACK" not in os.environ
+
+
+def test_debug_is_a_flag_of_every_verb(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["score", "xview3", "--debug", "--inference-file", "a", "--label-file", "b"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+# --- names that there are not --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("plan --in-spec a --out-spec b --model-type denoise-tinny", "did you mean denoise-tiny"),
+        ("infer --in-spec a --out-spec b --model-type nets.py:net", "there is no file nets.py"),
+        ("infer --in-spec a --out-spec b --model-type net.pt2", "there is no file net.pt2"),
+        ("plan --in-spec a --out-spec b --model-type nowhere:net", "there is no module nowhere"),
+        ("plan --in-spec a --out-spec b --model-type nets.py", "names no function"),
+        ("bench model --model prithvi-refiner-tini", "did you mean prithvi-refiner-tiny"),
+        ("bench queue data --compute train --model nowhere", "is unknown"),
+        ("train spirall", "there is no workload 'spirall'"),
+        ("train pairs --in-spec a --target-spec b --output-dir c --model no", "is unknown"),
+        ("train detector --backbone resnet51", "--backbone"),
+        ("predict w.pth --data-root a --output b --backbone resnet51", "--backbone"),
+    ],
+)
+def test_names_are_refused_before_torch_is_imported(words: str, said: str, tmp_path: Path) -> None:
+    program = "import sys; sys.modules['torch'] = None; from penstock.cli import main\n"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{program}sys.exit(main({words.split()!r}))"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(penstock.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+
+
+def test_a_stage_error_without_the_users_code_is_as_ever() -> None:
+    assert (
+        str(StageError("read", "block 1", OSError("no disk"))) == "read failed at block 1: no disk"
+    )
+
+
+def test_what_predict_is_given_is_a_file_of_weights(tmp_path: Path) -> None:
+    from penstock.config import PredictConfig
+    from penstock.predict import predict
+
+    path: Any = tmp_path / "notes.txt"
+    path.write_text("no weights")
+    config = PredictConfig(data_root=tmp_path, output=tmp_path / "out.csv")
+    with pytest.raises(UsageError, match=f"WEIGHTS {path} cannot be read: .* no file of tensors"):
+        predict(path, config)

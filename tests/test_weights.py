@@ -1,0 +1,225 @@
+"""Weights in files: by which names they are found, and what becomes of files that are damaged."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import penstock
+from penstock import model
+from penstock.checkpoint import read
+from penstock.errors import UsageError
+from penstock.weights import load_weights, named_as, read_state
+
+from .test_trust import Scripted, plain  # noqa: F401
+
+
+class Inner(nn.Module):
+    """Has a submodule by the name of a wrapper."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = nn.Sequential(nn.Conv3d(1, 2, 1), nn.Conv3d(2, 1, 1))
+        self.head = nn.Conv3d(1, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.module(x))
+        return out
+
+
+PREFIXES = ("", "module.", "_orig_mod.", "_orig_mod.module.", "module._orig_mod.module.")
+
+
+def fill(net: nn.Module) -> nn.Module:
+    for number, parameter in enumerate(net.parameters()):
+        nn.init.constant_(parameter, number + 1)
+    return net
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+@pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize("make", [Inner, lambda: nn.Sequential(nn.Conv3d(1, 1, 1))])
+def test_names_of_wrappers_are_left_out(
+    make: Callable[[], nn.Module], prefix: str, suffix: str, tmp_path: Path
+) -> None:
+    net, path = fill(make()), tmp_path / f"weights{suffix}"
+    state = {prefix + name: tensor for name, tensor in net.state_dict().items()}
+    if suffix == ".pth":
+        torch.save({"epoch": 3, "state_dict": state}, path)
+    else:
+        save_file(state, path)
+    other = make()
+    load_weights(other, "net", path)
+    for name, tensor in net.state_dict().items():
+        assert torch.equal(tensor, other.state_dict()[name])
+
+
+def test_a_wrapper_within_a_net_and_around_the_net_itself(tmp_path: Path) -> None:
+    net = fill(Inner())
+    state = {f"_orig_mod.{n.replace('0.', '0._orig_mod.')}": t for n, t in net.state_dict().items()}
+    torch.save(state, tmp_path / "w.pth")
+    for other in (Inner(), nn.DataParallel(Inner())):
+        load_weights(other, "net", tmp_path / "w.pth")
+        for one, two in zip(net.parameters(), other.parameters(), strict=True):
+            assert torch.equal(one, two)
+
+
+def test_a_name_that_could_mean_two_stays() -> None:
+    own = ["module.a", "a", "module.module.b"]
+    assert named_as({"module.a": 1, "a": 2, "b": 3}, own) == {
+        "module.a": 1,
+        "a": 2,
+        "module.module.b": 3,
+    }
+    assert named_as({"_orig_mod.a": 1}, own) == {"_orig_mod.a": 1}
+
+
+class Counts(nn.Module):
+    """Keeps more than tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.seen = nn.Conv3d(1, 1, 1), 0
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"seen": self.seen}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.seen = state["seen"]
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.net(x)
+        return out
+
+
+def test_what_a_module_keeps_beside_tensors_is_loaded(tmp_path: Path) -> None:
+    net, other, path = Counts(), nn.Sequential(Counts()), tmp_path / "w.pth"
+    net.seen = 7
+    torch.save(nn.Sequential(net).state_dict(), path)
+    load_weights(other, "net", path)
+    assert other[0].seen == 7  # type: ignore[union-attr]
+    save_file({"0.net.weight": net.net.weight.data}, tmp_path / "w.safetensors")
+    with pytest.raises(UsageError, match=r"2 tensors missing.*lacks 0\._extra_state"):
+        load_weights(other, "net", tmp_path / "w.safetensors")
+    volume = np.ones((8, 8, 8), "float32")
+    knobs: dict[str, Any] = {"patch": 8, "overlap": 0, "head_kind": "intensity"}
+    penstock.run_inference(volume, volume.copy(), model=other, weights=path, **knobs)
+
+
+# --- what planning leaves ------------------------------------------------------------------------
+
+
+class Twice(nn.Module):
+    """One layer under two names, in two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Conv3d(1, 1, 3, padding=1)
+        self.two = self.one
+        self.both = nn.ModuleList([self.one, nn.BatchNorm3d(1)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.both[1](self.two(self.one(x)))
+        return out
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm`")
+def test_planning_leaves_the_weights_alone() -> None:
+    weighted = nn.utils.weight_norm(nn.Conv3d(1, 1, 3, padding=1))
+    shared = Inner()
+    shared.head.weight = nn.Parameter(shared.head.weight.detach())
+    shared.far = shared.head.weight * 2  # type: ignore[assignment]
+    for net in (Twice(), nn.Sequential(weighted), shared):
+        net.eval()
+        held = dict(net.named_parameters(remove_duplicate=False))
+        before = {name: tensor.detach().clone() for name, tensor in held.items()}
+        for _ in range(2):
+            found = model.footprint(model.load(net), (2, 1, 8, 8, 8))
+        assert found.peak_bytes is not None
+        after = dict(net.named_parameters(remove_duplicate=False))
+        assert all(after[name] is held[name] for name in held)
+        assert all(torch.equal(after[name], before[name]) for name in held)
+        x = torch.rand(2, 1, 8, 8, 8)
+        there = model.placed(net, torch.device("cpu"), True)
+        torch.testing.assert_close(there(x), net(x))
+
+
+# --- damage --------------------------------------------------------------------------------------
+
+
+def damaged(content: bytes, luck: random.Random) -> bytes:
+    """Cut, with bits turned, with bytes of elsewhere, or with its last part (a zip's list) hurt."""
+    held, way = bytearray(content), luck.randrange(4)
+    if way == 0:
+        return bytes(held[: luck.randrange(len(held))])
+    for _ in range(luck.choice((1, 1, 4, 32))):
+        start = max(0, len(held) - 2000) if way == 3 else 0
+        place = luck.randrange(start, len(held))
+        if way == 2:
+            source = luck.randrange(len(held))
+            held[place : place + 8] = held[source : source + 8]
+        else:
+            held[place] ^= 1 << luck.randrange(8)
+    return bytes(held)
+
+
+@pytest.fixture(scope="module")
+def whole(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:  # noqa: F811
+    folder = tmp_path_factory.mktemp("whole")
+    net = nn.Sequential(nn.Conv3d(1, 2, 3), nn.BatchNorm3d(2))
+    torch.save(net.state_dict(), folder / "net.pth")
+    torch.save(net.state_dict(), folder / "old.pth", _use_new_zipfile_serialization=False)
+    save_file(net.state_dict(), folder / "net.safetensors")
+    state = {"format": "penstock-training", "version": 2, "workload": "spiral"}
+    torch.save({**state, "model": net.state_dict(), "history": [{"a": 1.0}]}, folder / "last.pt")
+    torch.jit.script(Scripted().eval()).save(str(folder / "net.ts"))
+    return {path.name: path.read_bytes() for path in (*folder.iterdir(), plain)}
+
+
+def load_damaged(path: Path) -> None:
+    """A file is read, or refused in a sentence; nothing else leaves."""
+    try:
+        if path.name == "last.pt":
+            read(path, "spiral")
+        elif path.suffix in (".pth", ".safetensors"):
+            read_state(path)
+        else:
+            model.load(str(path))
+    except UsageError as error:
+        assert len(str(error).splitlines()) == 1
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "name", ["net.pth", "old.pth", "net.safetensors", "last.pt", "net.ts", "net.pt2"]
+)
+def test_damaged_files_are_refused_in_a_sentence(
+    name: str, whole: dict[str, bytes], tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    for seed in range(25):
+        path.write_bytes(damaged(whole[name], random.Random(f"{name} {seed}")))
+        load_damaged(path)
+
+
+def test_files_of_something_else_hold_no_weights(tmp_path: Path) -> None:
+    contents: dict[str, Any] = {
+        "list": [1, 2],
+        "empty": {},
+        "numbers": {"a": 3},
+        "tensor": torch.ones(2),
+        "names": {3: torch.ones(2)},
+    }
+    for name, content in contents.items():
+        torch.save(copy.deepcopy(content), tmp_path / name)
+        with pytest.raises(UsageError, match="holds no weights"):
+            read_state(tmp_path / name)
