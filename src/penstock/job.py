@@ -484,7 +484,8 @@ def _digest(module: torch.nn.Module) -> str:
     for name, held in sorted(state.items()):
         if isinstance(held, torch.Tensor):
             digest.update(f"{name} {tuple(held.shape)} {held.dtype}".encode())
-            digest.update(held.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+            raw = held.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            digest.update(memoryview(raw.numpy()))
         else:  # by `get_extra_state`
             digest.update(f"{name} {held!r}".encode())
     return digest.hexdigest()[:16]

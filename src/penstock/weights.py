@@ -39,8 +39,8 @@ def read_tensors(path: Path, flag: str) -> Any:
     # Whatever is wrong with a file, its reader has an error of another type for it.
     except Exception as error:
         raise UsageError(
-            f"{flag} {path} cannot be read: it is damaged, or no file of tensors only (nothing "
-            "else is read: unpickling a file runs its code)"
+            f"{flag} {path} is no file of tensors only, or it is damaged (nothing else is read: "
+            "unpickling a file runs its code)"
         ) from error
 
 
