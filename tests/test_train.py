@@ -821,7 +821,7 @@ def test_runs_are_not_mixed(tmp_path: Path) -> None:
             train("spiral", config_of(tmp_path, resume=True, **changes))
     last = tmp_path / "checkpoints" / "last.pt"
     last.write_bytes(last.read_bytes()[:-100])
-    with pytest.raises(UsageError, match=r"last.pt cannot be read as a file of tensors"):
+    with pytest.raises(UsageError, match=r"last.pt is no file of tensors"):
         train("spiral", config_of(tmp_path, resume=True))
 
 
@@ -839,7 +839,7 @@ def test_a_file_of_code_is_not_executed(tmp_path: Path) -> None:
             return os.mkdir, (str(tmp_path / "executed"),)
 
     torch.save({"model": Evil()}, tmp_path / "evil.pt")
-    with pytest.raises(UsageError, match=r"--weights: .* cannot be read as a file of tensors"):
+    with pytest.raises(UsageError, match=r"--weights: .* is no file of tensors"):
         read_tensors(tmp_path / "evil.pt", "--weights")
     assert not (tmp_path / "executed").exists()
 

@@ -485,7 +485,8 @@ def _digest(module: torch.nn.Module) -> str:
         if isinstance(held, torch.Tensor):
             digest.update(f"{name} {tuple(held.shape)} {held.dtype}".encode())
             raw = held.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            digest.update(memoryview(raw.numpy()))
+            octets: Any = raw.numpy()
+            digest.update(octets)
         else:  # by `get_extra_state`
             digest.update(f"{name} {held!r}".encode())
     return digest.hexdigest()[:16]
