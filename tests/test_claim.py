@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 import penstock
 from penstock import claim, infer
+from penstock.cli import main
 from penstock.config import InferConfig, build
 from penstock.errors import StageError, UsageError
 from penstock.job import Job
@@ -208,6 +209,18 @@ def test_every_output_of_a_job_is_locked(tmp_path: Path) -> None:
     penstock.run_inference(DATA, outs, model=net, overwrite=True, **KNOBS)
     runs = [json.loads(Path(f"{out}.penstock-lock").read_text())["claims"][""] for out in outs]
     assert runs[0]["run"] == runs[1]["run"]
+
+
+def test_generate_leaves_a_living_output_alone_and_takes_a_finished_one(tmp_path: Path) -> None:
+    out = tmp_path / "out.zarr"
+    command = ["generate", "volume", str(out), "--shape", "8", "8", "8", "--overwrite"]
+    with living(out, tmp_path / "first"):
+        assert main(command) == 2
+    assert (read(out) == DATA).all()
+    assert main(command) == 0
+    (claimed,) = json.loads(Path(f"{out}.penstock-lock").read_text())["claims"].values()
+    noted = json.loads((tmp_path / "first" / "run.json").read_text())
+    assert claimed["owner"] is None and claimed["run"] != noted["run"]
 
 
 # --- a job that was stopped --------------------------------------------------------------------

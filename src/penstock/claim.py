@@ -68,6 +68,14 @@ def lacking(sink: Sink) -> str | None:
     return None
 
 
+def is_marked(sink: Sink) -> bool:
+    """Whether a run of `infer` is or was at a local output."""
+    with contextlib.suppress(_NoLock):
+        place = _place(sink)
+        return place is not None and Path(place[0]["path"], place[1]).is_file()
+    return False
+
+
 class Claims:
     """The outputs of one run, held from `take` to `close`."""
 

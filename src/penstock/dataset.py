@@ -27,6 +27,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import uuid
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -39,6 +40,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .box import Box
+from .claim import Claims, is_marked
 from .errors import Refused, StageError, UsageError, require
 from .files import settled
 from .grid import Grid
@@ -391,6 +393,8 @@ def write_volume(
         clear(root, overwrite, {"zarr.json"})
         (root / UNFINISHED).unlink()
     sink = sink_at(root)
+    if is_marked(sink):  # as an output, which a living job may be writing; it is no run's from here
+        Claims.take([sink], uuid.uuid4().hex, lambda name, run: None).close()
     sink.create()
     _mark_unfinished(root, ["0"])
     checks = PlaneChecks(domain.shape, dtype.itemsize)
