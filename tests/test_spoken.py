@@ -30,6 +30,8 @@ from penstock.errors import UsageError, flags_are_spoken, speaking_flags
         ("--model-type 'none' is unknown", "model='none' is unknown"),
         ("it takes --normalize fixed --clip-norm 0 1",
          "it takes normalize='fixed' clip_norm=(0, 1)"),
+        ("give --head-kind scores or intensity", "give head_kind='scores' or intensity"),
+        ("--head-kind names no head", "head_kind= names no head"),
         ("use --resume or --overwrite", "use resume=True or overwrite=True"),
         ("give --no-amp.", "give amp='off'."),
         ("--of-no-knob 3 stays, and a--b too", "--of-no-knob 3 stays, and a--b too"),

@@ -21,8 +21,13 @@ from .knobs import Knobs
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
 
+_PROSE = frozenset(
+    "a and are at but by for goes has holds in is it itself lies may must names needs of on or says "
+    "takes tells than that the to unless where which with would".split()
+)
+"""Words that follow a flag in a sentence."""
 _NUMBERS = r"-?\d[\d.]*(?: -?\d[\d.]*)+\b"
-_WORD = r"[\w.'\"/-][^\s;,:)]*"
+_WORD = r"[\w.'\"/-](?:[^\s;,:)]*[^\s;,:).])?"
 _FLAG = re.compile(rf"(?<![\w-])--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)(?: ({_NUMBERS}|{_WORD}))?")
 
 
@@ -66,7 +71,7 @@ def in_python(message: str, model: type[Knobs], parameters: Mapping[str, str]) -
             return f"{called}={knob == name}{rest}"
         if value is None:
             return f"{called}="
-        if value in _choices(kind):
+        if value in _choices(kind) or ("str" in str(kind) and _is_text(value)):
             return f"{called}={value!r}"
         if " " in value:  # several numbers
             return f"{called}=({', '.join(value.split())})"
@@ -74,6 +79,11 @@ def in_python(message: str, model: type[Knobs], parameters: Mapping[str, str]) -
         return f"{called}={rest if value[0].isalpha() else value}"
 
     return _FLAG.sub(renamed, message)
+
+
+def _is_text(word: str) -> bool:
+    """Whether a word after a flag that takes text is its value, and not the sentence's next."""
+    return word[0].isalpha() and word not in _PROSE
 
 
 def _choices(annotation: Any) -> set[Any]:
