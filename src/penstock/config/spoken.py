@@ -22,8 +22,8 @@ _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
 
 _PROSE = frozenset(
-    "a and are at but by for goes has holds in is it itself lies may must names needs of on or says "
-    "takes tells than that the to unless where which with would".split()
+    "a and are at but by for goes has holds in is it itself lies may must names needs of on or "
+    "says takes tells than that the to unless where which with would".split()
 )
 """Words that follow a flag in a sentence."""
 _NUMBERS = r"-?\d[\d.]*(?: -?\d[\d.]*)+\b"
