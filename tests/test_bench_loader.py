@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import json
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from penstock import loader_report, loaders, pagecache
 from penstock.cli import main
 from penstock.cli.bench_loader import cases_of, ladder_of, rules
 from penstock.config import BenchLoaderConfig, build
+from penstock.dataset import checksum, open_any, with_checks
 from penstock.errors import UsageError
 from penstock.launch import Request
 from penstock.ledger import Ledger
@@ -635,3 +637,41 @@ def test_a_chunk_that_a_library_fills_in_silence_is_wrong(data: Path, tmp_path: 
     path.unlink()
     with pytest.raises(WrongResult, match="1 did not come and 1 arrays were wrong"):
         measured(scenario)
+
+
+@pytest.mark.parametrize("kind", ["zarr", "n5", "ome"])
+def test_any_array_is_measured_and_checked(kind: str, tmp_path: Path) -> None:
+    """Not only packed sets: what it lacks, checksums and sizes, is read from the array."""
+    ts = pytest.importorskip("tensorstore")
+    values = np.arange(16 * 6 * 8, dtype=np.uint16).reshape(16, 6, 8)
+    path = tmp_path / "own"
+    level = path / "0" if kind == "ome" else path
+    driver, key = ("n5", "blockSize") if kind == "n5" else ("zarr", "chunks")
+    metadata: dict[str, Any] = {key: [1, 3, 8]}
+    if kind == "n5":
+        metadata |= {"dimensions": [16, 6, 8], "dataType": "uint16", "compression": {"type": "raw"}}
+    else:
+        metadata |= {"shape": [16, 6, 8], "dtype": "<u2"}
+    spec = {"driver": driver, "kvstore": f"file://{level}/", "metadata": metadata, "create": True}
+    ts.open(spec).result().write(values).result()
+    if kind == "ome":
+        image = {"multiscales": [{"version": "0.4", "datasets": [{"path": "0"}]}]}
+        (path / ".zattrs").write_text(json.dumps(image))
+        (path / ".zgroup").write_text('{"zarr_format": 2}')
+    case = {
+        "data": str(path), "shuffle": "sample", "window": None, "seed": 0, "cache": "warm",
+        "batches": 2, "warmup": 1, "endpoint": None, "latency_ms": 0.0, "loader": "penstock",
+        "batch": 4, "threads": 1,
+    }  # fmt: skip
+    scenario = LoaderScenario(case)
+    try:
+        for _ in range(4):
+            scenario.step("samples")
+        scenario.verify()
+    finally:
+        scenario.close()
+    assert scenario.facts["wrong"] == 0 and scenario.facts["verified_batches"] >= 4
+    assert scenario.facts["stored_bytes"] > 0
+
+    checked = with_checks(open_any(path), range(16))
+    assert checked.checks["data"].tolist() == [checksum(sample) for sample in values]

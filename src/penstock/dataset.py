@@ -32,7 +32,7 @@ import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -50,6 +50,7 @@ from .loaders import (
     VERSION,
     check_version,
     chunk_names,
+    first_level,
     parse_document,
     read_text,
 )
@@ -58,7 +59,7 @@ from .units import format_bytes
 
 UNFINISHED = f"{DOCUMENT}.part"
 IDS, CHECKS, STATISTICS = "ids.npy", "checks.npz", "statistics.npz"
-_METADATA = {".zattrs", ".zarray", "zarr.json"}
+_METADATA = {".zattrs", ".zarray", "zarr.json", "attributes.json"}
 VOLUME = "volume"
 """What the one array of a volume is called."""
 PIECE = 128
@@ -217,6 +218,61 @@ def open_dataset(root: str | Path, name: str = "DATA") -> Packed:
         told = ", ".join(f"{what} {count}" for what, count in lengths.items())
         raise UsageError(f"{where}: the numbers of samples differ: {told}")
     return Packed(root, arrays, ids, checks, document)
+
+
+def open_any(place: str | Path, name: str = "DATA") -> Packed:
+    """A packed data set, or one array (Zarr, N5, the first level of an OME-Zarr image) as if it
+    were one: axis 0 counts its samples, and it has no checksums until `with_checks` reads some."""
+    path = Path(place)
+    known = (path / DOCUMENT, path / UNFINISHED)
+    if any(file.is_file() for file in known) or not path.is_dir():
+        return open_dataset(path, name)
+    path = Path(first_level(str(path)))
+    where = f"{name} {path}"
+    if not any((path / m).is_file() for m in (".zarray", "zarr.json", "attributes.json")):
+        return open_dataset(path, name)  # which says that it is none
+    try:
+        array = _open_plain(path, where)
+    except (OSError, KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"{where}: holds no array: {error!r}") from error
+    stored, decoded = _stored_bytes(path), math.prod(array.shape) * array.dtype.itemsize
+    document = {
+        "path": str(path), "shape": array.shape, "chunks": array.chunks, "shards": array.shards,
+        "dtype": str(array.dtype), "stored_bytes": stored,
+        "compression_ratio": decoded / stored if stored else None,
+    }  # fmt: skip
+    return Packed(path.parent, {array.name: array}, np.arange(array.shape[0]), {}, document)
+
+
+def _open_plain(path: Path, where: str) -> PackedArray:
+    if (path / "attributes.json").is_file():
+        found = json.loads((path / "attributes.json").read_text())
+        shape, chunks = tuple(found["dimensions"]), tuple(found["blockSize"])
+        dtype = np.dtype(found["dataType"]).newbyteorder(">")
+        axes = ("sample", *map(str, range(1, len(shape))))
+        return PackedArray("data", path, axes, shape, chunks, None, dtype, 2, "", "/", ())
+    metadata = next(path / n for n in (".zarray", "zarr.json") if (path / n).is_file())
+    ndim = len(json.loads(metadata.read_text())["shape"])
+    entry = {"path": path.name, "axes": ["sample", *map(str, range(1, ndim))]}
+    return _open_array(path.parent, "data", entry, where)
+
+
+def with_checks(packed: Packed, samples: Iterable[int]) -> Packed:
+    """The data set with the checksums of some samples at least. Where it brings none, each of them
+    is read alone by TensorStore, as no loader reads it."""
+    if packed.checks:
+        return packed
+    from .loaders.tensorstore import open_plainly
+
+    checks = {}
+    for name, array in packed.arrays.items():
+        stored = open_plainly(str(array.path))
+        checks[name] = np.zeros(packed.num_samples, np.uint32)
+        for sample in sorted(set(samples)):
+            checks[name][sample] = checksum(stored[sample].read().result())
+    return replace(packed, checks=checks)
 
 
 def _read_document(path: Path, where: str) -> dict[str, Any]:

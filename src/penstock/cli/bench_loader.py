@@ -26,7 +26,12 @@ RUNGS = ("L0", "L1", "L2", "L3", "L4", "L5")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("data", metavar="DATA", help="a packed data set: a folder, or s3://...")
+    parser.add_argument(
+        "data",
+        metavar="DATA",
+        help="a packed data set (a folder, or s3://...), or a Zarr, N5 or OME-Zarr array in a "
+        "folder, whose axis 0 counts samples",
+    )
     parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="settings; flags win")
     add_flags(parser, BenchLoaderConfig)
 

@@ -99,7 +99,7 @@ def locate(data: Any) -> dict[str, Location]:
             raise UsageError(f"{url}: there is no such folder")
         text = read_text(Path(url, DOCUMENT), url) if Path(url, DOCUMENT).is_file() else None
     if text is None:
-        return {"data": Location(url)}
+        return {"data": Location(first_level(url))}
     packed = parse_document(text, url)
     check_version(packed, url)
     try:
@@ -109,6 +109,19 @@ def locate(data: Any) -> dict[str, Location]:
         }
     except (KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{url}: what describes it is malformed: {error!r}") from error
+
+
+def first_level(place: str) -> str:
+    """The largest array of an OME-Zarr image in a folder of this machine; else the place itself."""
+    for marker in (".zattrs", "zarr.json"):
+        try:
+            found = json.loads(Path(place, marker).read_text())
+            attributes = found if marker == ".zattrs" else found["attributes"]
+            image = attributes.get("ome", attributes)["multiscales"][0]
+            return f"{place}/{image['datasets'][0]['path']}"
+        except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError):
+            continue  # it is an array, or says itself what it is
+    return place
 
 
 def read_text(path: Path, where: str) -> str:

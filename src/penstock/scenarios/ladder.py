@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import loaders, pagecache
-from ..dataset import Audit
+from ..dataset import Audit, with_checks
 from ..errors import UsageError, require
 from . import Phase, Scenario, Work, WrongResult
 from .loader import OURS, LoaderScenario, Source
@@ -203,7 +203,8 @@ class Scatter(Step):
         self.together(lambda task: task.run(self.out, _go_on), self.tasks[batch])
 
     def verify(self) -> None:
-        audit = Audit(self.source.packed)
+        delivered = (int(sample) for samples in self.batches for sample in samples)
+        audit = Audit(with_checks(self.source.packed, delivered))
         for index, samples in enumerate(self.batches):
             self.read(index)
             audit.batch(samples, self.out)
