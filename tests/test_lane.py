@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock import infer, lane, plan
+from penstock.claim import Claims
 from penstock.config import InferConfig, build
 from penstock.errors import StageError
 from penstock.job import Job
@@ -36,7 +37,7 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def started(source: Array, net: Any = "identity", **knobs: Any) -> infer._Run:
     config = {"in_spec": source, "out_spec": np.zeros_like(source), "model_type": net, "patch": 8,
               "overlap": 2, "block": 16, "devices": "cpu", "normalize": "none"}  # fmt: skip
-    begun = infer._Run(Job(build(InferConfig, config | knobs)), Journal(None, {}))
+    begun = infer._Run(Job(build(InferConfig, config | knobs)), Journal(None, {}), Claims())
     begun.statistics()
     return begun
 
@@ -116,7 +117,7 @@ def test_lanes_on_the_cpu_share_the_weights_of_the_job() -> None:
     own = nn.Sequential(nn.Conv3d(2, 8, 3, padding=1), nn.GroupNorm(1, 8), nn.Conv3d(8, 2, 1))
     strides = [tensor.stride() for tensor in own.parameters()]
     job = started(np.zeros((2, 8, 8, 8), "float32"), own, batch=2).job
-    lanes = [lane_of(infer._Run(job, Journal(None, {}))) for _ in range(2)]
+    lanes = [lane_of(infer._Run(job, Journal(None, {}), Claims())) for _ in range(2)]
     laid_out = job.model.module
     for one in lanes:
         assert one._module is laid_out

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import penstock
 from penstock import infer
 from penstock.box import Box
+from penstock.claim import Claims
 from penstock.config import InferConfig, build
 from penstock.errors import UsageError
 from penstock.grid import Geometry, Grid, indices
@@ -127,7 +128,7 @@ def test_a_block_of_floats_is_prepared_with_no_more_than_the_plan_holds(spoilt: 
              "overlap": 4, "block": 256, "devices": "cpu"},
         )
     )  # fmt: skip
-    begun = infer._Run(job, Journal(None, {}))
+    begun = infer._Run(job, Journal(None, {}), Claims())
     (block,) = begun.blocks
     array = begun._fetch(block)
     tracemalloc.start()
