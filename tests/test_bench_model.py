@@ -475,11 +475,11 @@ print("not a record")
 if request["task"] == "check":
     if case["model"] == "unknown":
         fail("unsupported", "--model 'unknown' is unknown")
-    if case["model"] == "fragile":
+    if case["model"] == "nets:fragile":
         os.abort()
     say({"result": {"case": {**case, "device": "cpu", "channels": 3}, "facts": facts}})
     sys.exit(0)
-if case["model"] == "fragile":
+if case["model"] == "nets:fragile":
     os.abort()
 pixels = batch * side**2
 if batch == 64 or case["budget"] and 1000 + 4 * pixels > case["budget"]:
@@ -537,10 +537,11 @@ def test_a_sweep_writes_its_rows_and_says_what_they_say(
 
 
 def test_a_model_that_crashes_is_a_row_and_the_exit_code_is_1(fake: Path) -> None:
-    words = ("--tile-sizes", "16", "--batch-sizes", "1", "--model", "fragile", "sound")
+    (fake / "nets.py").touch()
+    words = ("--tile-sizes", "16", "--batch-sizes", "1", "--model", "nets:fragile", "nets:sound")
     assert bench(*words) == 1
     statuses = {row["model"]: row["status"] for row in rows(fake / "out/bench.csv")}
-    assert statuses == {"fragile": "crash", "sound": "ok"}
+    assert statuses == {"nets:fragile": "crash", "nets:sound": "ok"}
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ LIBRARY = {
     "zarr": "zarr",
     "zarr-stacked": "zarr",
     "zarrs": "zarrs",
+    "tensorstore-loop": "tensorstore",
     "tensorstore-read": "tensorstore",
     "dask-sample": "dask",
     "dask-stacked": "dask",
@@ -270,9 +271,9 @@ def test_the_same_batches_come_over_a_network(
     loader.close()
 
 
-@pytest.mark.parametrize("name", [name for name in LIBRARY if name != "tensorstore-read"])
+@pytest.mark.parametrize("name", [name for name in LIBRARY if "tensorstore" not in name])
 def test_an_error_names_the_array(name: str, tmp_path: Path) -> None:
-    """tensorstore names the chunk by itself."""
+    """TensorStore names the chunk by itself."""
     needs(name)
     packed = pack(tmp_path / "data")
     damaged = packed.arrays["targets"].path

@@ -129,10 +129,10 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 def _check(request: Request) -> dict[str, Any]:
     """By the ``check`` beside the scenario, or where it has none by setting it up."""
-    from .measure import host_memory
-
     check = getattr(find(request.scenario)[0], "check", None)
     if check is not None:
+        from .measure import host_memory
+
         # What a limit would count before there is a model: Python, torch and their libraries.
         needed = host_memory()["host_counted"]
         case, facts = check(request.case)
