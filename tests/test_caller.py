@@ -156,3 +156,29 @@ def test_measuring_freezes_no_more_than_it_thaws() -> None:
     rules = measure.Rules(seconds=0, precision=0, warmup_samples=0, series=1)
     measure.measure(Still(), rules, lambda stage: None)  # type: ignore[arg-type]
     assert (gc.get_freeze_count() > 0) is frozen
+
+
+# --- the caller's net -----------------------------------------------------------------------------
+
+
+class Caches(nn.Module):
+    """Makes what it needs in its first forward, as rotary embeddings do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv3d(1, 1, 1)
+        self.gain: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.gain is None:
+            self.gain = torch.full((1,), 2.0, device=x.device)
+        return self.conv(x) * self.gain
+
+
+@pytest.mark.parametrize("call", [penstock.plan_inference, penstock.run_inference])
+def test_a_net_can_be_trained_after_it_was_used(call: Callable[..., Any], tmp_path: Path) -> None:
+    net = Caches()
+    net.conv.eval()  # frozen by the caller
+    call(VOLUME, tmp_path / "out.zarr", model=net, devices="cpu", patch=8, overlap=0)
+    assert [part.training for part in net.modules()] == [True, False]
+    net(torch.ones(1, 1, 2, 2, 2)).sum().backward()

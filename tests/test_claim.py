@@ -467,6 +467,15 @@ def test_a_run_folder_that_was_begun_is_ours(tmp_path: Path) -> None:
     assert write(tmp_path / "out.zarr", run_dir=folder, resume=True).units_written == 0
 
 
+@pytest.mark.parametrize("name", ["error.txt", ".penstock-0123456789abcdef.part"])
+def test_what_a_run_left_that_ended_before_it_began_is_ours(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / name).write_text("Traceback")
+    assert write(tmp_path / "out.zarr", run_dir=folder).units_written == 6
+    assert not (folder / "error.txt").exists()
+
+
 def test_a_lost_output_is_an_error_of_the_write(tmp_path: Path) -> None:
     out = tmp_path / "out.zarr"
     lost = pytest.raises(StageError, match=r"write failed at .*: this run has lost .* was removed")

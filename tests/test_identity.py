@@ -50,7 +50,7 @@ def files(tmp_path: Path) -> Path:
     (tmp_path / "parts" / "__init__.py").write_text("from . import other\n")
     (tmp_path / "parts" / "deep.py").write_text("from .other import one\n")
     (tmp_path / "parts" / "other.py").write_text("one = 1\n")
-    (tmp_path / "unused.py").write_text("one = 1\n")
+    (tmp_path / "unused.py").write_text("one = 1\ndef net(x): return x\n")
     return tmp_path
 
 
@@ -155,6 +155,17 @@ def test_a_hook_counts() -> None:
     assert identity.attributes(net) != before
 
 
+def test_a_hook_is_the_same_in_a_net_that_is_made_again() -> None:
+    """Torch numbers the hooks of a process from its start."""
+
+    def hooked() -> nn.Module:
+        net = Holds()
+        net.register_forward_hook(lambda module, args, out: out * 2)
+        return net
+
+    assert identity.attributes(hooked()) == identity.attributes(hooked())
+
+
 def test_a_changed_attribute_is_not_resumed(tmp_path: Path) -> None:
     class Scaled(nn.Module):
         def __init__(self, gain: float) -> None:
@@ -170,6 +181,22 @@ def test_a_changed_attribute_is_not_resumed(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="had attributes"):
         infer(out, Scaled(2.0), resume=True)
     assert infer(out, Scaled(1.0), resume=True).units_written == 0
+
+
+def test_from_wherever_it_is_said_a_file_is_the_same_model(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(files)
+    infer(Path("out.zarr"), "unused.py:net")
+    (files / "sub").mkdir()
+    monkeypatch.chdir(files / "sub")
+    for model in ("../unused.py:net", f"{files}/unused.py:net"):
+        assert infer(Path("../out.zarr"), model, resume=True).units_written == 0
+    noted = files / "out.zarr.penstock" / "run.json"  # as an older version wrote it
+    content = json.loads(noted.read_text())
+    content["fingerprint"]["model"][0] = f"{files}/unused.py:net"
+    noted.write_text(json.dumps(content))
+    assert infer(Path("../out.zarr"), "../unused.py:net", resume=True).units_written == 0
 
 
 # --- the input ---------------------------------------------------------------------------------
@@ -216,6 +243,28 @@ def test_the_maker_names_code_versions_and_machine(tmp_path: Path) -> None:
     assert made["instructions"] == torch.backends.cpu.get_cpu_capability()
     assert made["gpus"] == [] and len(made["code"]) == 16
     assert all((identity._PACKAGE / name).exists() for name in identity.VOXEL_CODE)
+
+
+COMPUTE_NO_VOXELS = {
+    "__init__.py", "caller.py", "claim.py", "config", "environment.py", "errors.py", "failure.py",
+    "files.py", "flow.py", "identity.py", "journal.py", "judge.py", "keys.py", "missing.py",
+    "ours.py", "probe.py", "pt2.py", "record.py", "reference.py", "registry.py", "telemetry.py",
+    "units.py", "weights.py",
+}  # fmt: skip
+"""Of the modules that `infer` imports. What `judge` and `weights` find is in the fingerprint."""
+
+
+def test_every_module_that_infer_imports_is_known_to_compute_voxels_or_not() -> None:
+    package, found = identity._PACKAGE, {identity._PACKAGE / "__init__.py"}  # which imports all
+    coming = [package / "infer.py"]
+    while coming:
+        if (file := coming.pop()) not in found:
+            found.add(file)
+            names = identity._imports(file, package.parent)
+            coming += filter(None, (identity._find(name, [package.parent]) for name in names))
+    parts = {file.relative_to(package).parts[0] for file in found}
+    assert {"infer.py", "stores", "values.py", "config"} <= parts
+    assert parts - set(identity.VOXEL_CODE) == COMPUTE_NO_VOXELS
 
 
 @pytest.mark.parametrize("what", ["code", "torch", "tensorstore", "instructions"])

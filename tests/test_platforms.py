@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 HIDE = """
-import importlib, os, pkgutil, signal, sys, sysconfig
+import importlib, os, pkgutil, signal, sys, sysconfig, time
 sysconfig.get_config_vars()
 import penstock.cli
 {first}
@@ -27,10 +27,13 @@ LACKS = {{
     ),
     "darwin": ("", "", "sched_getaffinity sched_setaffinity posix_fadvise waitid"),
 }}
+CLOCKS = "CLOCK_BOOTTIME CLOCK_MONOTONIC_RAW"
+if {system!r} == "win32":
+    CLOCKS += " CLOCK_MONOTONIC CLOCK_REALTIME clock_gettime"
 modules, signals, calls = LACKS[{system!r}]
 for name in modules.split():
     sys.modules[name] = None
-for place, names in ((signal, signals), (os, calls)):
+for place, names in ((signal, signals), (os, calls), (time, CLOCKS)):
     for name in names.split():
         if hasattr(place, name):
             delattr(place, name)

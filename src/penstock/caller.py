@@ -118,6 +118,18 @@ _CUDA_FLAGS = (
 
 
 @contextlib.contextmanager
+def modes_kept(model: Any) -> Iterator[None]:
+    """A module of the caller's, and each of its parts, is in training as it was before."""
+    modules = getattr(model, "modules", None)
+    before = [(part, part.training) for part in modules()] if modules is not None else []
+    try:
+        yield
+    finally:
+        for part, training in before:
+            part.training = training
+
+
+@contextlib.contextmanager
 def less_collecting() -> Iterator[None]:
     """What libraries made while loading stays: the collector need not go through it each time.
 

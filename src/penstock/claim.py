@@ -384,7 +384,9 @@ def _outermost(root: Mapping[str, Any], parts: Sequence[str]) -> int:
 
 def _now() -> float:
     """Seconds that go on while the process is stopped and the machine sleeps."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+    if hasattr(time, "CLOCK_BOOTTIME"):  # only on Linux does the other one stop
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()
 
 
 @cache

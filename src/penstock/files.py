@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -54,6 +55,11 @@ def settled(path: str | Path) -> Path:
     """
     path = Path(path).expanduser()
     return path.resolve() if ".." in path.parts else path.absolute()
+
+
+def is_draft(name: str) -> bool:
+    """Whether a file is what a kill left of `replacing`."""
+    return re.fullmatch(r"\.penstock-[0-9a-f]{16}\.part", name) is not None
 
 
 def _draft(folder: Path) -> Path:

@@ -38,7 +38,7 @@ VOXEL_CODE = (
 _PACKAGE = Path(__file__).parent
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, np.dtype,
           np.generic, range, slice, Path)  # fmt: skip
-_OF_TORCH = vars(nn.Module()).keys() - {"_forward_hooks", "_forward_pre_hooks"}
+_OF_TORCH = vars(nn.Module()).keys()
 
 Feed = Callable[[bytes], None]
 
@@ -144,6 +144,8 @@ def _feed_module(module: nn.Module, feed: Feed, seen: frozenset[int]) -> None:
         if _is_users(type(part).__module__) and _file_of(type(part).__module__) is None:
             feed(_source(type(part)).encode())
         held = {key: value for key, value in vars(part).items() if key not in _OF_TORCH}
+        # Their keys count the hooks of this process.
+        held["hooks"] = [[*part._forward_pre_hooks.values()], [*part._forward_hooks.values()]]
         _feed(dict(sorted(held.items())), feed, seen)
 
 

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from . import ours
 from .box import Box
-from .caller import cuda_flags, in_threads, less_collecting
+from .caller import cuda_flags, in_threads, less_collecting, modes_kept
 from .claim import Claims
 from .config import InferConfig, as_settings, build, speaks_python
 from .errors import Incomplete, StageError, UsageError, describe
@@ -153,13 +153,15 @@ def run_inference(
     Raises `UsageError` before anything is created, `StageError` when a stage fails, `Incomplete`
     when a block is missing at the end.
     """
-    return run_job(_job(in_spec, out_spec, model, knobs), progress)
+    with modes_kept(model):
+        return run_job(_job(in_spec, out_spec, model, knobs), progress)
 
 
 @speaks_python(InferConfig, model_type="model")
 def plan_inference(in_spec: Any, out_spec: Any, *, model: Any, **knobs: Any) -> Plan:
     """What `run_inference` would do, without doing it. Takes the same arguments."""
-    return _job(in_spec, out_spec, model, knobs).plan
+    with modes_kept(model):
+        return _job(in_spec, out_spec, model, knobs).plan
 
 
 def _job(in_spec: Any, out_spec: Any, model: Any, knobs: dict[str, Any]) -> Job:

@@ -400,7 +400,7 @@ class Job:
             "outputs": [sink.fingerprint for sink in self.sinks],
             "places": [[output.channels, output.places] for output in self.outputs],
             "dtypes": [self.source.dtype.name, *[sink.dtype.name for sink in self.sinks]],
-            "model": [self.model.name, self.model.code, self.model.in_channels],
+            "model": [Path(self.model.name).name, self.model.code, self.model.in_channels],
             "sources": identity.sources(config.model_type, self.model.module),
             "weights": _digest(self.model.module),
             "attributes": self.attributes,

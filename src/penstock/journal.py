@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from .errors import UsageError
-from .files import replacing
+from .failure import FILE
+from .files import is_draft, replacing
 from .keys import scrubbed
 from .telemetry import set_aside
 
@@ -87,7 +88,7 @@ class Journal:
         if not resume or folder is None or not (folder / "run.json").exists():
             return journal
         before = _read(folder / "run.json")
-        journal._check_same(before.get("fingerprint", {}))
+        journal._check_same(_settled(before.get("fingerprint", {})))
         journal._join(before.get("makers", [{}]), anyway)
         journal._before, journal._anyway = before, anyway
         journal.run = before.get("run", journal.run)
@@ -180,7 +181,8 @@ class Journal:
             # ended, or half of "0 1 1 12" would say that 0 1 1 1 is done.
             self._log.write("?\n")
             self._log.flush()
-        (self.folder / "summary.json").unlink(missing_ok=True)
+        for old in ("summary.json", FILE):
+            (self.folder / old).unlink(missing_ok=True)
         if self.done:  # by the run that this one goes on with
             set_aside(self.folder / "metrics.jsonl")
         # Before anything else: it says whose the folder is.
@@ -250,6 +252,8 @@ def _claim(file: IO[str]) -> str | None:
 def _check_ours(folder: Path) -> None:
     """Refuse a folder that holds files and is no run folder, before anything of it is changed."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    # A run leaves these also where it ends before it has begun.
+    names = {name for name in names if name != FILE and not is_draft(name)}
     if not names or _is_ours(folder, names):
         return
     others = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -271,6 +275,14 @@ def _is_ours(folder: Path, names: set[str]) -> bool:
         return names <= {"done.log", "statistics.json"}
     # The last line may be torn.
     return all(_parse(line) or line[:1] in (b"?", b"#") for line in lines if line.endswith(b"\n"))
+
+
+def _settled(fingerprint: dict[str, Any]) -> dict[str, Any]:
+    """Older versions noted the folder of a model's file as well."""
+    if "model" in fingerprint:
+        name, *rest = fingerprint["model"]
+        fingerprint["model"] = [Path(name).name, *rest]
+    return fingerprint
 
 
 def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:

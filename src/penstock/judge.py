@@ -153,7 +153,7 @@ def _returned(
     for rows in (batch[0],) if fixed else (min(2, batch[0]), batch[0]):
         rows_of_it = patch.expand(rows, *patch.shape).contiguous(memory_format=layout)
         try:
-            with torch.inference_mode():
+            with torch.no_grad():  # what the net keeps of a forward stays of use for a training
                 heads = model.heads(model.module(rows_of_it))
             return {name: head[0].double() for name, head in heads.items()}
         except Exception as error:

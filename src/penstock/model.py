@@ -508,7 +508,7 @@ def _run_once(model: Model, shape: Sequence[int]) -> tuple[Any, Sequence[int], b
     if few != sizes[0] and not isinstance(model.module, torch.fx.GraphModule):
         sizes = [few, *sizes]
     failed: Exception | None = None
-    with torch.inference_mode():
+    with torch.no_grad():  # what the net keeps of a forward stays of use for a training
         for channels_last in (True, False):
             module = placed(model.module, torch.device("cpu"), channels_last)
             for size in sizes:
