@@ -618,6 +618,15 @@ def test_what_was_read_ahead_of_the_samples_is_told(
     assert facts["fresh"] == pytest.approx(share, abs=0.1)
 
 
+def test_to_count_is_not_counted() -> None:
+    """Who looks for children reads of every process of the machine."""
+    before = Counters.of_tree()
+    if before.stored is None:
+        pytest.skip("nobody counts reads here")
+    spent = Counters.of_tree() - before
+    assert spent.stored is not None and spent.stored < 1000
+
+
 def test_where_nobody_counts_a_loader_that_may_have_read_all_ahead_is_told(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -266,7 +266,7 @@ def test_the_file_is_one_that_a_loader_takes(tmp_path: Path) -> None:
     assert text.startswith("# 2 workers and a queue of 1 keep steps of 200 ms fed")
     settings = yaml.safe_load(text)
     assert build(LoaderConfig, settings).workers == 2
-    with pytest.raises(UsageError, match="--output"):
+    with pytest.raises(UsageError, match="it is a folder"):
         write_yaml(advice, tmp_path)
 
 
@@ -429,27 +429,28 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def test_queues_and_at_last_the_batch_give_way_to_memory(data: str) -> None:
-    with Loader(data, batch_size=8, workers=1) as loader:
-        batch, scratch = loader.batch_bytes, loader.engine.scratch_bytes
+def needed(data: str, batch: int, queue: int) -> int:
+    """Bytes of a loader: those ahead, the one in use, and what reading them takes."""
+    with Loader(data, batch_size=batch, workers=1, queue=queue) as loader:
+        return (queue + 1) * loader.batch_bytes + loader.scratch_bytes
 
+
+def test_queues_and_at_last_the_batch_give_way_to_memory(data: str) -> None:
     def fit(memory: int) -> tuple[int, list[int]]:
         (fit,) = fitting(data, config(batch_size=8, max_memory=memory), 1)
         return fit.batch, list(fit.memory)
 
-    assert fit(9 * batch + scratch) == (8, [1, 2, 4, 8])
-    assert fit(3 * batch + scratch) == (8, [1, 2])
-    assert fit(2 * batch + scratch - 1) == (4, [1, 2])
+    assert fit(needed(data, 8, 8)) == (8, [1, 2, 4, 8])
+    assert fit(needed(data, 8, 2)) == (8, [1, 2])
+    assert fit(needed(data, 8, 1) - 1) == (4, [1, 2])
     with pytest.raises(UsageError, match="holds no two batches of one sample"):
-        fit(scratch)
+        fit(needed(data, 1, 1) - 1)
 
 
 def test_half_of_what_a_control_group_leaves_is_for_the_loader(
     data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Loader(data, batch_size=8, workers=1) as loader:
-        batch, scratch = loader.batch_bytes, loader.engine.scratch_bytes
-    (tmp_path / "memory.max").write_text(f"{2 * (3 * batch + scratch) + 1000}\n")
+    (tmp_path / "memory.max").write_text(f"{2 * needed(data, 8, 2) + 1000}\n")
     (tmp_path / "memory.current").write_text("1000\n")
     monkeypatch.setattr("penstock.environment.cgroup_folders", lambda controller: [tmp_path])
     (fit,) = fitting(data, config(batch_size=8), 1)
@@ -459,11 +460,10 @@ def test_half_of_what_a_control_group_leaves_is_for_the_loader(
 def test_of_several_batches_those_that_fit_are_tried(
     data: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Loader(data, batch_size=4, workers=1) as loader:
-        batch, scratch = loader.batch_bytes, loader.engine.scratch_bytes
-    fits = fitting(data, config(batch_size=[8, 2, 4], max_memory=2 * batch + scratch), 1)
+    memory = needed(data, 4, 1)
+    fits = fitting(data, config(batch_size=[8, 2, 4], max_memory=memory), 1)
     assert [(fit.batch, list(fit.memory)) for fit in fits] == [(2, [1, 2]), (4, [1])]
-    assert fits[1].memory == {1: 2 * batch + scratch}
+    assert fits[1].memory == {1: memory}
     assert "Batches of 8 do not fit into" in capsys.readouterr().out
 
 

@@ -76,6 +76,8 @@ def is_ours(path: Path) -> bool:
 @contextmanager
 def writing(path: Path, *, replace: bool = False) -> Iterator[Path]:
     """`files.replacing` for a file that is ours from now on; refuses as `check_ours` does."""
+    if path.is_dir():
+        raise UsageError(f"{path} cannot be written: it is a folder")
     if not replace:
         check_ours(path)
     with replacing(path) as draft:
