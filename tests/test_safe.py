@@ -108,6 +108,37 @@ def test_every_way_in_which_a_key_comes() -> None:
     ]  # fmt: skip
 
 
+HARMLESS = {
+    "TOKENIZER": "a-train-of-words",
+    "TOKENIZERS_PARALLELISM": "disabled",
+    "KEYBOARD": "de-latin1-nodeadkeys",
+    "KEY": "1234567",
+    "MAX_TOKENS": "100000",
+    "API_KEY": "default",
+    "PASSWORD": "data",
+    "CONFIG_KEY": "s3://host/x.yaml",
+    "KEYS_AT": "s3://bucket/prefix",
+    "GOOGLE_APPLICATION_CREDENTIALS": "/no/such/place/account.json",
+    "SSL_KEY_FILE": "keys/server.pem",
+    "SHORT_SECRET": "volume",
+}
+
+
+def test_what_is_no_key_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in HARMLESS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("KEY_FOLDER", str(tmp_path))
+    kept = [value for name, value in HARMLESS.items() if name != "SHORT_SECRET"]
+    kept += [str(tmp_path / "a.zarr"), "subvolumes", "12345678.zarr"]
+    assert scrubbed(kept) == kept
+    assert scrubbed("a volume, pass=volume") == "a ***, pass=***"
+    for name in ("AWS_SECRET_ACCESS_KEY", "SOME_TOKEN", "MY_PASSWORD", "KEY"):
+        for value in ("/sOmE+0pen/Base64/wOrds/0f/a/secret/aa==", "bearer-of-keys", "n0t.s0-long"):
+            monkeypatch.setenv(name, value)
+            assert scrubbed(f"of {value} here") == "of *** here"
+            monkeypatch.delenv(name)
+
+
 def leaks(folder: Path, heard: str) -> list[str]:
     """Where a secret stands: in what was printed, or in a file or its name."""
     found = ["printed" for secret in SECRETS if secret in heard]

@@ -11,9 +11,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-_NAMES = re.compile("KEY|TOKEN|PASSW|SECRET|CREDENTIAL", re.IGNORECASE)
+_NAMES = re.compile(
+    "KEY(?!BOARD|MAP|WORD|FRAME)|TOKEN(?!I[SZ])|PASSW|SECRET|CREDENTIAL", re.IGNORECASE
+)
+_CHOSEN = re.compile("PASSW|SECRET", re.IGNORECASE)
+"""Variables whose value a person may have made up, and which may be a word or a number."""
+_PLACE = re.compile(r"(?!https?:)[\w.+-]+://|[^?]*/[^?]*\.[A-Za-z]\w{0,4}/*$")
+"""The address or the file in which a key lies is none."""
 _LOGIN = re.compile(r"(?<=\w\w:)//?[^/\s\"']*@")
 """Of what a `Path` has been made, one slash is left."""
 _QUERY = re.compile(r"(?<=\?)[^\s\"'<>|#)\]}]+")
@@ -44,16 +51,18 @@ _HEADERS_IN_JSON = re.compile(
     r"""(["']headers["']\s*:\s*)(?:\[[^\]]*\]|\{[^}]*\})""", re.IGNORECASE
 )
 HIDDEN = "***"
-_LEAST = 6
-"""Characters. A shorter value of such a variable, ``true`` for example, is no secret."""
+_LEAST, _LONG = 6, 12
+"""Characters. What is shorter than the first, ``true`` for example, is no secret. What is shorter
+than the second may stand inside another word by chance, and is hidden only where it stands alone.
+"""
 _learnt: set[str] = set()
 
 
 def names_key(name: str) -> bool:
     """Whether a variable of that name holds a key.
 
-    >>> names_key("DB_PASSWD"), names_key("OMP_NUM_THREADS")
-    (True, False)
+    >>> names_key("DB_PASSWD"), names_key("OMP_NUM_THREADS"), names_key("TOKENIZER")
+    (True, False, False)
     """
     return _NAMES.search(name) is not None
 
@@ -113,11 +122,22 @@ def scrub(text: str) -> str:
     'no answer from https://host/path'
     """
     text = redact(text)
-    held = {value for name, value in os.environ.items() if names_key(name)}
+    held = {value for name, value in os.environ.items() if _holds_key(name, value)}
     for key in sorted(held | _learnt, key=len, reverse=True):  # one may hold another
-        if len(key) >= _LEAST:
+        if len(key) >= _LONG:
             text = text.replace(key, HIDDEN)
+        elif key in text:
+            text = re.sub(rf"(?<!\w){re.escape(key)}(?!\w)", HIDDEN, text)
     return text
+
+
+def _holds_key(name: str, value: str) -> bool:
+    """Whether the value of a variable is a key, and not a setting, a number or a place."""
+    if len(value) < _LEAST or not names_key(name) or _PLACE.match(value):
+        return False
+    if len(value) < _LONG and (value.isalpha() or value.isdecimal()):
+        return _CHOSEN.search(name) is not None
+    return not (value[0] in "/~" and Path(value).expanduser().exists())
 
 
 def scrubbed(value: Any) -> Any:
