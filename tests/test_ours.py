@@ -54,7 +54,7 @@ def test_what_penstock_wrote_is_replaced_and_what_was_edited_is_not(tmp_path: Pa
 
 def test_what_is_the_users_is_refused_before_anything(tmp_path: Path) -> None:
     (tmp_path / "notes.json").write_text(THEIRS)
-    with pytest.raises(UsageError, match=r"notes\.json: what is there is not Penstock's; --repl"):
+    with pytest.raises(UsageError, match=r"notes\.json: what is there is not known"):
         ours.check(("--json", tmp_path / "notes.json"))
     (tmp_path / "empty").touch()  # nothing is lost, as of a file that mktemp made
     ours.check(("--json", tmp_path / "empty"), ("--trace", tmp_path / "new"), ("--csv", None))
@@ -95,11 +95,25 @@ def test_a_register_that_is_damaged_or_planted_harms_nobody(tmp_path: Path) -> N
     register = tmp_path / ours.REGISTER
     register.write_bytes(b'{"name": "a.js\nnull\n[]\n\xff\n' + register.read_bytes())
     assert ours.is_ours(tmp_path / "a.json")
+    register.write_bytes(register.read_bytes() + b'{"name": "a.js')  # a machine went down
+    write(tmp_path / "c.json", "ours")
+    assert ours.is_ours(tmp_path / "c.json") and ours.is_ours(tmp_path / "a.json")
     (tmp_path / "b").mkdir()
     (tmp_path / "victim").write_text(THEIRS)
     (tmp_path / "b" / ours.REGISTER).symlink_to(tmp_path / "victim")
     write(tmp_path / "b" / "a.json", "ours")
     assert (tmp_path / "victim").read_text() == THEIRS
+
+
+def test_json_of_an_earlier_version_names_its_format(tmp_path: Path) -> None:
+    (tmp_path / "jobs.json").write_text('{"format": "penstock-jobs", "version": 1, "jobs": []}')
+    assert ours.is_ours(tmp_path / "jobs.json")
+    write(tmp_path / "jobs.json", '{"format": "penstock-jobs", "version": 1, "jobs": [1]}')
+    (tmp_path / "jobs.json").write_text('{"format": "penstock-jobs", "note": "mine"}')
+    assert not ours.is_ours(tmp_path / "jobs.json")
+    for theirs in ("[]", "{", '{"format": "other"}', "[" * 99_999):
+        (tmp_path / "mine.json").write_text(theirs)
+        assert not ours.is_ours(tmp_path / "mine.json")
 
 
 def test_where_everybody_writes_each_has_a_register(tmp_path: Path) -> None:
@@ -163,7 +177,7 @@ def test_infer_refuses_before_it_begins(tmp_path: Path, capsys: pytest.CaptureFi
     for flag in ("--metrics-json", "--trace"):
         for place, why in ((source / "zarr.json", "lies inside the input"),
                            (tmp_path / "out.zarr/a.json", "lies inside the output"),
-                           (mine, "is not Penstock's")):  # fmt: skip
+                           (mine, "is not known as Penstock's")):  # fmt: skip
             assert run([*words, flag, place]) == 2
             assert why in capsys.readouterr().err
     assert (source / "zarr.json").read_bytes() == before and mine.read_text() == THEIRS

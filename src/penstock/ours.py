@@ -2,8 +2,9 @@
 
 A file is ours where a register beside it, ``.penstock-files``, holds its name and the hash of what
 is in it: Penstock wrote it, and nobody has edited it since. Most kinds of file have room for a mark
-of their own and a CSV has none, so the mark is kept outside for all of them alike. What is not ours
-is refused before the work begins, unless the user says ``--replace``.
+of their own and a CSV has none, so the mark is kept outside for all of them alike. Of JSON that
+names a format of ours, and of which no register tells, an earlier version's, that is mark enough.
+What is not ours is refused before the work begins, unless the user says ``--replace``.
 
     check()  ── before the work ──▶  writing()  a file that comes whole, at the end
                                      begin() .. end()  a file that grows while the work goes on
@@ -27,6 +28,8 @@ REGISTER = ".penstock-files"
 _BEGUN = "begun"
 """In place of a hash: Penstock was at the file, and a kill may have left it in any state."""
 _PIECE = 2**20
+_MOST_JSON = 2**24
+"""Bytes. The formats of ours are lists of parts, and smaller."""
 
 
 def check(
@@ -58,7 +61,8 @@ def check_ours(path: Path, flag: str = "") -> None:
     if is_ours(path):
         return
     what = f"{flag} {path}".lstrip()
-    why = "has been edited since Penstock wrote it" if _known(real(path)) else "is not Penstock's"
+    known = _known(real(path))
+    why = "has been edited since Penstock wrote it" if known else "is not known as Penstock's"
     raise UsageError(f"{what}: what is there {why}; --replace replaces it all the same")
 
 
@@ -70,7 +74,7 @@ def is_ours(path: Path) -> bool:
     if not place.is_file() or not place.stat().st_size:
         return True
     known = _known(place)
-    return bool(known) and (known[-1] == _BEGUN or _digest(place) in known)
+    return known[-1] == _BEGUN or _digest(place) in known if known else _names_our_format(place)
 
 
 @contextmanager
@@ -115,6 +119,14 @@ def _check_place(flag: str, path: Path) -> None:
     raise UsageError(f"{flag} {path} {why}")
 
 
+def _names_our_format(place: Path) -> bool:
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        if place.suffix == ".json" and place.stat().st_size <= _MOST_JSON:
+            document = json.loads(place.read_bytes())
+            return isinstance(document, dict) and str(document.get("format")).startswith("penstock")
+    return False
+
+
 def _register(place: Path) -> Path:
     """Where everybody may make files and nobody may remove another's, each has a register."""
     shared = hasattr(os, "getuid") and place.parent.stat().st_mode & stat.S_ISVTX
@@ -138,13 +150,16 @@ def _note(place: Path, sha256: str) -> None:
     if _known(place)[-1:] == [sha256]:
         return
     line = json.dumps({"name": place.name, "sha256": sha256}) + "\n"
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
     with contextlib.suppress(OSError):
         mode = place.parent.stat().st_mode & 0o666  # who may write there may write into it
         register = os.open(_register(place), flags, mode)
-        with os.fdopen(register, "wb", buffering=0) as file:
+        with os.fdopen(register, "r+b", buffering=0) as file:
             with contextlib.suppress(OSError):  # it is another's
                 _register(place).chmod(mode)
+            if file.seek(0, os.SEEK_END):
+                file.seek(-1, os.SEEK_END)
+                line = line if file.read(1) == b"\n" else "\n" + line  # one before was torn
             file.write(line.encode())
 
 

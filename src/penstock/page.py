@@ -122,6 +122,7 @@ def _figures(
     own: Any = records
     if kind.append_csv is not None:
         own = folder / f"{name}.csv"
+        ours.begin(own)
         own.unlink(missing_ok=True)
         kind.append_csv(records, own)
         ours.end(own)
