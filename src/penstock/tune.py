@@ -15,6 +15,7 @@ which workers and which queue do, or why none does.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import shlex
@@ -310,13 +311,11 @@ def write_yaml(recommendation: Recommendation, path: Path, replace: bool = False
     """
     sweeps: dict[tuple[str, ...], list[Choice]] = {}
     for choice in recommendation.choices:
-        sweep = tuple(str(choice.cell.case[name]) for name in ("model", "mode", "device"))
-        sweeps.setdefault(sweep, []).append(choice)
+        sweeps.setdefault(_sweep_of(choice.cell.case), []).append(choice)
     varying = [len(set(values)) > 1 for values in zip(*sweeps, strict=True)]
     written = []
     for sweep, choices in sweeps.items():
-        part = "".join(f"_{name}" for name, told in zip(sweep, varying, strict=True) if told)
-        file = path.with_name(path.stem + re.sub(r"[^\w.-]+", "_", part) + path.suffix)
+        file = _named(path, itertools.compress(sweep, varying))
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             use = f"# {_USE[choices[-1].goal].format(file=file.name)}\n"
@@ -326,6 +325,26 @@ def write_yaml(recommendation: Recommendation, path: Path, replace: bool = False
             raise UsageError(f"--recommend {file} cannot be written: {error.strerror}") from error
         written.append(file)
     return written
+
+
+def settings_files(cases: Iterable[Mapping[str, Any]], path: Path) -> list[Path]:
+    """Every file that `write_yaml` may write, whichever of the cases fail."""
+    parts = {
+        part
+        for sweep in set(map(_sweep_of, cases))
+        for size in range(len(sweep) + 1)
+        for part in itertools.combinations(sweep, size)
+    }
+    return sorted({_named(path, part) for part in parts})
+
+
+def _sweep_of(case: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(str(case[name]) for name in ("model", "mode", "device"))
+
+
+def _named(path: Path, parts: Iterable[str]) -> Path:
+    part = "".join(f"_{name}" for name in parts)
+    return path.with_name(path.stem + re.sub(r"[^\w.-]+", "_", part) + path.suffix)
 
 
 def _document(choices: Sequence[Choice]) -> str:

@@ -62,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
     config = from_flags(BenchModelConfig, args, args.config)
     for model in config.model:
         check_model(model, "--model")
+    from .. import tune
     from ..ledger import Ledger
 
     if not config.output.name:
@@ -76,6 +77,8 @@ def run(args: argparse.Namespace) -> int:
     if config.find_limit:
         # In a ledger of its own: a launch that only tries is no measurement.
         return _find_limit(config, cases, facts, Ledger(folder / "limits"))
+    settings = tune.settings_files(cases, _recommend_path(config))
+    ours.check(*(("--recommend", path) for path in settings), replace=config.replace)
     if config.resume:
         _same_work(ledger, cases, facts)
     return _sweep(config, cases, facts, ledger)
