@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorstore as ts
+from tqdm import tqdm
 
 from penstock.cli import main
 from penstock.keys import redacted, scrubbed
@@ -57,6 +59,13 @@ def test_a_terminal_is_moved_by_nobody(
     heard = "".join(capsys.readouterr())
     assert "\\x1b[2Jb\\x9b\\u202e\\udcff.csv" in heard
     assert not {char for char in heard if not char.isprintable()} - {"\n"}
+
+
+def test_a_bar_of_the_users_model_stays_one_line() -> None:
+    stream = io.StringIO()
+    for _ in tqdm(range(3), file=Told(stream), mininterval=0.0, ascii=True):
+        pass
+    assert "\\r" not in stream.getvalue() and stream.getvalue().count("\r") >= 3
 
 
 def test_what_rich_draws_stays_drawn(capsys: pytest.CaptureFixture[str]) -> None:

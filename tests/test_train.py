@@ -277,6 +277,16 @@ def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_anew(
     assert json.loads((out / "training_results.json").read_text())["resumed_at_steps"]
 
 
+@pytest.mark.parametrize("theirs", ["5", "[]", '{"lr": 0.1}'])
+def test_the_arguments_of_another_tool_are_kept(
+    theirs: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "args.json").write_text(theirs)
+    assert main(["train", "spiral", "--device", "cpu", "--output-dir", str(tmp_path)]) == 2
+    assert "its args.json is none of ours; give another folder" in capsys.readouterr().err
+    assert [path.read_text() for path in tmp_path.iterdir()] == [theirs]
+
+
 def test_to_resume_where_nothing_is_is_to_begin_and_removes_no_result(tmp_path: Path) -> None:
     said: list[str] = []
     results = train("spiral", config_of(tmp_path / "new", epochs=1, resume=True), say=said.append)

@@ -87,7 +87,8 @@ class Told:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        self._stream.write(terminal(scrub(text)))
+        begin = "\r" * text.startswith("\r")  # so a progress bar of a user's model stays one line
+        self._stream.write(begin + terminal(scrub(text[len(begin) :])))
         return len(text)
 
     def writelines(self, lines: Any) -> None:

@@ -162,7 +162,8 @@ def _check_output(config: TrainConfig, is_first: bool) -> bool:
             "run that had one; --overwrite begins anew"
         )
     ours = [out / name for name in OURS if (out / name).exists()]
-    if (out / ARGS).exists() and "workload" not in (read_json(out / ARGS) or ()):
+    args = read_json(out / ARGS) if (out / ARGS).exists() else {"workload": None}
+    if not (isinstance(args, dict) and "workload" in args):
         raise UsageError(f"--output-dir {out}: its {ARGS} is none of ours; give another folder")
     if not ours:
         return False
