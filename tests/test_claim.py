@@ -274,6 +274,62 @@ def test_an_output_that_another_run_made_anew_is_not_resumed(tmp_path: Path) -> 
         write(out, OTHER, run_dir=tmp_path / "second", resume=True)
 
 
+KILLED = """
+import os, numpy as np, penstock
+from penstock import {module}
+{module}.{step} = lambda *args, **knobs: os._exit(9)
+data = np.load("other.npy")
+penstock.run_inference(data, "out.zarr", model="identity", overwrite=True, **{knobs})
+"""
+
+
+@pytest.mark.parametrize("step", ["journal.Journal.begin", "claim.Claims.name"])
+def test_a_run_that_was_killed_before_it_had_the_output_strands_nobody(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("other.npy", OTHER)
+    module, _, rest = step.partition(".")
+    code = KILLED.format(module=module, step=rest, knobs=KNOBS)
+    for before in (False, True):
+        if before:
+            write("out.zarr", DATA, overwrite=True)
+        done = subprocess.run([sys.executable, "-c", code])
+        assert done.returncode == 9
+        if before and rest == "Journal.begin":  # the earlier run is untouched
+            assert write("out.zarr", DATA, resume=True).units_written == 0
+            assert (read("out.zarr") == DATA).all()
+        else:
+            assert write("out.zarr", OTHER, resume=True).units_written == 6
+            assert (read("out.zarr") == OTHER).all()
+
+
+def test_a_run_that_had_written_nothing_yet_leaves_the_output_of_another_alone(
+    tmp_path: Path,
+) -> None:
+    out, first = tmp_path / "out.zarr", tmp_path / "first"
+    write(out, DATA, run_dir=first)
+    (first / "done.log").write_text("")
+    write(out, OTHER, run_dir=tmp_path / "second", overwrite=True)
+    with pytest.raises(UsageError, match="was made anew by another run"):
+        write(out, DATA, run_dir=first, resume=True)
+    assert (read(out) == OTHER).all()
+
+
+def test_an_end_that_was_interrupted_holds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a second Ctrl-C, in a notebook whose process lives on."""
+
+    def interrupted(marker: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(claim._Marker, "release", interrupted)
+        write(tmp_path / "out.zarr", DATA)
+    assert write(tmp_path / "out.zarr", DATA, resume=True).units_written == 0
+
+
 def test_a_lock_that_is_gone_is_said(tmp_path: Path) -> None:
     out = tmp_path / "out.zarr"
     write(out)

@@ -4,7 +4,8 @@ The marker is ``NAME.penstock-lock`` beside the outermost Zarr or N5 store NAME 
 in, however the user names that place. It is JSON, and ``claims`` has an entry for each output there
 by its path below NAME:
 
-    run      the run that made the output; one that makes it anew takes the entry's place
+    run      the run that made the output, null where none has; another one takes its place when
+             its run folder is begun, just before it makes the output anew
     owner    the process that writes it and its machine, null when it has ended
     beat     grows every `RENEW_S` that the owner lives
     time     of the last beat, by the owner's clock
@@ -47,6 +48,8 @@ _METADATA = {"zarr.json": b"zarr_format", ".zgroup": b"zarr_format", ".zarray": 
 _DRIVERS = ("file", "s3", "gcs")
 _TRIES = 100
 """At a change before which others keep coming."""
+_HELD: set[str] = set()
+"""The claims of this process that have not ended."""
 
 Entry = dict[str, Any]
 
@@ -127,6 +130,12 @@ class Claims:
             marker.paths.append(path)
             marker.names.append(sink.name)
 
+    def name(self) -> None:
+        """From now on the outputs are made by this run."""
+        for marker in self._markers.values():
+            marker.made_by = dict.fromkeys(marker.paths, marker.run)
+            marker.renew()
+
     def check(self) -> None:
         """Raise `Lost` where another run has taken an output."""
         for marker in self._markers.values():
@@ -141,6 +150,8 @@ class Claims:
         """Let go of the outputs. The marker goes on telling which run made them."""
         if self._ended.is_set():
             return
+        for marker in self._markers.values():  # first: what follows may be interrupted
+            _HELD.discard(marker.owner["claim"])
         self._ended.set()
         self._thread.join()
         for marker in self._markers.values():
@@ -161,13 +172,15 @@ class _Marker:
         self.store, self.key, self.run = store, key, run
         self.names: list[str] = []
         self.paths: list[str] = []
-        self.owner = {
+        self.owner: dict[str, Any] = {
             "host": platform.node(),
             "machine": _machine(),
             "pid": os.getpid(),
             "started": psutil.Process().create_time(),
             "claim": uuid.uuid4().hex,
         }
+        self.made_by: dict[str, str | None] = {}
+        """For each path, the run that the marker names."""
         self._kvstore: Any = None
         self._renewed = self._seen = 0.0
         self._lost: Lost | None = None
@@ -176,6 +189,7 @@ class _Marker:
     def take(self, check: Callable[[str, str | None], None]) -> None:
         from .stores.tensorstore import open_kvstore
 
+        _HELD.add(self.owner["claim"])
         try:
             self._kvstore = open_kvstore(dict(self.store), self.names[0])
             self._take(check)
@@ -190,8 +204,9 @@ class _Marker:
         since, first = _now(), dict[str, Entry]()
         while True:
             entries, generation = self._read()
+            self.made_by = {p: entries[p]["run"] if p in entries else None for p in self.paths}
             for name, path in zip(self.names, self.paths, strict=True):
-                check(name, entries[path]["run"] if path in entries else None)
+                check(name, self.made_by[path])
             others = {
                 path: entry
                 for path, entry in entries.items()
@@ -207,7 +222,7 @@ class _Marker:
                     unknown.append(entry)
             if not unknown:
                 kept = {path: entry for path, entry in entries.items() if path not in others}
-                if self._write(kept | dict.fromkeys(self.paths, self._entry(0)), generation):
+                if self._write(kept | self._entries(0), generation):
                     return
             elif others is first:
                 warnings.warn(
@@ -241,9 +256,7 @@ class _Marker:
                 began = _now()
                 entries, generation = self._read()
                 beat = self._own(entries) + 1
-                if self._write(
-                    entries | dict.fromkeys(self.paths, self._entry(beat, last)), generation
-                ):
+                if self._write(entries | self._entries(beat, last), generation):
                     self._renewed = began
                     return
                 time.sleep(random.random() / 20)
@@ -281,9 +294,10 @@ class _Marker:
             (n for n, own in zip(self.names, self.paths, strict=True) if own == path), self.names[0]
         )
 
-    def _entry(self, beat: int, last: bool = False) -> Entry:
-        owner = None if last else self.owner
-        return {"run": self.run, "owner": owner, "beat": beat, "time": time.time()}
+    def _entries(self, beat: int, last: bool = False) -> dict[str, Entry]:
+        """Those of our outputs."""
+        entry = {"owner": None if last else self.owner, "beat": beat, "time": time.time()}
+        return {path: {"run": run, **entry} for path, run in self.made_by.items()}
 
     def _read(self, key: str = "") -> tuple[dict[str, Entry], bytes]:
         """The entries and the generation of the marker."""
@@ -407,6 +421,8 @@ def _lives(entry: Entry) -> bool | None:
         return False
     if owner["machine"] != _machine():
         return False if time.time() - entry["time"] > FORGOTTEN_S else None
+    if owner["pid"] == os.getpid():
+        return owner["claim"] in _HELD
     try:
         process = psutil.Process(owner["pid"])
         same = abs(process.create_time() - owner["started"]) < 2
@@ -419,4 +435,4 @@ def _lives(entry: Entry) -> bool | None:
 
 def _told(entry: Entry) -> str:
     owner = entry["owner"]
-    return f"process {owner['pid']} on {owner['host']}" if owner else f"run {entry['run'][:8]}"
+    return f"process {owner['pid']} on {owner['host']}" if owner else f"run {entry['run']!s:.8}"

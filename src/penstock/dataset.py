@@ -24,6 +24,7 @@ samples that a loader delivers are the ones that were planned. It reads no value
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import shutil
@@ -450,7 +451,9 @@ def write_volume(
         (root / UNFINISHED).unlink()
     sink = sink_at(root)
     if is_marked(sink):  # as an output, which a living job may be writing; it is no run's from here
-        Claims.take([sink], uuid.uuid4().hex, lambda name, run: None).close()
+        claims = Claims.take([sink], uuid.uuid4().hex, lambda name, run: None)
+        with contextlib.closing(claims):
+            claims.name()
     sink.create()
     _mark_unfinished(root, ["0"])
     checks = PlaneChecks(domain.shape, dtype.itemsize)

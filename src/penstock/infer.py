@@ -205,6 +205,7 @@ def _carry_out(
     # were written to the old one. And before a trace is: another run may be writing both.
     with _naming(f"--run-dir {job.run_dir}"):
         journal.begin(as_settings(job.config), locked=not claims.lacking)
+    claims.name()
     run = _Run(job, journal, claims)
     for sink in job.sinks:
         sink.create()

@@ -59,6 +59,8 @@ class Journal:
         self.done: set[Key] = set()
         self.statistics: dict[str, dict[str, Any]] = {}
         self.written = self.skipped = self.voxels = 0
+        self._replaces: list[str | None] = []
+        """Runs that made the outputs which this one is to make anew."""
         self._before: Mapping[str, Any] | None = None
         self._anyway = False
         self._log: IO[str] | None = None
@@ -91,6 +93,7 @@ class Journal:
         journal._check_same(_settled(before.get("fingerprint", {})))
         journal._join(before.get("makers", [{}]), anyway)
         journal._before, journal._anyway = before, anyway
+        journal._replaces = before.get("replaces", [])
         journal.run = before.get("run", journal.run)
         log = folder / "done.log"
         lines = log.read_bytes().splitlines(keepends=True) if log.exists() else []
@@ -129,7 +132,10 @@ class Journal:
         ``made_by`` is the run that the marker of the output names, None where it names none.
         """
         if self._before is None:
+            self._replaces = list({*self._replaces, made_by})  # asked again while it waits
             return
+        if not self.done and made_by in self._replaces:
+            return  # killed before the marker named it: the output is all to be written anyway
         mine = self._before.get("run")
         if made_by is None and (mine is None or self._anyway or not self._before.get("locked")):
             return  # made before there were markers, or where none could be
@@ -189,6 +195,7 @@ class Journal:
         run = {
             "run": self.run,
             "locked": locked,
+            "replaces": self._replaces,
             "settings": settings,
             "fingerprint": self.fingerprint,
             "makers": self.makers,
