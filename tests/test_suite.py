@@ -301,7 +301,7 @@ def test_the_script_at_the_root_finds_the_penstock_of_the_clone(tmp_path: Path) 
 
     done = run()
     assert done.returncode == 2
-    assert done.stderr.startswith("run_benchmark.sh: python3 has no penstock; make demo builds ")
+    assert done.stderr.startswith("run_benchmark.sh: python3 has no penstock; make test builds ")
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     own = tmp_path / ".venv" / "bin" / "python"
     own.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
@@ -311,6 +311,9 @@ def test_the_script_at_the_root_finds_the_penstock_of_the_clone(tmp_path: Path) 
     assert done.stderr.startswith("penstock suite: --train-chips is required; ")
     done = run(PYTHON="/no/such/python")  # what is said wins
     assert "/no/such/python has no penstock" in done.stderr
+    bare.write_text(own.read_text())  # an environment that the user has activated wins
+    own.write_text("#!/bin/sh\nexit 7\n")
+    assert run().stderr.startswith("penstock suite: --train-chips is required; ")
 
 
 # --- what is not there --------------------------------------------------------------------------
