@@ -116,6 +116,21 @@ def test_json_of_an_earlier_version_names_its_format(tmp_path: Path) -> None:
         assert not ours.is_ours(tmp_path / "mine.json")
 
 
+def test_a_file_that_another_replaces_meanwhile_is_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "a.json", "ours")
+    digest = ours._digest
+
+    def meanwhile(path: Path) -> str:
+        monkeypatch.setattr(ours, "_digest", digest)
+        write(tmp_path / "a.json", "ours too")
+        return digest(path)
+
+    monkeypatch.setattr(ours, "_digest", meanwhile)
+    assert ours.is_ours(tmp_path / "a.json")
+
+
 def test_where_everybody_writes_each_has_a_register(tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
     write(tmp_path / "a.json", "ours")

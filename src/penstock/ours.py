@@ -74,7 +74,10 @@ def is_ours(path: Path) -> bool:
     if not place.is_file() or not place.stat().st_size:
         return True
     known = _known(place)
-    return known[-1] == _BEGUN or _digest(place) in known if known else _names_our_format(place)
+    if not known or known[-1] == _BEGUN:
+        return bool(known) or _names_our_format(place)
+    digest = _digest(place)
+    return digest in known or digest in _known(place)  # another may have replaced it meanwhile
 
 
 @contextmanager
