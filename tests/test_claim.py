@@ -340,13 +340,19 @@ def test_a_lock_that_is_gone_is_said(tmp_path: Path) -> None:
     assert write(out, resume=True).units_written == 0
 
 
-def test_a_run_of_an_older_version_is_resumed(tmp_path: Path) -> None:
+def test_a_run_of_an_older_version_goes_on_when_told(tmp_path: Path) -> None:
     out, noted = tmp_path / "out.zarr", tmp_path / "out.zarr.penstock" / "run.json"
     write(out)
     Path(f"{out}.penstock-lock").unlink()
     content = json.loads(noted.read_text())
-    noted.write_text(json.dumps({name: content[name] for name in ("settings", "fingerprint")}))
-    assert write(out, resume=True).units_written == 0
+    known = content["fingerprint"]
+    for name in ("sources", "attributes", "eps", "heads", "compile_dynamic"):
+        del known[name]
+    assert [len(known[name]) for name in ("model", "normalize", "arithmetic")] == [3, 4, 3]
+    noted.write_text(json.dumps({"settings": content["settings"], "fingerprint": known}))
+    with pytest.raises(UsageError, match="was made with code 'of an older version', here it is"):
+        write(out, resume=True)
+    assert write(out, resume_anyway=True).units_written == 0
     assert write(out, resume=True).units_written == 0
 
 

@@ -414,13 +414,14 @@ class Job:
                 config.norm_lower,
                 config.norm_upper,
                 config.norm_level,
-                config.eps,
             ],
+            "eps": config.eps,
             "clip": self.clip,
             "denormalize": config.denormalize,
             "heads": [[head.name, head.kind, head.work.name] for head in self.heads],
             "halo": block_halo(config, geometry),
-            "arithmetic": [str(self.amp), config.tf32, config.compile, config.compile_dynamic],
+            "arithmetic": [str(self.amp), config.tf32, config.compile],
+            "compile_dynamic": config.compile and config.compile_dynamic,
             "devices": sorted({device.type for device in self.devices}),
         }
 

@@ -36,6 +36,8 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 Key = tuple[int, ...]
+_OLDER = {"code": "of an older version"}
+"""The maker of a run whose version noted none."""
 
 
 class Journal:
@@ -91,7 +93,7 @@ class Journal:
             return journal
         before = _read(folder / "run.json")
         journal._check_same(_settled(before.get("fingerprint", {})))
-        journal._join(before.get("makers", [{}]), anyway)
+        journal._join(before.get("makers", [_OLDER]), anyway)
         journal._before, journal._anyway = before, anyway
         journal._replaces = before.get("replaces", [])
         journal.run = before.get("run", journal.run)
