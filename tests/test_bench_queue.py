@@ -432,7 +432,7 @@ def test_a_model_that_chance_may_have_parted_from_the_measured_does_not_miss() -
     (group,) = queue_report.courses(run(2.0, slow=1.1))
     wide = replace(group[1], alone=Interval(2.0, 1.5, 2.5, 9))
     said = queue_report.sentences([group[0], wide])
-    told = "2.00 s a step [1.50 s - 2.50 s], -9 % off with a queue of 1, which chance may be."
+    told = "2.00 s a step [1.50 s - 2.50 s], -9 % off with a queue of 1, which may be chance."
     assert said[1].endswith(told)
 
 

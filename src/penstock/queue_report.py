@@ -545,7 +545,7 @@ def _model_beside(feed: Feed, alone: Interval, measured: Sequence[tuple[int, Int
     )
     if all(low <= (s.high or s.value) and high >= (s.low or s.value) for _, s in measured):
         ends = f"[{format_seconds(low)} - {format_seconds(high)}]"
-        return f"{model} {ends}, {off_by}, which chance may be"
+        return f"{model} {ends}, {off_by}, which may be chance"
     return f"{model}, and misses: that is {off_by}"
 
 
