@@ -183,6 +183,13 @@ def test_a_changed_attribute_is_not_resumed(tmp_path: Path) -> None:
     assert infer(out, Scaled(1.0), resume=True).units_written == 0
 
 
+def test_a_set_counts_and_where_its_objects_lie_in_memory_does_not() -> None:
+    names = [identity.attributes(Holds(held={"a", name})) for name in ("b", "b", "c")]
+    assert names[0] == names[1] != names[2]
+    first, second = {object()}, {object()}
+    assert identity.attributes(Holds(held=first)) == identity.attributes(Holds(held=second))
+
+
 def test_from_wherever_it_is_said_a_file_is_the_same_model(
     files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

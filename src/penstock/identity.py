@@ -174,7 +174,8 @@ def _feed(value: Any, feed: Feed, seen: frozenset[int]) -> None:
             _feed(key if isinstance(key, _PLAIN) else repr(type(key)), feed, seen)
             _feed(item, feed, seen)
     elif isinstance(value, set | frozenset):
-        feed(repr(sorted(map(repr, value))).encode())
+        words = sorted(map(repr, value))
+        feed(repr([word for word in words if " at 0x" not in word]).encode())
     elif isinstance(value, Sequence):
         for item in value:
             _feed(item, feed, seen)
