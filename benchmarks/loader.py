@@ -2,7 +2,7 @@
 
     python benchmarks/loader.py               the numbers of README.md, about half an hour
     python benchmarks/loader.py --quick       a smoke test, README untouched
-    python benchmarks/loader.py --grid        other layouts, two hours: see loader_grid.py
+    python benchmarks/loader.py --grid        other layouts, in parts if you like: loader_grid.py
 
 ``penstock generate`` makes a ufs-p1 data set and ``penstock bench loader`` measures it, warm, on
 two threads: contenders in fresh processes, interleaved, every batch checked against its checksums.
@@ -107,7 +107,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a smoke test; README untouched")
     parser.add_argument("--results", type=Path, default=HERE / "results")
     parser.add_argument(
-        "--report", type=Path, nargs="+", metavar="LEDGER", help="from these, measure nothing"
+        "--report",
+        type=Path,
+        nargs="*",
+        metavar="LEDGER",
+        help="from these, measure nothing; of the grid, from its file in --results",
     )
     parser.add_argument("--samples", type=int, default=112)
     parser.add_argument("--grid", action="store_true", help="many layouts, see loader_grid.py")
@@ -115,8 +119,10 @@ def main() -> None:
     parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="for bench loader")
     args = parser.parse_args()
     if args.grid:
-        loader_grid.main(args.results, args.quick, args.only, args.report or [])
+        loader_grid.main(args.results, args.quick, args.only, args.report is not None)
         return
+    if args.report == []:
+        parser.error("--report names no LEDGER")
     flags = ["--batch-sizes", "4", "16", "--batches", "4", "--warmup", "4", *args.flags]
     samples, grid = args.samples, [192, 384]
     if args.quick:

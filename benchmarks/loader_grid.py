@@ -3,7 +3,10 @@
 Every launch is a fresh process that reads one epoch; a round is a launch of every contender, in an
 order of its own. What is compared is the mean of the logarithm of (ours / theirs), round by round,
 with Student's interval: five rounds, and up to thirty, of ours and of who comes near, while the
-interval holds 1.05.
+interval holds 1.05. Who takes three times as long as the best after two rounds is out of the race.
+
+What was measured is appended to one file after each layout and order. Another call measures what
+that file lacks, so the grid can be done in parts; the page is made of all that is in the file.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,8 +35,10 @@ from penstock import pagecache
 HERE = Path(__file__).resolve().parent
 MOST = 1.05
 """The upper bound of our time over the best contender's."""
-NEAR = 1.5
-"""Who takes so many times as long as the best is no longer measured after the first rounds."""
+NEAR, FAR = 1.5, 3.0
+"""Who takes so many times as long as the best is no longer measured after five rounds, and after
+two."""
+KEPT = "loader-grid.jsonl.gz"
 COLUMNS = (
     "layout", "order", "our epoch", "best contender", "our time / its time", "rounds", "target",
     "engine",
@@ -78,12 +83,18 @@ class Verdict(NamedTuple):
 
 def verdict(rows: Sequence[Row]) -> Verdict:
     """Against the contender that our loader is least ahead of."""
-    others = {r["contender"] for r in rows} - {OURS}
-    ratios = {other: ratio(rows, other) for other in sorted(others)}
+    others = sorted({r["contender"] for r in rows} - {OURS})
+    ratios = {other: ratio(rows, other) for other in racing(rows, others, FAR)}
     best = max(ratios, key=lambda other: ratios[other].value)
     worst = max(ratios.values(), key=lambda found: found.high)
     decided = "met" if worst.high <= MOST else "missed" if ratios[best].low > MOST else "undecided"
     return Verdict(best, ratios[best], decided)
+
+
+def racing(rows: Sequence[Row], others: Sequence[str], times: float) -> list[str]:
+    """The others that take less than so many times as long as the best of them."""
+    values = {other: ratio(rows, other).value for other in others}
+    return [other for other in others if values[other] * times > max(values.values())]
 
 
 # --- measuring ----------------------------------------------------------------------------------
@@ -103,29 +114,35 @@ def launch(folder: Path, **job: Any) -> dict[str, Any]:
 
 
 def measured(
-    layouts: Mapping[str, Layout], others: Sequence[str], rounds: tuple[int, int]
-) -> Iterator[Row]:
-    """The rows of every layout, one layout on disk at a time."""
+    layouts: Mapping[str, Layout],
+    others: Sequence[str],
+    rounds: tuple[int, int],
+    there: Container[tuple[str, str]],
+) -> Iterator[list[Row]]:
+    """The rows of every layout and order that is not there, one layout on disk at a time."""
     with tempfile.TemporaryDirectory(prefix="penstock-grid-") as place:
         folder = Path(place)
         for name, layout in layouts.items():
+            orders = [order for order in (*SHUFFLES, COLD) if (name, order) not in there]
+            if not orders:
+                continue
             path = folder / "array.zarr"
             write(layout, path)
-            for shuffle in SHUFFLES:
-                job = {"layout": name, "path": str(path), "shuffle": SHUFFLES[shuffle]}
-                for contender in (OURS, *others) if shuffle == "shuffled" else (OURS,):
+            for order in orders:
+                job = {
+                    "layout": name, "path": str(path), "shuffle": SHUFFLES.get(order, "none")
+                }  # fmt: skip
+                for contender in (OURS, *others) if order == "shuffled" else (OURS,):
                     wrong = launch(folder, **job, contender=contender, verify=True)["wrong"]
                     if wrong:
                         raise SystemExit(f"{contender} on {name}: {wrong} values are wrong")
-                yield from _rounds(folder, job, shuffle, others, rounds)
-            job = {"layout": name, "path": str(path), "shuffle": "none"}
-            yield from _rounds(folder, job, COLD, others, (2, 2))
+                yield _rounds(folder, job, order, others, (2, 2) if order == COLD else rounds)
             shutil.rmtree(path)
 
 
 def _rounds(
     folder: Path, job: Mapping[str, Any], order: str, others: Sequence[str], rounds: tuple[int, int]
-) -> Iterator[Row]:
+) -> list[Row]:
     rows: list[Row] = []
     files = [file for file in Path(job["path"]).rglob("*") if file.is_file()]
     prepare: Callable[[Any], Any] = pagecache.drop if order == COLD else pagecache.warm
@@ -134,19 +151,18 @@ def _rounds(
     for number in range(most):
         if number >= least and (len(rows) < 2 or verdict(rows).decided != "undecided"):
             break
-        if number == least:
-            best = max(ratio(rows, other).value for other in others)
-            contenders = [OURS, *(o for o in others if ratio(rows, o).value * NEAR > best)]
+        if number in (2, least):
+            contenders = [OURS, *racing(rows, others, NEAR if number == least else FAR)]
         for contender in random.Random(number).sample(contenders, len(contenders)):
             prepare(files)
             before = os.getloadavg()[0]
             answer = launch(folder, **job, contender=contender, verify=False)
             rows.append({
                 "layout": job["layout"], "order": order, "round": number, "contender": contender,
-                "load": before, **answer,
+                "load": before, "day": f"{datetime.now(UTC):%Y-%m-%d}", **answer,
             })  # fmt: skip
     print(line_of(rows), flush=True)
-    yield from rows
+    return rows
 
 
 # --- what it says -------------------------------------------------------------------------------
@@ -200,33 +216,50 @@ def page(rows: Sequence[Row], layouts: Mapping[str, Layout]) -> list[str]:
     lines += [f"- engine {reason}" for reason in sorted(reasons)]
     there = {row["layout"] for row in rows}
     told = [f"- {name}: {layout.told}" for name, layout in layouts.items() if name in there]
+    missing = [
+        f"{name} {order}"
+        for name in layouts
+        for order in (*SHUFFLES, COLD)
+        if (name, order) not in each
+    ]
+    lines += [f"- not yet measured: {'; '.join(missing)}"] if missing else []
     lines += ["", *told]
     return lines
 
 
-def head(rows: Sequence[Row], day: str, kept: str) -> str:
-    loads = [r["load"] for r in rows]
+def head(rows: Sequence[Row], kept: str) -> str:
+    loads, days = [r["load"] for r in rows], sorted({r["day"] for r in rows})
     return (
-        f"{day}, {THREADS} threads, batches of {BATCH}, one epoch a launch; {len(rows)} launches "
-        f"at a load of {min(loads):.1f} to {max(loads):.1f}: [raw samples](results/{kept})."
+        f"{' and '.join(days)}, {THREADS} threads, batches of {BATCH}, one epoch a launch; "
+        f"{len(rows)} launches at a load of {min(loads):.1f} to {max(loads):.1f}: "
+        f"[raw samples](results/{kept})."
     )
 
 
-def main(results: Path, quick: bool, only: Sequence[str], report: Sequence[Path]) -> None:
-    """Measure, or take what was measured, and write the page and the raw samples."""
-    layouts = {n: v for n, v in (QUICK if quick else LAYOUTS).items() if not only or n in only}
-    if report:
-        rows = [json.loads(x) for p in report for x in gzip.decompress(p.read_bytes()).splitlines()]
-    else:
-        rows = list(
-            measured(layouts, CONTENDERS[:2] if quick else CONTENDERS, (2, 2) if quick else (5, 30))
-        )
-    day = f"{datetime.now(UTC):%Y-%m-%d}"
-    kept = results / f"{day}-loader-grid.jsonl.gz"
-    results.mkdir(parents=True, exist_ok=True)
-    with gzip.open(kept, "wt") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
-    text = "\n".join([head(rows, day, kept.name), "", *page(rows, layouts)])
+def read(path: Path) -> list[Row]:
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+
+
+def main(results: Path, quick: bool, only: Sequence[str], report: bool) -> None:
+    """Measure what is not there yet, and write the page of all that is."""
+    layouts = QUICK if quick else LAYOUTS
+    if unknown := [name for name in only if name not in layouts]:
+        raise SystemExit(f"--only {', '.join(unknown)}: the layouts are {', '.join(layouts)}")
+    kept = results / KEPT
+    rows = read(kept)
+    if not report:
+        results.mkdir(parents=True, exist_ok=True)
+        asked = {name: layouts[name] for name in only or layouts}
+        others, rounds = (CONTENDERS[:2], (2, 2)) if quick else (CONTENDERS, (5, 30))
+        for found in measured(asked, others, rounds, groups(rows)):
+            with gzip.open(kept, "at") as file:  # so that what is stopped loses nothing before
+                file.writelines(json.dumps(row) + "\n" for row in found)
+            rows += found
+    if not rows:
+        raise SystemExit(f"{kept} holds nothing; measure first")
+    text = "\n".join([head(rows, kept.name), "", *page(rows, layouts)])
     print(text)
     if not quick:
         readme.write("loader-grid", text)

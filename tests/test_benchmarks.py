@@ -98,9 +98,15 @@ def test_the_quick_grid_of_layouts_verifies_and_times(tmp_path: Path) -> None:
     command += ["--results", str(tmp_path), "--only", "small chunks"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "- not yet measured: patches in order; patches shuffled" in done.stdout
+    # Once more: all is there, and nothing is measured anew.
+    before = (tmp_path / "loader-grid.jsonl.gz").read_bytes()
+    again = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert (tmp_path / "loader-grid.jsonl.gz").read_bytes() == before
+    assert again.stdout in done.stdout, "the same page, without the lines of what is under way"
     assert (BENCHMARKS / "README.md").read_text() == readme
     assert "| small chunks | shuffled |" in done.stdout
-    assert list(tmp_path.glob("*-loader-grid.jsonl.gz"))
 
 
 def test_a_layout_is_met_missed_or_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,3 +128,4 @@ def test_a_layout_is_met_missed_or_undecided(monkeypatch: pytest.MonkeyPatch) ->
     assert verdict([1.2, 1.21, 1.19], loop=[1.1, 1.1, 1.1], dask=[9.0, 9.1, 9.0]) == "missed"
     assert verdict([1.0, 1.5, 0.7], loop=[1.1, 1.0, 1.1]) == "undecided"
     assert verdict([1.0, 1.0, 1.0], loop=[1.1, 1.1, 1.1], dask=[0.5, 2.0, 1.0]) == "undecided"
+    assert verdict([1.0, 1.01, 0.99], loop=[1.1, 1.12, 1.09], dask=[9.0]) == "met", "out of it"
