@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
+import math
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from penstock import loader_report, loaders, pagecache
 from penstock.cli import main
@@ -648,25 +650,31 @@ def test_a_chunk_that_a_library_fills_in_silence_is_wrong(data: Path, tmp_path: 
         measured(scenario)
 
 
-@pytest.mark.parametrize("kind", ["zarr", "n5", "ome"])
-def test_any_array_is_measured_and_checked(kind: str, tmp_path: Path) -> None:
-    """Not only packed sets: what it lacks, checksums and sizes, is read from the array."""
+def own_array(path: Path, kind: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Somebody's array: of a Zarr, of an N5, or in an OME-Zarr image."""
     ts = pytest.importorskip("tensorstore")
-    values = np.arange(16 * 6 * 8, dtype=np.uint16).reshape(16, 6, 8)
-    path = tmp_path / "own"
+    values = np.arange(math.prod(shape), dtype=np.uint16).reshape(shape)
     level = path / "0" if kind == "ome" else path
     driver, key = ("n5", "blockSize") if kind == "n5" else ("zarr", "chunks")
-    metadata: dict[str, Any] = {key: [1, 3, 8]}
+    metadata: dict[str, Any] = {key: [1, *(3 for _ in shape[2:]), 8]}
     if kind == "n5":
-        metadata |= {"dimensions": [16, 6, 8], "dataType": "uint16", "compression": {"type": "raw"}}
+        metadata |= {"dimensions": shape, "dataType": "uint16", "compression": {"type": "raw"}}
     else:
-        metadata |= {"shape": [16, 6, 8], "dtype": "<u2"}
+        metadata |= {"shape": shape, "dtype": "<u2"}
     spec = {"driver": driver, "kvstore": f"file://{level}/", "metadata": metadata, "create": True}
     ts.open(spec).result().write(values).result()
     if kind == "ome":
         image = {"multiscales": [{"version": "0.4", "datasets": [{"path": "0"}]}]}
         (path / ".zattrs").write_text(json.dumps(image))
         (path / ".zgroup").write_text('{"zarr_format": 2}')
+    return values
+
+
+@pytest.mark.parametrize("kind", ["zarr", "n5", "ome"])
+def test_any_array_is_measured_and_checked(kind: str, tmp_path: Path) -> None:
+    """Not only packed sets: what it lacks, checksums and sizes, is read from the array."""
+    path = tmp_path / "own"
+    values = own_array(path, kind, (16, 6, 8))
     case = {
         "data": str(path), "shuffle": "sample", "window": None, "seed": 0, "cache": "warm",
         "batches": 2, "warmup": 1, "endpoint": None, "latency_ms": 0.0, "loader": "penstock",
@@ -684,3 +692,39 @@ def test_any_array_is_measured_and_checked(kind: str, tmp_path: Path) -> None:
 
     checked = with_checks(open_any(path), range(16))
     assert checked.checks["data"].tolist() == [checksum(sample) for sample in values]
+
+
+@pytest.mark.parametrize("kind", ["n5", "ome"])
+@pytest.mark.parametrize("verb", ["bench", "tune"])
+def test_patches_of_a_volume_are_samples(
+    kind: str, verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An image with t = 1 has one sample along axis 0, and so no batch, unless it is cut."""
+    path = tmp_path / "own"
+    own_array(path, kind, (1, 8, 9, 16))
+    words = [verb, "loader", str(path), "--patch", "1", "4", "5", "8", "--shuffle", "global"]
+    words += ["--ledger", str(tmp_path / "ledger"), "--timeout", "100"]
+    if verb == "tune":
+        words += ["--step-time", "5", "--batch-size", "2", "--batches", "6", "--launches", "1"]
+        words += ["--threads-up-to", "1", "--output", str(tmp_path / "loader.yaml")]
+        assert main(words) == 0, capsys.readouterr()
+        return
+    words += ["--batch-sizes", "2", "--threads", "1", "--batches", "2", "--warmup", "1"]
+    words += ["--loaders", "penstock", "zarr", "--effort", "quick", "--no-ladder"]
+    assert main([*words, "--output", str(tmp_path / "a.csv")]) == 0
+    found = {record.case["loader"]: record for record in Ledger(tmp_path / "ledger").records()}
+    facts = found["penstock"].facts
+    assert found["penstock"].ok and facts["samples"] == 8 and facts["sample_bytes"] == 320
+    assert (facts["wrong"], facts["missing"], facts["duplicates"]) == (0, 0, 0)
+    zarrs = found["zarr"]
+    assert zarrs.status == "unsupported" and zarrs.error is not None
+    assert "not 8 patches of each" in zarrs.error.message or kind == "n5"
+
+
+@pytest.mark.parametrize("name", ["L0", "L1", "L2", "L3", "L4"])
+def test_rungs_read_patches(name: str, tmp_path: Path) -> None:
+    own_array(tmp_path / "own", "zarr", (1, 8, 9, 16))
+    knobs = case(tmp_path / "own", patch=[1, 4, 5, 8], shuffle="global", batch=2, batches=2)
+    del knobs["loader"]
+    facts = measured(rung({**knobs, "rung": name}))["facts"]
+    assert facts.get("wrong", 0) == 0 and facts["samples"] == 8

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from penstock.pagecache import safe_to_map
 
 zarr = pytest.importorskip("zarr")
 numcodecs = pytest.importorskip("numcodecs")
-pytest.importorskip("tensorstore")
+ts = pytest.importorskip("tensorstore")
 
 VALUES = np.arange(1, 1 + 40 * 8 * 12, dtype=np.float32).reshape(40, 8, 12)
 
@@ -140,3 +142,44 @@ def test_an_error_wakes_who_waits_for_a_channel() -> None:
     flow.fail(ValueError("first"))
     flow.settle()
     assert ended == ["woken"]
+
+
+@pytest.mark.parametrize("engine", ["native", "tensorstore"])
+@pytest.mark.parametrize("how", [{"compressors": None}, {}])
+def test_nothing_writes_into_a_buffer_that_came_back(
+    how: dict[str, Any], engine: str, tmp_path: Path
+) -> None:
+    """Reads may be under way when an iteration is left: their buffers stay away until they end."""
+    path = stored(tmp_path / "a.zarr", **how)
+    loader = Loader(path, batch_size=20, shuffle="global", queue=2, engine=engine)
+    for _ in range(8):
+        batches = iter(loader)
+        batches.close()  # before or amid the first reads
+        back = []
+        while (root := loader._ring.lend()) is not None:
+            root[:] = 0xAB
+            back.append(root)
+        for batch in Loader(path, batch_size=20, engine=engine):  # time for what is still at work
+            np.testing.assert_array_equal(batch["data"], VALUES[batch.samples])
+        assert all((root == 0xAB).all() for root in back)
+        del root, back
+    loader.close()
+
+
+def test_a_write_that_was_cancelled_keeps_its_memory(tmp_path: Path) -> None:
+    """As a loop may drop its futures, and as `Loader` cancels what nobody waits for."""
+    path = stored(tmp_path / "a.zarr", compressors=None)
+    array = ts.open({"driver": "zarr", "kvstore": f"file://{path}/"}).result()
+    for cancelled in (True, False):
+        buffer = np.zeros(VALUES.nbytes, np.uint8)
+        root = np.frombuffer(buffer.data, np.uint8)
+        gone = threading.Event()
+        weakref.finalize(root, gone.set)
+        future = ts.array(root.view(np.float32).reshape(VALUES.shape)).write(array)
+        if cancelled:
+            future.cancel()
+        del future, root
+        assert gone.wait(60), "its memory comes back"
+        there = buffer.copy()
+        array.read().result()
+        np.testing.assert_array_equal(buffer, there, "nothing is written from then on")

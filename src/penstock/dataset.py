@@ -40,6 +40,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from .batches import Field, PatchGrid
 from .box import Box
 from .claim import Claims, is_marked
 from .errors import Refused, StageError, UsageError, require
@@ -49,6 +50,8 @@ from .loaders import (
     DOCUMENT,
     FORMAT,
     VERSION,
+    Location,
+    Selection,
     check_version,
     chunk_names,
     first_level,
@@ -113,11 +116,29 @@ class PackedArray:
     """Between them."""
     channels: tuple[str, ...]
     """Names of the channels; empty where the data set does not give them."""
+    cut: Field | None = None
+    """Where patches count as samples: how they are cut."""
 
     @property
     def sample_bytes(self) -> int:
         """Of one decoded sample, without padding."""
+        if self.cut is not None:
+            return self.cut.item_nbytes
         return math.prod(self.shape[1:]) * self.dtype.itemsize
+
+    def box(self, item: int) -> tuple[slice, ...]:
+        """Where an item lies in the array: a sample, or a patch of one."""
+        field = self.cut
+        if field is None:
+            return (slice(item, item + 1), *map(slice, self.shape[1:]))
+        assert field.patch is not None
+        sample, patch = divmod(item, field.patches_per_sample)
+        box = [slice(sample, sample + 1), *(slice(0, n) for n in field.shape[1:])]
+        for (axis, start), size in zip(
+            field.patch_start(patch).items(), field.patch.shape, strict=True
+        ):
+            box[axis] = slice(start, start + size)
+        return tuple(box[len(field.shape) - len(self.shape) :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,9 +242,31 @@ def open_dataset(root: str | Path, name: str = "DATA") -> Packed:
     return Packed(root, arrays, ids, checks, document)
 
 
-def open_any(place: str | Path, name: str = "DATA") -> Packed:
+def open_any(place: str | Path, name: str = "DATA", patch: Sequence[int] | None = None) -> Packed:
     """A packed data set, or one array (Zarr, N5, the first level of an OME-Zarr image) as if it
-    were one: axis 0 counts its samples, and it has no checksums until `with_checks` reads some."""
+    were one: axis 0 counts its samples, and it has no checksums until `with_checks` reads some.
+
+    With a ``patch``, the patches that `Loader` cuts count as samples.
+    """
+    packed = _open_any(place, name)
+    if patch is None:
+        return packed
+    selection = Selection(patch=dict.fromkeys(packed.arrays, PatchGrid(tuple(patch))))
+    arrays, counts = {}, set()
+    for key, array in packed.arrays.items():
+        field = selection.field(
+            key, Location(str(array.path), array.axes), array.shape, array.chunks, array.dtype,
+            volume=selection.is_volume(key, len(array.shape)),
+        )  # fmt: skip
+        arrays[key] = replace(array, cut=field)
+        counts.add(field.shape[0] * field.patches_per_sample)
+    if len(counts) > 1:
+        raise UsageError(f"{name}: --patch cuts the arrays into different numbers of patches")
+    document = {**packed.document, "patch": list(patch)}
+    return Packed(packed.root, arrays, np.arange(counts.pop()), {}, document)
+
+
+def _open_any(place: str | Path, name: str) -> Packed:
     path = Path(place)
     known = (path / DOCUMENT, path / UNFINISHED)
     if any(file.is_file() for file in known) or not path.is_dir():
@@ -272,7 +315,7 @@ def with_checks(packed: Packed, samples: Iterable[int]) -> Packed:
         stored = open_plainly(str(array.path))
         checks[name] = np.zeros(packed.num_samples, np.uint32)
         for sample in sorted(set(samples)):
-            checks[name][sample] = checksum(stored[sample].read().result())
+            checks[name][sample] = checksum(stored[array.box(sample)].read().result())
     return replace(packed, checks=checks)
 
 

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "data",
         metavar="DATA",
         help="a packed data set (a folder, or s3://...), or a Zarr, N5 or OME-Zarr array in a "
-        "folder, whose axis 0 counts samples",
+        "folder, whose axis 0 counts samples unless --patch cuts it",
     )
     parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="settings; flags win")
     add_flags(parser, BenchLoaderConfig)
@@ -71,6 +71,8 @@ def cases_of(config: BenchLoaderConfig, data: str) -> list[Case]:
         raise UsageError(f"--endpoint is of s3:// data, and DATA is {data}")
     if config.latency_ms and remote:
         raise UsageError(f"--latency-ms delays a local folder, and DATA is {data}")
+    if config.patch and remote:
+        raise UsageError(f"--patch is of a folder of this machine, and DATA is {data}")
     if config.cache == "cold" and remote:
         raise UsageError(f"--cache cold drops files of this machine, and DATA is {data}")
     common: Case = {
@@ -83,6 +85,7 @@ def cases_of(config: BenchLoaderConfig, data: str) -> list[Case]:
         "warmup": config.warmup,
         "endpoint": config.endpoint,
         "latency_ms": config.latency_ms,
+        **({"patch": list(config.patch)} if config.patch else {}),
     }
     points = itertools.product(
         dict.fromkeys(config.batch_sizes),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -137,9 +137,11 @@ def reading_alone(
     shuffle: str,
     seed: int,
     missing: str,
+    patch: Sequence[int] | None = None,
 ) -> Case:
     """A case that computes nothing, with a queue so deep that its readers never stand still."""
     return {
+        **({"patch": list(patch)} if patch else {}),
         "data": data,
         "batch": batch,
         "iterations": iterations,

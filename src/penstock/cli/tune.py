@@ -147,8 +147,10 @@ def _fit(data: str, config: TuneLoaderConfig, batch: int, threads: int, memory: 
     """None for a batch of more samples than there are that was not asked for by name."""
     from ..loader import Loader
 
-    with Loader(data, batch_size=batch, workers=threads, shuffle=config.shuffle) as loader:
-        size, samples, engine = loader.batch_bytes, loader.order.num_samples, loader.engine
+    with Loader(
+        data, batch_size=batch, workers=threads, shuffle=config.shuffle, patch=config.patch
+    ) as loader:
+        size, samples, engine = loader.batch_bytes, loader.order.num_items, loader.engine
         if batch > samples:
             if "batch_size" in config.model_fields_set or batch in dict(config.step_time):
                 raise UsageError(
@@ -181,6 +183,7 @@ def _read_alone(
             shuffle=config.shuffle,
             seed=config.seed,
             missing=config.missing,
+            patch=config.patch,
         )
         for workers in threads
     ]
@@ -232,6 +235,7 @@ def _ladder(
         "warmup": 1,
         "endpoint": None,
         "latency_ms": 0.0,
+        **({"patch": list(config.patch)} if config.patch else {}),
         "batch": batch,
     }
     cases = [

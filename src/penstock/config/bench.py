@@ -103,6 +103,21 @@ class BenchModelConfig(Knobs):
     )
 
 
+PatchShape = Annotated[
+    tuple[Positive, ...] | None,
+    BeforeValidator(lambda value: None if value is None else many(value)),
+]
+
+
+def patch_flag() -> Any:
+    return flag(
+        None,
+        help="cut samples into patches of this shape, along the last axes; one number for each "
+        "axis of the array makes the whole array, such as a volume, one sample (with --shuffle "
+        "global for patches in any order)",
+    )
+
+
 class BenchLoaderConfig(Knobs):
     """Everything that ``penstock bench loader`` may be told. Tuples are axes of the sweep."""
 
@@ -129,6 +144,7 @@ class BenchLoaderConfig(Knobs):
     shuffle: Literal["none", "sample", "block", "global"] = flag(
         "sample", help="order of the samples, the same for every loader"
     )
+    patch: PatchShape = patch_flag()
     window: Positive = flag(16, help="chunks in a window of the block shuffle")
     cache: Literal["warm", "cold", "as-is"] = flag(
         "warm",
@@ -254,6 +270,7 @@ class TuneLoaderConfig(Knobs):
     batches: Annotated[int, Field(ge=6)] = flag(16, help="batches that a launch reads")
     launches: Positive = flag(3, help="launches of each batch and number of threads")
     shuffle: Literal["none", "sample", "global"] = flag("sample", help="order of the samples")
+    patch: PatchShape = patch_flag()
     missing: Literal["error", "fill"] = _of_loader("missing")
     output: Path = flag(Path("logs/loader.yaml"), help="YAML file for the settings")
     replace: bool = replace_flag()

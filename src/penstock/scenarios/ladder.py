@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import loaders, pagecache
+from ..batches import PatchGrid
 from ..dataset import Audit, with_checks
 from ..errors import UsageError, require
 from . import Phase, Scenario, Work, WrongResult
@@ -167,7 +168,7 @@ class FilesRead(Step):
     def set_up(self) -> None:
         self.near()
         self.engine = engine_of(self.source, "native")
-        self.tasks = [self.engine.chunks(samples, None) for samples in self.batches]
+        self.tasks = [self.engine.chunks(*self.source.rows(items)) for items in self.batches]
 
     def read(self, batch: int) -> None:
         self.together(self.one, self.tasks[batch])
@@ -193,7 +194,7 @@ class Scatter(Step):
 
     def set_up(self) -> None:
         self.engine = engine_of(self.source, "auto")
-        self.tasks = [self.engine.tasks(samples) for samples in self.batches]
+        self.tasks = [self.engine.tasks(*self.source.rows(items)) for items in self.batches]
         self.out: dict[str, NDArray[Any]] = {
             name: np.empty(field.out_shape(self.case["batch"]), field.dtype)
             for name, field in self.engine.fields.items()
@@ -250,11 +251,13 @@ _RUNGS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
 
 
 def engine_of(source: Source, name: str) -> Any:
-    """An engine that reads whole samples; ``auto`` is the one that the loader would choose."""
+    """An engine that reads items of the case; ``auto`` is the one that the loader would choose."""
+    places = loaders.locate(source.place)
+    grids = dict.fromkeys(places, PatchGrid(tuple(source.patch))) if source.patch else {}
     return loaders.open_engine(
         name,
-        loaders.locate(source.place),
-        loaders.Selection(),
+        places,
+        loaders.Selection(patch=grids),
         workers=source.threads,
         fetch=source.requests,
         cache_bytes=0,

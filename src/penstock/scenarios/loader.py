@@ -32,7 +32,7 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -140,7 +140,9 @@ class LoaderScenario:
 
     def _make(self) -> loaders.Contender:
         case = self._case
-        knobs = {"fetch": self._source.requests} if case["loader"] in OURS else {}
+        knobs: dict[str, Any] = {}
+        if case["loader"] in OURS:
+            knobs = {"fetch": self._source.requests, "patch": self._source.patch}
         try:
             order = Endless(**asdict(self._order))
             contender = loaders.make(
@@ -194,9 +196,13 @@ class LoaderScenario:
         now = self._source.counters().stored
         if now is None or self._stored is None:
             return 0.0 if self._ahead >= batches else None
+        ahead = self._source.batches()
+        if self._source.patch is not None:
+            needs = [sum(p.stat().st_size for p in self._source.files_of(b)) for b in ahead]
+            return float((now - self._stored) / (batches + self._lead) / np.mean(needs))
         # The smallest chunks, for nobody needs less than those of one array.
         size = min(array.chunks[0] for array in self._packed.arrays.values())
-        chunks = [len(np.unique(samples // size)) for samples in self._source.batches()]
+        chunks = [len(np.unique(samples // size)) for samples in ahead]
         samples = max(self._case["batch"], size * sum(chunks) / len(chunks))
         need = self._source.stored_bytes * samples / self._packed.num_samples
         return float((now - self._stored) / (batches + self._lead) / need)
@@ -224,7 +230,9 @@ def check(case: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 def price_of(source: Source) -> Price:
     """What the order of a case costs and buys."""
     arrays = source.packed.arrays.items()
-    fields = [Field(name, array.shape, array.chunks, array.dtype) for name, array in arrays]
+    fields = [
+        array.cut or Field(name, array.shape, array.chunks, array.dtype) for name, array in arrays
+    ]
     order = source.order
     return price(order, need_of(fields, order, first=0), num_batches=_PRICED)
 
@@ -238,6 +246,7 @@ class Source:
     def __init__(self, case: Mapping[str, Any]) -> None:
         self._case, self._closing = case, contextlib.ExitStack()
         self.threads = int(case["threads"])
+        self.patch = case.get("patch")
         self.further = 0
         """Batches that may be read and are neither warm-up nor samples."""
         self.remote = "://" in case["data"] or bool(case["latency_ms"])
@@ -278,7 +287,7 @@ class Source:
 
     def _open(self, closing: contextlib.ExitStack) -> Packed:
         if "://" not in self._case["data"]:
-            return open_any(self._case["data"])
+            return open_any(self._case["data"], patch=self.patch)
         folder = Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="penstock-")))
         _fetch_documents(self._case["data"], folder)
         return open_dataset(folder, f"DATA {self._case['data']} as")
@@ -288,6 +297,11 @@ class Source:
         asked = self._case["batches"] + 1 + self._case["warmup"] + self.further
         number = min(asked, self.order.num_batches)
         return [self.order.items(0, index) for index in range(number)]
+
+    def rows(self, items: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+        """The sample and the patch of each, as an engine is asked for them."""
+        samples, patches = self.order.split(items)
+        return samples, None if self.patch is None else patches
 
     def files(self) -> list[Path]:
         """What the batches are stored in, in the order of the plan; empty where it is far away."""
@@ -317,6 +331,15 @@ class Source:
     def read_again(self) -> float:
         """Of what the batches after the first read, the share that one before them has read: it
         comes from memory, however cold the cache was."""
+        if self.patch is not None:
+            known: set[Path] = set()
+            shared = every = 0
+            for number, samples in enumerate(self.batches()):
+                own = set(self.files_of(samples))
+                if number:
+                    shared, every = shared + len(own & known), every + len(own)
+                known |= own
+            return shared / every if every else 0.0
         seen: set[tuple[str, int]] = set()
         again = total = 0
         for number, samples in enumerate(self.batches()):
@@ -347,13 +370,16 @@ def order_of(case: Mapping[str, Any], packed: Packed) -> Order:
             f"--batch-sizes {case['batch']} is more than the {packed.num_samples} samples of "
             f"{case['data']}"
         )
+    shapes = [array.cut or array for array in packed.arrays.values()]
+    cuts = [array.cut.patches_per_sample for array in packed.arrays.values() if array.cut]
     return Order(
-        packed.num_samples,
+        packed.num_samples // (cuts or [1])[0],
         case["batch"],
         seed=case["seed"],
         shuffle=case["shuffle"],
         window=case["window"] or 1,
-        chunk=max(array.chunks[0] for array in packed.arrays.values()),
+        chunk=max(each.chunks[0] for each in shapes),
+        patches_per_sample=(cuts or [1])[0],
         drop_last=True,
     )
 
@@ -369,11 +395,24 @@ def fingerprint(packed: Packed) -> str:
 def chunk_files(array: PackedArray, samples: NDArray[np.int64]) -> list[Path]:
     """The files that hold some samples of an array, each once: its chunks, or its shards."""
     grid = array.shards or array.chunks
-    along = [range(math.ceil(n / c)) for n, c in zip(array.shape[1:], grid[1:], strict=True)]
-    first = dict.fromkeys((samples // grid[0]).tolist())
+    indices: Iterable[tuple[int, ...]]
+    if array.cut is None:
+        along = [range(math.ceil(n / c)) for n, c in zip(array.shape[1:], grid[1:], strict=True)]
+        first = dict.fromkeys((samples // grid[0]).tolist())
+        indices = itertools.product(first, *along)
+    else:
+        indices = itertools.chain.from_iterable(
+            itertools.product(
+                *(
+                    range(part.start // size, -(-part.stop // size))
+                    for part, size in zip(array.box(item), grid, strict=True)
+                )
+            )
+            for item in samples.tolist()
+        )
     return [
         array.path / (array.prefix + array.separator.join(map(str, index)))
-        for index in itertools.product(first, *along)
+        for index in dict.fromkeys(indices)
     ]
 
 

@@ -158,9 +158,10 @@ class InPlace:
         }
 
     def get(self) -> Mapping[str, Any]:
-        samples = self._order.items(0, self._place) + self._first
+        samples, patches = self._order.split(self._order.items(0, self._place))
         self._place += 1
-        self._engine.read_into(samples, self._arrays)
+        cut = patches if self._order.patches_per_sample > 1 else None
+        self._engine.read_into(samples + self._first, self._arrays, patches=cut)
         return self._arrays
 
     def depth(self) -> int:
@@ -182,8 +183,9 @@ def _loader(case: Mapping[str, Any], *, workers: int, queue: int) -> Loader:
         workers=workers,
         queue=queue,
         missing=case.get("missing", "error"),
+        patch=case.get("patch"),
     )
-    samples = loader.order.num_samples
+    samples = loader.order.num_items
     if case["batch"] > samples:
         raise UsageError(
             f"--batch-size {case['batch']} is more than the {samples} samples of {case['data']}"
