@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import importlib
 import json
 import math
 import shutil
@@ -278,6 +279,7 @@ def test_data_that_a_process_cannot_read_ends_it_before_anything_is_written(
         asked.append(request.task)
         return record(0, 1.0, status)
 
+    importlib.import_module("penstock.sweep")  # or it would keep the scripted one for good
     monkeypatch.setattr("penstock.launch.launch", launch)
     output = tmp_path / "out.csv"
     assert main(["bench", verb, str(data), "--output", str(output)]) == code
