@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/python
 
-.PHONY: demo test check lowest lint types bench gpu slurm clean
+.PHONY: demo test check docs lowest lint types bench gpu slurm clean
 
 demo: $(VENV)/demo-ready            ## make a volume, denoise it, show before and after
 	$(RUN) -m penstock demo
@@ -19,6 +19,9 @@ LOWEST = tests/test_stores.py tests/test_grid.py tests/test_stitch.py tests/test
 
 lowest: $(VENV)-lowest/ready        ## stores, grid and inference on the lowest versions allowed
 	OMP_NUM_THREADS=1 $(VENV)-lowest/bin/python -m pytest -n 2 --dist worksteal $(LOWEST)
+
+docs: $(VENV)/ready                 ## every command of README and docs, in order
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -m docs tests/test_docs.py
 
 lint: $(VENV)/ready
 	$(RUN) -m ruff check

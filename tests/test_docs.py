@@ -95,7 +95,7 @@ def test_every_block_of_python_compiles(block: Block) -> None:
     compile(block.text, block.page, "exec")
 
 
-@pytest.mark.slow
+@pytest.mark.docs
 def test_every_block_runs_in_order(tmp_path: Path) -> None:
     """In one folder, as who reads from the first line to the last."""
     tools = tmp_path / "bin"
