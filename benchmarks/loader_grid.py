@@ -82,9 +82,11 @@ class Verdict(NamedTuple):
 
 
 def verdict(rows: Sequence[Row]) -> Verdict:
-    """Against the contender that our loader is least ahead of."""
+    """Against the contender that our loader is least ahead of, of those measured to the last."""
     others = sorted({r["contender"] for r in rows} - {OURS})
     ratios = {other: ratio(rows, other) for other in racing(rows, others, FAR)}
+    last = max(found.rounds for found in ratios.values())
+    ratios = {other: found for other, found in ratios.items() if found.rounds == last}
     best = max(ratios, key=lambda other: ratios[other].value)
     worst = max(ratios.values(), key=lambda found: found.high)
     decided = "met" if worst.high <= MOST else "missed" if ratios[best].low > MOST else "undecided"

@@ -13,7 +13,7 @@ import itertools
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -146,6 +146,13 @@ class Channel(Generic[Item]):
         """Items that `get` would return at once, one after another: none that came out of turn."""
         first = self._got
         return next(n for n in itertools.count() if first + n not in self._items)
+
+    def waiting(self) -> Iterator[Item]:
+        """What `get` would return at once, first to last; to be called with `filled` held."""
+        place = self._got
+        while place in self._items:
+            yield self._items[place]
+            place += 1
 
     @property
     def ready(self) -> bool:

@@ -22,13 +22,15 @@ import operator
 import os
 import sys
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice, takewhile
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,9 +41,11 @@ from .errors import Refused, StageError, UsageError, require
 from .flow import Budget, Channel, Flow, Stopped, usable_cores
 from .loaders import (
     TICKET,
+    Begins,
     Check,
     Engine,
     Normaliser,
+    Reading,
     Selection,
     Task,
     Traffic,
@@ -498,6 +502,20 @@ class _Work:
         self.out = out
         """Where each stored array goes."""
         self.place, self.tasks_left = place, tasks_left
+        self.readings: Sequence[Reading] = ()
+        """Of an engine that reads alone: what is still to be waited for."""
+
+    @property
+    def ready(self) -> bool:
+        return all(reading.done() for reading in self.readings)
+
+    def wait(self, check: Check) -> Traffic:
+        """Until all was read."""
+        readings, self.readings = self.readings, ()
+        traffic = Traffic()
+        for reading in readings:
+            traffic = traffic.plus(reading.wait(check))
+        return traffic
 
     def hand_over(self) -> Batch:
         """The batch, which from now on nobody else holds, not even a thread that is slow to end."""
@@ -537,18 +555,21 @@ class _Run:
         """The planner waits for a buffer that the user holds."""
         self.planned: Channel[_Ticket] = Channel(flow)
         self.tickets = self.planned
-        self.done: Channel[_Work] = Channel(flow, producers=engine.drivers)
+        alone = engine.reads_alone
+        self.done: Channel[_Work] = Channel(flow, producers=1 if alone else engine.drivers)
         self.out = self.done
+        self.reading: deque[weakref.ref[_Work]] = deque()
+        """Batches that an engine reads alone, as long as anybody waits for them."""
         if engine.fetchers:
             self.budget = Budget(flow, engine.fetched_bytes)
             self.tickets = Channel(flow, producers=engine.fetchers)
         if self.transform is not None:
             self.out = Channel(flow)
 
-        self._spawn("plan", self._plan_one, self.planned)
+        self._spawn("plan", self._plan_one, self.done if alone else self.planned)
         for i in range(engine.fetchers):
             self._spawn(f"fetch-{i}", self._fetch_one, self.tickets)
-        for i in range(engine.drivers):
+        for i in range(0 if alone else engine.drivers):
             self._spawn(f"work-{i}", self._work_one, self.done)
         if self.transform is not None:
             self._spawn("transform", self._transform_one, self.out)
@@ -570,7 +591,21 @@ class _Run:
 
     @property
     def ready(self) -> int:
-        return len(self.out)
+        """Batches that `take` would return at once."""
+        with self.flow.changed:
+            return sum(1 for _ in takewhile(lambda work: work.ready, self.out.waiting()))
+
+    def fill(self, count: int) -> bool:
+        """Wait until so many batches are ready; False where the iteration ended before."""
+        with self.flow.changed:
+            self.flow.wait_for(
+                lambda: len(self.out) >= count or not self.flow.alive, self.out.filled
+            )
+            opened = list(islice(self.out.waiting(), count))
+        for work in opened:
+            for reading in work.readings:
+                reading.wait(self.flow.check)
+        return len(opened) == count
 
     def take(self) -> Batch | None:
         """The next batch, None after the last; raises the first error of any thread."""
@@ -578,15 +613,18 @@ class _Run:
         try:
             with flow.changed:
                 self.asked = True
-                if self.starved:
-                    self.ring.wake()
                 if self.opened == self.taken:  # else nobody waits for this
+                    if self.starved:
+                        self.ring.wake()
                     flow.changed.notify_all()
                 work = self.out.get()
                 self.asked = False
                 self.taken += work is not None
                 flow.changed.notify_all()
-            return None if work is None else work.hand_over()
+            if work is None:
+                return None
+            self._finish(work)
+            return work.hand_over()
         except Stopped:
             self.stop()
             error = flow.error
@@ -612,6 +650,21 @@ class _Run:
         if first:
             self.engine.forget()
 
+    def _finish(self, work: _Work) -> None:
+        """Wait for what an engine reads alone."""
+        if not work.readings:
+            return
+        try:
+            traffic = work.wait(self.flow.check)
+        except BaseException as error:
+            failed = self.flow.failed
+            self.flow.fail(error)
+            if failed:  # and so the reading was cancelled
+                raise Stopped from error
+            raise
+        with self.flow.changed:
+            self.traffic = self.traffic.plus(traffic)
+
     # --- the steps of the threads ----------------------------------------------------------------
 
     def _plan_one(self) -> bool:
@@ -632,8 +685,22 @@ class _Run:
         work = _Work(batch, out, self.opened, len(tasks))
         with self.flow.changed:
             self.opened += 1
-        self.planned.put_all(_tickets(work, tasks, self.engine.fetched_nbytes))
+        if self.engine.reads_alone:
+            self._begin(work, cast("Sequence[Begins]", tasks))
+        else:
+            self.planned.put_all(_tickets(work, tasks, self.engine.fetched_nbytes))
         return True
+
+    def _begin(self, work: _Work, tasks: Sequence[Begins]) -> None:
+        """Start reading a batch, once fewer than the engine's drivers are being read."""
+        most = max(1, self.engine.drivers // len(tasks))
+        while len(self.reading) >= most:
+            before = self.reading.popleft()()
+            for reading in before.readings if before is not None else ():
+                reading.wait(self.flow.check)
+        work.readings = [task.begin(work.out) for task in tasks]
+        self.reading.append(weakref.ref(work))
+        self.done.put(work, work.place)
 
     def _may_open(self) -> bool:
         ahead = self.opened - self.taken
@@ -694,6 +761,7 @@ class _Run:
         work = self.done.get()
         if work is None:
             return False
+        self._finish(work)
         work.batch = self._transformed(work.hand_over())
         self.out.put(work)
         return True

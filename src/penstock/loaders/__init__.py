@@ -385,6 +385,26 @@ class Task(Protocol):
         ...
 
 
+class Reading(Protocol):
+    """A task that was begun."""
+
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        ...
+
+    def wait(self, check: Check) -> Traffic:
+        """Until all of it is in the batch. Raises what went wrong, each time it is called."""
+        ...
+
+
+class Begins(Task, Protocol):
+    """A task of an engine that reads in threads of its own."""
+
+    def begin(self, out: Arrays) -> Reading:
+        """Start reading into the batch."""
+        ...
+
+
 class Engine(ABC):
     """Reads rows of some arrays into memory of the caller."""
 
@@ -396,6 +416,8 @@ class Engine(ABC):
     """Threads that should run tasks."""
     fetchers: int = 0
     """Threads that should fetch for them; with none, who runs a task fetches too."""
+    reads_alone: bool = False
+    """Its tasks can be begun and go on without a thread of the caller's; see `Begins`."""
     fetched_nbytes: int = 0
     """Bytes that a task which was fetched may hold until it has run."""
     scratch_bytes: int

@@ -3,8 +3,8 @@
     ts.array(batch).write(array[samples])
 
 TensorStore reads, decodes and copies in threads of its own: ``workers`` of them copy, ``fetch``
-requests are under way. The threads of the loader only start a read and wait, so that the next one
-is asked for before the last has ended.
+requests are under way. The loader only starts a read, and the next one before the last has ended;
+whoever wants the batch waits for it.
 
 Two things make it quick. Files of this machine are mapped and not read: a chunk is decoded from the
 page cache, without a buffer of its own and that buffer's page faults. And samples that follow one
@@ -14,8 +14,10 @@ another are a slice: an index for each of them is copied value by value where a 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -162,6 +164,19 @@ class TensorStoreEngine(Engine):
         ]
         return sum(sorted(tasks, reverse=True)[: self.drivers])
 
+    @property
+    def reads_alone(self) -> bool:  # type: ignore[override]
+        """Not where values are normalised, for which a thread is needed."""
+        return not self.normalisers
+
+    @contextmanager
+    def explained(self, name: str) -> Iterator[None]:
+        """What TensorStore raises within names the array that was read."""
+        try:
+            yield
+        except (ValueError, OSError, NotImplementedError) as error:
+            raise StageError("read", self.locations[name], error) from error
+
     def cancel(self) -> None:
         with self.lock:
             pending = list(self.pending)
@@ -186,26 +201,22 @@ class FieldTask:
         """TensorStore fetches by itself."""
 
     def run(self, out: Arrays, check: Check, fetched: None = None) -> Traffic:
+        traffic = self.begin(out).wait(check)
+        self.engine.normalise(self.field, out[self.field.name], self._wanted, self.patches)
+        return traffic
+
+    def begin(self, out: Arrays) -> FieldReading:
+        """Start reading; nothing is normalised."""
         batch, engine = out[self.field.name], self.engine
         target = ts.array(batch)
-        try:
+        with engine.explained(self.field.name):
             futures = [
                 target[rows].write(view[ts.d[:].translate_to[0]])
                 for rows, view in self._views(engine.arrays[self.field.name])
             ]
-            with engine.lock:
-                engine.pending.update(futures)
-            try:
-                check()  # a `cancel` before the futures were known would have missed them
-                for future in futures:
-                    future.result()
-            finally:
-                with engine.lock:
-                    engine.pending.difference_update(futures)
-        except (ValueError, OSError, NotImplementedError) as error:
-            raise StageError("read", engine.locations[self.field.name], error) from error
-        engine.normalise(self.field, batch, self._wanted, self.patches)
-        return Traffic(None, batch.nbytes)
+        with engine.lock:
+            engine.pending.update(futures)
+        return FieldReading(engine, self.field.name, futures, batch.nbytes)
 
     @property
     def _wanted(self) -> NDArray[Any]:
@@ -231,6 +242,30 @@ class FieldTask:
         return views
 
 
+@dataclass(frozen=True, eq=False)
+class FieldReading:
+    """One array of one batch on its way."""
+
+    engine: TensorStoreEngine
+    name: str
+    futures: list[Any]
+    nbytes: int
+
+    def done(self) -> bool:
+        return all(future.done() for future in self.futures)
+
+    def wait(self, check: Check) -> Traffic:
+        try:
+            check()  # a `cancel` before the futures were known would have missed them
+            with self.engine.explained(self.name):
+                for future in self.futures:
+                    future.result()
+        finally:
+            with self.engine.lock:
+                self.engine.pending.difference_update(self.futures)
+        return Traffic(None, self.nbytes)
+
+
 def _plain(wanted: NDArray[Any]) -> Any:
     """Samples that follow one another as a slice; others, and those with a time axis, as they are.
 
@@ -254,8 +289,14 @@ def open_plainly(url: str) -> Any:
         return ts.open(spec, read=True, open=True).result()
 
 
+def _holds(url: str, marker: str) -> bool:
+    if Path(url).is_dir():  # which needs no threads of TensorStore's
+        return Path(url, marker).is_file()
+    return read_key(url, marker) is not None
+
+
 def _open(url: str, missing: str, context: Any) -> Any:
-    driver = next((d for marker, d in _MARKERS.items() if read_key(url, marker) is not None), None)
+    driver = next((d for marker, d in _MARKERS.items() if _holds(url, marker)), None)
     if driver is None:
         for marker in _MARKERS:
             read_object(url, marker, strict=True)  # what was forbidden is told

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..errors import UsageError
+from ..errors import StageError, UsageError
 from ..flow import Stopped
 from ..loader import Loader
 from ..order import Endless
@@ -132,12 +132,9 @@ class FromLoader:
         run = self._loader._run
         assert run is not None
         # What made the readers fail is raised by the next `get`.
-        with contextlib.suppress(Stopped), run.out.filled:
-            run.flow.wait_for(
-                lambda: run.ready >= self._queue or not run.flow.alive, run.out.filled
-            )
-        if run.ready < self._queue and run.flow.error is None:
-            raise WrongResult(f"the batches ended before a queue of {self._queue} was full")
+        with contextlib.suppress(Stopped, StageError):
+            if not run.fill(self._queue):
+                raise WrongResult(f"the batches ended before a queue of {self._queue} was full")
 
     def close(self) -> None:
         self._loader.close()
