@@ -33,7 +33,7 @@ import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -116,29 +116,15 @@ class PackedArray:
     """Between them."""
     channels: tuple[str, ...]
     """Names of the channels; empty where the data set does not give them."""
-    cut: Field | None = None
-    """Where patches count as samples: how they are cut."""
 
     @property
     def sample_bytes(self) -> int:
         """Of one decoded sample, without padding."""
-        if self.cut is not None:
-            return self.cut.item_nbytes
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
     def box(self, item: int) -> tuple[slice, ...]:
-        """Where an item lies in the array: a sample, or a patch of one."""
-        field = self.cut
-        if field is None:
-            return (slice(item, item + 1), *map(slice, self.shape[1:]))
-        assert field.patch is not None
-        sample, patch = divmod(item, field.patches_per_sample)
-        box = [slice(sample, sample + 1), *(slice(0, n) for n in field.shape[1:])]
-        for (axis, start), size in zip(
-            field.patch_start(patch).items(), field.patch.shape, strict=True
-        ):
-            box[axis] = slice(start, start + size)
-        return tuple(box[len(field.shape) - len(self.shape) :])
+        """Where a sample lies in the array."""
+        return (slice(item, item + 1), *map(slice, self.shape[1:]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +228,36 @@ def open_dataset(root: str | Path, name: str = "DATA") -> Packed:
     return Packed(root, arrays, ids, checks, document)
 
 
+@dataclass(frozen=True, slots=True)
+class PatchedArray(PackedArray):
+    """An array whose patches count as samples."""
+
+    cut: Field
+    """How they are cut."""
+
+    @property
+    def sample_bytes(self) -> int:
+        """Of one decoded patch, without padding."""
+        return self.cut.item_nbytes
+
+    def box(self, item: int) -> tuple[slice, ...]:
+        """Where a patch lies in the array."""
+        field = self.cut
+        assert field.patch is not None
+        sample, patch = divmod(item, field.patches_per_sample)
+        box = [slice(sample, sample + 1), *(slice(0, n) for n in field.shape[1:])]
+        for (axis, start), size in zip(
+            field.patch_start(patch).items(), field.patch.shape, strict=True
+        ):
+            box[axis] = slice(start, start + size)
+        return tuple(box[len(field.shape) - len(self.shape) :])
+
+
+def cut_of(array: PackedArray) -> Field | None:
+    """How an array's patches are cut, where these count as samples."""
+    return array.cut if isinstance(array, PatchedArray) else None
+
+
 def open_any(place: str | Path, name: str = "DATA", patch: Sequence[int] | None = None) -> Packed:
     """A packed data set, or one array (Zarr, N5, the first level of an OME-Zarr image) as if it
     were one: axis 0 counts its samples, and it has no checksums until `with_checks` reads some.
@@ -258,7 +274,8 @@ def open_any(place: str | Path, name: str = "DATA", patch: Sequence[int] | None 
             key, Location(str(array.path), array.axes), array.shape, array.chunks, array.dtype,
             volume=selection.is_volume(key, len(array.shape)),
         )  # fmt: skip
-        arrays[key] = replace(array, cut=field)
+        whole: dict[str, Any] = {own.name: getattr(array, own.name) for own in fields(array)}
+        arrays[key] = PatchedArray(**whole, cut=field)
         counts.add(field.shape[0] * field.patches_per_sample)
     if len(counts) > 1:
         raise UsageError(f"{name}: --patch cuts the arrays into different numbers of patches")

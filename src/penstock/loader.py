@@ -30,7 +30,7 @@ from itertools import islice, takewhile
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -274,7 +274,17 @@ class Loader:
             self._finished()
         self._run = None  # an error in it may hold a batch
         self._ring.begin()
-        self._run = _Run(self, self._position)
+        self._run = _Run(
+            self.engine,
+            self._ring,
+            self.order,
+            self._position,
+            first_sample=self.first_sample,
+            arrays=self.arrays,
+            stacks=self.stacks,
+            transform=self.transform,
+            queue=self.config.queue,
+        )
         return Batches(self, self._run)
 
     @property
@@ -536,16 +546,27 @@ class _Ticket(NamedTuple):
 class _Run:
     """The threads of one iteration."""
 
-    def __init__(self, loader: Loader, start: Position) -> None:
-        engine = loader.engine
-        self.engine, self.ring = engine, loader._ring
-        self.arrays, self.stacks = loader.arrays, loader.stacks
-        self.transform, self.queue = loader.transform, loader.config.queue
-        self.epoch, self.seed = start.epoch, loader.order.seed
+    def __init__(
+        self,
+        engine: Engine,
+        ring: Ring,
+        order: Order,
+        start: Position,
+        *,
+        first_sample: int,
+        arrays: Mapping[str, Field | Stack],
+        stacks: Mapping[str, Stack],
+        transform: Transform | None,
+        queue: int,
+    ) -> None:
+        self.engine, self.ring = engine, ring
+        self.arrays, self.stacks = arrays, stacks
+        self.transform, self.queue = transform, queue
+        self.epoch, self.seed = start.epoch, order.seed
         self.traffic = Traffic()
 
         self.flow = flow = Flow()
-        self.plan = engine.plan(_wanted(loader.order, start, loader.first_sample, flow.check))
+        self.plan = engine.plan(_wanted(order, start, first_sample, flow.check))
         self.ended = False
         self.opened = self.taken = 0
         """Batches that were begun, and those of them that the user has."""
@@ -893,7 +914,19 @@ def _normalisers(value: Any, names: Sequence[str]) -> dict[str, Normaliser]:
         ) from None
 
 
-def _torch_dataset(loader: Loader) -> torch.utils.data.IterableDataset[dict[str, torch.Tensor]]:
+class Resumable(Protocol):
+    """What a data set of torch needs of a loader."""
+
+    @property
+    def config(self) -> LoaderConfig: ...
+    def __iter__(self) -> Iterator[Batch]: ...
+    def __len__(self) -> int: ...
+    def set_epoch(self, epoch: int) -> None: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+def _torch_dataset(loader: Resumable) -> torch.utils.data.IterableDataset[dict[str, torch.Tensor]]:
     import torch
 
     class LoaderDataset(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):

@@ -44,7 +44,16 @@ from numpy.typing import NDArray
 from .. import loaders, pagecache
 from ..batches import Field, need_of
 from ..caller import less_collecting
-from ..dataset import CHECKS, Audit, Packed, PackedArray, open_any, open_dataset, with_checks
+from ..dataset import (
+    CHECKS,
+    Audit,
+    Packed,
+    PackedArray,
+    cut_of,
+    open_any,
+    open_dataset,
+    with_checks,
+)
 from ..errors import UsageError
 from ..loaders import DOCUMENT, parse_document
 from ..loopback import Loopback
@@ -231,7 +240,8 @@ def price_of(source: Source) -> Price:
     """What the order of a case costs and buys."""
     arrays = source.packed.arrays.items()
     fields = [
-        array.cut or Field(name, array.shape, array.chunks, array.dtype) for name, array in arrays
+        cut_of(array) or Field(name, array.shape, array.chunks, array.dtype)
+        for name, array in arrays
     ]
     order = source.order
     return price(order, need_of(fields, order, first=0), num_batches=_PRICED)
@@ -370,8 +380,8 @@ def order_of(case: Mapping[str, Any], packed: Packed) -> Order:
             f"--batch-sizes {case['batch']} is more than the {packed.num_samples} samples of "
             f"{case['data']}"
         )
-    shapes = [array.cut or array for array in packed.arrays.values()]
-    cuts = [array.cut.patches_per_sample for array in packed.arrays.values() if array.cut]
+    shapes = [cut_of(array) or array for array in packed.arrays.values()]
+    cuts = [cut.patches_per_sample for array in packed.arrays.values() if (cut := cut_of(array))]
     return Order(
         packed.num_samples // (cuts or [1])[0],
         case["batch"],
@@ -396,7 +406,7 @@ def chunk_files(array: PackedArray, samples: NDArray[np.int64]) -> list[Path]:
     """The files that hold some samples of an array, each once: its chunks, or its shards."""
     grid = array.shards or array.chunks
     indices: Iterable[tuple[int, ...]]
-    if array.cut is None:
+    if cut_of(array) is None:
         along = [range(math.ceil(n / c)) for n, c in zip(array.shape[1:], grid[1:], strict=True)]
         first = dict.fromkeys((samples // grid[0]).tolist())
         indices = itertools.product(first, *along)
