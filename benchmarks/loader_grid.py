@@ -1,6 +1,7 @@
 """The grid of ``loader.py --grid``: our loader and five others on many layouts.
 
-Every launch is a fresh process that reads one epoch; a round is a launch of every contender, in an
+Every launch is a fresh process that reads four epochs, of which the median of the last three counts
+(of a cold array one, from its opening on); a round is a launch of every contender, in an
 order of its own. What is compared is the mean of the logarithm of (ours / theirs), round by round,
 with Student's interval: five rounds, and up to thirty, of ours and of who comes near, while the
 interval holds 1.05. Who takes three times as long as the best after two rounds is out of the race.
@@ -38,6 +39,8 @@ MOST = 1.05
 NEAR, FAR = 1.5, 3.0
 """Who takes so many times as long as the best is no longer measured after five rounds, and after
 two."""
+EPOCHS = 3
+"""That are timed after the first one, which meets memory that is new to the process."""
 KEPT = "loader-grid.jsonl.gz"
 COLUMNS = (
     "layout", "order", "our epoch", "best contender", "our time / its time", "rounds", "target",
@@ -158,7 +161,8 @@ def _rounds(
         for contender in random.Random(number).sample(contenders, len(contenders)):
             prepare(files)
             before = os.getloadavg()[0]
-            answer = launch(folder, **job, contender=contender, verify=False)
+            epochs = 0 if order == COLD else EPOCHS
+            answer = launch(folder, **job, contender=contender, verify=False, epochs=epochs)
             rows.append({
                 "layout": job["layout"], "order": order, "round": number, "contender": contender,
                 "load": before, "day": f"{datetime.now(UTC):%Y-%m-%d}", **answer,
@@ -232,7 +236,8 @@ def page(rows: Sequence[Row], layouts: Mapping[str, Layout]) -> list[str]:
 def head(rows: Sequence[Row], kept: str) -> str:
     loads, days = [r["load"] for r in rows], sorted({r["day"] for r in rows})
     return (
-        f"{' and '.join(days)}, {THREADS} threads, batches of {BATCH}, one epoch a launch; "
+        f"{' and '.join(days)}, {THREADS} threads, batches of {BATCH}, "
+        f"the median of {EPOCHS} epochs after a first; "
         f"{len(rows)} launches at a load of {min(loads):.1f} to {max(loads):.1f}: "
         f"[raw samples](results/{kept})."
     )
