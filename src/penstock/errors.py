@@ -101,7 +101,10 @@ def where_in_users_code(error: BaseException) -> str:
         trace = link.__traceback__
         while trace is not None:
             frame = trace.tb_frame
-            top = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+            # A process of ours is ``__main__`` too, and its specification says of what package.
+            spec = frame.f_globals.get("__spec__")
+            name = spec.name if spec else frame.f_globals.get("__name__", "")
+            top = str(name).partition(".")[0]
             file = frame.f_code.co_filename
             known = top in _NOT_THE_USERS or top in sys.stdlib_module_names
             if not file.startswith("<") and (not known or top == "__main__"):

@@ -73,7 +73,8 @@ def main(request_path: str, descriptor: str) -> int:
         del ballast
         status = status_of(error, limited=request.memory_limit is not None)
         kind = f"{type(error).__name__}: " if status == "crash" else ""
-        message = kind + describe(error) + where_in_users_code(error)
+        message, place = kind + describe(error), where_in_users_code(error)
+        message += place * (place not in message)
         failed = {"status": status, "stage": answers.stage, "message": message}
         answers.say({"failed": {**failed, "facts": getattr(error, "facts", {})}})
         for link in _chain(error):  # its frames hold the tensors that filled the memory

@@ -27,7 +27,7 @@ from ..batches import Field
 from ..errors import StageError, UsageError, require
 from ..order import Items
 from ..pagecache import safe_to_map
-from ..stores.tensorstore import explaining, kvstore, open_kvstore
+from ..stores.tensorstore import explaining, kvstore, open_kvstore, plainly
 from . import Arrays, Check, Engine, Location, Normaliser, Rows, Selection, Traffic
 
 ts = require("tensorstore", "infer")
@@ -173,7 +173,8 @@ class TensorStoreEngine(Engine):
     def explained(self, name: str) -> Iterator[None]:
         """What TensorStore raises within names the array that was read."""
         try:
-            yield
+            with plainly():
+                yield
         except (ValueError, OSError, NotImplementedError) as error:
             raise StageError("read", self.locations[name], error) from error
 

@@ -110,7 +110,7 @@ class TensorStoreSource:
     def read(self, box: Box, out: NDArray[Any] | None = None) -> NDArray[Any]:
         assert box in self.domain, f"{box} is not in {self.domain}"
         view = self._view[box.slices]
-        with _plainly():
+        with plainly():
             if out is None:
                 array: NDArray[Any] = view.read().result()
                 return array
@@ -130,7 +130,7 @@ class TensorStoreSource:
         asked = [
             self._view[cell.slices].storage_statistics(query_not_stored=True) for cell in cells
         ]
-        with _plainly():
+        with plainly():
             told = [future.result().not_stored for future in asked]
         return [cell for cell, not_stored in zip(cells, told, strict=True) if not_stored]
 
@@ -194,7 +194,7 @@ class TensorStoreSink:
         assert box in self.domain, f"{box} is not in {self.domain}"
         assert array.dtype == self.dtype, f"{array.dtype} is not {self.dtype}"
         view = self._view[box.slices]
-        with _plainly():
+        with plainly():
             view.write(array, can_reference_source_data_indefinitely=self.references).result()
 
     def close(self) -> None:
@@ -463,7 +463,7 @@ def explaining(where: str) -> Iterator[None]:
 
 
 @contextmanager
-def _plainly() -> Iterator[None]:
+def plainly() -> Iterator[None]:
     """Turn an error of reading or writing into the same of one sentence."""
     try:
         yield

@@ -1,0 +1,133 @@
+"""A server that answers for every chunk with an error: one sentence, after so many tries."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock import Loader, StageError
+from penstock.cli import main
+from penstock.loaders import tensorstore as engine
+from penstock.scenarios.loader import LoaderScenario
+from penstock.stores import tensorstore as store
+
+Asked = Counter[str]
+
+
+class _Faulty(SimpleHTTPRequestHandler):
+    """What a store is gets told; of its chunks only that the server failed, and at some length."""
+
+    asked: Asked
+
+    def do_GET(self) -> None:
+        if not re.fullmatch(r"\d+(\.\d+)*", Path(self.path).name):
+            return super().do_GET()
+        self.asked[self.path] += 1
+        return self.send_error(500)
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+@contextlib.contextmanager
+def faulty(folder: Path) -> Iterator[tuple[str, Asked]]:
+    """The URL of a folder, and how often each chunk in it has been asked for."""
+    handler = type("Handler", (_Faulty,), {"asked": Counter()})
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder))) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", handler.asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def volume(tmp_path: Path) -> Path:
+    """The folder that holds an array of (8, 8, 8) in four chunks, called in.zarr."""
+    metadata = {"shape": [8, 8, 8], "chunks": [2, 8, 8], "dtype": "<u2", "compressor": None}
+    path = tmp_path / "data" / "in.zarr"
+    spec = {"driver": "zarr", "kvstore": f"file://{path}/", "metadata": metadata}
+    array = engine.ts.open(spec, create=True).result()
+    array.write(np.arange(512, dtype="u2").reshape(8, 8, 8)).result()
+    return path.parent
+
+
+def hurried(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> int:
+    """Wait for a millisecond at first before each new try. How many tries there are: as always."""
+    patience = getattr(module, name)
+    brief = {kind: {**limits, "initial_delay": "1ms"} for kind, limits in patience.items()}
+    monkeypatch.setattr(module, name, brief)
+    tries: int = 1 + patience["http_request_retries"]["max_retries"]
+    return tries
+
+
+def is_short(sentence: str) -> bool:
+    """Whether it is one, without the page that the server sent."""
+    return len(sentence.splitlines()) == 1 and "<" not in sentence and len(sentence) < 300
+
+
+def test_a_loader_gives_up_with_one_sentence(volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = hurried(monkeypatch, engine, "_PATIENCE")
+    with faulty(volume) as (url, asked), Loader(f"{url}/in.zarr", batch_size=2) as loader:
+        reason = rf"^read failed at {url}/in.zarr: Error reading .*: .*HTTP code 500\]$"
+        with pytest.raises(StageError, match=reason) as caught:
+            list(loader)
+    assert is_short(str(caught.value))
+    assert 2 < max(asked.values()) == tries < 9
+
+
+def test_infer_gives_up_with_one_sentence(
+    volume: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tries = hurried(monkeypatch, store, "_PATIENT")
+    with faulty(volume) as (url, asked):
+        words = ["infer", "--in-spec", f"{url}/in.zarr", "--out-spec", f"{tmp_path}/out.zarr",
+                 "--model-type", "identity", "--patch", "8", "--overlap", "0",
+                 "--devices", "cpu"]  # fmt: skip
+        assert main(words) == 1
+    said = capsys.readouterr().err
+    assert is_short(said) and "HTTP code 500]" in said
+    assert said.startswith("penstock infer: read failed at block 0 ")
+    assert 2 < max(asked.values()) == tries < 9
+
+
+def test_a_launch_of_bench_loader_gives_up_with_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["generate", "ufs-p1", f"{tmp_path}/data", "--samples", "4",
+                 "--grid", "8", "16"]) == 0  # fmt: skip
+    tries = hurried(monkeypatch, engine, "_PATIENCE")
+    with faulty(tmp_path) as (url, asked):
+        case = {"data": f"{url}/data", "loader": "penstock", "batch": 2, "threads": 1,
+                "shuffle": "sample", "window": None, "seed": 0, "cache": "as-is", "batches": 1,
+                "warmup": 0, "endpoint": None, "latency_ms": 0.0}  # fmt: skip
+        gives_up = pytest.raises(StageError, match=r"HTTP code 500\]$")
+        with contextlib.closing(LoaderScenario(case)) as scenario, gives_up as caught:
+            scenario.step(contextlib.nullcontext)
+    assert is_short(str(caught.value))
+    assert max(asked.values()) == tries
+
+
+def test_bench_loader_names_no_code_of_ours(
+    volume: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its check is a process of ours, whose main module is not the user's."""
+    with faulty(volume) as (url, _):
+        words = ["bench", "loader", f"{url}/in.zarr", "--output", str(tmp_path / "a.csv")]
+        assert main(words) == 2
+    said = capsys.readouterr().err
+    assert said.rstrip().endswith("there is no dataset.json") and is_short(said)
