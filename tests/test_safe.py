@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import io
+import itertools
 import json
 import os
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,7 @@ import pytest
 import tensorstore as ts
 from tqdm import tqdm
 
-from penstock.cli import main
+from penstock.cli import VERBS, main
 from penstock.keys import redacted, scrubbed
 from penstock.ledger import Ledger, to_csv
 from penstock.loopback import Loopback
@@ -183,21 +187,100 @@ def test_no_verb_writes_or_prints_a_key(
     assert not leaks(out, "".join(capsys.readouterr()))
 
 
+AT = "127.0.0.1:1/x.yaml?X-Amz-Signature=s1gnature&token=env-secret-value"
+URL = f"http://me:hunter2word@{AT}"
+HEADERS = ["Authorization: Bearer bearer-of-keys", "X-Api-Key: hunter2word"]
+SPEC = json.dumps(
+    {"driver": "zarr3", "kvstore": {"driver": "http", "base_url": URL, "headers": HEADERS}}
+)
+
+
+def ends(parser: argparse.ArgumentParser, words: list[str]) -> Iterator[tuple[list[str], Any]]:
+    """The words of a verb, with each of its kinds, and the arguments that it takes."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, kind in action.choices.items():
+                yield from ends(kind, [*words, name])
+            return
+    yield words, parser._actions
+
+
+def planted_lines(verb: str) -> Iterator[list[str]]:
+    """Command lines of a verb: a key is in all that must be said, and in one flag after another.
+
+    Left out is what takes seconds until it is refused: data of ``bench``, which a process of its
+    own asks for (`test_what_fails_tells_no_key`), and devices.
+    """
+    parser = argparse.ArgumentParser()
+    import_module(f"penstock.cli.{verb}").add_arguments(parser)
+    for words, actions in ends(parser, [verb]):
+        places = [action for action in actions if not action.option_strings]
+        flags = [
+            [(name := action.option_strings[0]), SPEC if name.endswith("spec") else URL]
+            for action in sorted(actions, key=lambda action: not action.required)
+            if action.option_strings and action.nargs != 0 and action.dest != "device"
+        ]
+        required = sum(bool(action.option_strings and action.required) for action in actions)
+        said = [*words, *(str(next(iter(place.choices or [URL]))) for place in places)]
+        said += itertools.chain.from_iterable(flags[:required])
+        if (places or required) and verb != "bench":
+            yield said
+        yield from ([*said, *flag] for flag in flags)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_key_in_any_argument_of_any_verb_stays_there(
+    verb: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A place to write to that is a URL is refused, where a folder would be made of that name."""
+    monkeypatch.setenv("SOME_SERVICE_TOKEN", "env-secret-value")
+    monkeypatch.chdir(tmp_path)
+    once = {"http_request_retries": {"max_retries": 0}}
+    monkeypatch.setattr("penstock.stores.tensorstore._IMPATIENT", once)
+    for words in planted_lines(verb):
+        try:
+            code: Any = main(words)
+        except SystemExit as end:
+            code = end.code
+        heard = "".join(capsys.readouterr())
+        assert code == 2 and heard, words
+        assert not leaks(tmp_path, heard), words
+        assert not [path for path in tmp_path.rglob("*") if "hunter2word" in path.name], words
+
+
+def test_no_output_has_a_key_in_its_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    zarr(tmp_path / "in.zarr")
+    infer = ["infer", "--in-spec", "in.zarr", "--out-spec", "out.zarr", "--model-type", "identity",
+             "--patch", "8", "--overlap", "0", "--devices", "cpu"]  # fmt: skip
+    for words in (
+        ["generate", "ufs-p1", URL],
+        ["generate", "volume", URL],
+        [*infer, "--run-dir", URL],
+        [*infer, "--trace", URL],
+        [*infer, "--metrics-json", URL],
+    ):
+        assert main(words) == 2, words
+        assert "a URL was given; give a place on this machine" in capsys.readouterr().err, words
+        assert [path.name for path in tmp_path.iterdir()] == ["in.zarr"], words
+
+
 @pytest.mark.slow  # a store that does not answer is asked again
 def test_what_fails_tells_no_key(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOME_SERVICE_TOKEN", "env-secret-value")
     monkeypatch.chdir(tmp_path)
-    nowhere = "http://me:hunter2word@127.0.0.1:1/?X-Amz-Signature=s1gnature&token=env-secret-value"
-    headers = ["Authorization: Bearer bearer-of-keys", "X-Api-Key: hunter2word"]
-    kvstore = {"driver": "http", "base_url": nowhere, "headers": headers}
-    wrong = json.dumps({"driver": "zarr3", "kvstore": kvstore})
     for words in (
-        ["infer", "--in-spec", wrong, "--out-spec", "a.zarr", "--model-type", "identity"],
-        ["bench", "loader", nowhere, "--output", "b.csv"],
-        ["tune", "loader", nowhere, "--step-time", "1"],
-        ["train", "pairs", "--in-spec", wrong, "--target-spec", wrong, "--output-dir", "t"],
+        ["infer", "--in-spec", SPEC, "--out-spec", "a.zarr", "--model-type", "identity"],
+        ["bench", "loader", URL, "--output", "b.csv"],
+        ["tune", "loader", URL, "--step-time", "1"],
+        ["train", "pairs", "--in-spec", SPEC, "--target-spec", SPEC, "--output-dir", "t"],
     ):
         assert main(words) in (1, 2), words
     assert not leaks(tmp_path, "".join(capsys.readouterr()))

@@ -133,8 +133,20 @@ def check_alone(path: Path, doing: str) -> None:
     raise UsageError(f"{path.parent}: {who} {doing} there now; end it first, or wait for it")
 
 
+_ADDRESS = re.compile(r"\w\w:/")
+"""Of what a `Path` has been made, one slash is left. Windows names a drive by one letter."""
+
+
+def check_local(path: Path, flag: str) -> None:
+    """Raise `UsageError` for a URL, or a spec, where a file or a folder of this machine is meant:
+    one would be made of that name, with the key that is in it."""
+    if not path.is_absolute() and _ADDRESS.search(str(path)):
+        raise UsageError(f"{flag}: a URL was given; give a place on this machine")
+
+
 def check_folder(out: Path, flag: str) -> None:
     """Raise `UsageError` unless ``out`` is a folder to write to, or can be made one."""
+    check_local(out, flag)
     there = nearest(out)
     if not there.is_dir():
         raise UsageError(f"{flag} {out}: {there} is not a folder")

@@ -27,6 +27,7 @@ from .config import InferConfig
 from .config.infer import HeadKind
 from .environment import available_memory
 from .errors import UsageError
+from .files import check_local
 from .flow import usable_cores
 from .heads import HeadPlan, Origin, default_dtype, is_wide
 from .judge import Seen, head_kinds, patches, sample_scaling, shown, split
@@ -123,6 +124,8 @@ class Job:
         if config.norm_level is not None:
             self.norm_source = open_source(config.in_spec, level=config.norm_level)
         self.run_dir = config.run_dir or _default_run_dir(self.sinks[0])
+        if config.run_dir is not None:
+            check_local(config.run_dir, "--run-dir")
         places = [("input", source.address), *(("output", sink.address) for sink in self.sinks)]
         for what, address in places:
             if self.run_dir and f"{self.run_dir.resolve()}/".startswith(f"{address}/"):

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from .errors import UsageError
-from .files import nearest, real, replacing, store_around, unwritable
+from .files import check_local, nearest, real, replacing, store_around, unwritable
 
 REGISTER = ".penstock-files"
 _BEGUN = "begun"
@@ -105,6 +105,7 @@ def end(path: Path) -> None:
 
 
 def _check_place(flag: str, path: Path) -> None:
+    check_local(path, flag)
     if path.exists() and not path.is_file() and not path.is_dir():
         return  # a device or a pipe
     there = nearest(path)

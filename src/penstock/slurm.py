@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from . import ours
 from .config import SLURM_PRESETS, SlurmConfig
 from .errors import PenstockError, UsageError
-from .files import check_folder, claim, write_json
+from .files import check_folder, check_local, claim, write_json
 from .keys import has_login, scrub
 from .laps import STEPS
 from .trainlog import ARGS, RESULTS
@@ -220,6 +220,8 @@ def submit(config: SlurmConfig, words: Sequence[str], output_dir: str, python: s
     text = script(config, words, python)
     folder = Path(config.folder)
     check_folder(folder, "--folder")
+    for path in (log_of(config), config.error):
+        check_local(Path(path or ""), "--output and --error")
     folder.mkdir(parents=True, exist_ok=True)
     for path in (log_of(config), config.error):  # SLURM makes no folders, and loses what has none
         if path is not None and "%" not in str(Path(path).parent):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import PRESET_SAMPLES, GenerateConfig, add_flags, as_settings, from_flags
 from ..errors import UsageError
+from ..files import check_local
 from ..flow import usable_cores
 from ..units import format_bytes, significant
 
@@ -55,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     preset, out = _what(args)
     config = from_flags(GenerateConfig, args)
+    check_local(out, "OUT")
     kind = "--from" if args.source else {VOLUME: "a volume", XVIEW3: XVIEW3}.get(preset, "a preset")
     if foreign := sorted(config.model_fields_set - KNOBS[kind]):
         flag = "--" + foreign[0].replace("_", "-")
