@@ -11,8 +11,9 @@ import pytest
 import tensorstore as ts
 
 import penstock
-from penstock import dataset
+from penstock import dataset, suite
 from penstock.cli import main
+from penstock.config import SuiteConfig, build
 from penstock.errors import UsageError
 from penstock.files import settled
 from penstock.loader import Loader
@@ -172,3 +173,36 @@ def test_preprocess_takes_dots_and_keeps_out_of_the_scenes(
         assert main([*words, "--output_dir", out]) == 2
         assert "which is the input" in capsys.readouterr().err
     assert sorted(data.rglob("*")) == before
+
+
+@pytest.mark.parametrize("within", ["", "run", "../link/run"])
+@pytest.mark.parametrize("kind", ["packed", "chips", "array"])
+def test_a_training_keeps_out_of_its_data(
+    kind: str, within: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is refused comes before the data are opened, so a file of theirs is enough."""
+    data = tmp_path / "data"
+    (tmp_path / "link").symlink_to(data)
+    if kind == "array":
+        array(data)
+    else:
+        data.mkdir()
+        (data / {"packed": "dataset.json", "chips": "index.json"}[kind]).write_text("{}")
+    words = {
+        "packed": ["emulator", "--train-data-root", f"{data}/../other", "--val-data-root", data],
+        "chips": ["detector", "--train-chips-path", data, "--val-chips-path", tmp_path / "other"],
+        "array": ["pairs", "--in-spec", data, "--target-spec", data],
+    }[kind]
+    before = sorted(data.rglob("*"))
+    command = ["train", *map(str, words), "--output-dir", f"{data}/{within}", "--overwrite"]
+    assert main(command) == 2
+    said = capsys.readouterr().err
+    assert f"{data}; give a folder outside it" in said and said.count("\n") == 1
+    assert sorted(data.rglob("*")) == before
+
+
+def test_a_suite_keeps_out_of_its_chips(tmp_path: Path) -> None:
+    paths = {"train_chips_path": tmp_path / "train", "val_chips_path": tmp_path / "val"}
+    with pytest.raises(UsageError, match=r"val/out lies inside --val-chips .*val; give a folder"):
+        suite.check_output(build(SuiteConfig, {"output_dir": tmp_path / "val" / "out", **paths}))
+    suite.check_output(build(SuiteConfig, {"output_dir": tmp_path / "out", **paths}))

@@ -156,6 +156,13 @@ def check_folder(out: Path, flag: str) -> None:
         raise UsageError(f"{flag} {out} lies inside the array {store}; give a folder outside it")
 
 
+def check_apart(out: Path, flag: str, read: Mapping[str, Path | None]) -> None:
+    """Raise `UsageError` where ``out`` is a folder that is read, or lies in one; by their flags."""
+    for name, folder in read.items():
+        if folder is not None and real(out).is_relative_to(real(folder)):
+            raise UsageError(f"{flag} {out} lies inside {name} {folder}; give a folder outside it")
+
+
 def nearest(path: Path) -> Path:
     """The path, or the first above it that is there."""
     # os.path.exists is false where it may not be asked.

@@ -30,7 +30,7 @@ from .config import (
     build,
 )
 from .errors import PenstockError, UsageError
-from .files import check_alone, check_folder, write_json
+from .files import check_alone, check_apart, check_folder, write_json
 from .launch import Request, check, launch
 from .ledger import FILE as RECORDS
 from .ledger import Ledger
@@ -159,6 +159,8 @@ def check_output(config: SuiteConfig) -> None:
     it."""
     out = config.output_dir
     check_folder(out, "--output-dir")
+    chips = {"--train-chips": config.train_chips_path, "--val-chips": config.val_chips_path}
+    check_apart(out, "--output-dir", chips)
     if config.resume and config.overwrite:
         raise UsageError("--resume goes on with what --overwrite would remove; give one")
     if _parts(out) and not (config.resume or config.overwrite):

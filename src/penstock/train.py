@@ -31,6 +31,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,9 +56,10 @@ from .events import EVENTS
 from .failure import FILE as ERROR
 from .failure import kept_in
 from .feed import ThreadFeed, TorchFeed
-from .files import alone, check_folder, read_json, write_json
+from .files import alone, check_apart, check_folder, read_json, write_json
 from .keys import scrubbed
 from .laps import STEPS
+from .loaders import DOCUMENT
 from .model import set_cuda_flags
 from .order import Order, Position
 from .probe import Clock
@@ -112,6 +114,7 @@ def train(
         Stop() as stop,
     ):
         check_folder(config.output_dir, "--output-dir")
+        check_apart(config.output_dir, "--output-dir", _data(config))
         if fabric.is_global_zero:
             held.enter_context(alone(config.output_dir / LOCK, TRAINS))
         goes_on = fabric.broadcast(_check_output(config, fabric.is_global_zero))
@@ -139,6 +142,21 @@ def run_training(workload: str, **knobs: Any) -> dict[str, Any]:
 
 
 # --- set up ------------------------------------------------------------------------------------
+
+
+def _data(config: TrainConfig) -> dict[str, Path | None]:
+    """Folders that hold nothing but data, by flag: chips and packed data sets. Scenes lie in
+    folders of their own, beside which there is room."""
+    roots = {
+        "--train-data-root": config.train_data_root,
+        "--val-data-root": config.val_data_root,
+    }
+    packed = {flag: root for flag, root in roots.items() if root and (root / DOCUMENT).is_file()}
+    chips = {
+        "--train-chips-path": config.train_chips_path,
+        "--val-chips-path": config.val_chips_path,
+    }
+    return {**packed, **chips}
 
 
 def _check_output(config: TrainConfig, is_first: bool) -> bool:
