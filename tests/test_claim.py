@@ -246,9 +246,13 @@ def test_a_stopped_job_holds_its_output_and_writes_nothing_into_a_new_one(tmp_pa
                                resume=True, run_dir=tmp_path / "first", **KNOBS)  # fmt: skip
 
 
-def test_a_killed_job_is_resumed_at_once(tmp_path: Path) -> None:
-    out = tmp_path / "out.zarr"
-    with process(tmp_path, str(out)) as first:
+@pytest.mark.parametrize("place", ["folder", pytest.param("bucket", marks=pytest.mark.slow)])
+def test_a_killed_job_is_resumed_at_once(
+    place: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    folder = tmp_path if place == "folder" else request.getfixturevalue(place)
+    out = f"{folder}/out.zarr"
+    with process(tmp_path, out) as first:
         first.kill()
     done = penstock.run_inference(
         tmp_path / "in.npy", out, model=f"{tmp_path / 'net.py'}:Held", resume=True,
@@ -407,18 +411,6 @@ def test_on_s3_a_stopped_job_loses_its_output_after_its_lease(
         _, said = first.communicate()
         assert first.returncode == 1 and "this run has lost" in said
     assert (read(out) == OTHER).all()
-
-
-@pytest.mark.slow
-def test_on_s3_a_killed_job_is_resumed_at_once(bucket: str, tmp_path: Path) -> None:
-    out = f"{bucket}/out.zarr"
-    with process(tmp_path, out) as first:
-        first.kill()
-    done = penstock.run_inference(
-        tmp_path / "in.npy", out, model=f"{tmp_path / 'net.py'}:Held", resume=True,
-        run_dir=tmp_path / "first", **KNOBS,
-    )  # fmt: skip
-    assert done.units_written == 6
 
 
 @pytest.fixture

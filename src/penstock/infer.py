@@ -200,10 +200,9 @@ def _carry_out(
     _say_unlocked(claims.lacking, job.config.require_lock)
     with _naming(f"--run-dir {job.run_dir}"):
         journal.lock()
-    _say_unlocked(journal.lacking, job.config.require_lock)
-    # Before the output is made anew, or a kill in between would leave a list of units that
-    # were written to the old one. And before a trace is: another run may be writing both.
-    with _naming(f"--run-dir {job.run_dir}"):
+        _say_unlocked(journal.lacking, job.config.require_lock)
+        # Before the output is made anew, or a kill in between would leave a list of units that
+        # were written to the old one. And before a trace is: another run may be writing both.
         journal.begin(as_settings(job.config), locked=not claims.lacking)
     claims.name()
     run = _Run(job, journal, claims)
