@@ -392,6 +392,10 @@ class Reading(Protocol):
         """Whether `wait` would return at once."""
         ...
 
+    def end_within(self, seconds: float) -> None:
+        """Wait so long at most, and raise nothing."""
+        ...
+
     def wait(self, check: Check) -> Traffic:
         """Until all of it is in the batch. Raises what went wrong, each time it is called."""
         ...

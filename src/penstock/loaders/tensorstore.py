@@ -13,7 +13,9 @@ another are a slice: an index for each of them is copied value by value where a 
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -254,6 +256,12 @@ class FieldReading:
 
     def done(self) -> bool:
         return all(future.done() for future in self.futures)
+
+    def end_within(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        for future in self.futures:
+            with contextlib.suppress(Exception):
+                future.exception(timeout=max(0.0, until - time.monotonic()))
 
     def wait(self, check: Check) -> Traffic:
         try:
