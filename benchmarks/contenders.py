@@ -222,7 +222,9 @@ def penstock(job: Job) -> dict[str, Any]:
 
     cli.quiet_openmp()  # as the command does for itself
 
-    import_module("penstock.infer")  # torch is imported before the clock starts, as for peers
+    import_module(
+        "penstock.inference.run"
+    )  # torch is imported before the clock starts, as for peers
     run_dir = Path(job.output + ".run")
     with job.clock:
         code = cli.main(["infer", *_flags(job), "--run-dir", str(run_dir)])
@@ -244,8 +246,9 @@ def penstock(job: Job) -> dict[str, Any]:
 
 def plan(job: Job) -> dict[str, Any]:
     """What Penstock plans for the job; not timed."""
-    from penstock.config import InferConfig, add_flags, from_flags
-    from penstock.infer import Job as Inference
+    from penstock.base.config.infer import InferConfig
+    from penstock.base.config.knobs import add_flags, from_flags
+    from penstock.inference.job import Job as Inference
 
     parser = argparse.ArgumentParser()
     add_flags(parser, InferConfig)

@@ -30,12 +30,12 @@ from typing import Any
 import numpy as np
 
 import readme
-from penstock import environment
-from penstock.detection import Objects, match, read_predictions
-from penstock.labels import LOW, read_labels
-from penstock.plots import STYLE, heading, tidy
-from penstock.scenes import Scene
-from penstock.units import format_seconds
+from penstock.base.units import format_seconds
+from penstock.data.scenes.labels import LOW, read_labels
+from penstock.data.scenes.objects import Objects, match, read_predictions
+from penstock.data.scenes.scene import Scene
+from penstock.instruments import environment
+from penstock.reports.figures.canvas import STYLE, heading, tidy
 
 HERE = Path(__file__).resolve().parent
 ENOUGH, MOST_SECONDS = 0.8, 15 * 60
@@ -99,7 +99,7 @@ def carry_out(folder: Path, steps: Mapping[str, Sequence[str]]) -> list[dict[str
 
 def collected(folder: Path, took: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """All that the report is computed from."""
-    machine = environment.collect()["machine"]
+    machine = environment.collect_environment()["machine"]
     results = json.loads((folder / "run" / "training_results.json").read_text())
     kept = ("workload", "parameters", "device", "facts", "batch_size", "epochs", "steps", "samples",
             "training_s", "validation_s", "samples_per_s", "judge", "best", "history")  # fmt: skip

@@ -21,9 +21,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import readme
-from penstock import ledger, page, queue_report
-from penstock.record import Record
-from penstock.units import format_seconds
+from penstock.base.units import format_seconds
+from penstock.instruments import ledger
+from penstock.instruments.record import Record
+from penstock.reports import page
+from penstock.reports.queue import course as queue_course
 
 HERE = Path(__file__).resolve().parent
 PENSTOCK = [sys.executable, "-m", "penstock"]
@@ -39,7 +41,7 @@ def bench(data: Path, out: Path, flags: Sequence[str]) -> Path:
 
 def lines(records: Sequence[Record], where: str) -> list[str]:
     machine = records[0].environment["machine"]
-    courses = [c for group in queue_report.courses(records) for c in group if c.off is not None]
+    courses = [c for group in queue_course.courses(records) for c in group if c.off is not None]
     day = records[0].time[:10]
     rows = [
         f"{day}, {machine['processor']}, {machine['cores']} cores: [tables and figures]({where}).",
@@ -89,7 +91,7 @@ def measured(quick: bool) -> list[Record]:
             flags = ["--iterations", steps, "--effort", effort, "--resume"]
             flags += ["--queue-sizes", *queues, "--compute-time", compute]
             bench(data, out, flags)
-        records = ledger.read(out.with_suffix(".ledger"))
+        records = ledger.read_ledger(out.with_suffix(".ledger"))
     return [r.model_copy(update={"case": {**r.case, "data": "ufs-p1"}}) for r in records]
 
 
@@ -99,7 +101,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=HERE / "results")
     parser.add_argument("--report", type=Path, metavar="LEDGER", help="of this; measure nothing")
     args = parser.parse_args()
-    records = ledger.read(args.report) if args.report else measured(args.quick)
+    records = ledger.read_ledger(args.report) if args.report else measured(args.quick)
     day = records[0].time[:10]
     args.results.mkdir(parents=True, exist_ok=True)
     kept = args.results / f"{day}-drain.jsonl.gz"
@@ -107,7 +109,7 @@ def main() -> None:
         with gzip.open(kept, "wt") as file:
             file.writelines(record.line() + "\n" for record in records)
     folder_of_page = args.results / f"{day}-drain.report"
-    report, *_ = page.write(records, folder_of_page, kept.name, True)
+    report, *_ = page.write_page(records, folder_of_page, kept.name, True)
     told = lines(records, f"results/{report.parent.name}/{report.name}")
     print("\n".join(told))
     if not args.quick:

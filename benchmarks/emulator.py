@@ -30,11 +30,11 @@ from pathlib import Path
 from typing import Any
 
 import readme
-from penstock import environment, ledger
-from penstock.plots import STYLE, heading, tidy
-from penstock.record import Record
-from penstock.report import Cell, cells
-from penstock.units import format_bytes, format_seconds
+from penstock.base.units import format_bytes, format_seconds
+from penstock.instruments import environment, ledger
+from penstock.instruments.record import Record
+from penstock.reports.cell import Cell, model_cells
+from penstock.reports.figures.canvas import STYLE, heading, tidy
 
 HERE = Path(__file__).resolve().parent
 ERA = HERE.parents[1] / "shared" / "data" / "era-interim-uvz.nc"
@@ -69,7 +69,7 @@ def sweep(folder: Path, quick: bool) -> list[Record]:
     words = ["--tile-sizes", grid, "--batch-sizes", *map(str, batches), "--mode", "train"]
     flags = ["--device", "cpu", "--effort", "quick", "--launch-seconds", "3", "--output", "e.csv"]
     penstock(folder, "bench", "model", "--model", *models, *words, *flags)
-    return ledger.read(folder / "e.ledger")
+    return ledger.read_ledger(folder / "e.ledger")
 
 
 # --- the report ---------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def table_of_errors(results: Mapping[str, Any]) -> list[str]:
 
 
 def by_size_and_batch(records: Sequence[Record]) -> dict[tuple[int, int], Cell]:
-    found = cells(records)
+    found = model_cells(records)
     of = {(int(cell.case["model"].rpartition("_")[2]), cell.batch): cell for cell in found}
     return dict(sorted(of.items()))
 
@@ -154,11 +154,11 @@ def main() -> None:
         print(f"skipped: there is no {args.data}; --data says where the NetCDF of ERA-Interim is")
         return
     load = os.getloadavg()[0]
-    machine = environment.collect()["machine"]
+    machine = environment.collect_environment()["machine"]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         results = forecast(folder, args.data.resolve(), args.quick)
-        records = ledger.read(args.sweep) if args.sweep else sweep(folder, args.quick)
+        records = ledger.read_ledger(args.sweep) if args.sweep else sweep(folder, args.quick)
     day = datetime.now(timezone.utc).date().isoformat()
     out = args.results / f"{day}-emulator"
     out.mkdir(parents=True, exist_ok=True)

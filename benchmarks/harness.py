@@ -32,11 +32,11 @@ import torch
 from torch.utils.benchmark import Timer
 
 import readme
-from penstock import environment
-from penstock.compare import compare
-from penstock.ledger import Ledger, read, to_csv
-from penstock.measure import Rules, measure
-from penstock.record import Record, case_key
+from penstock.bench.measure import Rules, measure_scenario
+from penstock.instruments import environment
+from penstock.instruments.ledger import Ledger, ledger_to_csv, read_ledger
+from penstock.instruments.record import Record, case_key
+from penstock.reports.compare import compare_records
 
 HERE = Path(__file__).resolve().parent
 STEP_S = 1e-3
@@ -89,7 +89,7 @@ def overhead(seconds: float) -> dict[str, Any]:
         warm.append(len(spin.own))
 
     # A precision that is never reached: the run ends by its budget.
-    found = measure(spin, Rules(seconds=seconds, precision=1e-9), report)
+    found = measure_scenario(spin, Rules(seconds=seconds, precision=1e-9), report)
     first = warm[-1]
     wall = (spin.began[-1] - spin.began[first]) / (len(spin.own) - 1 - first)
     own = statistics.median(spin.own[first:])
@@ -112,7 +112,9 @@ def agreement(rounds: int, seconds: float) -> dict[str, Any]:
 
     def ours() -> float:
         rules = Rules(seconds=seconds, precision=1e-9)
-        return statistics.median(measure(op, rules, lambda stage: None)["samples_s"]["step"])
+        return statistics.median(
+            measure_scenario(op, rules, lambda stage: None)["samples_s"]["step"]
+        )
 
     def theirs() -> float:
         return float(timer.blocked_autorange(min_run_time=seconds).median)
@@ -129,7 +131,7 @@ def agreement(rounds: int, seconds: float) -> dict[str, Any]:
 def ledger_of(folder: Path, launches: int) -> dict[str, Any]:
     """Seconds to load, compare and export a ledger of so many launches of 50 samples each."""
     rng = np.random.default_rng(0)
-    surroundings = environment.collect()
+    surroundings = environment.collect_environment()
     for side in "ab":
         ledger = Ledger(folder / side)
         lines = []
@@ -155,11 +157,13 @@ def ledger_of(folder: Path, launches: int) -> dict[str, Any]:
         with ledger.path.open("a") as file:
             file.writelines(record.line() + "\n" for record in lines[1:])
     began = time.perf_counter()
-    a, b = read(folder / "a"), read(folder / "b")
+    a, b = read_ledger(folder / "a"), read_ledger(folder / "b")
     loaded = time.perf_counter()
-    verdicts = compare(a, b, threshold=None, confidence=0.95, anyway=False, metric="step", seed=0)
+    verdicts = compare_records(
+        a, b, threshold=None, confidence=0.95, anyway=False, metric="step", seed=0
+    )
     compared = time.perf_counter()
-    to_csv([*a, *b], folder / "all.csv")
+    ledger_to_csv([*a, *b], folder / "all.csv")
     exported = time.perf_counter()
     return {
         "launches": len(a) + len(b),
@@ -211,7 +215,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a smoke test; README untouched")
     parser.add_argument("--results", type=Path, default=HERE / "results")
     args = parser.parse_args()
-    machine = environment.collect()["machine"]
+    machine = environment.collect_environment()["machine"]
     found: dict[str, Any] = {
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": f"{machine['processor']}, {machine['cores']} cores, {platform.system()}",

@@ -139,7 +139,7 @@ def make_volume(path: Path, size: int) -> None:
     import tensorstore as ts
 
     sys.path.insert(0, str(SOURCE))
-    from penstock.synthetic import clean_volume, noisy
+    from penstock.data.volumes import clean_volume, noisy
 
     piece = clean_volume((PIECE,) * 3, SEED)
     place = np.arange(size) % (2 * PIECE)

@@ -25,11 +25,13 @@ import numpy as np
 
 import loader_grid
 import readme
-from penstock import ledger, loader_report, page
-from penstock.order import Order
-from penstock.record import Record
-from penstock.report import inverse, ratio
-from penstock.stats import Interval
+from penstock.instruments import ledger
+from penstock.instruments.record import Record
+from penstock.instruments.stats.intervals import Interval
+from penstock.loading.order import Order
+from penstock.reports import page
+from penstock.reports.cell import cell_ratio, inverse
+from penstock.reports.loader import cell as loader_cell
 
 HERE = Path(__file__).resolve().parent
 OURS = "penstock"
@@ -48,7 +50,7 @@ def measured(folder: Path, samples: int, grid: Sequence[int], flags: Sequence[st
     subprocess.run([*penstock, *made], check=True)
     flags = ["--threads", "2", "--output", str(out), *flags]
     subprocess.run([*penstock, "bench", "loader", str(data), *flags], check=False)
-    return ledger.read(folder / "loader.ledger")
+    return ledger.read_ledger(folder / "loader.ledger")
 
 
 def plan_seconds() -> float:
@@ -71,8 +73,8 @@ def target(what: str, speed: Interval, least: float) -> str:
 
 def targets(records: Sequence[Record]) -> list[str]:
     lines = []
-    cells = loader_report.cells(records)
-    rungs = loader_report.cells(records, "ladder")
+    cells = loader_cell.loader_cells(records)
+    rungs = loader_cell.loader_cells(records, "ladder")
     for batch in sorted({cell.batch for cell in cells}):
         of_batch = [cell for cell in cells if cell.batch == batch]
         ours = next((cell for cell in of_batch if cell.loader == OURS and cell.launches), None)
@@ -84,7 +86,7 @@ def targets(records: Sequence[Record]) -> list[str]:
             for name in ("L3", "L4")
         )
         if scatter is not None and whole is not None and scatter.launches and whole.launches:
-            speed = inverse(ratio(scatter, whole))
+            speed = inverse(cell_ratio(scatter, whole))
             lines.append(target(f"batch {batch}: speed of L4 / L3", speed, OF_SCATTER))
         else:
             lines.append(f"- **not measured**: batch {batch}: speed of L4 / L3")
@@ -95,7 +97,7 @@ def targets(records: Sequence[Record]) -> list[str]:
             if ahead := ours.read_ahead or other.read_ahead:
                 lines.append(f"- **not judged**: {name}: {ahead:.0%} was read ahead")
                 continue
-            lines.append(target(name, ratio(ours, other), LEAST.get(other.loader, 1.0)))
+            lines.append(target(name, cell_ratio(ours, other), LEAST.get(other.loader, 1.0)))
     seconds = plan_seconds()
     verdict = "met" if seconds < 1 else "**NOT MET**"
     lines.append(f"- {verdict}: a plan of 100 million samples took {seconds:.3f} s, target under 1")
@@ -129,7 +131,7 @@ def main() -> None:
         flags = ["--batch-sizes", "4", "--batches", "2", "--warmup", "1", "--effort", "quick"]
         samples, grid = 16, [16, 32]
     if args.report:
-        records = [record for path in args.report for record in ledger.read(path)]
+        records = [record for path in args.report for record in ledger.read_ledger(path)]
     else:
         with tempfile.TemporaryDirectory() as folder:
             records = measured(Path(folder), samples, grid, flags)
@@ -144,7 +146,7 @@ def main() -> None:
         # Without the place of this checkout, which stands in the tracebacks of what failed.
         here = f"{HERE.parent}/"
         file.writelines(record.line().replace(here, "") + "\n" for record in records)
-    report, *_ = page.write(records, args.results / f"{day}-loader.report", kept.name, True)
+    report, *_ = page.write_page(records, args.results / f"{day}-loader.report", kept.name, True)
     machine = records[0].environment["machine"]
     where = f"results/{report.parent.name}/{report.name}"
     head = (

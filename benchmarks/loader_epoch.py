@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock import loaders
-from penstock.loader import Loader
-from penstock.loaders.contenders import samples_of
-from penstock.order import Order
+from penstock.loading.contenders import registry
+from penstock.loading.contenders.stacked import samples_of
+from penstock.loading.loader import Loader
+from penstock.loading.order import Order
 
 BATCH, THREADS = 16, 2
 CONTENDERS = ("tensorstore-loop", "tensorstore-read", "zarr", "torch", "dask-stacked")
@@ -151,7 +151,7 @@ def opened(contender: str, layout: Layout, path: str, shuffle: str) -> Any:
     """A contender: ``batches()`` and ``close()``."""
     order = order_of(layout, shuffle)
     if layout.patch is None:
-        return loaders.make(contender, path, order, threads=THREADS)
+        return registry.make_contender(contender, path, order, threads=THREADS)
     if contender.startswith(OURS):
         return OurPatches(contender, path, layout.patch, shuffle)
     return PATCHES[contender](path, order, layout)
@@ -363,7 +363,9 @@ def imports(contender: str) -> None:
         "torch": ["zarr", "torch.utils.data"],
         "dask-stacked": ["zarr", "dask.array", "xarray"],
     }
-    for name in needs.get(contender, ["penstock.loaders.native", "penstock.loaders.tensorstore"]):
+    for name in needs.get(
+        contender, ["penstock.loading.engines.native", "penstock.loading.engines.tensorstore"]
+    ):
         import_module(name)
 
 

@@ -31,7 +31,7 @@ from scipy.stats import t as student
 
 import readme
 from loader_epoch import BATCH, CONTENDERS, LAYOUTS, OURS, QUICK, THREADS, Layout, write
-from penstock import pagecache
+from penstock.instruments import page_cache as pagecache
 
 HERE = Path(__file__).resolve().parent
 MOST = 1.05
@@ -150,7 +150,7 @@ def _rounds(
 ) -> list[Row]:
     rows: list[Row] = []
     files = [file for file in Path(job["path"]).rglob("*") if file.is_file()]
-    prepare: Callable[[Any], Any] = pagecache.drop if order == COLD else pagecache.warm
+    prepare: Callable[[Any], Any] = pagecache.drop_pages if order == COLD else pagecache.warm_pages
     contenders = [OURS, *others]
     least, most = rounds
     for number in range(most):

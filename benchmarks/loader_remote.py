@@ -26,9 +26,10 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import readme
-from penstock import ledger, loader_report
-from penstock.record import Record
-from penstock.units import format_seconds
+from penstock.base.units import format_seconds
+from penstock.instruments import ledger
+from penstock.instruments.record import Record
+from penstock.reports.loader import cell as loader_cell
 
 HERE = Path(__file__).resolve().parent
 PENSTOCK = [sys.executable, "-m", "penstock"]
@@ -81,12 +82,12 @@ def measured(data: str, out: Path, threads: Sequence[int], flags: Sequence[str])
     words = ["--threads", *map(str, threads), "--batch-sizes", "4"]
     words += ["--no-ladder", "--warmup", "1", "--output", str(out), *flags]
     subprocess.run([*PENSTOCK, "bench", "loader", data, *words], check=False)
-    return ledger.read(out.with_suffix(".ledger"))
+    return ledger.read_ledger(out.with_suffix(".ledger"))
 
 
 def table(records: Sequence[Record]) -> list[str]:
     """Seconds of a batch by threads, and how many times as fast as with one."""
-    cells = [cell for cell in loader_report.cells(records) if cell.launches]
+    cells = [cell for cell in loader_cell.loader_cells(records) if cell.launches]
     threads = sorted({cell.threads for cell in cells})
     lines = ["| loader | " + " | ".join(f"{n} thread{'s' * (n > 1)}" for n in threads) + " |"]
     lines.append("|" + "---|" * (len(threads) + 1))

@@ -42,12 +42,12 @@ from typing import Any
 import numpy as np
 
 import readme
-from penstock import environment
-from penstock.labels import read_labels
-from penstock.preprocess import preprocess
-from penstock.scene_files import write_data_set
-from penstock.scenes import CHANNELS, scene_folders
-from penstock.telemetry import peak_rss
+from penstock.data.scenes.labels import read_labels
+from penstock.data.scenes.preprocess import preprocess_scenes
+from penstock.data.scenes.scene import CHANNELS, scene_folders
+from penstock.data.scenes.synthetic_files import write_data_set
+from penstock.instruments import environment
+from penstock.instruments.machine import peak_rss
 
 HERE = Path(__file__).resolve().parent
 SELECTED = ("vh", "vv", "bathymetry")
@@ -93,7 +93,7 @@ def reference(data: Path, out: Path, chip: int) -> int:
 def ours(layout: str, workers: int = 1) -> Callable[[Path, Path, int], int]:
     def run(data: Path, out: Path, chip: int) -> int:
         file = data / "labels" / "train.csv"
-        done = preprocess(
+        done = preprocess_scenes(
             scene_folders(data, "train"),
             read_labels(file),
             file,
@@ -246,7 +246,7 @@ def main() -> None:
         return
     if args.quick:
         args.size, args.rounds = (900, 1100), 1
-    machine = environment.collect()["machine"]
+    machine = environment.collect_environment()["machine"]
     found: dict[str, Any] = {
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": f"{machine['processor']}, {machine['cores']} cores, {platform.system()}",

@@ -21,7 +21,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import readme
-from penstock.environment import collect
+from penstock.instruments.environment import collect_environment
 
 HERE = Path(__file__).resolve().parent
 PENSTOCK = [sys.executable, "-m", "penstock"]
@@ -66,7 +66,7 @@ def main() -> None:
             platform.system(),
         ]
         subprocess.run([*PENSTOCK, *told], check=True, cwd=folder)
-    here = collect()["machine"]
+    here = collect_environment()["machine"]
     rows = list(csv.DictReader((report / "scaling.csv").open(newline="")))
     page = f"results/{report.name}/scaling.md"
     of = f"{here['processor']}, {here['cores']} cores, {rounds} runs of each in turns"

@@ -28,8 +28,8 @@ from statistics import median
 from typing import Any
 
 import readme
-from penstock.environment import collect
-from penstock.units import format_seconds
+from penstock.base.units import format_seconds
+from penstock.instruments.environment import collect_environment
 
 HERE = Path(__file__).resolve().parent
 ALONE = "none"
@@ -114,7 +114,7 @@ def main() -> None:
     with gzip.open(args.results / f"{day}-trackers.jsonl.gz", "wt") as file:
         for turn, of in enumerate(rounds):
             file.writelines(json.dumps({"round": turn, **of[c]}) + "\n" for c in CONTENDERS)
-    here, nice = collect()["machine"], os.nice(0)
+    here, nice = collect_environment()["machine"], os.nice(0)
     loads = [sample["load"] for of in rounds for sample in of.values()]
     machine = (
         f"{day}, {here['processor']}, {here['cores']} cores, {platform.system()}; load average "

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.scaling import A_GPU, Run
+from penstock.scaling.study import A_GPU, TrainingRun
 
 SEED = {1: 362.45, 4: 95.23, 8: 57.14}
 """Devices and seconds of the seed's table."""
@@ -17,7 +17,7 @@ LOSS = {1: 0.1187, 4: 0.1192, 8: 0.1190}
 ACCURACY = {1: 0.9530, 4: 0.9525, 8: 0.9527}
 
 
-def run(devices: int = 1, seconds: float | None = 10.0, **fields: Any) -> Run:
+def run(devices: int = 1, seconds: float | None = 10.0, **fields: Any) -> TrainingRun:
     """A run of a hybrid study: 10,000 samples, 32 on each device."""
     given: dict[str, Any] = {
         "source": f"slurm-{devices}.out",
@@ -33,10 +33,10 @@ def run(devices: int = 1, seconds: float | None = 10.0, **fields: Any) -> Run:
         "global_batch": 32 * devices,
         "device": A_GPU,
     }
-    return Run(**(given | fields))
+    return TrainingRun(**(given | fields))
 
 
-def seed_runs() -> list[Run]:
+def seed_runs() -> list[TrainingRun]:
     settings = {"workload": "spiral_mlp", "hidden layers": "[64, 32, 16]"}
     return [
         run(
@@ -59,7 +59,7 @@ def repeated(
     noise: float = 0.01,
     seed: int = 0,
     **fields: Any,
-) -> list[Run]:
+) -> list[TrainingRun]:
     """Runs whose true speed-up is known, each with its noise."""
     rng = np.random.default_rng(seed)
     return [

@@ -12,18 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-import penstock.batches
-from penstock.batches import (
-    ChunkRead,
-    Field,
-    PatchGrid,
-    chunk_indices,
-    chunk_reads,
-    need_of,
-    valid_samples,
-)
-from penstock.errors import UsageError
-from penstock.order import Order, price
+import penstock.loading.fields
+from penstock.base.errors import UsageError
+from penstock.loading.chunk_reads import chunk_indices, chunk_reads, need_of
+from penstock.loading.fields import ChunkRead, Field, PatchGrid, valid_samples
+from penstock.loading.order import Order
+from penstock.loading.price import price_order
 
 Array = NDArray[Any]
 F4 = np.dtype("f4")
@@ -32,7 +26,7 @@ TARGETS = Field("targets", (75_968, 192, 384, 83), (1, 192, 384, 13), F4)
 
 
 def test_the_examples_in_the_docstrings_hold() -> None:
-    assert doctest.testmod(penstock.batches).failed == 0
+    assert doctest.testmod(penstock.loading.fields).failed == 0
 
 
 # --- a store and an oracle ----------------------------------------------------------------------
@@ -179,10 +173,10 @@ def test_the_padding_of_last_chunks_is_counted() -> None:
 
 def test_a_template_is_made_once_for_all_samples() -> None:
     field = Field("once", (99, 4, 26), (1, 4, 13), F4)
-    penstock.batches._template.cache_clear()
+    penstock.loading.fields.patch_template.cache_clear()
     for batch in range(5):
         chunk_reads(field, np.arange(16) + batch)
-    assert penstock.batches._template.cache_info().misses == 1
+    assert penstock.loading.fields.patch_template.cache_info().misses == 1
 
 
 @pytest.mark.parametrize(
@@ -271,7 +265,7 @@ def test_price_of_patches_with_and_without_a_cache() -> None:
     def paid(shuffle: Any, cache_bytes: int) -> float:
         order = Order(32, 4, shuffle=shuffle, patches_per_sample=field.patches_per_sample)
         need = need_of([field], order, 0)
-        paid = price(order, need, num_batches=128, cache_bytes=cache_bytes, foreseen=1000)
+        paid = price_order(order, need, num_batches=128, cache_bytes=cache_bytes, foreseen=1000)
         assert paid.exact
         return paid.read_amplification_cached
 

@@ -16,21 +16,29 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from penstock import loader_report, loaders, pagecache
+from penstock.base.config.bench import BenchLoaderConfig
+from penstock.base.config.knobs import build
+from penstock.base.errors import UsageError
+from penstock.bench.launch.supervisor import LaunchRequest
+from penstock.bench.measure import Rules, measure_scenario
+from penstock.bench.scenarios import WrongResult
+from penstock.bench.scenarios import loader as measured_by
+from penstock.bench.scenarios.ladder import rung
+from penstock.bench.scenarios.loader import LoaderScenario, check
+from penstock.bench.scenarios.sources import Counters
 from penstock.cli import main
 from penstock.cli.bench_loader import cases_of, ladder_of, rules
-from penstock.config import BenchLoaderConfig, build
-from penstock.dataset import checksum, open_any, with_checks
-from penstock.errors import UsageError
-from penstock.launch import Request
-from penstock.ledger import Ledger
-from penstock.measure import Rules, measure
-from penstock.queueplots import draw_ladders, plot_ladders, plot_loader
-from penstock.record import Failure, Record, case_key
-from penstock.report import in_text
-from penstock.scenarios import WrongResult
-from penstock.scenarios.ladder import rung
-from penstock.scenarios.loader import Counters, LoaderScenario, check
+from penstock.data.packed.checksums import checksum
+from penstock.instruments import page_cache as pagecache
+from penstock.instruments.ledger import Ledger
+from penstock.instruments.record import Failure, Record, case_key
+from penstock.loading.any_array import open_dataset_or_array, with_checks
+from penstock.loading.contenders import registry
+from penstock.reports.figures.loader import draw_ladders, plot_ladders, plot_loader
+from penstock.reports.loader import cell as loader_cell
+from penstock.reports.loader import ladder as loader_ladder
+from penstock.reports.loader import report as loader_report
+from penstock.reports.table import in_text
 
 SAMPLES = 16
 COMMON: dict[str, Any] = {
@@ -55,7 +63,7 @@ def measured(scenario: Any, batches: int = 3) -> dict[str, Any]:
     """A scenario as a launch measures it."""
     series = {"seconds": 0.0, "precision": 0.0, "series": batches, "warmup_samples": 1}
     with contextlib.closing(scenario):
-        return measure(scenario, Rules(**series), lambda stage: None)
+        return measure_scenario(scenario, Rules(**series), lambda stage: None)
 
 
 # --- a launch -----------------------------------------------------------------------------------
@@ -124,8 +132,10 @@ def _short(batch: dict[str, Any], number: int) -> dict[str, Any]:
 def test_what_a_loader_got_wrong_is_a_wrong_result(
     data: Path, monkeypatch: pytest.MonkeyPatch, damage: Any, said: str
 ) -> None:
-    make = loaders.make
-    monkeypatch.setattr(loaders, "make", lambda *args, **how: _Damaging(make(*args, **how), damage))
+    make = registry.make_contender
+    monkeypatch.setattr(
+        measured_by, "make_contender", lambda *args, **how: _Damaging(make(*args, **how), damage)
+    )
     with pytest.raises(WrongResult, match=said):
         measured(LoaderScenario(case(data)))
 
@@ -275,12 +285,14 @@ def test_data_that_a_process_cannot_read_ends_it_before_anything_is_written(
 ) -> None:  # fmt: skip
     asked: list[str] = []
 
-    def launch(request: Request, **_: Any) -> Record:
+    def launch(request: LaunchRequest, **_: Any) -> Record:
         asked.append(request.task)
         return record(0, 1.0, status)
 
-    importlib.import_module("penstock.sweep")  # or it would keep the scripted one for good
-    monkeypatch.setattr("penstock.launch.launch", launch)
+    importlib.import_module(
+        "penstock.bench.launch.sweep"
+    )  # or it would keep the scripted one for good
+    monkeypatch.setattr("penstock.bench.launch.supervisor.run_launch", launch)
     output = tmp_path / "out.csv"
     assert main(["bench", verb, str(data), "--output", str(output)]) == code
     assert capsys.readouterr().err.strip().endswith("pip install 'penstock-dl[loaders]'")
@@ -317,7 +329,7 @@ def launches(seconds: float, **knobs: Any) -> list[Record]:
 
 
 def test_numbers_are_those_of_the_waits() -> None:
-    cell = loader_report.cells(launches(0.4))[0]
+    cell = loader_cell.loader_cells(launches(0.4))[0]
     assert cell.seconds == pytest.approx(0.408)  # the median launch
     assert cell.row["decoded_mb_per_sec"] == str(round(8 / 0.408, 3)) or float(
         cell.row["decoded_mb_per_sec"]
@@ -331,8 +343,8 @@ def test_numbers_are_those_of_the_waits() -> None:
 def test_a_wait_in_which_an_epoch_begins_is_not_among_the_waits() -> None:
     (one,) = [record(0, 1.0)]
     begun = one.model_copy(update={"facts": {**one.facts, "begun": [2]}})
-    assert loader_report.cells([begun])[0].seconds == pytest.approx(0.75)
-    assert loader_report.cells([one])[0].seconds == pytest.approx(1.0)
+    assert loader_cell.loader_cells([begun])[0].seconds == pytest.approx(0.75)
+    assert loader_cell.loader_cells([one])[0].seconds == pytest.approx(1.0)
 
 
 def ahead(records: list[Record], fresh: float) -> list[Record]:
@@ -365,7 +377,7 @@ def test_waits_for_what_was_read_before_are_marked_and_not_compared() -> None:
 
 
 def said(records: list[Record]) -> str:
-    return "\n".join(in_text(loader_report.sections(records)))
+    return "\n".join(in_text(loader_report.loader_sections(records)))
 
 
 def test_sentences_follow_the_numbers() -> None:
@@ -448,7 +460,7 @@ def ladder_records(*seconds: float) -> list[Record]:
 )
 def test_the_dearest_step_is_named(seconds: tuple[float, ...], limit: str) -> None:
     records = ladder_records(*seconds)
-    (ladder,) = loader_report.ladders(records)
+    (ladder,) = loader_ladder.ladders_of(records)
     assert ladder.limiting == limit
     assert f"tep {limit} (" in ladder.sentence()
     assert "costs most" in said(records)
@@ -457,10 +469,10 @@ def test_the_dearest_step_is_named(seconds: tuple[float, ...], limit: str) -> No
 def test_figures_are_drawn(tmp_path: Path) -> None:
     records = launches(0.4) + launches(0.9, loader="zarr") + ladder_records(0.1, 0.2, 0.3, 0.4, 0.5)
     path = tmp_path / "loader.csv"
-    loader_report.append_csv(records, path)
+    loader_report.append_loader_csv(records, path)
     (bars,) = plot_loader(path, tmp_path / "bars")
     (rungs,) = plot_ladders(records, tmp_path / "ladder")
-    loader_report.append_csv(launches(0.3, threads=4), path)
+    loader_report.append_loader_csv(launches(0.3, threads=4), path)
     (lines,) = plot_loader(path, tmp_path / "lines")
     for figure in (bars, rungs, lines):
         assert figure.read_bytes()[:4] == b"\x89PNG"
@@ -468,16 +480,19 @@ def test_figures_are_drawn(tmp_path: Path) -> None:
 
 
 def test_a_cell_of_which_a_launch_failed_is_drawn(tmp_path: Path) -> None:
-    from penstock.queueplots import draw_loader
-    from penstock.report import read_csv
+    from penstock.reports.figures.loader import draw_loader
+    from penstock.reports.table import read_csv
 
     records = [record(0, 0.4), record(1, 0.0, "timeout"), record(0, 0.0, "crash", loader="zarr")]
     path = tmp_path / "loader.csv"
-    loader_report.append_csv(records, path)
-    assert [r["status"] for r in read_csv(path, loader_report.NEEDS).rows] == ["timeout", "crash"]
+    loader_report.append_loader_csv(records, path)
+    assert [r["status"] for r in read_csv(path, loader_cell.LOADER_NEEDS).rows] == [
+        "timeout",
+        "crash",
+    ]
     (figure,) = plot_loader(path, tmp_path / "loader")
     assert figure.exists()
-    drawn = [row for row in read_csv(path, loader_report.NEEDS).rows if row["launches"] != "0"]
+    drawn = [row for row in read_csv(path, loader_cell.LOADER_NEEDS).rows if row["launches"] != "0"]
     (axis,) = draw_loader(drawn, "loader.csv").axes
     assert [bar.get_width() for bar in axis.patches] == [pytest.approx(0.4)]
 
@@ -528,7 +543,7 @@ def test_from_data_to_a_page(
 def test_panels_of_ladders_hold_their_bars_whatever_the_order(tmp_path: Path) -> None:
     slow = ladder_records(0.1, 0.2, 0.3, 0.4, 0.5)
     fast = [r for n in ("L0", "L1") for r in launches(0.01, rung=n, threads=8)]
-    figure = draw_ladders(loader_report.ladders(slow + fast))
+    figure = draw_ladders(loader_ladder.ladders_of(slow + fast))
     for axis in figure.axes:
         assert axis.get_xlim()[1] > max(bar.get_x() + bar.get_width() for bar in axis.patches)
     assert [axis.get_title("left") for axis in figure.axes] == [
@@ -558,11 +573,11 @@ def test_a_step_that_one_above_beats_is_not_said_to_cost_most(
     seconds: tuple[float, ...], sentence: str, refuted: dict[str, str]
 ) -> None:
     records = [r for r in ladder_records(*seconds) if r.launch == 0]
-    (ladder,) = loader_report.ladders(records)
+    (ladder,) = loader_ladder.ladders_of(records)
     assert ladder.refuted == refuted
     assert sentence in ladder.sentence()
     assert "which does the same and more" in said(records)
-    (sure,) = loader_report.ladders(ladder_records(*seconds))
+    (sure,) = loader_ladder.ladders_of(ladder_records(*seconds))
     assert sure.refuted == refuted, "five launches that agree say so, too"
 
 
@@ -570,14 +585,14 @@ def test_noise_refutes_no_step() -> None:
     records = ladder_records(0.1, 0.12, 0.2, 0.42, 0.4)
     for number, factor in enumerate((0.8, 1.3, 1.0, 0.9, 1.2)):
         records[15 + number] = record(number, 0.42 * factor, rung="L3")
-    (ladder,) = loader_report.ladders(records)
+    (ladder,) = loader_ladder.ladders_of(records)
     assert ladder.refuted == {} and ladder.limiting == "L3"
 
 
 def test_far_data_is_no_share_of_a_device_and_its_network_is_named() -> None:
     far = {"latency_ms": 20.0}
     records = launches(0.5, rung="L3", **far) + launches(0.49, rung="L4", **far)
-    (ladder,) = loader_report.ladders(records)
+    (ladder,) = loader_ladder.ladders_of(records)
     assert ladder.sentence().startswith(
         "All up to step L3 (scatter), the lowest that was measured, costs most, the network with "
         "it: 510 ms a batch"
@@ -612,8 +627,10 @@ def test_what_was_read_ahead_of_the_samples_is_told(
     data: Path, monkeypatch: pytest.MonkeyPatch, late: int, share: float
 ) -> None:
     """With 3 batches ahead and one to warm up, 2 more are taken before 1 is timed."""
-    make = loaders.make
-    monkeypatch.setattr(loaders, "make", lambda *args, **how: _Ahead(make(*args, **how), late))
+    make = registry.make_contender
+    monkeypatch.setattr(
+        measured_by, "make_contender", lambda *args, **how: _Ahead(make(*args, **how), late)
+    )
     scenario = LoaderScenario(case(data, loader="zarr", batches=1, cache="as-is"))
     facts = measured(scenario, 1)["facts"]
     if facts["read_amplification"] is None:
@@ -692,7 +709,7 @@ def test_any_array_is_measured_and_checked(kind: str, tmp_path: Path) -> None:
     assert scenario.facts["wrong"] == 0 and scenario.facts["verified_batches"] >= 4
     assert scenario.facts["stored_bytes"] > 0
 
-    checked = with_checks(open_any(path), range(16))
+    checked = with_checks(open_dataset_or_array(path), range(16))
     assert checked.checks["data"].tolist() == [checksum(sample) for sample in values]
 
 

@@ -15,17 +15,18 @@ import pytest
 import torch
 from torch import nn
 
+from penstock.base.config.bench import BenchModelConfig
+from penstock.base.config.knobs import build
+from penstock.base.errors import UsageError
+from penstock.bench.launch.supervisor import LaunchRequest, run_launch
+from penstock.bench.launch.worker import status_of
+from penstock.bench.scenarios import WrongResult
+from penstock.bench.scenarios import model as under_test
+from penstock.bench.scenarios.model import ModelScenario, check, structure
 from penstock.cli import main
 from penstock.cli.bench import cases_of, namer
-from penstock.config import BenchModelConfig, build
-from penstock.errors import UsageError
-from penstock.launch import Request, launch
-from penstock.ledger import Ledger
-from penstock.record import Record
-from penstock.scenarios import WrongResult
-from penstock.scenarios import model as under_test
-from penstock.scenarios.model import ModelScenario, check, structure
-from penstock.worker import status_of
+from penstock.instruments.ledger import Ledger
+from penstock.instruments.record import Record
 
 NETS = '''
 import weakref
@@ -384,7 +385,7 @@ def on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """A card of 10 GiB, as far as it is only asked."""
     card = SimpleNamespace(total_memory=10 * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
-    monkeypatch.setattr(under_test, "devices", lambda names: [torch.device("cuda", 0)])
+    monkeypatch.setattr(under_test, "find_devices", lambda names: [torch.device("cuda", 0)])
 
 
 def test_the_memory_of_a_card_is_what_torch_says(
@@ -498,8 +499,10 @@ say({"result": {
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to work in, whose launches are answered by `WORKER`."""
     (tmp_path / "worker.py").write_text(WORKER)
-    monkeypatch.setattr("penstock.launch.WORKER", (sys.executable, str(tmp_path / "worker.py")))
-    monkeypatch.setattr("penstock.environment.WATCH_S", 0.0)
+    monkeypatch.setattr(
+        "penstock.bench.launch.supervisor.WORKER", (sys.executable, str(tmp_path / "worker.py"))
+    )
+    monkeypatch.setattr("penstock.instruments.environment.WATCH_S", 0.0)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -670,8 +673,8 @@ def test_from_a_file_to_a_row(nets: str, tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_launch_of_inference(nets: str) -> None:
     case = {**CASE, "model": f"{nets}:convs"}
-    request = Request("model", case, rules={"seconds": 0.2, "precision": 0.01})
-    record = launch(request, launch=0, order=None, timeout_s=60)
+    request = LaunchRequest("model", case, rules={"seconds": 0.2, "precision": 0.01})
+    record = run_launch(request, launch=0, order=None, timeout_s=60)
     assert record.ok, record.error
     assert list(record.samples_s) == ["step"]
     assert record.work == {"samples": 2, "pixels": 512, "useful_pixels": 512}

@@ -15,23 +15,27 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from penstock import queue_report
+from penstock.base.config.bench import BenchQueueConfig
+from penstock.base.config.knobs import build
+from penstock.base.errors import StageError, UsageError
+from penstock.base.outputs import REGISTER
+from penstock.bench.measure import Rules, measure_scenario
+from penstock.bench.scenarios import WrongResult
+from penstock.bench.scenarios.compute import Busy, calibrated, make, timed
+from penstock.bench.scenarios.queue import FromLoader, InPlace, QueueScenario
 from penstock.cli import main
 from penstock.cli.bench_queue import cases_of, name_of, outcome, rules
-from penstock.config import BenchQueueConfig, build
-from penstock.errors import StageError, UsageError
-from penstock.ledger import Ledger
-from penstock.measure import Rules, measure
-from penstock.order import Endless, Order
-from penstock.ours import REGISTER
-from penstock.queueing import Feed, Timeline, simulate
-from penstock.queueplots import draw_loader, draw_queue, plot_loader, plot_queue
-from penstock.record import Failure, Record, case_key
-from penstock.report import in_markdown, in_text, read_csv
-from penstock.scenarios import WrongResult
-from penstock.scenarios.compute import Busy, calibrated, make, timed
-from penstock.scenarios.queue import FromLoader, InPlace, QueueScenario
-from penstock.stats import Interval
+from penstock.instruments.ledger import Ledger
+from penstock.instruments.record import Failure, Record, case_key
+from penstock.instruments.stats.intervals import Interval
+from penstock.loading.order import Endless, Order
+from penstock.reports.figures.loader import draw_loader, plot_loader
+from penstock.reports.figures.queue import draw_queue, plot_queue
+from penstock.reports.queue import course as queue_course
+from penstock.reports.queue import report as queue_report
+from penstock.reports.queue import sentences
+from penstock.reports.queue.model import Feed, Timeline, simulate
+from penstock.reports.table import in_markdown, in_text, read_csv
 
 CASE: dict[str, Any] = {
     "data": "data", "workers": 1, "queue": 4, "batch": 2, "iterations": 12, "shuffle": "sample",
@@ -93,7 +97,7 @@ def test_a_launch_is_an_iteration_for_each_sample_from_a_full_queue() -> None:
     feed = Feed(1, 4, read_s=2.0, compute_s=1.0)
     world = World(feed, 12)
     scenario = QueueScenario(CASE, world, world)
-    result = measure(scenario, Rules(**rules(12)), lambda stage: None, world.clock)
+    result = measure_scenario(scenario, Rules(**rules(12)), lambda stage: None, world.clock)
     assert result["samples_s"]["step"] == pytest.approx(world.timeline.seconds)
     assert result["samples_s"]["get"] == pytest.approx(world.timeline.waits)
     assert result["samples_s"]["compute"] == pytest.approx([1.0] * 12)
@@ -318,8 +322,10 @@ def test_the_exit_code_of_launches_that_failed(
     code: int,
 ) -> None:
     fine = SimpleNamespace(error=None)
-    monkeypatch.setattr("penstock.launch.check", lambda scenario, case, timeout_s: fine)
-    monkeypatch.setattr("penstock.sweep.sweep", failed(status, message))
+    monkeypatch.setattr(
+        "penstock.bench.launch.supervisor.ask_worker", lambda scenario, case, timeout_s: fine
+    )
+    monkeypatch.setattr("penstock.bench.run_sweep", failed(status, message))
     words = ["bench", "queue", str(data), "--output", str(tmp_path / "queue.csv")]
     assert main([*words, "--batch-size", "2", "--workers", "1", "--queue-sizes", "1"]) == code
     said = capsys.readouterr()
@@ -371,7 +377,7 @@ def run(
 
 
 def test_a_world_like_the_model_is_predicted_without_an_error() -> None:
-    (group,) = queue_report.courses(run(2.66))
+    (group,) = queue_course.courses(run(2.66))
     assert [course.cell.name for course in group] == [
         "0 workers",
         "1 worker, queue 1",
@@ -391,8 +397,8 @@ def test_a_world_like_the_model_is_predicted_without_an_error() -> None:
 
 
 def test_sentences_follow_the_data() -> None:
-    (slow,) = queue_report.courses(run(2.66))
-    said = queue_report.sentences(slow)
+    (slow,) = queue_course.courses(run(2.66))
+    said = sentences.sentences(slow)
     assert said[0] == (
         "With 0 workers a step took 3.66 s [3.66 s - 3.66 s, 58 iterations] in the steady state. "
         "While nobody computed a batch came every 2.66 s [2.66 s - 2.66 s, 58 batches], and each "
@@ -410,8 +416,8 @@ def test_sentences_follow_the_data() -> None:
         "and in 4 of 4 launches."
     )
     assert "fails the 70 % of CosmoFlow" in said[-1]
-    (fast,) = queue_report.courses(run(0.5))
-    said = queue_report.sentences(fast)
+    (fast,) = queue_course.courses(run(0.5))
+    said = sentences.sentences(fast)
     assert "no more than a step alone, 1.00 s, so the queue would stay full; from this" in said[1]
     assert "100.0 % passes the 90 %" in said[-1]
 
@@ -419,8 +425,8 @@ def test_sentences_follow_the_data() -> None:
 @pytest.mark.parametrize("slow, off", [(0.75, 33), (1.5, -33)])
 def test_what_was_measured_comes_first_where_the_model_missed(slow: float, off: int) -> None:
     """It was stated that "every step takes" what the model has, against the measured column."""
-    (group,) = queue_report.courses(run(2.0, slow=slow))
-    said = queue_report.sentences(group)
+    (group,) = queue_course.courses(run(2.0, slow=slow))
+    said = sentences.sentences(group)
     steady = f"{2 * slow:.2f} s"
     assert said[1].startswith(f"With 1 worker a step took {steady} [{steady} - {steady}, ")
     told = f"the model has 2.00 s a step, and misses: that is {off:+} % off with a queue of 1."
@@ -429,9 +435,9 @@ def test_what_was_measured_comes_first_where_the_model_missed(slow: float, off: 
 
 
 def test_a_model_that_chance_may_have_parted_from_the_measured_does_not_miss() -> None:
-    (group,) = queue_report.courses(run(2.0, slow=1.1))
+    (group,) = queue_course.courses(run(2.0, slow=1.1))
     wide = replace(group[1], alone=Interval(2.0, 1.5, 2.5, 9))
-    said = queue_report.sentences([group[0], wide])
+    said = sentences.sentences([group[0], wide])
     told = "2.00 s a step [1.50 s - 2.50 s], -9 % off with a queue of 1, which may be chance."
     assert said[1].endswith(told)
 
@@ -439,13 +445,13 @@ def test_a_model_that_chance_may_have_parted_from_the_measured_does_not_miss() -
 def test_nobody_reads_beside_a_step_that_reads_for_itself() -> None:
     own = stepping(0, 0.2, 0.3)
     alone = own.model_copy(update={"case": {**own.case, "compute": "none"}, "id": "a"})
-    (group,) = queue_report.courses([own, alone])
-    assert not any("contention" in line for line in queue_report.sentences(group))
+    (group,) = queue_course.courses([own, alone])
+    assert not any("contention" in line for line in sentences.sentences(group))
 
 
 def test_a_model_that_nothing_confirms_says_so() -> None:
-    (group,) = queue_report.courses(run(1.25, queues=(8,)))
-    said = queue_report.sentences(group)
+    (group,) = queue_course.courses(run(1.25, queues=(8,)))
+    said = sentences.sentences(group)
     assert said[1].startswith("With 1 worker no case reached the steady state. While nobody")
     assert said[1].endswith("the model has 1.25 s a step, which nothing here confirms.")
 
@@ -453,11 +459,11 @@ def test_a_model_that_nothing_confirms_says_so() -> None:
 def test_a_queue_that_is_not_cleared_yet_shows_no_steady_state() -> None:
     """R is 1.25 s: a queue of 8 lasts for 35 of 30 steps."""
     records = list(run(1.25, queues=(1, 2, 4, 8)))
-    (group,) = queue_report.courses(records)
+    (group,) = queue_course.courses(records)
     deep = group[-1]
     assert deep.cell.queue == 8 and set(deep.cell.cleared) == {None}
     assert deep.steady is None and deep.row["steady_s"] == deep.row["steady_utilisation"] == ""
-    said = queue_report.sentences(group)
+    said = sentences.sentences(group)
     assert any("queue of 4 in place of 1 does not change the steady state" in line for line in said)
     unseen = "The steady state was not reached within the 30 iterations with 1 worker, queue 8: "
     assert f"{unseen}more --iterations tell." in said
@@ -470,20 +476,20 @@ def test_a_queue_that_sinks_is_not_full_for_good_whatever_was_foreseen(alone: fl
     records = list(run(1.25)) if alone is None else list(run(alone, slow=1.25 / alone))
     if alone is None:
         records = [one for one in records if one.case["compute"] != "none"]
-    (group,) = queue_report.courses(records)
+    (group,) = queue_course.courses(records)
     assert [course.steady is None for course in group] == [False, False, True]
-    (full,) = queue_report.courses(run(0.5))
+    (full,) = queue_course.courses(run(0.5))
     assert [course.steady and course.steady.value for course in full] == [1.5, 1.0, 1.0]
 
 
 def test_what_a_full_queue_held_passes_no_verdict() -> None:
     """The drain of benchmarks/results: 26.7 ms are 64 % of the 41.9 ms that a batch takes."""
-    (group,) = queue_report.courses(run(41.9 / 26.7))
+    (group,) = queue_course.courses(run(41.9 / 26.7))
     deep = group[-1]
     (utilisation,) = set(np.round(deep.utilisations, 9))
     assert utilisation == pytest.approx(26.7 / 41.9)
     assert min(deep.cell.utilisations) > 0.7
-    said = queue_report.sentences(group)
+    said = sentences.sentences(group)
     assert said[-2] == (
         "Utilisation in the steady state is within 2 points of the model's in 3 of 3 cases."
     )
@@ -503,24 +509,24 @@ def test_what_a_full_queue_held_passes_no_verdict() -> None:
 
 
 def test_a_utilisation_far_from_the_model_is_told() -> None:
-    (group,) = queue_report.courses(run(1.5, slow=2.0))
+    (group,) = queue_course.courses(run(1.5, slow=2.0))
     assert (
         "Utilisation in the steady state is within 2 points of the model's in 0 of 3 cases; the "
         "furthest is 1 worker, queue 1, 33.3 % and 66.7 % by the model."
-    ) in queue_report.sentences(group)
+    ) in sentences.sentences(group)
 
 
 def test_whose_the_formula_is_stands_beside_it() -> None:
-    (group,) = queue_report.courses(run(2.66))
-    (line,) = (line for line in queue_report.sentences(group) if "n0" in line)
+    (group,) = queue_course.courses(run(2.66))
+    (line,) = (line for line in sentences.sentences(group) if "n0" in line)
     assert "are the seed's" in line and "ours hold none" in line
-    (quick,) = queue_report.courses(run(0.5))  # nothing clears
-    assert not any("n0" in line for line in queue_report.sentences(quick))
+    (quick,) = queue_course.courses(run(0.5))  # nothing clears
+    assert not any("n0" in line for line in sentences.sentences(quick))
 
 
 def test_reading_that_a_step_slows_down_is_a_wrong_prediction() -> None:
-    (group,) = queue_report.courses(run(1.5, slow=2.0))
-    said = queue_report.sentences(group)
+    (group,) = queue_course.courses(run(1.5, slow=2.0))
+    said = sentences.sentences(group)
     assert "clears the queue within one in 1 of 2 cases" in said[3]
     assert (
         "the furthest is 1 worker, queue 8, cleared at 10 and predicted to be cleared at 21"
@@ -529,14 +535,14 @@ def test_reading_that_a_step_slows_down_is_a_wrong_prediction() -> None:
 
 
 def test_one_launch_is_not_compared() -> None:
-    (group,) = queue_report.courses(run(2.66, launches=1))
+    (group,) = queue_course.courses(run(2.66, launches=1))
     assert any(
-        "of one launch, which is not compared" in line for line in queue_report.sentences(group)
+        "of one launch, which is not compared" in line for line in sentences.sentences(group)
     )
 
 
 def test_the_seed_s_table_stands_beside_ours() -> None:
-    sections = queue_report.sections(run(2.66))
+    sections = queue_report.queue_sections(run(2.66))
     text = "\n".join(in_text(sections))
     assert "The seed's own table" in text
     assert len(queue_report.seed_table()) == 11
@@ -554,9 +560,9 @@ def test_a_failed_case_is_a_row_and_a_sentence() -> None:
         }
     )
     others = [r for r in records if r.key != fell.key]
-    (group,) = queue_report.courses([*others, fell])
-    assert "1 worker, queue 1: crash: it fell." in queue_report.sentences(group)
-    assert any("crash" in line for line in in_text(queue_report.sections([*others, fell])))
+    (group,) = queue_course.courses([*others, fell])
+    assert "1 worker, queue 1: crash: it fell." in sentences.sentences(group)
+    assert any("crash" in line for line in in_text(queue_report.queue_sections([*others, fell])))
 
 
 def stepping(workers: int, alone_s: float, beside_s: float, **case: Any) -> Record:
@@ -572,25 +578,25 @@ def test_how_a_step_was_timed_does_not_rank_workers_and_contention_is_told() -> 
     alone = record(simulate(Feed(1, 2, 0.01, 0.0), 8, in_hand=0), 0, 0.0, queue=2, compute="none")
     train = {"compute": "train", "compute_time": None}
     records = [alone, stepping(1, 0.172, 0.30, **train), stepping(2, 0.296, 0.32, **train)]
-    (group,) = queue_report.courses(records)
+    (group,) = queue_course.courses(records)
     assert [course.cell.compute_s for course in group] == [pytest.approx(0.234)] * 2
     one, two = (course.cell.utilisations[0] for course in group)
     assert one == pytest.approx(0.234 / 0.30) and two == pytest.approx(0.234 / 0.32)
-    said = queue_report.sentences(group)
+    said = sentences.sentences(group)
     assert any(line.startswith("The accelerator is used best with 1 worker") for line in said)
     assert (
         "A step beside 2 workers, queue 2 computes for 320 ms in place of 234 ms alone, and waits "
         "for batches in 0.0 % of its time: what utilisation lacks beyond that is lost to "
         "contention and not to reading." in said
     )
-    (quiet,) = queue_report.courses([alone, stepping(1, 0.3, 0.3), stepping(2, 0.3, 0.3)])
-    assert not any("contention" in line for line in queue_report.sentences(quiet))
+    (quiet,) = queue_course.courses([alone, stepping(1, 0.3, 0.3), stepping(2, 0.3, 0.3)])
+    assert not any("contention" in line for line in sentences.sentences(quiet))
 
 
 def test_a_busy_step_that_missed_what_was_asked_for_says_both() -> None:
-    (group,) = queue_report.courses([stepping(1, 0.008, 0.008, compute="busy", compute_time=0.01)])
+    (group,) = queue_course.courses([stepping(1, 0.008, 0.008, compute="busy", compute_time=0.01)])
     assert "steps of 8.00 ms (busy, asked for 10.0 ms)" in queue_report.heading(group)
-    (group,) = queue_report.courses([stepping(1, 0.01, 0.01, compute="busy", compute_time=0.01)])
+    (group,) = queue_course.courses([stepping(1, 0.01, 0.01, compute="busy", compute_time=0.01)])
     assert "steps of 10.0 ms (busy), 8" in queue_report.heading(group)
 
 
@@ -618,7 +624,7 @@ def test_readings_alone_are_a_page_of_their_own(
         ("0.5", "", "")
     ] * 2
     # Beside steps, a reading is what these are predicted from, and no row.
-    assert len(queue_report.courses(run(2.66))) == 1
+    assert len(queue_course.courses(run(2.66))) == 1
 
 
 # --- figures ------------------------------------------------------------------------------------
@@ -626,11 +632,11 @@ def test_readings_alone_are_a_page_of_their_own(
 
 def test_figures_are_drawn_from_the_csv_alone(tmp_path: Path) -> None:
     path = tmp_path / "queue.csv"
-    queue_report.append_csv(run(2.66), path)
+    queue_report.append_queue_csv(run(2.66), path)
     (figure,) = plot_queue(path, tmp_path / "figure")
     assert figure == tmp_path / "figure.png"
     assert figure.stat().st_size > 10_000
-    queue_report.append_csv([*run(0.5)], path)  # the same cases later: drawn in their place
+    queue_report.append_queue_csv([*run(0.5)], path)  # the same cases later: drawn in their place
     assert len(plot_queue(path, tmp_path / "figure")) == 1
     with pytest.raises(UsageError, match="not the CSV of a benchmark"):
         plot_loader(path, tmp_path / "loader")
@@ -650,8 +656,8 @@ def of_two_lengths() -> list[Record]:
 
 def test_steps_of_two_lengths_are_two_figures(tmp_path: Path) -> None:
     path = tmp_path / "queue.csv"
-    queue_report.append_csv(of_two_lengths(), path)
-    rows = read_csv(path, queue_report.NEEDS).rows
+    queue_report.append_queue_csv(of_two_lengths(), path)
+    rows = read_csv(path, queue_course.QUEUE_NEEDS).rows
     assert sorted(row["compute_time"] for row in rows) == ["1"] * 3 + ["2"] * 3
     figures = plot_queue(path, tmp_path / "figure")
     assert [figure.name for figure in figures] == ["figure_1.png", "figure_2.png"]
@@ -673,8 +679,8 @@ def test_nothing_lies_over_the_bars_and_no_iteration_is_half(tmp_path: Path) -> 
     from matplotlib.text import Text
 
     path = tmp_path / "queue.csv"
-    queue_report.append_csv(run(5.0, queues=(1,)), path)
-    figure = draw_queue(read_csv(path, queue_report.NEEDS).rows, "queue.csv")
+    queue_report.append_queue_csv(run(5.0, queues=(1,)), path)
+    figure = draw_queue(read_csv(path, queue_course.QUEUE_NEEDS).rows, "queue.csv")
     depth, seconds = figure.axes
     figure.draw_without_rendering()
     for ticks in (depth.get_xticks(), depth.get_yticks()):

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.boundary import (
+from penstock.base.errors import UsageError
+from penstock.bench.boundary import (
     Limit,
     Line,
     Probe,
@@ -18,7 +19,6 @@ from penstock.boundary import (
     most_probes,
     pixels_of,
 )
-from penstock.errors import UsageError
 
 Fits = Callable[[str, int], Probe]
 

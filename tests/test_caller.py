@@ -17,7 +17,9 @@ import torch
 from torch import Tensor, nn
 
 import penstock
-from penstock import caller, lane, measure
+from penstock.base import caller
+from penstock.bench import measure
+from penstock.inference import lane
 
 VOLUME = np.arange(20 * 16 * 16, dtype="uint16").reshape(20, 16, 16)
 
@@ -73,11 +75,11 @@ class Asks(nn.Module):
 
 @pytest.mark.usefixtures("three_threads")
 def test_threads_are_those_of_the_calling_thread_alone() -> None:
-    for scope in (caller.threads(1), lane._one_thread()):
+    for scope in (caller.torch_threads(1), lane._one_thread()):
         with pytest.raises(KeyError), scope:
             assert torch.get_num_threads() == 1
             assert elsewhere(torch.get_num_threads) == 3
-            with caller.threads(None), caller.threads(2):
+            with caller.torch_threads(None), caller.torch_threads(2):
                 assert torch.get_num_threads() == 2
             assert torch.get_num_threads() == 1
             raise KeyError
@@ -106,12 +108,12 @@ def test_what_a_caller_froze_stays_frozen() -> None:
     if not held:
         gc.freeze()
         held = gc.get_freeze_count()
-    with caller.less_collecting():
+    with caller.frozen_garbage():
         pass
     assert gc.get_freeze_count() >= held - 100  # less what was let go meanwhile
     try:
         gc.unfreeze()
-        with pytest.raises(KeyError), caller.less_collecting():
+        with pytest.raises(KeyError), caller.frozen_garbage():
             assert gc.get_freeze_count()
             raise KeyError
         assert not gc.get_freeze_count()
@@ -122,12 +124,12 @@ def test_what_a_caller_froze_stays_frozen() -> None:
 
 def test_flags_that_only_the_newer_names_can_read_are_put_back() -> None:
     part = torch.backends.cuda.matmul
-    with caller.cuda_flags():
+    with caller.cuda_flags_kept():
         part.fp32_precision = "tf32"
         part.allow_tf32 = False
         assert part.fp32_precision == "ieee"
         part.fp32_precision = "tf32"
-        with caller.cuda_flags():
+        with caller.cuda_flags_kept():
             part.allow_tf32 = False
         assert part.fp32_precision == "tf32"
 
@@ -154,7 +156,7 @@ def test_measuring_freezes_no_more_than_it_thaws() -> None:
 
     frozen = gc.get_freeze_count() > 0
     rules = measure.Rules(seconds=0, precision=0, warmup_samples=0, series=1)
-    measure.measure(Still(), rules, lambda stage: None)  # type: ignore[arg-type]
+    measure.measure_scenario(Still(), rules, lambda stage: None)  # type: ignore[arg-type]
     assert (gc.get_freeze_count() > 0) is frozen
 
 

@@ -21,15 +21,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import penstock.preprocess
-from penstock.chips import Chips
+import penstock.data.scenes.preprocess
+from penstock.base.errors import UsageError
 from penstock.cli import main
-from penstock.errors import UsageError
-from penstock.labels import read_labels
-from penstock.rasters import NODATA
-from penstock.scene_files import write_data_set
-from penstock.scenes import CHANNELS, Scene, radar_of, scene_folders
-from penstock.windows import Cut, cuts_of, planes_of, view
+from penstock.data.scenes.chips import Chips
+from penstock.data.scenes.labels import read_labels
+from penstock.data.scenes.rasters import NODATA
+from penstock.data.scenes.scene import CHANNELS, Scene, radar_of, scene_folders
+from penstock.data.scenes.synthetic_files import write_data_set
+from penstock.data.scenes.windows import Cut, cuts_of, model_view, planes_of
 
 rasterio = pytest.importorskip("rasterio")
 pytest.importorskip("contourpy")
@@ -194,7 +194,7 @@ def test_a_wind_that_is_missing_is_no_calm(data: Path, tmp_path: Path, missing: 
         with Scene(folder, channels) as scene:
             whole = (0, SIZE[0]), (0, SIZE[1])
             radar = np.stack([scene.read(name, *whole) for name in radar_of(channels)])
-            image, valid = view(channels, radar, scene.coarse, *whole)
+            image, valid = model_view(channels, radar, scene.coarse, *whole)
         assert len(image) + len(valid) == planes_of(channels)
         return image, valid
 
@@ -238,7 +238,7 @@ def test_few_files_and_a_store_that_others_read(out: Path) -> None:
 
 def test_the_order_is_the_same_for_any_hash_seed(out: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from penstock.chips import Chips\n"
+        "import sys; from pathlib import Path; from penstock.data.scenes.chips import Chips\n"
         "c = Chips(Path(sys.argv[1])); print([c.read(i).offset for i in range(len(c))],"
         "[c.scene_of(i) for i in range(len(c))])"
     )
@@ -259,7 +259,7 @@ def test_chips_go_to_another_process_and_through_a_fork(out: Path) -> None:
     np.testing.assert_array_equal(first.image, again.image)
     # In a process of its own: TensorStore is in this one, and ends what forks.
     code = (
-        "import os, sys; from pathlib import Path; from penstock.chips import Chips\n"
+        "import os, sys; from pathlib import Path; from penstock.data.scenes.chips import Chips\n"
         "chips = Chips(Path(sys.argv[1])); mean = chips.read(3).image.mean()\n"
         "if not (child := os.fork()): os._exit(chips.read(3).image.mean() != mean)\n"
         "sys.exit(os.waitpid(child, 0)[1])"
@@ -324,7 +324,7 @@ def test_a_scene_without_a_manifest_is_done_again_and_the_others_are_not(
 def test_a_run_that_dies_leaves_no_manifest_and_no_index(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    read_row = penstock.preprocess.read_row
+    read_row = penstock.data.scenes.windows.read_row
     rows = []
 
     def dies(*args: Any) -> Any:
@@ -333,7 +333,7 @@ def test_a_run_that_dies_leaves_no_manifest_and_no_index(
             raise RuntimeError("the disk is on fire")
         return read_row(*args)
 
-    monkeypatch.setattr(penstock.preprocess, "read_row", dies)
+    monkeypatch.setattr(penstock.data.scenes.preprocess, "read_row", dies)
     words = words_of(data, tmp_path, "--overlap", str(OVERLAP))
     words[words.index("--num_workers") + 1] = "1"
     assert main(words) == 1

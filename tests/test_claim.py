@@ -22,12 +22,14 @@ import pytest
 from torch import Tensor, nn
 
 import penstock
-from penstock import claim, infer
+from penstock.base.config.infer import InferConfig
+from penstock.base.config.knobs import build
+from penstock.base.errors import StageError, UsageError
 from penstock.cli import main
-from penstock.config import InferConfig, build
-from penstock.errors import StageError, UsageError
-from penstock.job import Job
-from penstock.store import open_source
+from penstock.data.stores import claim
+from penstock.data.stores.open import open_source
+from penstock.inference import run as infer
+from penstock.inference.job import Job
 
 DATA = np.arange(8 * 8 * 48, dtype="uint16").reshape(8, 8, 48)
 OTHER = DATA[::-1].copy()
@@ -280,27 +282,29 @@ def test_an_output_that_another_run_made_anew_is_not_resumed(tmp_path: Path) -> 
 
 KILLED = """
 import os, numpy as np, penstock
-from penstock import {module}
-{module}.{step} = lambda *args, **knobs: os._exit(9)
+from {module} import {owner}
+{owner}.{step} = lambda *args, **knobs: os._exit(9)
 data = np.load("other.npy")
 penstock.run_inference(data, "out.zarr", model="identity", overwrite=True, **{knobs})
 """
 
 
-@pytest.mark.parametrize("step", ["journal.Journal.begin", "claim.Claims.name"])
+@pytest.mark.parametrize(
+    "step", ["inference.journal.Journal.begin", "data.stores.claim.Claims.name"]
+)
 def test_a_run_that_was_killed_before_it_had_the_output_strands_nobody(
     step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     np.save("other.npy", OTHER)
-    module, _, rest = step.partition(".")
-    code = KILLED.format(module=module, step=rest, knobs=KNOBS)
+    module, owner, method = step.rsplit(".", 2)
+    code = KILLED.format(module=f"penstock.{module}", owner=owner, step=method, knobs=KNOBS)
     for before in (False, True):
         if before:
             write("out.zarr", DATA, overwrite=True)
         done = subprocess.run([sys.executable, "-c", code])
         assert done.returncode == 9
-        if before and rest == "Journal.begin":  # the earlier run is untouched
+        if before and owner == "Journal":  # the earlier run is untouched
             assert write("out.zarr", DATA, resume=True).units_written == 0
             assert (read("out.zarr") == DATA).all()
         else:

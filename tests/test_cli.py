@@ -18,8 +18,9 @@ import pytest
 import tensorstore as ts
 import yaml
 
+from penstock.base.config.infer import InferConfig
+from penstock.base.config.knobs import add_flags, build, from_flags
 from penstock.cli import main
-from penstock.config import InferConfig, add_flags, build, from_flags
 
 SHARED = Path(__file__).parent.parent.parent / "shared" / "data"
 MOUSE = SHARED / "mouse-brain-two-photon.ome.tif"

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock import ledger
+from penstock.base.errors import NotComparable, PenstockError, UsageError
 from penstock.cli import compare as verb
-from penstock.compare import FAILED, Comparison, compare, select
-from penstock.errors import NotComparable, PenstockError, UsageError
-from penstock.record import Record, Warmup, case_key
+from penstock.instruments import ledger
+from penstock.instruments.record import FAILED, Record, Warmup, case_key
+from penstock.reports.compare import Comparison, compare_records, select_records
 
 CASE = {"model": "denoise-net", "tile": "256", "batch": 1, "amp": False}
 
@@ -55,7 +55,7 @@ def judged(
     a: Iterable[Record], b: Iterable[Record], threshold: float | None = None, **options: Any
 ) -> Comparison:
     given = {"confidence": 0.95, "anyway": False, "metric": "step", "seed": 0} | options
-    return compare(list(a), list(b), threshold=threshold, **given)
+    return compare_records(list(a), list(b), threshold=threshold, **given)
 
 
 def verdicts(*args: Any, **options: Any) -> list[str]:
@@ -417,11 +417,14 @@ def test_the_same_seed_gives_the_same_comparison() -> None:
 
 def test_a_selection_leaves_its_knobs_out() -> None:
     both = [record(), record(knobs={"amp": True}), record(scenario="disk", knobs={"amp": "on"})]
-    off, on = select(both, {"amp": "false"}), select(both, {"amp": "true", "tile": "256"})
+    off, on = (
+        select_records(both, {"amp": "false"}),
+        select_records(both, {"amp": "true", "tile": "256"}),
+    )
     assert [r.case for r in off] == [{"model": "denoise-net", "tile": "256", "batch": 1}]
     assert [r.case for r in on] == [{"model": "denoise-net", "batch": 1}]
     assert off[0].key == case_key("model", off[0].case)
-    assert select(both, {}) == both
+    assert select_records(both, {}) == both
 
 
 # --- the command --------------------------------------------------------------------------------

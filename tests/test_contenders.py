@@ -14,11 +14,13 @@ import numpy as np
 import psutil
 import pytest
 
-from penstock import dataset, loaders
-from penstock.dataset import Audit, Packed
-from penstock.errors import MissingDependency, StageError, UsageError
-from penstock.fields import PRESETS, World
-from penstock.order import Order
+from penstock.base.errors import MissingDependency, StageError, UsageError
+from penstock.data.packed import write as dataset
+from penstock.data.packed.audit import Audit
+from penstock.data.packed.format import Packed
+from penstock.data.weather import PRESETS, World
+from penstock.loading.contenders import registry
+from penstock.loading.order import Order
 
 LIBRARY = {
     "zarr": "zarr",
@@ -36,7 +38,7 @@ GRID, SAMPLES = (8, 16), 11
 
 
 def make(name: str, data: Any, order: Order, threads: int = 2) -> Any:
-    return loaders.make(name, data, order, threads=threads)
+    return registry.make_contender(name, data, order, threads=threads)
 
 
 def needs(name: str) -> None:
@@ -47,7 +49,7 @@ def needs(name: str) -> None:
 def pack(root: Path, preset: str = "ufs-p1", **settings: Any) -> Packed:
     world = World(GRID, seed=3, slope=2.0)
     chosen = PRESETS[preset]
-    return dataset.write(
+    return dataset.write_dataset(
         root,
         chosen.layouts(GRID),
         range(SAMPLES),
@@ -92,7 +94,7 @@ def check_epoch(
 
 
 def test_every_contender_of_another_library_is_tested_here() -> None:
-    others = {name for name in loaders.CONTENDERS if not name.startswith("penstock")}
+    others = {name for name in registry.CONTENDERS if not name.startswith("penstock")}
     assert others == set(LIBRARY)
 
 
@@ -156,8 +158,8 @@ def test_torch_without_workers_reads_here(packed: Packed, truth: dict[str, np.nd
 KILLING = """
 import sys
 import psutil
-from penstock import loaders
-from penstock.order import Order
+from penstock.loading.engines import engine as loaders
+from penstock.loading.order import Order
 
 if __name__ == "__main__":
     batches = loaders.make("torch", sys.argv[1], Order(int(sys.argv[2]), 1), threads=1).batches()

@@ -15,10 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from penstock.average_precision import ImageResult, coco_ap, distinct
+from penstock.base.config.data import XView3Rules
+from penstock.base.errors import UsageError
 from penstock.cli import main
-from penstock.config import XView3Rules
-from penstock.detection import (
+from penstock.data.scenes.average_precision import ImageResult, coco_ap, distinct
+from penstock.data.scenes.labels import read_labels
+from penstock.data.scenes.objects import (
     PREDICTED_COLUMNS,
     Counts,
     Objects,
@@ -28,10 +30,8 @@ from penstock.detection import (
     read_predictions,
     write_predictions,
 )
-from penstock.errors import UsageError
-from penstock.labels import read_labels
-from penstock.shoreline import read_shoreline, shoreline_path, write_shoreline
-from penstock.xview3 import XView3Score, best_threshold, score_xview3
+from penstock.data.scenes.shoreline import read_shoreline, shoreline_path, write_shoreline
+from penstock.data.scenes.xview3_score import XView3Score, best_threshold, score_xview3
 
 LOW, HIGH = 0, 2
 ORACLE = Path(__file__).parents[2] / "shared" / "data" / "xview3-metric-oracle"

@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.detection import Objects
-from penstock.errors import UsageError
+from penstock.base.errors import UsageError
+from penstock.data.scenes.objects import Objects
 from penstock.models.detector import (
     FISHING,
     NO_VESSEL,
     OTHER,
     SOME_VESSEL,
     SOMETHING,
-    detector,
     losses,
+    make_detector,
     points_of,
     targets_of,
 )
-from penstock.vision import torchvision
-from penstock.workloads.detector import joined, owned
+from penstock.models.torchvision_ops import torchvision
+from penstock.training.workloads.detector import joined, owned
 
 NAN = float("nan")
 
@@ -126,7 +126,7 @@ def some_chips(count: int, channels: int, side: int = 96) -> tuple[list[Any], li
 def test_any_channels_and_every_parameter_learns(backbone: str, channels: int) -> None:
     """Of an image without objects too: a rank whose chips are empty must not leave DDP waiting."""
     torch.manual_seed(0)
-    net = detector(channels, backbone, width=16)
+    net = make_detector(channels, backbone, width=16)
     assert net.in_channels == channels
     images, targets = some_chips(2, channels, 64)
     for target in (targets, [targets_of(np.zeros((0, 2)), [], [], [])] * 2):
@@ -138,7 +138,7 @@ def test_any_channels_and_every_parameter_learns(backbone: str, channels: int) -
 
 
 def test_images_are_padded_and_never_rescaled_in_training_or_after() -> None:
-    net = detector(2, width=16)
+    net = make_detector(2, width=16)
     image = torch.arange(2 * 50 * 70.0).view(2, 50, 70)
     for mode in (True, False):
         net.train(mode)
@@ -150,7 +150,7 @@ def test_images_are_padded_and_never_rescaled_in_training_or_after() -> None:
 
 def test_anchors_fit_objects_of_ten_pixels() -> None:
     """Wherever it lies, a box overlaps some anchor by more than counts as background (0.3)."""
-    net = detector(2, width=16)
+    net = make_detector(2, width=16)
     batch, _ = net.transform([torch.zeros(2, 128, 128)], None)
     anchors = net.rpn.anchor_generator(batch, list(net.backbone(batch.tensors).values()))[0]
     rng = np.random.default_rng(1)
@@ -162,7 +162,7 @@ def test_anchors_fit_objects_of_ten_pixels() -> None:
 
 def test_what_is_found_is_one_box_each_strongest_first() -> None:
     torch.manual_seed(1)
-    net = detector(2, width=16, score_threshold=0.0, most_detections=7).eval()
+    net = make_detector(2, width=16, score_threshold=0.0, most_detections=7).eval()
     images, _ = some_chips(2, 2, 64)
     with torch.no_grad():
         found = net(images)
@@ -194,7 +194,7 @@ def test_an_object_on_the_border_of_two_cores_is_found_once() -> None:
 def test_it_learns_where_what_and_how_long() -> None:
     torch.manual_seed(0)
     images, targets = some_chips(2, 2)
-    net = detector(2, width=32)
+    net = make_detector(2, width=32)
     steps = torch.optim.AdamW(net.parameters(), 2e-3)
     for _ in range(40):
         steps.zero_grad()
@@ -221,7 +221,7 @@ def test_the_same_seed_gives_the_same_weights() -> None:
     def trained() -> list[torch.Tensor]:
         torch.manual_seed(3)
         images, targets = some_chips(2, 2, 64)
-        net = detector(2, width=16)
+        net = make_detector(2, width=16)
         steps = torch.optim.SGD(net.parameters(), 0.01)
         for _ in range(3):
             steps.zero_grad()
@@ -233,7 +233,7 @@ def test_the_same_seed_gives_the_same_weights() -> None:
 
 
 def test_weights_are_plain_tensors_and_mixed_precision_stays_finite() -> None:
-    net, other = detector(2, width=16), detector(2, width=16)
+    net, other = make_detector(2, width=16), make_detector(2, width=16)
     file = BytesIO()
     torch.save(net.state_dict(), file)
     file.seek(0)
@@ -249,6 +249,6 @@ def test_weights_are_plain_tensors_and_mixed_precision_stays_finite() -> None:
 
 def test_what_there_is_not_is_said() -> None:
     with pytest.raises(UsageError, match="no backbone 'vgg'; there are mobilenet, resnet50"):
-        detector(2, "vgg")  # type: ignore[arg-type]
+        make_detector(2, "vgg")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="in_channels 0 must be 1 or more"):
-        detector(0)
+        make_detector(0)

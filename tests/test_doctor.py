@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock import limits
+from penstock.base.errors import UsageError
+from penstock.bench import limits
+from penstock.bench.launch.supervisor import LaunchRequest
+from penstock.bench.scenarios import WrongResult, make
+from penstock.bench.scenarios import roofs as scenarios
 from penstock.cli import doctor, main
-from penstock.errors import UsageError
-from penstock.launch import Request
-from penstock.ledger import Ledger
-from penstock.record import Failure, Memory, Record, case_key
-from penstock.scenarios import WrongResult, make
-from penstock.scenarios import roofs as scenarios
+from penstock.instruments.ledger import Ledger
+from penstock.instruments.record import Failure, Memory, Record, case_key
 
 MIB = 2**20
 
@@ -112,7 +112,7 @@ def test_a_folder_that_will_not_do(folder: str, count: int, tmp_path: Path) -> N
 # roofs and noise from scripted launches
 
 
-def made(request: Request, launch: int, order: int | None = None, **fields: Any) -> Record:
+def made(request: LaunchRequest, launch: int, order: int | None = None, **fields: Any) -> Record:
     known: dict[str, Any] = {
         "schema": 1, "id": "x", "time": "2026-01-01T00:00:00+00:00", "status": "ok",
         "scenario": request.scenario, "case": dict(request.case), "launch": launch, "order": order,
@@ -123,7 +123,7 @@ def made(request: Request, launch: int, order: int | None = None, **fields: Any)
 
 
 def always(**fields: Any) -> Callable[..., Record]:
-    def run(request: Request, *, launch: int, order: int | None, timeout_s: float) -> Record:
+    def run(request: LaunchRequest, *, launch: int, order: int | None, timeout_s: float) -> Record:
         return made(request, launch, order, **fields)
 
     return run
@@ -132,7 +132,7 @@ def always(**fields: Any) -> Callable[..., Record]:
 def in_turn(seconds: list[float]) -> Callable[..., Record]:
     answers = iter(seconds)
 
-    def run(request: Request, *, launch: int, order: int | None, timeout_s: float) -> Record:
+    def run(request: LaunchRequest, *, launch: int, order: int | None, timeout_s: float) -> Record:
         return made(request, launch, samples_s={"step": [next(answers)] * 9})
 
     return run
@@ -147,7 +147,7 @@ FAILED = {
 
 def test_roofs(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
-    tops = limits.roofs("cpu", ["float32"], tmp_path, "quick", ledger, always())
+    tops = limits.measure_roofs("cpu", ["float32"], tmp_path, "quick", ledger, always())
     assert list(tops) == ["matmul float32", "memory copy", "disk", "page cache"]
     assert tops["matmul float32"] == {
         "unit": "flop/s", "value": 500, "low": 500, "high": 500, "n": 1, "note": ""
@@ -158,13 +158,15 @@ def test_roofs(tmp_path: Path) -> None:
 
 def test_the_disk_is_timed_by_its_reads_and_owns_up_to_the_cache(tmp_path: Path) -> None:
     run = always(samples_s={"step": [9.0] * 9, "read": [1.0] * 9}, facts={"source": "page cache"})
-    tops = limits.roofs("cpu", [], tmp_path, "quick", Ledger(tmp_path), run)
+    tops = limits.measure_roofs("cpu", [], tmp_path, "quick", Ledger(tmp_path), run)
     assert tops["disk"]["value"] == 500 and "not the device" in tops["disk"]["note"]
     assert tops["page cache"]["note"] == ""
 
 
 def test_a_roof_that_cannot_be_measured_is_missing(tmp_path: Path) -> None:
-    tops = limits.roofs("cpu", ["float32"], tmp_path, "quick", Ledger(tmp_path), always(**FAILED))
+    tops = limits.measure_roofs(
+        "cpu", ["float32"], tmp_path, "quick", Ledger(tmp_path), always(**FAILED)
+    )
     assert tops["matmul float32"]["value"] is None
     assert tops["matmul float32"]["note"] == "torch is not here"
     assert "not measured: torch is not here" in "\n".join(doctor.roof_lines(tops))
@@ -219,33 +221,33 @@ def test_what_was_measured_is_found_again(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     for seconds in (4.0, 2.0):  # the newest counts
         run = always(samples_s={"step": [seconds] * 9})
-        limits.roofs("cpu", ["float32"], tmp_path, "quick", ledger, run)
+        limits.measure_roofs("cpu", ["float32"], tmp_path, "quick", ledger, run)
         limits.noise_floor("cpu", "quick", ledger, always())
-    assert limits.measured_roof("here", "cpu", "float32", ledger) == 500
+    assert limits.known_roof("here", "cpu", "float32", ledger) == 500
     for key, device, dtype in (
         ("there", "cpu", "float32"),
         ("here", "cuda:0", "float32"),
         ("here", "cpu", "float16"),
     ):
-        assert limits.measured_roof(key, device, dtype, ledger) is None
+        assert limits.known_roof(key, device, dtype, ledger) is None
 
 
 def test_tf32_is_a_roof_of_its_own(tmp_path: Path) -> None:
-    def run(request: Request, *, launch: int, order: int | None, timeout_s: float) -> Record:
+    def run(request: LaunchRequest, *, launch: int, order: int | None, timeout_s: float) -> Record:
         seconds = 0.25 if request.case.get("tf32") else 2.0
         return made(request, launch, samples_s={"step": [seconds] * 9})
 
     ledger = Ledger(tmp_path)
-    tops = limits.roofs("cuda:0", ["float32"], tmp_path, "quick", ledger, run)
+    tops = limits.measure_roofs("cuda:0", ["float32"], tmp_path, "quick", ledger, run)
     assert list(tops)[:2] == ["matmul float32", "matmul tf32"]
-    assert limits.measured_roof("here", "cuda:0", "float32", ledger) == 500
-    assert limits.measured_roof("here", "cuda:0", "tf32", ledger) == 4000
+    assert limits.known_roof("here", "cuda:0", "float32", ledger) == 500
+    assert limits.known_roof("here", "cuda:0", "tf32", ledger) == 4000
 
 
 def test_where_nothing_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert limits.default_ledger().path.parent == tmp_path / "penstock" / "doctor.ledger"
-    assert limits.measured_roof("here", "cpu", "float32") is None
+    assert limits.known_roof("here", "cpu", "float32") is None
     assert not list(tmp_path.iterdir())
 
 
@@ -259,10 +261,10 @@ class Machine:
 
     def __init__(self, status: str = "oom_host", memory: int = 10_000) -> None:
         self.status, self.memory = status, memory
-        self.requests: list[Request] = []
+        self.requests: list[LaunchRequest] = []
 
     def __call__(
-        self, request: Request, *, launch: int, order: int | None, timeout_s: float
+        self, request: LaunchRequest, *, launch: int, order: int | None, timeout_s: float
     ) -> Record:
         self.requests.append(request)
         side, batch = int(request.case["tile"]), int(request.case["batch"])
@@ -530,7 +532,7 @@ def test_doctor_says_it_all_and_writes_it(
 ) -> None:
     monkeypatch.setattr(doctor, "readings", lambda: NOW)
     monkeypatch.setattr(doctor, "noise_floor", lambda *args, **options: NOISE)
-    monkeypatch.setattr(doctor, "roofs", lambda *args, **options: {})
+    monkeypatch.setattr(doctor, "measure_roofs", lambda *args, **options: {})
     report, ledger = tmp_path / "report.json", tmp_path / "ledger"
     words = ["doctor", "--folder", str(tmp_path), "--json", str(report), "--ledger", str(ledger)]
     assert main([*words, "--device", "cpu"]) == 0
@@ -555,7 +557,7 @@ def test_a_device_that_was_asked_for_and_is_absent_is_refused(
     nothing = NOISE | {"threshold": None, "note": "no such device"}
     monkeypatch.setattr(doctor, "readings", lambda: NOW)
     monkeypatch.setattr(doctor, "noise_floor", lambda *args, **options: nothing)
-    monkeypatch.setattr(doctor, "roofs", lambda *args, **options: {})
+    monkeypatch.setattr(doctor, "measure_roofs", lambda *args, **options: {})
     assert main(["doctor", "--ledger", str(tmp_path / "l"), "--device", device]) == code
     assert ("--device cuda:7" in capsys.readouterr().err) == (code == 2)
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import events
+from penstock.training.tracking import events
 
 
 def log_of(path: Path, *told: dict[str, Any]) -> events.EventLog:
@@ -27,7 +27,7 @@ def test_events_are_lines_of_finite_numbers(tmp_path: Path) -> None:
     path = tmp_path / "out" / "events.jsonl"
     nan, inf = float("nan"), float("inf")
     log_of(path, {"a": 1, "b": None, "c": nan}, {"a": -inf, "d": 0.25})
-    found = [event for _, event in events.read(path)]
+    found = [event for _, event in events.read_events(path)]
     assert found == [
         {"time": 12.5, "event": "begin", "step": 0},
         {"time": 12.5, "event": "step", "step": 1, "metrics": {"a": 1.0}},
@@ -43,12 +43,12 @@ def test_a_torn_file_is_read_and_gone_on_with(
     """A run that was killed left half a line; all whole lines count, before it and after."""
     path = tmp_path_factory.mktemp("torn") / "events.jsonl"
     log_of(path, {"a": 1}, {"a": 2}, {"a": 3})
-    whole = [event for _, event in events.read(path)]
+    whole = [event for _, event in events.read_events(path)]
     path.write_bytes(path.read_bytes()[:cut] + junk)
-    kept = [event for _, event in events.read(path)]
+    kept = [event for _, event in events.read_events(path)]
     assert kept == whole[: len(kept)]
     log_of(path, {"a": 9})
-    again = [event for _, event in events.read(path)]
+    again = [event for _, event in events.read_events(path)]
     assert again[-1]["metrics"] == {"a": 9.0}
     assert len(again) >= len(kept) + 2
 
@@ -56,7 +56,7 @@ def test_a_torn_file_is_read_and_gone_on_with(
 def test_a_file_is_read_from_any_event_on(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     log_of(path, {"a": 1}, {"a": 2})
-    found = list(events.read(path))
+    found = list(events.read_events(path))
     for number, (place, _) in enumerate(found):
         rest, end = events.read_from(path, place)
         assert rest == found[number:]
@@ -69,9 +69,9 @@ def test_a_file_is_read_from_any_event_on(tmp_path: Path) -> None:
 def test_a_long_file_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "events.jsonl"
     log_of(path, *({"a": number} for number in range(50)))
-    whole = list(events.read(path))
+    whole = list(events.read_events(path))
     monkeypatch.setattr(events, "MOST_BYTES", 20)  # less than a line
-    assert list(events.read(path)) == whole
+    assert list(events.read_events(path)) == whole
 
 
 class Hanging:
@@ -124,8 +124,8 @@ def test_steps_that_are_taken_again_are_known(tmp_path: Path) -> None:
     log.begin(event="begin", step=2)
     log.tell("step", 3, metrics={"a": 3.5})
     log.close()
-    begins = [(at, e["step"]) for at, e in events.read(path) if e["event"] == "begin"]
+    begins = [(at, e["step"]) for at, e in events.read_events(path) if e["event"] == "begin"]
     taken = events.Taken(begins)
-    kept = [e["metrics"]["a"] for at, e in events.read(path) if e["step"] and not taken.again(at, e)
-            and "metrics" in e]  # fmt: skip
+    steps = [(at, e) for at, e in events.read_events(path) if e["step"] and "metrics" in e]
+    kept = [e["metrics"]["a"] for at, e in steps if not taken.again(at, e)]
     assert kept == [1.0, 2.0, 3.5]

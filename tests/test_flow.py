@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from penstock.flow import Budget, Channel, Flow
+from penstock.base.threads import Budget, Channel, Flow
 
 
 def test_an_ordered_channel_restores_order_whatever_the_delays() -> None:

@@ -19,15 +19,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import dataset
-from penstock.box import Box
+from penstock.base.errors import StageError, UsageError
 from penstock.cli import main
-from penstock.dataset import Audit, Delivery, Layout, Moments, Packed, PlaneChecks, open_dataset
-from penstock.errors import StageError, UsageError
-from penstock.fields import PRESETS, World
-from penstock.grid import Grid
-from penstock.loader import Loader
-from penstock.synthetic import PERIOD, Specimen
+from penstock.data.box import Box
+from penstock.data.grid import Grid
+from penstock.data.packed import format
+from penstock.data.packed import write as dataset
+from penstock.data.packed.audit import Audit, Delivery
+from penstock.data.packed.checksums import PlaneChecks
+from penstock.data.packed.format import ArrayLayout, Packed, open_dataset
+from penstock.data.packed.write import Moments
+from penstock.data.volumes import PERIOD, Specimen
+from penstock.data.weather import PRESETS, World
+from penstock.loading.loader import Loader
 
 ERA = Path(__file__).parents[2] / "shared" / "data" / "era-interim-uvz.nc"
 GRID = (8, 16)
@@ -40,8 +44,8 @@ PLAIN: dict[str, Any] = {
     "facts": {},
 }
 SMALL = {
-    "inputs": Layout(("lat", "lon", "channels"), (4, 6, 5), (4, 6, 2), tuple("abcde")),
-    "targets": Layout(("lat", "lon", "channels"), (4, 6, 3), (4, 6, 2), tuple("xyz")),
+    "inputs": ArrayLayout(("lat", "lon", "channels"), (4, 6, 5), (4, 6, 2), tuple("abcde")),
+    "targets": ArrayLayout(("lat", "lon", "channels"), (4, 6, 3), (4, 6, 2), tuple("xyz")),
 }
 
 
@@ -57,7 +61,9 @@ def small_sample(index: int) -> dict[str, np.ndarray]:
 
 
 def write_small(root: Path, samples: int = 5, **settings: Any) -> Packed:
-    return dataset.write(root, SMALL, range(100, 100 + samples), small_sample, **(PLAIN | settings))
+    return dataset.write_dataset(
+        root, SMALL, range(100, 100 + samples), small_sample, **(PLAIN | settings)
+    )
 
 
 def read(packed: Packed, name: str) -> np.ndarray:
@@ -231,7 +237,7 @@ def test_no_more_samples_are_held_than_there_are_workers(tmp_path: Path) -> None
             most = max(most, held)
         return sample
 
-    dataset.write(tmp_path / "data", SMALL, range(60), make, **(PLAIN | {"workers": 3}))
+    dataset.write_dataset(tmp_path / "data", SMALL, range(60), make, **(PLAIN | {"workers": 3}))
     assert most <= 6, "TensorStore lets go of what it wrote a moment after it says so"
 
 
@@ -252,7 +258,7 @@ def test_a_failure_names_the_sample_and_leaves_nothing_that_looks_whole(tmp_path
 
     threads = set(threading.enumerate())
     with pytest.raises(StageError, match=r"generate failed at sample 3 of .*: the tape is torn"):
-        dataset.write(tmp_path / "data", SMALL, range(9), fail, **PLAIN)
+        dataset.write_dataset(tmp_path / "data", SMALL, range(9), fail, **PLAIN)
     assert set(threading.enumerate()) == threads
     with pytest.raises(UsageError, match="not finished"):
         open_dataset(tmp_path / "data")
@@ -290,7 +296,7 @@ def test_overwrite_follows_no_path_out_of_the_folder(tmp_path: Path) -> None:
     root = tmp_path / "data"
     root.mkdir()
     arrays = {"inputs": {"path": "../victim"}, "targets": {"path": "link.zarr"}}
-    document = {"format": dataset.FORMAT, "version": 1, "arrays": arrays}
+    document = {"format": format.FORMAT, "version": 1, "arrays": arrays}
     (root / "dataset.json").write_text(json.dumps(document))
     (root / "link.zarr").symlink_to(tmp_path / "victim")
     write_small(root, overwrite=True)
@@ -300,7 +306,7 @@ def test_overwrite_follows_no_path_out_of_the_folder(tmp_path: Path) -> None:
 
 def test_a_data_set_larger_than_the_disk_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"are .* PiB before compression and .* free; lower"):
-        dataset.write(tmp_path / "data", SMALL, range(10**14), small_sample, **PLAIN)
+        dataset.write_dataset(tmp_path / "data", SMALL, range(10**14), small_sample, **PLAIN)
     assert not (tmp_path / "data").exists()
 
 
@@ -401,7 +407,7 @@ def test_the_audit_goes_by_the_bytes(
 
 def test_samples_that_are_alike_stand_for_themselves(tmp_path: Path) -> None:
     """As of a land mask, or of a world at rest: their checksums are one."""
-    packed = dataset.write(
+    packed = dataset.write_dataset(
         tmp_path / "data", SMALL, range(4), lambda index: small_sample(index // 2), **PLAIN
     )
 
@@ -458,7 +464,7 @@ def specimen() -> Specimen:
 def test_generate_makes_a_volume(
     specimen: Specimen, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from penstock.store import open_source
+    from penstock.data.stores.open import open_source
 
     words = ["generate", "volume", str(tmp_path / "v.zarr"), "--shape", "16", "36", "40"]
     words += ["--chunks", "8", "16", "16", "--seed", "3"]
@@ -616,8 +622,8 @@ def test_a_flipped_voxel_is_found(tmp_path: Path) -> None:
 
 def test_bench_loader_checks_a_volume(tmp_path: Path) -> None:
     """The scenario in this process: what it reads is verified by the checksums of the planes."""
-    from penstock.scenarios import WrongResult
-    from penstock.scenarios.loader import LoaderScenario
+    from penstock.bench.scenarios import WrongResult
+    from penstock.bench.scenarios.loader import LoaderScenario
 
     packed = write_volume(tmp_path / "v.zarr", (12, 20, 24))
     case = {
@@ -635,9 +641,9 @@ def test_bench_loader_checks_a_volume(tmp_path: Path) -> None:
 
     facts = verified()
     assert (facts["wrong"], facts["missing"], facts["verified_batches"]) == (0, 0, 3)
-    checks = dict(np.load(packed.root / dataset.CHECKS))
+    checks = dict(np.load(packed.root / format.CHECKS))
     checks["volume"][3] ^= 1
-    np.savez(packed.root / dataset.CHECKS, **checks)
+    np.savez(packed.root / format.CHECKS, **checks)
     with pytest.raises(WrongResult, match="1 arrays were wrong"):
         verified()
 
@@ -785,8 +791,9 @@ def test_variables_steps_and_samples_can_be_chosen(weather: Path, tmp_path: Path
 def test_what_a_file_does_not_have_is_refused(
     flags: str, sentence: str, weather: Path, tmp_path: Path
 ) -> None:
-    from penstock.config import GenerateConfig, build
-    from penstock.netcdf import open_netcdf
+    from penstock.base.config.data import GenerateConfig
+    from penstock.base.config.knobs import build
+    from penstock.data.netcdf import open_netcdf
 
     settings: dict[str, Any] = {}
     for word in flags.split():

@@ -22,11 +22,12 @@ import torch
 from torch import nn
 
 import penstock
+from penstock.base.config.knobs import build
+from penstock.base.config.train import TRAIN_DEFAULTS, SuiteConfig, TrainConfig
+from penstock.base.errors import Incomplete
+from penstock.bench.suite.preset import read_preset
+from penstock.bench.suite.run import suite_cases
 from penstock.cli import main
-from penstock.config import TRAIN_DEFAULTS, SuiteConfig, TrainConfig, build
-from penstock.errors import Incomplete
-from penstock.preset import read_preset
-from penstock.suite import cases_of
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 ON_GPU = (
@@ -105,12 +106,12 @@ def test_nan_and_a_failing_model_behave_as_on_the_cpu() -> None:
 def test_a_model_is_measured_by_events_and_its_memory_by_the_driver(
     tmp_path: Path, mode: str
 ) -> None:
-    from penstock import ledger
+    from penstock.instruments import ledger
 
     flags = ["--tile-sizes", "64", "--batch-sizes", "2", "--effort", "quick", "--mode", mode]
     out = tmp_path / "bench.csv"
     assert main(["bench", "model", *flags, "--launch-seconds", "1", "--output", str(out)]) == 0
-    (record,) = ledger.read(tmp_path / "bench.ledger")
+    (record,) = ledger.read_ledger(tmp_path / "bench.ledger")
     assert record.ok and record.case["device"].startswith("cuda")
     phases = {"forward", "backward", "optimizer"} if mode == "train" else set()
     assert {"step", "device"} | phases == set(record.samples_s)
@@ -134,7 +135,7 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 def train(workload: str, *settings: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    from penstock.train import train
+    from penstock.training.loop import train_workload as train
 
     progress = more.pop("progress", lambda now: None)
     config = build(TrainConfig, TRAIN_DEFAULTS[workload], *settings, more)
@@ -265,7 +266,7 @@ def test_accumulated_batches_equal_the_big_one_and_all_are_timed(
 
 def test_the_suite_of_the_benchmark_is_resnet50_in_mixed_precision(tmp_path: Path) -> None:
     preset = read_preset(BENCHMARKS / "gpu_suite.json")
-    cases = cases_of(preset, build(SuiteConfig, {"output_dir": tmp_path}))
+    cases = suite_cases(preset, build(SuiteConfig, {"output_dir": tmp_path}))
     assert len(cases) == 10
     for case in cases:
         assert (case["device"], case["backbone"], case["amp"]) == ("cuda", "resnet50", True)

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.box import Box
-from penstock.grid import Block, Geometry, Grid, flatten, indices, reflect, unflatten
+from penstock.data.box import Box
+from penstock.data.grid import Grid, flatten, indices, reflect, unflatten
+from penstock.inference.geometry import Block, Geometry
 
 sizes = st.integers(1, 40)
 

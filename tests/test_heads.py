@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import penstock
+from penstock.base.config.infer import InferConfig
+from penstock.base.config.knobs import build, read_yaml
+from penstock.base.errors import StageError, UsageError
 from penstock.cli import main
-from penstock.config import InferConfig, build, read_yaml
-from penstock.errors import StageError, UsageError
-from penstock.job import Job
+from penstock.inference.job import Job
 
 from .test_infer import Array, arange, run
 

@@ -15,10 +15,13 @@ import torch
 from torch import Tensor, nn
 
 import penstock
-from penstock import identity
-from penstock.config import InferConfig, build
-from penstock.errors import UsageError
-from penstock.job import Job
+from penstock.base.config.infer import InferConfig
+from penstock.base.config.knobs import build
+from penstock.base.errors import UsageError
+from penstock.inference import identity
+from penstock.inference.job import Job
+
+from . import test_house
 
 DATA = np.arange(8 * 8 * 24, dtype="uint16").reshape(8, 8, 24)
 KNOBS: dict[str, Any] = {
@@ -249,29 +252,19 @@ def test_the_maker_names_code_versions_and_machine(tmp_path: Path) -> None:
     assert made["torch"] == torch.__version__ and made["tensorstore"]
     assert made["instructions"] == torch.backends.cpu.get_cpu_capability()
     assert made["gpus"] == [] and len(made["code"]) == 16
-    assert all((identity._PACKAGE / name).exists() for name in identity.VOXEL_CODE)
 
 
-COMPUTE_NO_VOXELS = {
-    "__init__.py", "caller.py", "claim.py", "config", "environment.py", "errors.py", "failure.py",
-    "files.py", "flow.py", "identity.py", "journal.py", "judge.py", "keys.py", "missing.py",
-    "ours.py", "probe.py", "pt2.py", "record.py", "reference.py", "registry.py", "telemetry.py",
-    "units.py", "weights.py",
-}  # fmt: skip
-"""Of the modules that `infer` imports. What `judge` and `weights` find is in the fingerprint."""
-
-
-def test_every_module_that_infer_imports_is_known_to_compute_voxels_or_not() -> None:
-    package, found = identity._PACKAGE, {identity._PACKAGE / "__init__.py"}  # which imports all
-    coming = [package / "infer.py"]
+def test_every_room_that_a_run_imports_is_known_to_compute_voxels_or_not() -> None:
+    found: set[str] = set()
+    coming = ["inference/run.py"]
     while coming:
         if (file := coming.pop()) not in found:
             found.add(file)
-            names = identity._imports(file, package.parent)
-            coming += filter(None, (identity._find(name, [package.parent]) for name in names))
-    parts = {file.relative_to(package).parts[0] for file in found}
-    assert {"infer.py", "stores", "values.py", "config"} <= parts
-    assert parts - set(identity.VOXEL_CODE) == COMPUTE_NO_VOXELS
+            coming += test_house.targets_of(file)
+    known = {place for place in identity.VOXEL_CODE if (identity._PACKAGE / place).exists()}
+    assert known == set(identity.VOXEL_CODE)
+    others = {file for file in found if not any(Path(file).is_relative_to(p) for p in known)}
+    assert {file.split("/")[0] for file in others} == {"base", "instruments"}
 
 
 @pytest.mark.parametrize("what", ["code", "torch", "tensorstore", "instructions"])

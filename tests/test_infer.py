@@ -17,13 +17,19 @@ from numpy.typing import NDArray
 from torch import nn
 
 import penstock
-from penstock import infer, model
-from penstock.box import Box
-from penstock.config import InferConfig, build
-from penstock.errors import StageError, UsageError
-from penstock.job import Job
-from penstock.stores.memory import MemorySink, MemorySource
-from penstock.stores.tensorstore import TensorStoreSink
+from penstock.base import threads
+from penstock.base.config.infer import InferConfig
+from penstock.base.config.knobs import build
+from penstock.base.errors import StageError, UsageError
+from penstock.data.box import Box
+from penstock.data.stores import kvstore
+from penstock.data.stores.memory import MemorySink, MemorySource
+from penstock.data.stores.tensorstore import TensorStoreSink
+from penstock.inference import journal, stitch
+from penstock.inference import run as infer
+from penstock.inference.job import Job
+from penstock.models import devices
+from penstock.models import load as model
 
 from .test_job import SMALL
 
@@ -345,13 +351,13 @@ def test_the_pass_for_percentiles_reads_with_no_more_than_the_plan_holds(
 ) -> None:
     volume = arange((160, 160, 160))
     readers: list[str] = []
-    spawn = infer.Flow.spawn
+    spawn = threads.Flow.spawn
 
     def count(flow: Any, name: str, work: Callable[[], None]) -> None:
         readers.append(name) if name.startswith("statistics") else None
         spawn(flow, name, work)
 
-    monkeypatch.setattr(infer.Flow, "spawn", count)
+    monkeypatch.setattr(threads.Flow, "spawn", count)
     knobs: dict[str, Any] = {
         "patch": 32, "overlap": 0, "block": 32, "prep_workers": 16, "normalize": "global"
     }  # fmt: skip
@@ -420,7 +426,7 @@ def failing_after(calls: int, real: Callable[..., Any]) -> Callable[..., Any]:
         ("read", MemorySource, "read"),
         ("normalise", infer, "block_scaling"),
         ("forward", model.Identity, "forward"),
-        ("stitch", infer.Assembly, "_unit"),
+        ("stitch", stitch.Assembly, "_unit"),
         ("write", MemorySink, "write"),
     ],
 )
@@ -451,13 +457,13 @@ def test_a_block_that_was_never_written_is_never_success(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = job(tmp_path)
-    note = infer.Journal.note
+    note = journal.Journal.note
 
-    def lost(self: infer.Journal, key: tuple[int, ...], voxels: int) -> None:
+    def lost(self: journal.Journal, key: tuple[int, ...], voxels: int) -> None:
         if key != (0, 1, 1, 1):
             note(self, key, voxels)
 
-    monkeypatch.setattr(infer.Journal, "note", lost)
+    monkeypatch.setattr(journal.Journal, "note", lost)
     with pytest.raises(penstock.Incomplete, match="26 of 27 blocks"):
         infer.run_job(started)
 
@@ -479,7 +485,7 @@ def test_several_devices_share_the_work_and_agree(monkeypatch: pytest.MonkeyPatc
     volume = np.random.default_rng(6).integers(0, 5000, (30, 40, 50)).astype("uint16")
     knobs = {"patch": 12, "overlap": 4, "block": 16, "batch": 5, "normalize": "global"}
     alone = run(volume, conv(), seam_mode="blend", **knobs)
-    monkeypatch.setattr(model, "devices", lambda names: [torch.device("cpu")] * 3)
+    monkeypatch.setattr(devices, "find_devices", lambda names: [torch.device("cpu")] * 3)
     assert (run(volume, conv(), seam_mode="blend", **knobs) == alone).all()
     assert (
         run(volume, conv(), seam_mode="blend", prep_workers=1, max_inflight_batches=1, **knobs)
@@ -649,7 +655,7 @@ def test_a_finished_run_resumes_to_nothing(tmp_path: Path) -> None:
 def test_a_second_process_on_the_same_output_is_refused_and_harms_nothing(tmp_path: Path) -> None:
     source, out = arange((20, 20, 20)), tmp_path / "out.zarr"
     penstock.run_inference(source, out, **SMALL)
-    first = infer.Journal.open(Path(f"{out}.penstock"), {}, resume=False)
+    first = journal.Journal.open(Path(f"{out}.penstock"), {}, resume=False)
     first.begin({})
     with pytest.raises(UsageError, match="another process is writing this output"):
         penstock.run_inference(source + 1, out, overwrite=True, **SMALL)
@@ -684,14 +690,13 @@ def test_a_killed_run_leaves_no_list_of_units_for_a_new_output(
 
 def test_a_run_killed_while_the_old_output_is_deleted_goes_on(tmp_path: Path) -> None:
     """The old one had other chunks and another dtype, and some of it is there still."""
-    from penstock.stores import tensorstore
 
     source, out = arange((20, 20, 20)), tmp_path / "out.zarr"
     for way in ("resume", "overwrite"):
         penstock.run_inference(
             source, out, overwrite=True, out_dtype="float32", chunks=10, block=20, **SMALL
         )
-        (out / tensorstore._DELETING).write_text('{"arrays": ["0"]}')
+        (out / kvstore.DELETING).write_text('{"arrays": ["0"]}')
         (out / "zarr.json").unlink()
         (out / "0/c/0/0/0").unlink()
         summary = penstock.run_inference(source, out, **{way: True}, **SMALL)
@@ -734,7 +739,7 @@ def test_a_disk_that_fills_under_the_run_folder_is_told_with_stage_and_path(
     stage: str, method: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = job(tmp_path, normalize="global")
-    monkeypatch.setattr(infer.Journal, method, full)
+    monkeypatch.setattr(journal.Journal, method, full)
     with pytest.raises(StageError, match=f"^{stage} failed at .*{file}: .*No space left"):
         infer.run_job(started)
 
@@ -746,15 +751,15 @@ def test_a_line_that_could_not_be_noted_is_told_once(
     disk = Path("/dev/full")
     if not disk.exists():
         pytest.skip("there is no /dev/full")
-    started, begin = job(tmp_path), infer.Journal.begin
+    started, begin = job(tmp_path), journal.Journal.begin
 
-    def begun(self: infer.Journal, settings: Any, **more: Any) -> None:
+    def begun(self: journal.Journal, settings: Any, **more: Any) -> None:
         begin(self, settings, **more)
         assert self._log is not None
         self._log.close()
         self._log = disk.open("w")
 
-    monkeypatch.setattr(infer.Journal, "begin", begun)
+    monkeypatch.setattr(journal.Journal, "begin", begun)
     with pytest.raises(StageError, match=r"^write failed at block .*done\.log: .*No space left"):
         infer.run_job(started)
 
@@ -762,12 +767,12 @@ def test_a_line_that_could_not_be_noted_is_told_once(
 def test_a_summary_that_cannot_be_written_costs_no_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started, save = job(tmp_path), infer.Journal.save
+    started, save = job(tmp_path), journal.Journal.save
 
-    def saved(self: infer.Journal, name: str, content: Any) -> None:
+    def saved(self: journal.Journal, name: str, content: Any) -> None:
         (full if name == "summary.json" else save)(self, name, content)
 
-    monkeypatch.setattr(infer.Journal, "save", saved)
+    monkeypatch.setattr(journal.Journal, "save", saved)
     with pytest.warns(RuntimeWarning, match=r"--run-dir .*run: summary\.json: No space left"):
         assert infer.run_job(started).units_written == 27
 

@@ -22,15 +22,20 @@ from hypothesis import strategies as st
 from torch import nn
 
 import penstock
-from penstock import environment, lane, model
-from penstock import job as jobs
-from penstock.config import InferConfig, build
-from penstock.errors import UsageError
-from penstock.job import Job
-from penstock.journal import Journal
-from penstock.probe import Probe
-from penstock.stitch import axis_weights
-from penstock.store import open_source
+from penstock.base.config.infer import InferConfig
+from penstock.base.config.knobs import build
+from penstock.base.errors import UsageError
+from penstock.data.stores.open import open_source
+from penstock.inference import job as jobs
+from penstock.inference import lane
+from penstock.inference.job import Job
+from penstock.inference.journal import Journal
+from penstock.inference.stitch import axis_weights
+from penstock.instruments import environment
+from penstock.instruments.spans import Probe
+from penstock.models import devices as models_devices
+from penstock.models import footprint
+from penstock.models import load as model
 
 SMALL: dict[str, Any] = {"model": "identity", "patch": 8, "overlap": 2, "devices": "cpu"}
 """A job of a volume of 20 cubed."""
@@ -133,13 +138,13 @@ def test_what_a_gpus_context_takes_is_in_the_base(monkeypatch: pytest.MonkeyPatc
 def test_a_device_without_an_index_is_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert model.devices(["cuda"]) == [torch.device("cuda:0")]
-    assert model.devices(["cuda", "cuda:1"]) == model.devices(["auto"])
+    assert models_devices.find_devices(["cuda"]) == [torch.device("cuda:0")]
+    assert models_devices.find_devices(["cuda", "cuda:1"]) == models_devices.find_devices(["auto"])
     for names in (["cuda", "cuda:0"], ["cuda:1", "cuda:1"]):
         with pytest.raises(UsageError, match="names one device twice"):
-            model.devices(names)
+            models_devices.find_devices(names)
     with pytest.raises(UsageError, match="--devices cuda:2: this machine has 2 CUDA devices"):
-        model.devices(["cuda:2"])
+        models_devices.find_devices(["cuda:2"])
 
 
 @pytest.mark.parametrize(
@@ -245,19 +250,21 @@ class Choosy(nn.Module):
 def test_a_net_that_must_be_run_is_run_on_two_of_a_batch() -> None:
     for batch, ran in ((16, [2]), (2, [2]), (1, [1])):
         net = Choosy()
-        found = model.footprint(model.load(net), (batch, 1, 4, 4, 4))
+        found = footprint.measure_footprint(model.load_model(net), (batch, 1, 4, 4, 4))
         assert net.seen == ran
-        assert found == model.Footprint((model.Head("out", 1),), None)
+        assert found == footprint.Footprint((model.Head("out", 1),), None)
     with pytest.raises(UsageError, match="turns a batch of 2 into one of 1"):
-        model.footprint(model.load(Choosy(returned=1)), (16, 1, 4, 4, 4))
+        footprint.measure_footprint(model.load_model(Choosy(returned=1)), (16, 1, 4, 4, 4))
 
 
 def test_a_net_of_one_size_of_batch_is_given_that() -> None:
     net = Choosy(only=5)
-    assert model.footprint(model.load(net), (5, 1, 4, 4, 4)).heads == (model.Head("out", 1),)
+    assert footprint.measure_footprint(model.load_model(net), (5, 1, 4, 4, 4)).heads == (
+        model.Head("out", 1),
+    )
     assert net.seen == [2, 5]
     with pytest.raises(UsageError, match=r"a batch of shape \(6, 1, 4, 4, 4\) .*made for 5"):
-        model.footprint(model.load(net), (6, 1, 4, 4, 4))
+        footprint.measure_footprint(model.load_model(net), (6, 1, 4, 4, 4))
 
 
 # --- what a lane keeps ---------------------------------------------------------------------------

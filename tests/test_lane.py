@@ -15,13 +15,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from penstock import infer, lane, plan
-from penstock.claim import Claims
-from penstock.config import InferConfig, build
-from penstock.errors import StageError
-from penstock.job import Job
-from penstock.journal import Journal
-from penstock.lane import Finished, Lane
+from penstock.base.config.infer import InferConfig
+from penstock.base.config.knobs import build
+from penstock.base.errors import StageError
+from penstock.data.stores.claim import Claims
+from penstock.inference import lane, plan
+from penstock.inference import run as infer
+from penstock.inference.job import Job
+from penstock.inference.journal import Journal
+from penstock.inference.lane import Finished, Lane
 
 from .test_infer import Array, arange, conv, run
 
@@ -34,25 +36,25 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "BLOCK_VOXELS", 14**3)
 
 
-def started(source: Array, net: Any = "identity", **knobs: Any) -> infer._Run:
+def started(source: Array, net: Any = "identity", **knobs: Any) -> infer._Inference:
     config = {"in_spec": source, "out_spec": np.zeros_like(source), "model_type": net, "patch": 8,
               "overlap": 2, "block": 16, "devices": "cpu", "normalize": "none"}  # fmt: skip
-    begun = infer._Run(Job(build(InferConfig, config | knobs)), Journal(None, {}), Claims())
+    begun = infer._Inference(Job(build(InferConfig, config | knobs)), Journal(None, {}), Claims())
     begun.statistics()
     return begun
 
 
-def lane_of(begun: infer._Run) -> Lane:
+def lane_of(begun: infer._Inference) -> Lane:
     pools = begun.read_pool, begun.block_pool
     job, settings = begun.job, begun._lane_settings()
     return Lane(CPU, job.model, job.geometry, settings, begun.probe, pools, lambda patches: None)
 
 
-def blocks_of(begun: infer._Run) -> Iterator[lane.Loaded]:
+def blocks_of(begun: infer._Inference) -> Iterator[lane.Loaded]:
     return (begun._prepare(block, begun._fetch(block)) for block in begun.blocks)
 
 
-def through(begun: infer._Run, one: Lane) -> Iterator[Finished]:
+def through(begun: infer._Inference, one: Lane) -> Iterator[Finished]:
     with one.autocast():
         for loaded in blocks_of(begun):
             yield from one.push(loaded)
@@ -117,7 +119,7 @@ def test_lanes_on_the_cpu_share_the_weights_of_the_job() -> None:
     own = nn.Sequential(nn.Conv3d(2, 8, 3, padding=1), nn.GroupNorm(1, 8), nn.Conv3d(8, 2, 1))
     strides = [tensor.stride() for tensor in own.parameters()]
     job = started(np.zeros((2, 8, 8, 8), "float32"), own, batch=2).job
-    lanes = [lane_of(infer._Run(job, Journal(None, {}), Claims())) for _ in range(2)]
+    lanes = [lane_of(infer._Inference(job, Journal(None, {}), Claims())) for _ in range(2)]
     laid_out = job.model.module
     for one in lanes:
         assert one._module is laid_out

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from penstock import environment
-from penstock.errors import UsageError
-from penstock.launch import Request, launch
-from penstock.record import Record, case_key, parse
-from penstock.scenarios import WrongResult
-from penstock.worker import status_of
+from penstock.base.errors import UsageError
+from penstock.bench.launch.supervisor import LaunchRequest, run_launch
+from penstock.bench.launch.worker import status_of
+from penstock.bench.scenarios import WrongResult
+from penstock.instruments import environment
+from penstock.instruments.record import Record, case_key, parse_record
 
 ZOO = str(Path(__file__).parent / "zoo.py")
 MIB = 2**20
@@ -32,15 +32,19 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(animal: str, timeout_s: float = 30.0, limit: int | None = None, **case: Any) -> Record:
-    request = Request(scenario=f"zoo:{animal}", case=case, memory_limit=limit)
-    record = launch(request, launch=2, order=5, timeout_s=timeout_s, command=[sys.executable, ZOO])
-    assert parse(record.line()) == record
+    request = LaunchRequest(scenario=f"zoo:{animal}", case=case, memory_limit=limit)
+    record = run_launch(
+        request, launch=2, order=5, timeout_s=timeout_s, command=[sys.executable, ZOO]
+    )
+    assert parse_record(record.line()) == record
     return record
 
 
 def raw(animal: str) -> Record:
     command = [sys.executable, ZOO, "--raw", animal]
-    return launch(Request("zoo", {}), launch=0, order=None, timeout_s=30.0, command=command)
+    return run_launch(
+        LaunchRequest("zoo", {}), launch=0, order=None, timeout_s=30.0, command=command
+    )
 
 
 def test_a_launch_that_goes_well_is_a_whole_record() -> None:
@@ -107,8 +111,8 @@ def test_what_is_no_answer_is_a_crash(animal: str, stage: str, message: str) -> 
 
 
 def test_a_command_that_is_not_there_is_a_row_too() -> None:
-    record = launch(
-        Request("zoo", {}), launch=0, order=None, timeout_s=1.0, command=["/no/such/program"]
+    record = run_launch(
+        LaunchRequest("zoo", {}), launch=0, order=None, timeout_s=1.0, command=["/no/such/program"]
     )
     assert record.error is not None
     assert (record.status, record.error.stage) == ("crash", "start")
@@ -153,7 +157,9 @@ def test_what_it_prints_neither_blocks_it_nor_is_believed() -> None:
 
 def test_only_the_end_of_stderr_is_kept() -> None:
     command = [sys.executable, "-c", "import os; os.write(2, b'x' * 99_999 + b'the end')"]
-    record = launch(Request("zoo", {}), launch=0, order=None, timeout_s=30.0, command=command)
+    record = run_launch(
+        LaunchRequest("zoo", {}), launch=0, order=None, timeout_s=30.0, command=command
+    )
     assert record.error is not None
     assert record.error.stderr == "x" * (4096 - 7) + "the end"
 
@@ -192,10 +198,12 @@ def test_one_that_escapes_to_another_session_is_not_waited_for() -> None:
 def test_an_interrupted_supervisor_takes_the_worker_with_it(fifo: tuple[Path, int]) -> None:
     path, reader = fifo
     program = (
-        "import signal, sys; from penstock.launch import Request, launch\n"
+        "import signal, sys\n"
+        "from penstock.bench.launch.supervisor import LaunchRequest, run_launch\n"
         "signal.signal(signal.SIGTERM, signal.default_int_handler)\n"
-        f"request = Request('zoo:Hang', {{'fifo': {str(path)!r}, 'children': 2}})\n"
-        f"launch(request, launch=0, order=None, timeout_s=100, command=[sys.executable, {ZOO!r}])"
+        f"asked = LaunchRequest('zoo:Hang', {{'fifo': {str(path)!r}, 'children': 2}})\n"
+        f"command = [sys.executable, {ZOO!r}]\n"
+        "run_launch(asked, launch=0, order=None, timeout_s=100, command=command)"
     )
     with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE) as supervisor:
         writer = os.open(path, os.O_WRONLY)  # so that reading waits for the first of them
@@ -211,9 +219,10 @@ def test_an_interrupted_supervisor_takes_the_worker_with_it(fifo: tuple[Path, in
 def test_a_killed_supervisor_takes_the_worker_and_its_forks_with_it(fifo: tuple[Path, int]) -> None:
     path, reader = fifo
     program = (
-        "import sys; from penstock.launch import Request, launch\n"
-        f"request = Request('zoo:Hang', {{'fifo': {str(path)!r}, 'children': 2}})\n"
-        f"launch(request, launch=0, order=None, timeout_s=100, command=[sys.executable, {ZOO!r}])"
+        "import sys; from penstock.bench.launch.supervisor import LaunchRequest, run_launch\n"
+        f"asked = LaunchRequest('zoo:Hang', {{'fifo': {str(path)!r}, 'children': 2}})\n"
+        f"command = [sys.executable, {ZOO!r}]\n"
+        "run_launch(asked, launch=0, order=None, timeout_s=100, command=command)"
     )
     with subprocess.Popen([sys.executable, "-c", program]) as supervisor:
         writer = os.open(path, os.O_WRONLY)  # so that reading waits for the first of them
@@ -238,13 +247,13 @@ def test_a_process_ends_with_its_parent_with_and_without_the_kernels_help(
     """And where a process of another kind stands between the two."""
     path, reader = fifo
     child = (
-        f"import os, time; from penstock import orphans; orphans.sys.platform = {system!r}\n"
+        f"import os, time; from penstock.base import orphans; orphans.sys.platform = {system!r}\n"
         "orphans.LOOK_EVERY_S = 0.02; orphans.end_with_parent()\n"
         f"os.write(os.open({str(path)!r}, os.O_WRONLY), b'up'); time.sleep(100)"
     )
     between = f"import subprocess, sys; subprocess.call([sys.executable, '-c', {child!r}])"
     program = (
-        "import subprocess, sys; from penstock import orphans\n"
+        "import subprocess, sys; from penstock.base import orphans\n"
         f"subprocess.call([sys.executable, '-c', {between!r}], env=orphans.for_children())"
     )
     with subprocess.Popen([sys.executable, "-c", program]) as launcher:
@@ -287,7 +296,7 @@ def test_a_worker_that_the_kernel_kills_for_memory_is_out_of_memory(group: Path)
 
 
 def test_a_kill_is_for_memory_where_nothing_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.launch._oom_kills", dict)
+    monkeypatch.setattr("penstock.bench.launch.supervisor._oom_kills", dict)
     record = run("Killed")
     assert record.error is not None and record.status == "oom_host"
     assert "no counter" in record.error.message
@@ -344,8 +353,10 @@ def test_torch_under_a_memory_limit() -> None:
 
 
 def test_a_check_fills_the_case_in_and_measures_nothing(tmp_path: Path) -> None:
-    request = Request("zoo:Animal", {"batch": 1}, task="check")
-    record = launch(request, launch=0, order=None, timeout_s=30.0, command=[sys.executable, ZOO])
+    request = LaunchRequest("zoo:Animal", {"batch": 1}, task="check")
+    record = run_launch(
+        request, launch=0, order=None, timeout_s=30.0, command=[sys.executable, ZOO]
+    )
     assert record.ok and record.samples_s == {}
     assert record.facts == {"kind": "Animal"}
 
@@ -355,7 +366,9 @@ def test_the_real_worker_measures_a_scenario_of_the_users(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(ZOO).parent))
     rules = {"seconds": 0.1, "precision": 0.5}
-    record = launch(Request("zoo:Animal", {}, rules=rules), launch=0, order=None, timeout_s=60.0)
+    record = run_launch(
+        LaunchRequest("zoo:Animal", {}, rules=rules), launch=0, order=None, timeout_s=60.0
+    )
     assert record.ok, record.error
     assert len(record.samples_s["step"]) >= 10
     assert record.warmup.setup_s is not None
@@ -369,7 +382,7 @@ def test_the_real_worker_measures_a_scenario_of_the_users(
 
 
 def test_a_machine_is_known_again_by_what_stays() -> None:
-    machine = environment.collect()["machine"]
+    machine = environment.collect_environment()["machine"]
     key = environment.machine_key(machine, [{"name": "H100", "memory_bytes": 80}])
     near = machine | {"kernel": "other", "memory_bytes": machine["memory_bytes"] + MIB}
     assert environment.machine_key(near, [{"name": "H100", "memory_bytes": 79}]) == key
@@ -407,7 +420,7 @@ def test_the_tightest_limit_of_the_groups_around_us_counts(
         (tmp_path / name).write_text(text + "\n")
     monkeypatch.setattr(environment, "CGROUPS", tmp_path)
     monkeypatch.setattr(environment, "MEMBERSHIP", tmp_path / "membership")
-    limits = environment.collect()["limits"]
+    limits = environment.collect_environment()["limits"]
     assert (limits["cgroup_cpus"], limits["cgroup_memory_bytes"]) == (cpus, memory)
 
 
@@ -422,26 +435,26 @@ def test_a_commit_is_named_and_a_changed_file_makes_it_dirty(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert environment.collect()["git"] is None
+    assert environment.collect_environment()["git"] is None
     git("init", "-q")
-    assert environment.collect()["git"] == {"commit": None, "dirty": False}
+    assert environment.collect_environment()["git"] == {"commit": None, "dirty": False}
     (tmp_path / "code.py").write_text("1")
     git("add", "code.py")
     git("commit", "-qm", "one")
     commit = git("rev-parse", "HEAD")
     (tmp_path / "results.jsonl").write_text("not tracked")
-    assert environment.collect()["git"] == {"commit": commit, "dirty": False}
+    assert environment.collect_environment()["git"] == {"commit": commit, "dirty": False}
     (tmp_path / "code.py").write_text("2")
-    assert environment.collect()["git"] == {"commit": commit, "dirty": True}
+    assert environment.collect_environment()["git"] == {"commit": commit, "dirty": True}
 
 
 def test_no_variable_is_read_but_those_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    variables = environment.collect()["variables"]
+    variables = environment.collect_environment()["variables"]
     assert variables["OMP_NUM_THREADS"] == "3"
-    assert set(variables) <= set(environment.VARIABLES)
-    assert "secret" not in str(environment.collect())
+    assert set(variables) <= set(environment.ENVIRONMENT_VARIABLES)
+    assert "secret" not in str(environment.collect_environment())
 
 
 class Nvml:
@@ -468,12 +481,12 @@ class Nvml:
 def test_what_a_gpu_does_not_say_is_null(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Nvml()
     monkeypatch.setitem(sys.modules, "pynvml", driver)  # type: ignore[arg-type]
-    assert environment.collect()["gpus"] == [
+    assert environment.collect_environment()["gpus"] == [
         {"index": 0, "name": "NVIDIA H100", "memory_bytes": 85 * 10**9, "driver": "570.1",
          "power_limit_w": 700.0, "ecc": None, "mig": False, "pcie_generation": 5,
          "pcie_width": 16}
     ]  # fmt: skip
     monkeypatch.setattr(driver, "nvmlDeviceGetCount", contextlib.suppress, raising=False)
-    assert environment.collect()["gpus"] is None  # a driver, and no answer
+    assert environment.collect_environment()["gpus"] is None  # a driver, and no answer
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert environment.collect()["gpus"] == []
+    assert environment.collect_environment()["gpus"] == []

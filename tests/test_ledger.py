@@ -13,13 +13,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import UsageError
-from penstock.ledger import Ledger, done, read, to_csv, to_parquet
-from penstock.record import Failure, Memory, Record, Warmup, case_key, json_schema, parse
+from penstock.base.errors import UsageError
+from penstock.instruments.ledger import (
+    Ledger,
+    launches_done,
+    ledger_to_csv,
+    ledger_to_parquet,
+    read_ledger,
+)
+from penstock.instruments.record import (
+    Failure,
+    Memory,
+    Record,
+    Warmup,
+    case_key,
+    json_schema,
+    parse_record,
+)
 
 ROOT = Path(__file__).parent.parent
 STORED = Path(__file__).parent / "data" / "records-v1.jsonl"
-SCHEMA_FILE = Path(str(resources.files("penstock").joinpath("record.schema.json")))
+SCHEMA_FILE = Path(str(resources.files("penstock").joinpath("instruments/record.schema.json")))
 
 
 def record(number: int = 0, **fields: Any) -> Record:
@@ -47,7 +61,9 @@ def test_what_is_appended_is_read(tmp_path: Path) -> None:
     records = [record(0, samples_s={"step": (0.1, 1 / 3)}), failed(1), record(2)]
     for each in records:
         ledger.append(each)
-    assert ledger.records() == read(ledger.path.parent) == read(ledger.path) == records
+    assert (
+        ledger.records() == read_ledger(ledger.path.parent) == read_ledger(ledger.path) == records
+    )
     assert ledger.path.read_bytes().count(b"\n") == 3
 
 
@@ -100,7 +116,7 @@ def test_a_bad_middle_line_is_named_and_nothing_is_lost(
     path.write_bytes(f"{record(0).line()}\n{line}\n{record(2).line()}\n".encode("latin-1"))
     before = path.read_bytes()
     with pytest.raises(UsageError) as caught:
-        read(tmp_path)
+        read_ledger(tmp_path)
     assert message in str(caught.value) and str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
     assert path.read_bytes() == before
@@ -108,7 +124,7 @@ def test_a_bad_middle_line_is_named_and_nothing_is_lost(
 
 def test_a_ledger_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"absent.*cannot be read: No such file"):
-        read(tmp_path / "absent")
+        read_ledger(tmp_path / "absent")
 
 
 def test_a_ledger_that_cannot_be_written_is_a_usage_error(tmp_path: Path) -> None:
@@ -129,7 +145,7 @@ def test_processes_that_append_at_once_do_not_mix_their_lines(tmp_path: Path) ->
         writer.start()
     for writer in writers:
         writer.join()
-    batches = [each.case["batch"] for each in read(tmp_path)]
+    batches = [each.case["batch"] for each in read_ledger(tmp_path)]
     assert sorted(batches) == list(range(50))
     for first in (0, 25):  # each in its own order
         assert [n for n in batches if first <= n < first + 25] == list(range(first, first + 25))
@@ -138,7 +154,7 @@ def test_processes_that_append_at_once_do_not_mix_their_lines(tmp_path: Path) ->
 def test_every_launch_with_a_row_is_done() -> None:
     records = [record(0), record(0, launch=1), failed(1), record(2, status="timeout")]
     keys = [case_key("model", {"batch": n, "tile": "256"}) for n in range(3)]
-    assert done(records) == {(keys[0], 0), (keys[0], 1), (keys[1], 0), (keys[2], 0)}
+    assert launches_done(records) == {(keys[0], 0), (keys[0], 1), (keys[1], 0), (keys[2], 0)}
 
 
 # --- the record ------------------------------------------------------------------------------
@@ -167,7 +183,7 @@ def test_a_record_is_the_same_after_its_line(
     )
     line = before.line()
     assert "\n" not in line
-    after = parse(line.encode())
+    after = parse_record(line.encode())
     assert after == before
     assert after.key == case_key("model", after.case)
 
@@ -180,7 +196,7 @@ def test_a_time_that_is_no_number_is_no_sample(value: float) -> None:
 
 def test_old_files_load_and_keep_what_they_say() -> None:
     """The file was written when schema 1 was new. It is never written again."""
-    first, second, third = read(STORED)
+    first, second, third = read_ledger(STORED)
     assert first.ok and first.case["tile"] == "256"
     assert first.samples_s["step"] == (0.0125, 0.0115, 0.013)
     assert first.warmup.settled is True and first.memory.host_peak == 734003200
@@ -230,7 +246,7 @@ def measured() -> list[Record]:
 
 
 def test_csv_is_wide_and_what_is_missing_is_empty(tmp_path: Path) -> None:
-    to_csv(measured(), tmp_path / "deep" / "out.csv")
+    ledger_to_csv(measured(), tmp_path / "deep" / "out.csv")
     with (tmp_path / "deep" / "out.csv").open(newline="") as file:
         first, second, third = csv.DictReader(file)
     assert first | {
@@ -251,20 +267,20 @@ def test_csv_is_wide_and_what_is_missing_is_empty(tmp_path: Path) -> None:
 
 
 def test_an_export_replaces_a_file_whole_or_not_at_all(tmp_path: Path) -> None:
-    to_csv(measured(), tmp_path / "out.csv")
+    ledger_to_csv(measured(), tmp_path / "out.csv")
     before = (tmp_path / "out.csv").read_bytes()
-    to_csv(measured() * 2, tmp_path / "out.csv")
+    ledger_to_csv(measured() * 2, tmp_path / "out.csv")
     assert (tmp_path / "out.csv").read_bytes().startswith(before)
     (tmp_path / "folder.csv").mkdir()
     with pytest.raises(UsageError, match=r"folder\.csv cannot be written"):
-        to_csv(measured(), tmp_path / "folder.csv")
+        ledger_to_csv(measured(), tmp_path / "folder.csv")
     assert sorted(tmp_path.glob("*.csv")) == [tmp_path / "folder.csv", tmp_path / "out.csv"]
     assert not list(tmp_path.glob("*.part"))
 
 
 def test_parquet_has_the_rows_of_the_csv_and_the_samples(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    to_parquet(measured(), tmp_path / "out.parquet")
+    ledger_to_parquet(measured(), tmp_path / "out.parquet")
     table = parquet.read_table(tmp_path / "out.parquet").to_pydict()
     assert table["samples.step"] == [[i / 100 for i in range(1, 12)], None, None]
     assert table["step.median_s"] == [0.06, None, None]

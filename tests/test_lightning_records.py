@@ -16,12 +16,12 @@ from torch.utils.data import DataLoader, TensorDataset
 if not find_spec("pytorch_lightning"):
     pytest.skip("pytorch_lightning is not installed", allow_module_level=True)
 if find_spec("torchvision"):  # which torchmetrics imports, and which may not load by itself
-    import penstock.vision  # noqa: F401
+    import penstock.models.torchvision_ops  # noqa: F401
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import pytorch_lightning as lightning
 
-    from penstock.lightning_records import Records
+    from penstock.training.lightning import Records
 
 
 class Line(lightning.LightningModule):

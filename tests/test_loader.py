@@ -24,14 +24,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from penstock import loaders
-from penstock.batches import Field, PatchGrid, chunk_indices, chunk_reads
-from penstock.errors import Refused, StageError, UsageError
-from penstock.loader import Batch, Loader, _wanted
-from penstock.loaders import Normaliser, native
-from penstock.loopback import Loopback
-from penstock.nextuse import Foresight, NextUseCache
-from penstock.order import Order, Position
+from penstock.base.errors import Refused, StageError, UsageError
+from penstock.instruments.slow_server import Loopback
+from penstock.loading.cache import Foresight, NextUseCache
+from penstock.loading.chunk_reads import chunk_indices, chunk_reads
+from penstock.loading.contenders import registry
+from penstock.loading.engines import decode, native, zarr_metadata
+from penstock.loading.engines.selection import Normaliser
+from penstock.loading.fields import Field, PatchGrid
+from penstock.loading.iteration import Batch, _wanted
+from penstock.loading.loader import Loader
+from penstock.loading.order import Order, Position
 
 from .test_nextuse import hits_of_lru, reads_of_belady
 
@@ -352,7 +355,7 @@ def test_copying_runs_is_assigning(dtype: str, cuts: list[tuple[int, int, int]])
     wanted = to.copy()
     place = tuple(slice(1, 1 + n) for n in of.shape)
     wanted[place] = of
-    native.copy_runs(to[place], of)
+    decode.copy_runs(to[place], of)
     assert np.array_equal(to, wanted)
 
 
@@ -361,14 +364,15 @@ def test_copying_runs_is_assigning(dtype: str, cuts: list[tuple[int, int, int]])
 
 def slow(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Chunks take their time, each another."""
-    rng, read = random.Random(seed), native._read_file
+    rng, read = random.Random(seed), decode.read_chunk_file
     nap = threading.Event()
 
     def read_slowly(*args: Any) -> Any:
         nap.wait(rng.random() * 0.002)
         return read(*args)
 
-    monkeypatch.setattr(native, "_read_file", read_slowly)
+    monkeypatch.setattr(native, "read_chunk_file", read_slowly)
+    monkeypatch.setattr(decode, "read_chunk_file", read_slowly)
 
 
 @settings(max_examples=15, deadline=None)
@@ -679,13 +683,14 @@ def uses_of(loader: Loader, epoch: int = 0, first: int = 0) -> list[Any]:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The paths that are read from now on."""
     paths: list[str] = []
-    read = native._read_file
+    read = decode.read_chunk_file
 
     def counting(path: str, *rest: Any) -> Any:
         paths.append(path)
         return read(path, *rest)
 
-    monkeypatch.setattr(native, "_read_file", counting)
+    monkeypatch.setattr(native, "read_chunk_file", counting)
+    monkeypatch.setattr(decode, "read_chunk_file", counting)
     return paths
 
 
@@ -1137,8 +1142,8 @@ def test_a_fill_value_that_is_none_of_its_dtype_is_left_to_tensorstore(tmp_path:
     path = write(tmp_path / "a.zarr", distinct((4, 6), np.uint8), (1, 3))
     metadata = json.loads((path / ".zarray").read_text()) | {"fill_value": -1}
     (path / ".zarray").write_text(json.dumps(metadata))
-    with pytest.raises(native.Unsupported, match="engine native cannot read that"):
-        native.read_layout(str(path))
+    with pytest.raises(zarr_metadata.Unsupported, match="engine native cannot read that"):
+        zarr_metadata.read_layout(str(path))
     with pytest.raises(UsageError, match=r"a\.zarr"):  # nor does TensorStore take it
         Loader(path, batch_size=4)
 
@@ -1181,7 +1186,8 @@ def test_a_failing_disk_is_reported_by_its_first_error(
     def fail(*_: Any) -> Any:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(native, "_read_file", fail)
+    monkeypatch.setattr(native, "read_chunk_file", fail)
+    monkeypatch.setattr(decode, "read_chunk_file", fail)
     with pytest.raises(StageError, match=r"read failed at .*zarr/\d.*: Input/output error"):
         next(iter(Loader(data, batch_size=2, workers=8, queue=4, engine="native")))
     assert ours() == []
@@ -1192,7 +1198,7 @@ def test_a_server_that_is_gone_ends_the_iteration_after_so_many_tries(
 ) -> None:
     """TensorStore by itself would go on for a quarter of an hour."""
     never = {"http_request_retries": {"max_retries": 0}}
-    monkeypatch.setattr("penstock.loaders.tensorstore._PATIENCE", never)
+    monkeypatch.setattr("penstock.loading.engines.tensorstore._PATIENCE", never)
     with Loopback(data["inputs"].parent, 0.0) as server:
         loader = Loader(f"{server.url}/inputs.zarr", batch_size=2)
     with pytest.raises(StageError, match=r"read failed at http.*inputs\.zarr"):
@@ -1262,7 +1268,7 @@ def test_a_reader_that_hangs_does_not_keep_close(
     data: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A chunk on a dead mount: the thread is left behind, and its buffer is not lent again."""
-    let_go, hangs, read = threading.Event(), threading.Event(), native._read_file
+    let_go, hangs, read = threading.Event(), threading.Event(), decode.read_chunk_file
 
     def hang(path: str, *rest: Any) -> Any:
         if path.endswith("5.0.0.0"):
@@ -1270,7 +1276,8 @@ def test_a_reader_that_hangs_does_not_keep_close(
             let_go.wait(60)
         return read(path, *rest)
 
-    monkeypatch.setattr(native, "_read_file", hang)
+    monkeypatch.setattr(native, "read_chunk_file", hang)
+    monkeypatch.setattr(decode, "read_chunk_file", hang)
     loader = Loader(data, batch_size=1, workers=2, queue=1, engine="native")
     batches = iter(loader)
     assert [next(batches).samples[0] for _ in range(5)] == [0, 1, 2, 3, 4]
@@ -1287,14 +1294,15 @@ def test_a_reader_that_hangs_does_not_keep_those_who_wait_for_its_chunk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(tmp_path / "a.zarr", values := distinct((12, 8)), (12, 8))
-    let_go, hangs, read = threading.Event(), threading.Event(), native._read_file
+    let_go, hangs, read = threading.Event(), threading.Event(), decode.read_chunk_file
 
     def hang(*args: Any) -> Any:
         hangs.set()
         let_go.wait(60)
         return read(*args)
 
-    monkeypatch.setattr(native, "_read_file", hang)
+    monkeypatch.setattr(native, "read_chunk_file", hang)
+    monkeypatch.setattr(decode, "read_chunk_file", hang)
     loader = Loader(path, batch_size=1, workers=4, queue=4, cache="1MiB", engine="native")
     batches = iter(loader)
     assert hangs.wait(60)
@@ -1381,7 +1389,7 @@ def test_a_type_that_is_not_a_name_is_left_to_tensorstore(
 @pytest.mark.parametrize("name", ["penstock", "penstock-tensorstore"])
 def test_as_a_contender_it_keeps_the_order_it_is_given(data: dict[str, Path], name: str) -> None:
     order = Order(12, 5, seed=4, shuffle="sample", drop_last=True)
-    contender = loaders.make(name, data, order, threads=2, queue=1)
+    contender = registry.make_contender(name, data, order, threads=2, queue=1)
     whole = arrays(data)
     got = [{k: v.copy() for k, v in batch.items()} for batch in contender.batches()]
     assert len(got) == order.num_batches

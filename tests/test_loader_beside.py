@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.batches import PatchGrid
-from penstock.errors import Refused, StageError, UsageError
-from penstock.loader import Loader
-from penstock.loaders import native
+from penstock.base.errors import Refused, StageError, UsageError
+from penstock.loading.engines import native
+from penstock.loading.fields import PatchGrid
+from penstock.loading.loader import Loader
 
 from .test_loader import distinct, expected, write
 

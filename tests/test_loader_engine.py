@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.errors import StageError
-from penstock.flow import Channel, Flow
-from penstock.loader import Loader
-from penstock.loaders import native
-from penstock.order import Endless, Order
-from penstock.pagecache import safe_to_map
+from penstock.base.errors import StageError
+from penstock.base.threads import Channel, Flow
+from penstock.instruments.page_cache import is_safe_to_map
+from penstock.loading.engines import native
+from penstock.loading.loader import Loader
+from penstock.loading.order import Endless, Order
 
 zarr = pytest.importorskip("zarr")
 numcodecs = pytest.importorskip("numcodecs")
@@ -110,9 +110,9 @@ def test_only_files_of_this_machine_are_mapped(
 
     here = [p for p in psutil.disk_partitions(all=True) if p.mountpoint == "/"]
     network = here[0]._replace(mountpoint=str(tmp_path), fstype="nfs4")
-    assert not safe_to_map("s3://bucket/a.zarr")
+    assert not is_safe_to_map("s3://bucket/a.zarr")
     monkeypatch.setattr(psutil, "disk_partitions", lambda all: [*here, network])
-    assert not safe_to_map(str(tmp_path / "a.zarr"))
+    assert not is_safe_to_map(str(tmp_path / "a.zarr"))
 
 
 @pytest.mark.parametrize("shuffle", ["none", "sample", "block", "global"])

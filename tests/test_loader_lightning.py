@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.errors import UsageError
-from penstock.loader import Loader
+from penstock.base.errors import UsageError
+from penstock.loading.loader import Loader
 
 from .test_loader import ours, write
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("penstock.vision")  # what Lightning imports of torchvision loads after it
+pytest.importorskip(
+    "penstock.models.torchvision_ops"
+)  # what Lightning imports of torchvision loads after it
 lightning = pytest.importorskip("pytorch_lightning")
 
 pytestmark = pytest.mark.filterwarnings("ignore")

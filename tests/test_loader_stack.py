@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from penstock.errors import Refused, UsageError
-from penstock.loader import Loader, Ring
-from penstock.loaders import Normaliser
+from penstock.base.errors import Refused, UsageError
+from penstock.loading.engines.selection import Normaliser
+from penstock.loading.loader import Loader
+from penstock.loading.ring import Ring
 
 zarr = pytest.importorskip("zarr")
 pytest.importorskip("tensorstore")

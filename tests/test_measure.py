@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock import measure as under_test
-from penstock.measure import DeviceTimer, HostTimer, Rules, measure
-from penstock.record import Memory, Record, Warmup
-from penstock.scenarios import Phase, WrongResult
+from penstock.bench import measure as under_test
+from penstock.bench.measure import DeviceTimer, HostTimer, Rules, measure_scenario
+from penstock.bench.scenarios import Phase, WrongResult
+from penstock.instruments.record import Memory, Record, Warmup
 
 RULES = Rules(seconds=5.0, precision=0.01)
 
@@ -58,7 +58,7 @@ class Scripted:
 
 def run(seconds: Iterator[float], rules: Rules = RULES) -> tuple[dict[str, Any], list[str]]:
     clock, stages = Clock(), list[str]()
-    return measure(Scripted(clock, seconds), rules, stages.append, clock), stages
+    return measure_scenario(Scripted(clock, seconds), rules, stages.append, clock), stages
 
 
 def test_a_steady_scenario() -> None:
@@ -124,7 +124,7 @@ def test_samples_are_never_dropped_and_it_always_ends(step: float, noise: float,
     clock = Clock()
     values = step * np.random.default_rng(seed).lognormal(0, noise, 50_000)
     scenario = Scripted(clock, chain(values.tolist(), repeat(step)))
-    result = measure(scenario, RULES, lambda _: None, clock)
+    result = measure_scenario(scenario, RULES, lambda _: None, clock)
     samples, warmup = result["samples_s"]["step"], result["warmup"]["samples_s"]
     assert scenario.steps == 1 + len(warmup) + len(samples) * result["steps_per_sample"]
     assert result["stop"] in ("precise", "noise_stable", "budget")
@@ -142,7 +142,7 @@ def test_a_step_of_other_work_is_a_wrong_result() -> None:
 
     scenario.step = changing  # type: ignore[method-assign]
     with pytest.raises(WrongResult, match=r"'samples': 1.*'samples': 2"):
-        measure(scenario, RULES, lambda _: None, clock)
+        measure_scenario(scenario, RULES, lambda _: None, clock)
 
 
 def test_phases_of_several_steps_add_up_on_the_host() -> None:
@@ -222,12 +222,12 @@ def test_device_memory_and_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "cuda", backend)
     held = chain([1700, 1900], repeat(1800))
     gpu = SimpleNamespace(used=lambda: next(held), clocks=lambda: {"sm_mhz": 1980})
-    monkeypatch.setattr("penstock.scenarios.gpu.Gpu", lambda device: gpu)
+    monkeypatch.setattr("penstock.instruments.Gpu", lambda device: gpu)
 
     scenario = Scripted(clock, repeat(0.3))
     scenario.device = "cuda:0"
     scenario.driver_before = 400  # type: ignore[attr-defined]
-    result = measure(scenario, RULES, lambda _: None, clock)
+    result = measure_scenario(scenario, RULES, lambda _: None, clock)
     host = dict.fromkeys(("host_peak_kernel", "host_shared", "host_counted"))
     assert result["memory"] | host == {
         **host,
@@ -254,7 +254,7 @@ def test_what_a_limit_counts_is_the_peak_of_what_was_mapped_touched_or_not() -> 
     """In a process of its own: 512 MiB that nobody touched count, and go on counting when gone."""
     code = (
         "import mmap, json\n"
-        "from penstock.measure import host_memory\n"
+        "from penstock.bench.measure import host_memory\n"
         "before = host_memory()\n"
         "mmap.mmap(-1, 2**29, flags=mmap.MAP_PRIVATE).close()\n"
         "print(json.dumps([before, host_memory()]))"

@@ -12,9 +12,9 @@ import tensorstore as ts
 import tifffile
 
 import penstock
+from penstock.base.errors import StageError, UsageError
 from penstock.cli import main
-from penstock.errors import StageError, UsageError
-from penstock.missing import ChunkCount
+from penstock.data.stores.missing import ChunkCount
 
 from .test_infer import Array, arange
 
@@ -185,7 +185,7 @@ def test_only_chunks_of_one_value_are_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or reading would cost twice as many requests."""
-    from penstock.stores.tensorstore import TensorStoreSource
+    from penstock.data.stores.tensorstore import TensorStoreSource
 
     source, data = written("zarr3", tmp_path / "in")
     asked, absent = [], TensorStoreSource.absent

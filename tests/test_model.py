@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from penstock import model
-from penstock.errors import UsageError
-from penstock.job import Job
+from penstock.base.errors import UsageError
+from penstock.inference.job import Job
+from penstock.models import devices, footprint
+from penstock.models import load as model
 
 from .test_infer import conv, run
 from .test_job import opened
@@ -57,7 +58,7 @@ def exported(net: nn.Module, batch: int, folder: Path) -> str:
 
 def test_what_need_not_be_laid_out_anew_is_shared() -> None:
     net = nn.Sequential(nn.Conv3d(2, 4, 3), nn.BatchNorm3d(4), nn.Conv3d(4, 2, 1), nn.Linear(2, 2))
-    laid_out = model.placed(net, CPU, True)
+    laid_out = devices.placed(net, CPU, True)
     assert laid_out is not net
     for name, tensor in net.state_dict(keep_vars=True).items():
         there = laid_out.state_dict(keep_vars=True)[name]
@@ -65,8 +66,8 @@ def test_what_need_not_be_laid_out_anew_is_shared() -> None:
         assert tensor.is_contiguous(), "the one given stays as it is"
         assert (there is tensor) == (tensor.ndim < 5)
         assert tensor.ndim < 5 or there.is_contiguous(memory_format=torch.channels_last_3d)
-    assert model.placed(laid_out, CPU, True) is laid_out
-    assert model.placed(net, CPU, False) is net
+    assert devices.placed(laid_out, CPU, True) is laid_out
+    assert devices.placed(net, CPU, False) is net
 
 
 def test_a_module_on_another_device_is_never_a_copy_on_this_one(
@@ -76,7 +77,7 @@ def test_a_module_on_another_device_is_never_a_copy_on_this_one(
     net = nn.Sequential(nn.Conv3d(1, 4, 3), nn.Conv3d(1, 4, 3), Positions())
     net[1].weight = net[0].weight
     monkeypatch.setattr(Tensor, "__deepcopy__", lambda self, memo: pytest.fail("a copy"))
-    there = model.placed(net, META, True)
+    there = devices.placed(net, META, True)
     tensors = [*there.parameters(), *there.buffers()]
     assert {tensor.device for tensor in tensors} == {META}
     assert there[0].weight is there[1].weight  # type: ignore[index]
@@ -85,8 +86,8 @@ def test_a_module_on_another_device_is_never_a_copy_on_this_one(
 
 @pytest.mark.filterwarnings("ignore:`isinstance:FutureWarning")  # torch's own, of a copy
 def test_what_an_exported_program_makes_moves_with_it(tmp_path: Path) -> None:
-    program = model.load(exported(Ramp(), 1, tmp_path)).module
-    there = model.placed(program, META, True)
+    program = model.load_model(exported(Ramp(), 1, tmp_path)).module
+    there = devices.placed(program, META, True)
     assert there(torch.zeros(1, 1, 8, 8, 8, device=META)).device == META
     assert program(torch.zeros(1, 1, 8, 8, 8)).device == CPU
 
@@ -96,7 +97,7 @@ def test_what_an_exported_program_makes_moves_with_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("net", [Positions(), Positions().bfloat16()], ids=["float", "half"])
 def test_a_net_is_played_with_all_that_it_holds_and_in_its_own_dtype(net: nn.Module) -> None:
-    found = model.footprint(model.load(net), SHAPE)
+    found = footprint.measure_footprint(model.load_model(net), SHAPE)
     itemsize = next(net.parameters()).itemsize
     assert found.peak_bytes is not None
     assert found.peak_bytes % (2 * 8**3 * itemsize) == 0
@@ -126,7 +127,7 @@ def test_a_program_for_one_size_of_batch_runs_with_that(fixed: int, tmp_path: Pa
     out = run(volume, path, batch=fixed, **knobs)
     np.testing.assert_allclose(out, run(volume, conv(), **knobs), atol=1e-6)
     with pytest.raises(UsageError, match="see --batch, --patch"):
-        model.footprint(model.load(path), (16, 1, 8, 8, 8))
+        footprint.measure_footprint(model.load_model(path), (16, 1, 8, 8, 8))
 
 
 def test_without_a_batch_a_gpu_gives_a_program_for_one_that(tmp_path: Path) -> None:

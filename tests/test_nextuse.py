@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import penstock.nextuse
-from penstock.nextuse import Foresight, NextUseCache
+import penstock.loading.cache
+from penstock.loading.cache import Foresight, NextUseCache
 
 
 def test_the_examples_in_the_docstrings_hold() -> None:
-    assert doctest.testmod(penstock.nextuse).failed == 0
+    assert doctest.testmod(penstock.loading.cache).failed == 0
 
 
 # --- the cache ----------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from penstock.normalize import Histogram, Scaling, block_scaling
+from penstock.data.normalize import Histogram, Scaling, block_scaling
 
 DTYPES = "bool uint8 int8 uint16 int16 uint32 int32 float16 float32 float64".split()
 

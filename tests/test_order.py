@@ -15,27 +15,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import penstock.order
-from penstock.batches import Field, PatchGrid, need_of
-from penstock.errors import UsageError
-from penstock.order import (
-    Items,
-    Need,
-    Order,
-    Position,
-    Price,
-    Shuffle,
-    invert,
-    make_key,
-    permute,
-    price,
-)
+import penstock.loading.order
+from penstock.base.errors import UsageError
+from penstock.loading.chunk_reads import need_of
+from penstock.loading.fields import Field, PatchGrid
+from penstock.loading.order import Order, Position, Shuffle
+from penstock.loading.permutation import Items, invert, make_key, permute
+from penstock.loading.price import Need, Price, price_order
 
 SHUFFLES: tuple[Shuffle, ...] = ("none", "sample", "block", "global")
 
 
 def test_the_examples_in_the_docstrings_hold() -> None:
-    assert doctest.testmod(penstock.order).failed == 0
+    assert doctest.testmod(penstock.loading.order).failed == 0
 
 
 # --- permutations -------------------------------------------------------------------------------
@@ -480,7 +472,7 @@ def test_a_broken_state_is_refused() -> None:
 
 def test_in_order_each_chunk_is_read_once_with_a_cache_and_once_a_batch_without() -> None:
     order = Order(96, 8, chunk=12)
-    paid = price(order, cache_bytes=12, foreseen=100)
+    paid = price_order(order, cache_bytes=12, foreseen=100)
     # 12 batches: 4 lie in one chunk, ... counted by hand: 8 of 12 touch one chunk, 4 touch two
     chunks = [len({i // 12 for i in range(b * 8, b * 8 + 8)}) for b in range(12)]
     assert paid.read_amplification == sum(chunks) * 12 / 96
@@ -491,7 +483,7 @@ def test_in_order_each_chunk_is_read_once_with_a_cache_and_once_a_batch_without(
 
 
 def test_global_shuffle_reads_a_chunk_for_every_item_and_mixes_fully() -> None:
-    paid = price(Order(10**6, 16, shuffle="global", chunk=24))
+    paid = price_order(Order(10**6, 16, shuffle="global", chunk=24))
     assert paid.read_amplification == pytest.approx(24, rel=0.01)
     assert paid.read_amplification_cached == paid.read_amplification
     assert paid.mixing == pytest.approx(1, rel=0.01)
@@ -503,7 +495,7 @@ def test_a_block_window_in_the_cache_is_read_once() -> None:
     order = Order(24_000, 16, shuffle="block", window=8, chunk=24)
     window = 8 * 24
     none, some, whole = (
-        price(order, cache_bytes=n, foreseen=1000) for n in (0, window // 2, window + 48)
+        price_order(order, cache_bytes=n, foreseen=1000) for n in (0, window // 2, window + 48)
     )
     assert none.read_amplification_cached == none.read_amplification > 5
     assert none.read_amplification > some.read_amplification_cached > 1.5
@@ -514,14 +506,16 @@ def test_a_block_window_in_the_cache_is_read_once() -> None:
 @pytest.mark.slow
 def test_a_cache_that_looks_ahead_costs_less() -> None:
     order = Order(480, 2, shuffle="block", window=8, chunk=24)
-    paid = [price(order, cache_bytes=4 * 24, foreseen=n) for n in (0, 8, 192)]
+    paid = [price_order(order, cache_bytes=4 * 24, foreseen=n) for n in (0, 8, 192)]
     costs = [p.read_amplification_cached for p in paid]
     assert costs == sorted(costs, reverse=True) and costs[2] < 0.75 * costs[0]
 
 
 @pytest.mark.slow
 def test_a_wider_window_mixes_better() -> None:
-    lags = [price(Order(9600, 16, shuffle="block", window=w, chunk=24)).lag for w in (1, 20, 400)]
+    lags = [
+        price_order(Order(9600, 16, shuffle="block", window=w, chunk=24)).lag for w in (1, 20, 400)
+    ]
     assert lags == sorted(lags) and lags[0] < 0.05 < lags[1] < 0.5 < 0.9 < lags[2]
 
 
@@ -531,7 +525,7 @@ def test_the_price_counts_the_bytes_that_need_tells() -> None:
     def need(items: Items) -> Need:
         return Need({int(i) // 4: 1000 for i in items}, 100 * len(items))
 
-    paid = price(order, need, cache_bytes=1000)
+    paid = price_order(order, need, cache_bytes=1000)
     assert paid.lag == pytest.approx(3 / 11)
     assert paid == Price(
         read_amplification=5.0,
@@ -548,14 +542,14 @@ def test_a_patch_counts_as_of_the_chunk_that_it_begins_in() -> None:
     field = Field("v", (1, 32, 32, 32), (1, 8, 8, 8), np.dtype("u1"), patch=PatchGrid((8, 8, 8)))
     how: dict[str, Any] = {"shuffle": "global", "batch_size": 16}
     order = Order(num_samples=1, patches_per_sample=64, **how)
-    assert price(order, need_of([field], order, 0)).mixing == 1
+    assert price_order(order, need_of([field], order, 0)).mixing == 1
     halves = replace(field, patch=PatchGrid((4, 4, 4)))
     for shuffle, mixing in (("none", 1 / 4), ("global", 0.9)):
         order = Order(1, 16, shuffle=shuffle, patches_per_sample=512)  # type: ignore[arg-type]
-        paid = price(order, need_of([halves], order, 0))
+        paid = price_order(order, need_of([halves], order, 0))
         assert paid.mixing == pytest.approx(mixing, abs=0.03)
         assert f"{paid.mixing:.2f} distinct chunks to an item" in str(paid)
-    assert price(Order(10, 4, patches_per_sample=3)).mixing == 1 / 2
+    assert price_order(Order(10, 4, patches_per_sample=3)).mixing == 1 / 2
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
@@ -567,4 +561,4 @@ def test_numbers_of_numpy_are_numbers() -> None:
 
 
 def test_one_item_has_a_price() -> None:
-    assert price(Order(1, 1)).lag == 1
+    assert price_order(Order(1, 1)).lag == 1

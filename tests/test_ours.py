@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import tensorstore as ts
 
-from penstock import ours
+from penstock.base import outputs as ours
+from penstock.base.errors import UsageError
+from penstock.base.files import replacing, store_around
 from penstock.cli import main
-from penstock.errors import UsageError
-from penstock.files import replacing, store_around
 
 THEIRS = "what a user wrote in a week"
 GPU_CSV = """\
@@ -27,7 +27,7 @@ timestamp, index, name, memory.used [MiB], utilization.gpu [%]
 
 
 def write(path: Path, text: str) -> None:
-    with ours.writing(path) as draft:
+    with ours.writing_output(path) as draft:
         draft.write_text(text)
 
 
@@ -37,40 +37,42 @@ def write(path: Path, text: str) -> None:
 def test_what_penstock_wrote_is_replaced_and_what_was_edited_is_not(tmp_path: Path) -> None:
     file = tmp_path / "out.csv"
     for text in ("first", "second"):
-        ours.check(("--output", file))
+        ours.check_outputs(("--output", file))
         write(file, text)
     assert file.read_text() == "second"
     file.write_text("second, and my notes")
     with pytest.raises(UsageError, match=r"--output .*out\.csv: what is there has been edited"):
-        ours.check(("--output", file))
+        ours.check_outputs(("--output", file))
     with pytest.raises(UsageError, match="edited since"):
         write(file, "third")
     assert file.read_text() == "second, and my notes"
-    ours.check(("--output", file), replace=True)
-    with ours.writing(file, replace=True) as draft:
+    ours.check_outputs(("--output", file), replace=True)
+    with ours.writing_output(file, replace=True) as draft:
         draft.write_text("third")
-    ours.check(("--output", file))
+    ours.check_outputs(("--output", file))
 
 
 def test_what_is_the_users_is_refused_before_anything(tmp_path: Path) -> None:
     (tmp_path / "notes.json").write_text(THEIRS)
     with pytest.raises(UsageError, match=r"notes\.json: what is there is not known"):
-        ours.check(("--json", tmp_path / "notes.json"))
+        ours.check_outputs(("--json", tmp_path / "notes.json"))
     (tmp_path / "empty").touch()  # nothing is lost, as of a file that mktemp made
-    ours.check(("--json", tmp_path / "empty"), ("--trace", tmp_path / "new"), ("--csv", None))
+    ours.check_outputs(
+        ("--json", tmp_path / "empty"), ("--trace", tmp_path / "new"), ("--csv", None)
+    )
     assert not (tmp_path / ours.REGISTER).exists()
 
 
 def test_a_file_that_a_kill_left_half_written_is_ours(tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
-    ours.begin(trace)
+    ours.begin_output(trace)
     trace.write_text("[\n{")
-    ours.check(("--trace", trace))
-    ours.end(trace)
-    ours.check(("--trace", trace))
+    ours.check_outputs(("--trace", trace))
+    ours.end_output(trace)
+    ours.check_outputs(("--trace", trace))
     trace.write_text("mine")
     with pytest.raises(UsageError, match="edited"):
-        ours.check(("--trace", trace))
+        ours.check_outputs(("--trace", trace))
 
 
 def test_neither_an_input_nor_another_output_nor_the_inside_of_an_array(tmp_path: Path) -> None:
@@ -82,11 +84,11 @@ def test_neither_an_input_nor_another_output_nor_the_inside_of_an_array(tmp_path
     write(tmp_path / "in.csv", "ours, and read")
     for place in ("in.zarr/0/zarr.json", "in.zarr/0/new/file.json", "n5/a.json", "link/0/a.json"):
         with pytest.raises(UsageError, match=f"--output .*{place} lies inside the array"):
-            ours.check(("--output", tmp_path / place), replace=True)
+            ours.check_outputs(("--output", tmp_path / place), replace=True)
     with pytest.raises(UsageError, match=r"in\.csv is what is read"):
-        ours.check(("--output", tmp_path / "in.csv"), inputs=[tmp_path / "x/../in.csv"])
+        ours.check_outputs(("--output", tmp_path / "in.csv"), inputs=[tmp_path / "x/../in.csv"])
     with pytest.raises(UsageError, match=r"a\.json is --trace too"):
-        ours.check(("--trace", tmp_path / "a.json"), ("--json", tmp_path / "a.json"))
+        ours.check_outputs(("--trace", tmp_path / "a.json"), ("--json", tmp_path / "a.json"))
     assert store_around(tmp_path) is None
 
 
@@ -94,10 +96,10 @@ def test_a_register_that_is_damaged_or_planted_harms_nobody(tmp_path: Path) -> N
     write(tmp_path / "a.json", "ours")
     register = tmp_path / ours.REGISTER
     register.write_bytes(b'{"name": "a.js\nnull\n[]\n\xff\n' + register.read_bytes())
-    assert ours.is_ours(tmp_path / "a.json")
+    assert ours.is_written_by_us(tmp_path / "a.json")
     register.write_bytes(register.read_bytes() + b'{"name": "a.js')  # a machine went down
     write(tmp_path / "c.json", "ours")
-    assert ours.is_ours(tmp_path / "c.json") and ours.is_ours(tmp_path / "a.json")
+    assert ours.is_written_by_us(tmp_path / "c.json") and ours.is_written_by_us(tmp_path / "a.json")
     (tmp_path / "b").mkdir()
     (tmp_path / "victim").write_text(THEIRS)
     (tmp_path / "b" / ours.REGISTER).symlink_to(tmp_path / "victim")
@@ -107,13 +109,13 @@ def test_a_register_that_is_damaged_or_planted_harms_nobody(tmp_path: Path) -> N
 
 def test_json_of_an_earlier_version_names_its_format(tmp_path: Path) -> None:
     (tmp_path / "jobs.json").write_text('{"format": "penstock-jobs", "version": 1, "jobs": []}')
-    assert ours.is_ours(tmp_path / "jobs.json")
+    assert ours.is_written_by_us(tmp_path / "jobs.json")
     write(tmp_path / "jobs.json", '{"format": "penstock-jobs", "version": 1, "jobs": [1]}')
     (tmp_path / "jobs.json").write_text('{"format": "penstock-jobs", "note": "mine"}')
-    assert not ours.is_ours(tmp_path / "jobs.json")
+    assert not ours.is_written_by_us(tmp_path / "jobs.json")
     for theirs in ("[]", "{", '{"format": "other"}', "[" * 99_999):
         (tmp_path / "mine.json").write_text(theirs)
-        assert not ours.is_ours(tmp_path / "mine.json")
+        assert not ours.is_written_by_us(tmp_path / "mine.json")
 
 
 def test_a_file_that_another_replaces_meanwhile_is_ours(
@@ -128,13 +130,13 @@ def test_a_file_that_another_replaces_meanwhile_is_ours(
         return digest(path)
 
     monkeypatch.setattr(ours, "_digest", meanwhile)
-    assert ours.is_ours(tmp_path / "a.json")
+    assert ours.is_written_by_us(tmp_path / "a.json")
 
 
 def test_where_everybody_writes_each_has_a_register(tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
     write(tmp_path / "a.json", "ours")
-    assert ours.is_ours(tmp_path / "a.json") and not (tmp_path / ours.REGISTER).exists()
+    assert ours.is_written_by_us(tmp_path / "a.json") and not (tmp_path / ours.REGISTER).exists()
 
 
 # --- whole or not at all ------------------------------------------------------------------------
@@ -163,7 +165,7 @@ def test_a_link_stays_one_and_its_file_is_written(tmp_path: Path) -> None:
 
 
 def test_a_device_is_written_to_and_stays_one(tmp_path: Path) -> None:
-    ours.check(("--json", Path(os.devnull)))
+    ours.check_outputs(("--json", Path(os.devnull)))
     write(Path(os.devnull), "gone")
     assert not Path(os.devnull).is_file()
 

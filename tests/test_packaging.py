@@ -16,8 +16,8 @@ import pytest
 import tomllib
 
 import penstock
-from penstock import environment
-from penstock.errors import DISTRIBUTION
+from penstock.base.errors import DISTRIBUTION
+from penstock.instruments import environment
 
 ROOT = Path(__file__).parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -75,13 +75,13 @@ def test_the_lowest_versions_that_are_tested_are_those_that_are_allowed() -> Non
 
 def test_the_version_is_the_packages_own() -> None:
     """And not that of another project by the name of penstock."""
-    assert environment.collect()["libraries"]["penstock"] == penstock.__version__
+    assert environment.collect_environment()["libraries"]["penstock"] == penstock.__version__
 
 
 def test_types_and_the_schema_are_part_of_the_package() -> None:
     package = resources.files("penstock")
     assert package.joinpath("py.typed").is_file()
-    schema = json.loads(package.joinpath("record.schema.json").read_text())
+    schema = json.loads(package.joinpath("instruments/record.schema.json").read_text())
     assert "scenario" in schema["properties"]
 
 
@@ -159,6 +159,6 @@ def test_the_wheel_holds_what_is_read_at_run_time(tmp_path: Path) -> None:
     ).stdout.split()
     inside = {name for name in names if name.startswith("penstock/")}
     assert inside == {path.removeprefix("src/") for path in tracked}
-    assert {"penstock/py.typed", "penstock/record.schema.json"} <= inside
+    assert {"penstock/py.typed", "penstock/instruments/record.schema.json"} <= inside
     assert f"Name: penstock-dl\nVersion: {penstock.__version__}\n" in told
     assert "Author: The Penstock developers" in told

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock import pagecache
+from penstock.instruments import page_cache as pagecache
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the page cache of Linux")
 
@@ -22,22 +22,22 @@ def path(tmp_path: Path) -> Path:
     path.write_bytes(os.urandom(PAGES * mmap.PAGESIZE))
     with path.open("rb") as file:
         os.fsync(file.fileno())
-    pagecache.drop([path])
+    pagecache.drop_pages([path])
     if pagecache.residency([path]) != 0:
         pytest.skip("the tests' folder is in memory, or its file system keeps what it likes")
     return path
 
 
 def test_what_was_dropped_is_gone_and_what_was_read_is_there(path: Path) -> None:
-    assert pagecache.warm([path]) == PAGES * mmap.PAGESIZE
+    assert pagecache.warm_pages([path]) == PAGES * mmap.PAGESIZE
     assert pagecache.residency([path]) == 1
-    pagecache.drop([path])
+    pagecache.drop_pages([path])
     assert pagecache.residency([path]) == 0
 
 
 def test_pages_that_nobody_has_written_back_are_dropped_too(path: Path) -> None:
     path.write_bytes(os.urandom(PAGES * mmap.PAGESIZE))
-    pagecache.drop([path])
+    pagecache.drop_pages([path])
     assert pagecache.residency([path]) == 0
 
 

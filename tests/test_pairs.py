@@ -15,19 +15,21 @@ from torch import nn
 pytest.importorskip("lightning_fabric")
 
 import penstock
-from penstock.batches import PatchGrid
-from penstock.box import Box
+from penstock.base.config.knobs import build, read_yaml
+from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
+from penstock.base.errors import UsageError
 from penstock.cli import main
-from penstock.config import TRAIN_DEFAULTS, TrainConfig, build, read_yaml
-from penstock.errors import UsageError
-from penstock.feed import ThreadFeed
-from penstock.normalize import Scaling
-from penstock.order import Order
-from penstock.store import AXES, open_source
-from penstock.synthetic import clean_volume
-from penstock.train import train
-from penstock.tune import recommend, write_yaml
-from penstock.workloads.pairs import Pairs, Tiles, split
+from penstock.data.box import Box
+from penstock.data.normalize import Scaling
+from penstock.data.stores.open import open_source
+from penstock.data.stores.protocols import AXES
+from penstock.data.volumes import clean_volume
+from penstock.loading.fields import PatchGrid
+from penstock.loading.order import Order
+from penstock.reports.tune.model import recommend, write_model_yaml
+from penstock.training.feed import ThreadFeed
+from penstock.training.loop import train_workload
+from penstock.training.workloads.pairs import Pairs, Tiles, split
 
 from .test_tune import TIMES, sized
 
@@ -135,7 +137,7 @@ class Numbers:
 def test_a_target_that_is_the_input_is_told(volumes: dict[str, Any], tmp_path: Path) -> None:
     said: list[str] = []
     same = volumes | {"target_spec": volumes["in_spec"], "epochs": 1, "num_workers": 0}
-    train("pairs", config_of(tmp_path, **same), say=said.append)
+    train_workload("pairs", config_of(tmp_path, **same), say=said.append)
     assert "noisy.npy is --in-spec itself" in " ".join(said)
 
 
@@ -188,7 +190,7 @@ def test_a_model_learns_and_infer_runs_it(tmp_path: Path) -> None:
         tmp_path, in_spec=str(tmp_path / "noisy.npy"), target_spec=str(tmp_path / "clean.npy"),
         epochs=6, learning_rate=0.01, tile_size="16",
     )  # fmt: skip
-    results = train("pairs", config)
+    results = train_workload("pairs", config)
     final = results["final"]
     assert final["val_psnr"] > final["val_psnr_input"] + 1
     out = np.zeros_like(clean)
@@ -200,8 +202,10 @@ def test_a_model_learns_and_infer_runs_it(tmp_path: Path) -> None:
 
 
 def test_accumulated_batches_equal_the_big_batch(volumes: dict[str, Any], tmp_path: Path) -> None:
-    big = train("pairs", config_of(tmp_path, **volumes, batch_size=6, output_dir=tmp_path / "big"))
-    small = train(
+    big = train_workload(
+        "pairs", config_of(tmp_path, **volumes, batch_size=6, output_dir=tmp_path / "big")
+    )
+    small = train_workload(
         "pairs",
         config_of(
             tmp_path, **volumes, batch_size=2, grad_accum_steps=3, output_dir=tmp_path / "small"
@@ -219,7 +223,7 @@ def test_accumulated_batches_equal_the_big_batch(volumes: dict[str, Any], tmp_pa
 
 def test_checkpointing_changes_nothing_but_memory(volumes: dict[str, Any], tmp_path: Path) -> None:
     results = [
-        train(
+        train_workload(
             "pairs", config_of(tmp_path, **volumes, checkpointing=on, output_dir=tmp_path / str(on))
         )
         for on in (False, True)
@@ -250,13 +254,13 @@ def test_two_dimensions_and_channels(tmp_path: Path) -> None:
     )  # fmt: skip
     workload = Pairs(config)
     assert len(workload.train) + len(workload.val) == 5 * 3 * 3
-    results = train("pairs", config)
+    results = train_workload("pairs", config)
     assert "val_psnr_input" not in results["final"]  # 2 channels are not 1
 
 
 def test_train_accepts_the_yaml_of_a_benchmark(volumes: dict[str, Any], tmp_path: Path) -> None:
     case = {"mode": "train", "checkpointing": True, "device": "cuda:0"}
-    (path,) = write_yaml(recommend(sized(TIMES, case=case)), tmp_path / "bench.yaml")
+    (path,) = write_model_yaml(recommend(sized(TIMES, case=case)), tmp_path / "bench.yaml")
     config = build(TrainConfig, TRAIN_DEFAULTS["pairs"], read_yaml(path), volumes)
     assert (config.model, config.tile_size, config.batch_size) == ("prithvi-refiner-tiny", "384", 4)
     assert (config.checkpointing, config.device) == (True, "cuda")

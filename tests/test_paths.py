@@ -11,14 +11,16 @@ import pytest
 import tensorstore as ts
 
 import penstock
-from penstock import dataset, suite
+from penstock.base.config.knobs import build
+from penstock.base.config.train import SuiteConfig
+from penstock.base.errors import UsageError
+from penstock.base.files import absolute
+from penstock.bench.suite import run as suite
 from penstock.cli import main
-from penstock.config import SuiteConfig, build
-from penstock.errors import UsageError
-from penstock.files import settled
-from penstock.loader import Loader
-from penstock.scene_files import write_data_set
-from penstock.store import open_sink, open_source
+from penstock.data.packed import format
+from penstock.data.scenes.synthetic_files import write_data_set
+from penstock.data.stores.open import open_sink, open_source
+from penstock.loading.loader import Loader
 
 SMALL = ["--model-type", "identity", "--patch", "8", "--overlap", "2", "--devices", "cpu"]
 DATA = np.arange(16**3, dtype="uint16").reshape(16, 16, 16)
@@ -48,9 +50,9 @@ def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_path_is_settled_as_the_system_follows_it(beside: Path) -> None:
     (beside / "far" / "deep").mkdir(parents=True)
     (beside / "here" / "link").symlink_to(beside / "far" / "deep")
-    assert settled("../in.zarr") == settled("~/in.zarr") == beside / "in.zarr"
-    assert settled("link/../x") == beside / "far" / "x"
-    assert settled("link/x") == beside / "here" / "link" / "x"
+    assert absolute("../in.zarr") == absolute("~/in.zarr") == beside / "in.zarr"
+    assert absolute("link/../x") == beside / "far" / "x"
+    assert absolute("link/x") == beside / "here" / "link" / "x"
 
 
 SPECS: tuple[Any, ...] = (
@@ -115,7 +117,7 @@ def test_generated_samples_are_read_through_dots(
         for engine in ("native", "tensorstore"):
             with Loader(folder, batch_size=2, engine=engine) as loader:
                 assert (next(iter(loader))[name] == expected[name]).all()
-    assert dataset.open_dataset(Path("../set"), "--data").num_samples == 4
+    assert format.open_dataset(Path("../set"), "--data").num_samples == 4
 
 
 @pytest.mark.slow
@@ -204,5 +206,7 @@ def test_a_training_keeps_out_of_its_data(
 def test_a_suite_keeps_out_of_its_chips(tmp_path: Path) -> None:
     paths = {"train_chips_path": tmp_path / "train", "val_chips_path": tmp_path / "val"}
     with pytest.raises(UsageError, match=r"val/out lies inside --val-chips .*val; give a folder"):
-        suite.check_output(build(SuiteConfig, {"output_dir": tmp_path / "val" / "out", **paths}))
-    suite.check_output(build(SuiteConfig, {"output_dir": tmp_path / "out", **paths}))
+        suite.check_suite_output(
+            build(SuiteConfig, {"output_dir": tmp_path / "val" / "out", **paths})
+        )
+    suite.check_suite_output(build(SuiteConfig, {"output_dir": tmp_path / "out", **paths}))

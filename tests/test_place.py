@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 
-from penstock.cli import launch, main
-from penstock.config import TRAIN_DEFAULTS, TrainConfig, build
-from penstock.errors import UsageError
-from penstock.place import Place, find, first_host, tasks_elsewhere
-from penstock.trainlog import first_lines, last_lines
+from penstock.base.config.knobs import build
+from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
+from penstock.base.errors import UsageError
+from penstock.cli import main
+from penstock.cluster.place import Place, find_place, first_host, tasks_elsewhere
+from penstock.training import slurm_step
+from penstock.training.log_lines import first_lines, last_lines
 
 SPIRAL = ("train", "spiral")
 JOB = {
@@ -43,44 +45,47 @@ def config_of(**settings: Any) -> TrainConfig:
 
 
 def test_a_step_is_believed_and_not_its_job() -> None:
-    place = find(STEP)
+    place = find_place(STEP)
     assert place == Place(5, 6, 1, 1, 2, "raven0123", 15_000 + 3456, launched=True)
     assert place.variables() == {
         "RANK": "5", "WORLD_SIZE": "6", "LOCAL_RANK": "1", "GROUP_RANK": "1",
         "GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "raven0123", "MASTER_PORT": "18456",
     }  # fmt: skip
-    assert find(place.variables()) == place
+    assert find_place(place.variables()) == place
 
 
 def test_the_name_of_a_job_is_no_matter() -> None:
     """Other tools take a job of the name bash or interactive for none."""
-    assert find({**STEP, "SLURM_JOB_NAME": "bash"}) == find(STEP)
+    assert find_place({**STEP, "SLURM_JOB_NAME": "bash"}) == find_place(STEP)
 
 
 def test_a_batch_script_is_no_rank() -> None:
-    assert find(JOB) == Place()
+    assert find_place(JOB) == Place()
     assert tasks_elsewhere(JOB) == 8
     assert tasks_elsewhere(STEP) == tasks_elsewhere({}) == 0
     # Nor is the shell of an interactive job, a step of one task.
     shell = {**JOB, "SLURM_STEP_NUM_TASKS": "1"}
-    assert find(shell).world_size == 1 and tasks_elsewhere(shell) == 8
+    assert find_place(shell).world_size == 1 and tasks_elsewhere(shell) == 8
 
 
 def test_torchrun_inside_a_step_wins() -> None:
     elastic = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_PORT": "4321"}
-    assert find({**STEP, **elastic}) == Place(1, 2, 1, port=4321, launched=True)
+    assert find_place({**STEP, **elastic}) == Place(1, 2, 1, port=4321, launched=True)
     assert tasks_elsewhere({**JOB, **elastic}) == 0
 
 
 def test_where_ranks_meet() -> None:
     one = {**STEP, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "raven0123"}
-    assert find(one).address == "127.0.0.1"
+    assert find_place(one).address == "127.0.0.1"
     chosen = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "5000"}
-    assert (find({**STEP, **chosen}).address, find({**STEP, **chosen}).port) == ("10.0.0.1", 5000)
+    assert (find_place({**STEP, **chosen}).address, find_place({**STEP, **chosen}).port) == (
+        "10.0.0.1",
+        5000,
+    )
     with pytest.raises(UsageError, match="2 nodes, and neither MASTER_ADDR nor SLURM_STEP_NOD"):
-        find({name: text for name, text in STEP.items() if name != "SLURM_STEP_NODELIST"})
+        find_place({name: text for name, text in STEP.items() if name != "SLURM_STEP_NODELIST"})
     with pytest.raises(UsageError, match="SLURM_PROCID is 'five'"):
-        find({**STEP, "SLURM_PROCID": "five"})
+        find_place({**STEP, "SLURM_PROCID": "five"})
 
 
 @pytest.mark.parametrize(
@@ -97,7 +102,7 @@ def test_the_first_host(nodes: str, first: str) -> None:
 
 def test_a_rank_has_the_device_of_its_number_or_the_one_it_sees() -> None:
     pytest.importorskip("torch")
-    from penstock.ranks import own_device
+    from penstock.training.ranks import own_device
 
     third = Place(rank=6, world_size=8, local_rank=2, launched=True)
     assert own_device(third, visible=4) == 2
@@ -109,7 +114,7 @@ def test_a_rank_has_the_device_of_its_number_or_the_one_it_sees() -> None:
 def test_an_element_of_an_array_has_one_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """In its log and in its results: scaling takes the two together by it."""
     pytest.importorskip("torch")
-    from penstock.ranks import launch_of
+    from penstock.training.ranks import launch_of
 
     for name in [name for name in os.environ if name.startswith("SLURM_")]:
         monkeypatch.delenv(name)
@@ -119,7 +124,7 @@ def test_an_element_of_an_array_has_one_number(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setenv(name, text)
     told = launch_of(["n1", "n1", "n2"])
     assert (told["job_id"], told["nodes"], told["hosts"]) == ("7_3", 2, ["n1", "n2"])
-    assert first_lines("spiral", config_of(), find(STEP), element)[0] == "Job ID: 7_3"
+    assert first_lines("spiral", config_of(), find_place(STEP), element)[0] == "Job ID: 7_3"
 
 
 def test_a_job_whose_tasks_are_not_started_is_refused(
@@ -145,18 +150,22 @@ def test_a_job_whose_tasks_are_not_started_is_refused(
 def test_what_a_job_adds_to_its_training(tmp_path: Path) -> None:
     config = config_of(output_dir=str(tmp_path / "%j"))
     out = ["--distributed", "--output-dir", str(tmp_path / "123456")]
-    assert launch.added(config, JOB) == out
-    assert launch.added(config_of(output_dir=tmp_path), JOB) == ["--distributed"]
+    assert slurm_step.added(config, JOB) == out
+    assert slurm_step.added(config_of(output_dir=tmp_path), JOB) == ["--distributed"]
     # Killed before it had begun a run, it begins; before it had saved, again; later it goes on.
-    assert launch.added(config, AGAIN) == out
+    assert slurm_step.added(config, AGAIN) == out
     begun_by("123456", tmp_path / "123456")
-    assert launch.added(config, AGAIN) == [*out, "--no-resume", "--overwrite"]
+    assert slurm_step.added(config, AGAIN) == [*out, "--no-resume", "--overwrite"]
     saved_in(tmp_path / "123456")
-    assert launch.added(config, AGAIN) == [*out, "--resume", "--no-overwrite"]
+    assert slurm_step.added(config, AGAIN) == [*out, "--resume", "--no-overwrite"]
     array = {**AGAIN, "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
-    assert launch.added(config, array) == ["--distributed", "--output-dir", str(tmp_path / "7_3")]
+    assert slurm_step.added(config, array) == [
+        "--distributed",
+        "--output-dir",
+        str(tmp_path / "7_3"),
+    ]
     begun_by("7_3", tmp_path / "7_3")
-    assert launch.added(config, array)[3:] == ["--no-resume", "--overwrite"]
+    assert slurm_step.added(config, array)[3:] == ["--no-resume", "--overwrite"]
 
 
 def begun_by(job: str | None, out: Path) -> None:
@@ -183,14 +192,14 @@ def test_a_job_goes_on_with_no_run_but_its_own(
     if saved:
         saved_in(tmp_path)
     with pytest.raises(UsageError) as told:
-        launch.added(config_of(output_dir=tmp_path), AGAIN)
+        slurm_step.added(config_of(output_dir=tmp_path), AGAIN)
     assert f"--output-dir {tmp_path} holds a run of {whose}, and job 123456 had not" in (
         str(told.value)
     )
     # Unless it was asked to.
     for knob in ("resume", "overwrite"):
         asked = config_of(output_dir=tmp_path, **{knob: True})
-        assert launch.added(asked, AGAIN) == ["--distributed"]
+        assert slurm_step.added(asked, AGAIN) == ["--distributed"]
 
 
 @pytest.fixture
@@ -266,8 +275,8 @@ def test_the_end_of_a_requeued_life_is_told_though_slurm_ends_it(
 
 
 def test_srun_is_told_what_it_would_forget() -> None:
-    assert "--cpus-per-task=18" in launch.srun({**JOB, "SLURM_CPUS_PER_TASK": "18"})
-    assert not any("cpus" in word for word in launch.srun(JOB))
+    assert "--cpus-per-task=18" in slurm_step.srun({**JOB, "SLURM_CPUS_PER_TASK": "18"})
+    assert not any("cpus" in word for word in slurm_step.srun(JOB))
 
 
 @pytest.mark.parametrize(
@@ -299,7 +308,7 @@ def test_what_cannot_be_launched(
 
 def test_the_lines_of_the_seed() -> None:
     environ = {**JOB, "SLURM_JOB_NAME": "mlp", "SLURM_JOB_NODELIST": "raven[0123,0124]"}
-    told = first_lines("spiral", config_of(epochs=50), find(STEP), environ)
+    told = first_lines("spiral", config_of(epochs=50), find_place(STEP), environ)
     assert told == [
         "Job ID: 123456",
         "Job Name: mlp",

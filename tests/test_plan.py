@@ -16,18 +16,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock import infer
-from penstock.box import Box
-from penstock.claim import Claims
-from penstock.config import InferConfig, build
-from penstock.errors import UsageError
-from penstock.grid import Geometry, Grid, indices
-from penstock.job import Job
-from penstock.journal import Journal
-from penstock.plan import Facts, PatchShape, make_plan, patch_shape, select
-from penstock.stitch import Assembly
-from penstock.store import open_source
-from penstock.traffic import largest_block, open_peak, read_range, reads
+from penstock.base.config.infer import InferConfig
+from penstock.base.config.knobs import build
+from penstock.base.errors import UsageError
+from penstock.data.box import Box
+from penstock.data.grid import Grid, indices
+from penstock.data.stores.claim import Claims
+from penstock.data.stores.open import open_source
+from penstock.inference import run as infer
+from penstock.inference.geometry import Geometry, PatchShape, patch_shape
+from penstock.inference.job import Job
+from penstock.inference.journal import Journal
+from penstock.inference.memory import Facts
+from penstock.inference.plan import make_plan, select
+from penstock.inference.stitch import Assembly
+from penstock.inference.traffic import largest_block, open_peak, read_range, reads
 
 from .test_grid import geometries
 
@@ -128,7 +131,7 @@ def test_a_block_of_floats_is_prepared_with_no_more_than_the_plan_holds(spoilt: 
              "overlap": 4, "block": 256, "devices": "cpu"},
         )
     )  # fmt: skip
-    begun = infer._Run(job, Journal(None, {}), Claims())
+    begun = infer._Inference(job, Journal(None, {}), Claims())
     (block,) = begun.blocks
     array = begun._fetch(block)
     tracemalloc.start()
@@ -249,7 +252,7 @@ def test_selections_that_name_nothing_or_too_much(text: list[str]) -> None:
 @pytest.mark.parametrize("seam", ["trim", "blend"])
 def test_regions_do_not_change_the_result(seam: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan of a machine with little memory, forced on a small volume."""
-    from penstock import plan as plans
+    from penstock.inference import plan as plans
 
     volume = np.random.default_rng(0).normal(size=(40, 50, 60)).astype("float32")
 

@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from penstock.base.errors import UsageError
 from penstock.cli import plot as verb
-from penstock.errors import UsageError
-from penstock.plots import (
-    before_after,
-    before_after_figure,
+from penstock.instruments.seed_metrics import export_reference
+from penstock.reports.figures.before_after import before_after_figure, plot_before_after
+from penstock.reports.figures.canvas import rolling_mean
+from penstock.reports.figures.run import (
     gpu_figures,
     metrics_figures,
     plot_gpu_metrics,
     plot_metrics,
-    rolling_mean,
 )
-from penstock.telemetry import export_reference
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -285,7 +284,7 @@ def test_before_after(tmp_path: Path, shape: tuple[int, int]) -> None:
     low, high = shown[2].get_clim()
     assert low == -high < 0
     assert "halved" in texts(figure)
-    out = before_after({"noisy": before, "clean": after}, tmp_path / "new" / "b.png", "halved")
+    out = plot_before_after({"noisy": before, "clean": after}, tmp_path / "new" / "b.png", "halved")
     assert out.read_bytes().startswith(b"\x89PNG")
 
 

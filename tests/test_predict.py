@@ -20,19 +20,21 @@ if not all(map(find_spec, ("torchvision", "rasterio", "lightning_fabric", "numco
 
 import rasterio
 
-import penstock.predict
-import penstock.workloads.detector
+import penstock.training.predict
+import penstock.training.workloads.detector
+from penstock.base.config.data import PredictConfig
+from penstock.base.config.knobs import build
+from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
+from penstock.base.errors import UsageError
 from penstock.cli import main
-from penstock.config import TRAIN_DEFAULTS, PredictConfig, TrainConfig, build
-from penstock.detection import PREDICTED_COLUMNS, Objects, read_predictions
-from penstock.errors import UsageError
-from penstock.models.detector import detector
-from penstock.predict import Done, predict
-from penstock.ranks import device_of
-from penstock.rasters import NODATA
-from penstock.train import train
-from penstock.windows import Cut
-from penstock.workloads.detector import Detector
+from penstock.data.scenes.objects import PREDICTED_COLUMNS, Objects, read_predictions
+from penstock.data.scenes.rasters import NODATA
+from penstock.data.scenes.windows import Cut
+from penstock.models.detector import make_detector
+from penstock.training.loop import train_workload
+from penstock.training.predict import Done, predict_scenes
+from penstock.training.ranks import device_of
+from penstock.training.workloads.detector import Detector
 
 SIZE, CHIP, OVERLAP = "200", "128", "32"
 
@@ -64,13 +66,13 @@ def config_of(data: Path, out: Path) -> TrainConfig:
 def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One step of training: it has learnt nothing, and finds much."""
     out = tmp_path_factory.mktemp("run")
-    train("detector", config_of(data, out))
+    train_workload("detector", config_of(data, out))
     return out
 
 
 def predicted(run: Path, root: Path, out: Path, **changes: Any) -> Done:
     settings = {"data_root": root, "output": out, "device": "cpu", "batch_size": 3}
-    return predict(run / "best_model.pth", build(PredictConfig, settings, changes))
+    return predict_scenes(run / "best_model.pth", build(PredictConfig, settings, changes))
 
 
 @pytest.mark.slow
@@ -140,7 +142,7 @@ def test_a_stopped_run_goes_on_at_the_scene_it_did_not_finish(
         shutil.copytree(source, scenes / f"scene{number}")
     asked: dict[str, Any] = {"score_threshold": 0.3}
     predicted(run, scenes, tmp_path / "whole.csv", **asked)
-    real = penstock.predict._detect
+    real = penstock.training.predict._detect
 
     def stopped(net: Any, scene: Any, *rest: Any) -> Objects:
         seen.append(scene.name)
@@ -148,7 +150,7 @@ def test_a_stopped_run_goes_on_at_the_scene_it_did_not_finish(
             raise KeyboardInterrupt
         return real(net, scene, *rest)
 
-    monkeypatch.setattr(penstock.predict, "_detect", stopped)
+    monkeypatch.setattr(penstock.training.predict, "_detect", stopped)
     with pytest.raises(KeyboardInterrupt):
         predicted(run, scenes, out, **asked)
     assert not out.exists()
@@ -174,7 +176,7 @@ def test_windows_without_data_are_passed_over(data: Path, run: Path, tmp_path: P
     done = predicted(run, tmp_path / "v", tmp_path / "p.csv")
     assert (done.empty, done.windows) == (1, 3)
     _, corner = Cut(int(SIZE), int(CHIP), int(OVERLAP)).core(0)
-    around = penstock.workloads.detector._SAME_OBJECT / 2
+    around = penstock.training.workloads.detector._SAME_OBJECT / 2
     assert not ((done.objects.points < corner - around).all(axis=1)).any()
 
 
@@ -229,7 +231,7 @@ Words = list[str]
 
 
 def another_model(folder: Path) -> Words:
-    torch.save(detector(3, width=16).state_dict(), folder / "run" / "best_model.pth")
+    torch.save(make_detector(3, width=16).state_dict(), folder / "run" / "best_model.pth")
     return []
 
 

@@ -19,12 +19,13 @@ from hypothesis import strategies as st
 
 pytest.importorskip("lightning_fabric")
 
-from penstock.config import TRAIN_DEFAULTS, TrainConfig, build
-from penstock.errors import Incomplete
-from penstock.train import train
-from penstock.workloads.emulator import Emulator
-from penstock.workloads.pairs import Pairs
-from penstock.workloads.spiral import Spiral
+from penstock.base.config.knobs import build
+from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
+from penstock.base.errors import Incomplete
+from penstock.training.loop import train_workload
+from penstock.training.workloads.emulator import Emulator
+from penstock.training.workloads.pairs import Pairs
+from penstock.training.workloads.spiral import Spiral
 
 from .test_pairs import NET
 from .test_workloads import packed
@@ -86,7 +87,7 @@ def trained(
     for moment in (*moments, None):
         Struck.moment = moment
         try:
-            train(f"{__name__}:{workload.__name__}", config(out, resume=stops > 0))
+            train_workload(f"{__name__}:{workload.__name__}", config(out, resume=stops > 0))
             break
         except Incomplete as error:
             assert "stopped by SIGTERM" in str(error)

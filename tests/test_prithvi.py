@@ -16,9 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from penstock import model as models
 from penstock import open_source
-from penstock.errors import UsageError
+from penstock.base.errors import UsageError
+from penstock.models import footprint as models_footprint
+from penstock.models import load as models
 from penstock.models.prithvi import BANDS, Refiner, positions, prithvi_refiner
 
 # Width, blocks, heads, patch: as in the configurations of the public checkpoints.
@@ -290,7 +291,7 @@ def test_a_public_checkpoint_loads_and_encodes_as_public_code_does(
     if not prefix:  # version 1 names the parts of encoder and decoder without these words
         state = {k.removeprefix("encoder.").removeprefix("decoder."): v for k, v in public.items()}
     torch.save(state, tmp_path / "Prithvi.pt")
-    net = models.load("prithvi-refiner-tiny", tmp_path / "Prithvi.pt").module
+    net = models.load_model("prithvi-refiner-tiny", tmp_path / "Prithvi.pt").module
     assert isinstance(net, Refiner)
     # Positions of one frame are the first of several.
     encoder = {name: public[name] for name in public_encoder("tiny")}
@@ -335,7 +336,7 @@ def test_a_checkpoint_of_six_bands_loads_into_fewer(bands: int | list[int | str]
 def test_a_state_dict_of_ours_loads_whole(tmp_path: Path) -> None:
     net = learn(prithvi_refiner("tiny", seed=3))
     torch.save(net.state_dict(), tmp_path / "ours.pt")
-    loaded = models.load("prithvi-refiner-tiny", tmp_path / "ours.pt").module
+    loaded = models.load_model("prithvi-refiner-tiny", tmp_path / "ours.pt").module
     for name, value in net.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], value), name
 
@@ -363,7 +364,7 @@ def test_a_checkpoint_that_does_not_fit_says_where(
 ) -> None:
     torch.save(changed(public_state(), name, value), tmp_path / "Prithvi.pt")
     with pytest.raises(UsageError, match=f"prithvi-refiner-tiny.*{sentence}"):
-        models.load("prithvi-refiner-tiny", tmp_path / "Prithvi.pt")
+        models.load_model("prithvi-refiner-tiny", tmp_path / "Prithvi.pt")
 
 
 # --- what learns ---------------------------------------------------------------------------------
@@ -523,13 +524,13 @@ def test_making_one_leaves_the_random_state_alone() -> None:
 
 
 def test_the_registry_makes_a_model_of_two_axes() -> None:
-    model = models.load("prithvi-refiner-tiny")
+    model = models.load_model("prithvi-refiner-tiny")
     assert (model.in_channels, model.spatial_axes) == (6, 2)
-    footprint = models.footprint(model, (2, 6, 64, 96))
+    footprint = models_footprint.measure_footprint(model, (2, 6, 64, 96))
     assert [head.channels for head in footprint.heads] == [6]
     assert footprint.peak_bytes is not None  # played on shapes alone
     with pytest.raises(UsageError, match="100 is no multiple of 16"):
-        models.footprint(model, (1, 6, 100, 100))
+        models_footprint.measure_footprint(model, (1, 6, 100, 100))
 
 
 def test_inference_of_an_image_of_six_bands(tmp_path: Path) -> None:
@@ -551,7 +552,7 @@ def test_inference_of_an_image_of_six_bands(tmp_path: Path) -> None:
     }
     words = [str(word) for pair in arguments.items() for word in pair]
     assert main(["infer", *words]) == 0
-    net = models.load("prithvi-refiner-tiny", tmp_path / "Prithvi.pt").module
+    net = models.load_model("prithvi-refiner-tiny", tmp_path / "Prithvi.pt").module
     expected = forward(net, torch.from_numpy(pixels)[None])[0].numpy()
     written = open_source(tmp_path / "out.ome.zarr")
     assert not np.allclose(expected, pixels, atol=1e-3)
@@ -561,6 +562,6 @@ def test_inference_of_an_image_of_six_bands(tmp_path: Path) -> None:
 
 
 def test_a_registry_model_is_made_for_the_channels_asked_for() -> None:
-    loaded = models.load("prithvi-refiner-tiny", in_channels=4)
+    loaded = models.load_model("prithvi-refiner-tiny", in_channels=4)
     assert loaded.in_channels == 4
     assert loaded.module(torch.zeros(1, 4, 64, 64)).shape == (1, 4, 64, 64)

@@ -13,12 +13,13 @@ import torch
 
 pytest.importorskip("lightning_fabric")
 
-from penstock import profiling
+from penstock.base.config.knobs import build
+from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
+from penstock.base.errors import UsageError
 from penstock.cli import main
-from penstock.config import TRAIN_DEFAULTS, TrainConfig, build
-from penstock.errors import UsageError
-from penstock.laps import Laps
-from penstock.train import train
+from penstock.instruments.phases import Laps
+from penstock.training import profiling
+from penstock.training.loop import train_workload
 
 SMALL = {"num_samples": 203, "batch_size": 8, "epochs": 1, "hidden_dims": (8, 4), "device": "cpu"}
 PHASES = ["data_wait", "transfer", "forward", "backward", "optimizer"]
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def profiled(out: Path, **changes: Any) -> dict[str, Any]:
     settings = {"output_dir": out, "profile": True, **changes}
-    return train("spiral", build(TrainConfig, TRAIN_DEFAULTS["spiral"], SMALL, settings))
+    return train_workload("spiral", build(TrainConfig, TRAIN_DEFAULTS["spiral"], SMALL, settings))
 
 
 def spans(trace: Path) -> list[dict[str, Any]]:
@@ -123,7 +124,7 @@ def test_batches_of_a_step_are_each_in_the_trace(tmp_path: Path) -> None:
 def test_profiling_changes_no_step(tmp_path: Path) -> None:
     profiled(tmp_path / "with")
     settings = {"output_dir": tmp_path / "without"}
-    train("spiral", build(TrainConfig, TRAIN_DEFAULTS["spiral"], SMALL, settings))
+    train_workload("spiral", build(TrainConfig, TRAIN_DEFAULTS["spiral"], SMALL, settings))
     one, other = (
         torch.load(tmp_path / name / "best_model.pth", weights_only=True)
         for name in ("with", "without")

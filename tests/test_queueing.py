@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock import queueing
-from penstock.queueing import (
+from penstock.reports.queue import model as queueing
+from penstock.reports.queue.model import (
     SEED,
     SEED_COMPUTE_S,
     SEED_ITERATIONS,
     SEED_READ_S,
     Feed,
-    cleared,
+    first_empty,
+    queue_verdict,
     seed_feed,
     simulate,
     utilisation,
-    verdict,
 )
 
 
@@ -149,7 +149,7 @@ def test_a_short_prefill_is_a_small_stock() -> None:
     ],
 )
 def test_the_verdict_has_two_bars(share: float, said: str) -> None:
-    assert verdict(share) == said
+    assert queue_verdict(share) == said
 
 
 @pytest.mark.parametrize(
@@ -222,4 +222,4 @@ def test_a_deeper_queue_is_never_slower(
 
 
 def test_no_end_is_no_end() -> None:
-    assert cleared([]) is None
+    assert first_empty([]) is None

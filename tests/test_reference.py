@@ -14,9 +14,10 @@ import pytest
 import torch
 
 import penstock
-from penstock import model, reference
+from penstock.base.errors import StageError, UsageError
 from penstock.cli import main
-from penstock.errors import StageError, UsageError
+from penstock.models import load as model
+from penstock.models import user_code as reference
 
 NETS = """
 import torch
@@ -73,21 +74,21 @@ def nets(tmp_path: Path) -> Path:
 def test_a_function_that_must_be_given_something_is_the_model(
     name: str, factor: int | None, nets: Path
 ) -> None:
-    x, module = torch.ones(1, 1, 2, 2, 2), model.load(f"{nets}:{name}").module
+    x, module = torch.ones(1, 1, 2, 2, 2), model.load_model(f"{nets}:{name}").module
     assert torch.equal(module(x), x * factor if factor else x + 1)
 
 
 @pytest.mark.parametrize("name", ["LAYER", "factory", "optional", "wide"])
 def test_what_makes_a_model_is_called(name: str, nets: Path) -> None:
-    found = model.load(f"{nets}:{name}", in_channels=1)
+    found = model.load_model(f"{nets}:{name}", in_channels=1)
     assert found.spatial_axes == 3
     assert found.in_channels == 1
 
 
 def test_a_function_of_a_library_in_c_is_a_model() -> None:
     x = torch.linspace(-1, 1, 8)
-    assert torch.equal(model.load("torch:sigmoid").module(x), torch.sigmoid(x))
-    assert torch.equal(model.load("torch.nn.functional:relu").module(x), x.relu())
+    assert torch.equal(model.load_model("torch:sigmoid").module(x), torch.sigmoid(x))
+    assert torch.equal(model.load_model("torch.nn.functional:relu").module(x), x.relu())
 
 
 def test_the_folder_is_searched_for_the_users_code_alone(
@@ -96,7 +97,7 @@ def test_the_folder_is_searched_for_the_users_code_alone(
     (nets.parent / "opt_einsum.py").write_text("raise SystemExit('it ran')")
     monkeypatch.chdir(nets.parent)
     path = list(sys.path)
-    with reference.found("nets:Net"):
+    with reference.find_reference("nets:Net"):
         assert sys.path == path
         with pytest.raises(ModuleNotFoundError):
             exec("import beside_too", {"__name__": "torch.backends.opt_einsum"})
@@ -112,7 +113,7 @@ def test_what_is_installed_comes_first(nets: Path) -> None:
     before = sys.modules.pop("yaml")
     nets.write_text("import yaml\nNET = yaml.safe_load\n")
     try:
-        with reference.found(f"{nets}:NET") as found:
+        with reference.find_reference(f"{nets}:NET") as found:
             assert found("1") == 1
     finally:
         sys.modules["yaml"] = before
@@ -235,8 +236,8 @@ def test_a_stage_error_without_the_users_code_is_as_ever() -> None:
 
 
 def test_what_predict_is_given_is_a_file_of_weights(tmp_path: Path) -> None:
-    from penstock.config import PredictConfig
-    from penstock.predict import predict
+    from penstock.base.config.data import PredictConfig
+    from penstock.training.predict import predict_scenes as predict
 
     path: Any = tmp_path / "notes.txt"
     path.write_text("no weights")

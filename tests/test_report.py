@@ -13,22 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import UsageError
-from penstock.record import Record, case_key
-from penstock.report import (
-    COLUMNS,
-    MB,
-    SEED_COLUMNS,
-    append_csv,
-    cells,
-    grouped,
-    in_markdown,
-    in_text,
-    ratio,
-    read_csv,
-    roof_line,
-    sections,
-)
+from penstock.base.errors import UsageError
+from penstock.instruments.record import Record, case_key
+from penstock.reports.cell import COLUMNS, SEED_COLUMNS, cell_ratio, model_cells
+from penstock.reports.model import append_model_csv, grouped, model_sections, roof_line
+from penstock.reports.table import MB, in_markdown, in_text, read_csv
 
 SEED_CSV = (
     "avg_time_ms,batch_size,device,memory_allocated_mb,memory_peak_mb,memory_reserved_mb,mode,"
@@ -121,7 +110,7 @@ def test_a_cell_is_the_launches_of_one_case_on_one_machine() -> None:
         launch(256, 1, 2, environment={"machine_key": "there"}),
         launch(256, 1, 3, scenario="matmul"),
     ]
-    found = cells(records)
+    found = model_cells(records)
     assert [(cell.tile, cell.batch, cell.launches) for cell in found] == [
         *[("256", 1, 2), ("256", 1, 1), ("256", 2, 2), ("384", 1, 2), ("384", 2, 2)]
     ]
@@ -131,7 +120,7 @@ def test_numbers_of_a_cell() -> None:
     rng = np.random.default_rng(1)
     samples = [rng.gamma(4, 0.01, n) for n in (20, 30, 40)]
     records = [launch(256, 2, i, own, steps_per_sample=i + 1) for i, own in enumerate(samples)]
-    (cell,) = cells(records)
+    (cell,) = model_cells(records)
     assert cell.time is not None and cell.time.n >= 2
     assert cell.time.value == pytest.approx(np.median([np.median(own) for own in samples]))
     assert cell.time.low is not None and cell.time.high is not None
@@ -147,7 +136,7 @@ def test_numbers_of_a_cell() -> None:
 
 
 def test_an_interval_of_one_launch_is_of_its_samples() -> None:
-    (cell,) = cells([launch(seconds=np.arange(1, 12) / 10)])
+    (cell,) = model_cells([launch(seconds=np.arange(1, 12) / 10)])
     assert cell.time is not None
     assert (cell.time.value, cell.time.low, cell.time.high) == (0.6, 0.2, 1.0)
 
@@ -171,7 +160,7 @@ def test_a_row_by_column() -> None:
         )
         for number in range(2)
     ]
-    row = cells(records)[0].row
+    row = model_cells(records)[0].row
     assert tuple(row) == COLUMNS
     expected = {
         "timestamp": "2026-11-21T14:00:01+00:00", "mode": "train", "tile_size": "32x256x256",
@@ -193,7 +182,7 @@ def test_a_row_by_column() -> None:
 
 
 def test_missing_is_empty_and_never_0() -> None:
-    row = cells([launch()])[0].row
+    row = model_cells([launch()])[0].row
     for name in COLUMNS:
         known_zeros = {"halo", "seed", "failed", "unsettled"}
         assert row[name] != "0" or name in known_zeros, name
@@ -215,14 +204,14 @@ def test_a_failure_is_a_row(status: str, error: str) -> None:
     failure = {"stage": "measure", "message": "signal 11\nin the net"}
     peak = {"host_peak": 7 * 2**20}
     records = [launch(512, 4, n, status=status, error=failure, memory=peak) for n in range(2)]
-    row = cells(records)[0].row
+    row = model_cells(records)[0].row
     assert (row["error"], row["status"], row["failed"]) == (error, status, "2")
     assert (row["launches"], row["avg_time_ms"], row["throughput_samples_per_sec"]) == ("0", "", "")
     assert row["host_peak_mb"] == "7"
 
 
 def test_a_case_that_failed_once_is_not_ok() -> None:
-    (cell,) = cells([launch(number=0), launch(number=1), launch(number=2, status="oom_host")])
+    (cell,) = model_cells([launch(number=0), launch(number=1), launch(number=2, status="oom_host")])
     assert (cell.status, cell.launches, cell.row["error"]) == ("oom_host", 2, "OOM")
     assert cell.row["avg_time_ms"] == "30"
 
@@ -232,7 +221,7 @@ def test_a_case_that_failed_once_is_not_ok() -> None:
 
 def test_a_new_file_reads_back(tmp_path: Path) -> None:
     path = tmp_path / "logs" / "bench.csv"
-    append_csv(sweep(MEASURED), path, when="2026-11-21T15:00:00")
+    append_model_csv(sweep(MEASURED), path, when="2026-11-21T15:00:00")
     rows = rows_of(path)
     assert path.read_text().splitlines()[0] == ",".join(COLUMNS)
     assert [(row["tile_size"], row["batch_size"]) for row in rows] == [
@@ -245,9 +234,9 @@ def test_a_new_file_reads_back(tmp_path: Path) -> None:
 
 def test_appending_leaves_what_is_there(tmp_path: Path) -> None:
     path = tmp_path / "bench.csv"
-    append_csv(sweep(MEASURED), path)
+    append_model_csv(sweep(MEASURED), path)
     before = path.read_bytes()
-    append_csv([launch(512, 4, status="oom_host"), launch(case={"mode": "train"})], path)
+    append_model_csv([launch(512, 4, status="oom_host"), launch(case={"mode": "train"})], path)
     assert path.read_bytes().startswith(before)
     assert [row["error"] for row in rows_of(path)] == ["", "", "", "", "", "OOM"]
     assert rows_of(path)[4]["total_time_ms"] == "30"
@@ -257,7 +246,7 @@ def test_the_seeds_own_file_is_upgraded_in_place(tmp_path: Path) -> None:
     path = tmp_path / "bench.csv"
     path.write_bytes(SEED_CSV.encode())
     path.chmod(0o640)
-    append_csv([launch()], path)
+    append_model_csv([launch()], path)
     rows = rows_of(path)
     assert tuple(rows[0]) == COLUMNS
     assert [row["avg_time_ms"] for row in rows] == ["29.7", "45.9", "30"]
@@ -285,8 +274,8 @@ def test_whatever_the_header_nothing_is_lost(
     path = tmp_path_factory.mktemp("law") / "bench.csv"
     with path.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([header, *old])
-    append_csv([launch(256)], path)
-    append_csv([launch(384)], path)
+    append_model_csv([launch(256)], path)
+    append_model_csv([launch(384)], path)
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [[row[name] for name in header] for row in rows[:-2]] == old
@@ -298,7 +287,7 @@ def test_columns_of_a_later_version_stay_where_they_are(tmp_path: Path) -> None:
     path = tmp_path / "bench.csv"
     path.write_text("new," + ",".join(reversed(COLUMNS)) + "\n" + "1" + "," * len(COLUMNS) + "\n")
     before = path.read_bytes()
-    append_csv([launch()], path)
+    append_model_csv([launch()], path)
     assert path.read_bytes().startswith(before)
     assert [(row["new"], row["tile_size"]) for row in rows_of(path)] == [("1", ""), ("", "256")]
 
@@ -306,9 +295,9 @@ def test_columns_of_a_later_version_stay_where_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cut", [1, 2, 40, 150])
 def test_a_torn_last_line_is_cut_off_or_ended(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "bench.csv"
-    append_csv(sweep(MEASURED), path)
+    append_model_csv(sweep(MEASURED), path)
     path.write_bytes(path.read_bytes()[:-cut])
-    append_csv([launch(512)], path)
+    append_model_csv([launch(512)], path)
     tiles = [row["tile_size"] for row in rows_of(path)]
     # Without its newline, or without a letter of the last field, the line has all its fields.
     assert tiles == ["256", "256", "384", *["384"] * (cut < 3), "512"]
@@ -330,7 +319,7 @@ def test_what_is_no_benchmark_is_refused_untouched(
     path = tmp_path / "bench.csv"
     path.write_bytes(content)
     with pytest.raises(UsageError, match=rf"bench\.csv.*{message}"):
-        append_csv([launch()], path)
+        append_model_csv([launch()], path)
     assert path.read_bytes() == content and [*tmp_path.iterdir()] == [path]
 
 
@@ -342,7 +331,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
     path.write_text(SEED_CSV)
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(UsageError, match=r"bench\.csv cannot be written: No space left"):
-        append_csv([launch()], path)
+        append_model_csv([launch()], path)
     assert read_csv(path).header == tuple(SEED_CSV.splitlines()[0].split(","))
     assert [*tmp_path.iterdir()] == [path]
 
@@ -350,11 +339,11 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_place_that_cannot_be_written_and_a_link(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot be written"):
-        append_csv([launch()], tmp_path / "file" / "bench.csv")
+        append_model_csv([launch()], tmp_path / "file" / "bench.csv")
 
     (tmp_path / "real.csv").write_text(SEED_CSV)
     (tmp_path / "link.csv").symlink_to("real.csv")
-    append_csv([launch()], tmp_path / "link.csv")
+    append_model_csv([launch()], tmp_path / "link.csv")
     assert (tmp_path / "link.csv").is_symlink()
     assert len(rows_of(tmp_path / "real.csv")) == 3
 
@@ -364,7 +353,7 @@ def test_a_place_that_cannot_be_written_and_a_link(tmp_path: Path) -> None:
 
 def told(records: Sequence[Record]) -> list[str]:
     """The sentences of all groups."""
-    return [line for section in sections(records) for line in section.told]
+    return [line for section in model_sections(records) for line in section.told]
 
 
 def test_the_seeds_sentences_come_out_of_the_seeds_numbers() -> None:
@@ -383,8 +372,8 @@ def test_the_seeds_sentences_come_out_of_the_seeds_numbers() -> None:
 
 def test_a_sentences_interval_is_that_of_the_ratio() -> None:
     records = sweep(MEASURED)
-    small, large = (c for c in cells(records) if c.batch == 1)
-    time = ratio(small, large)
+    small, large = (c for c in model_cells(records) if c.batch == 1)
+    time = cell_ratio(small, large)
     assert time.low is not None and time.high is not None
     first, second = told(records)[:2]
     assert f"[{time.low:.2f}-{time.high:.2f}, 5 launches each]" in first
@@ -464,7 +453,7 @@ def test_only_tile_and_batch_are_compared() -> None:
         {(384, 1): 10.0}, environment={"machine_key": "elsewhere"}
     )
     assert told(records) == []
-    assert [section.title for section in sections(records)] == [
+    assert [section.title for section in model_sections(records)] == [
         "prithvi-refiner-tiny, inference, cpu, machine here",
         "prithvi-refiner-tiny, inference, cpu, machine elsewhere",
         "prithvi-refiner-tiny, inference, cpu, amp, machine here",
@@ -476,8 +465,8 @@ def test_only_tile_and_batch_are_compared() -> None:
 
 def test_groups_of_rows_and_of_cells_are_the_same(tmp_path: Path) -> None:
     records = sweep(MEASURED) + sweep(MEASURED, case={"compile": True})
-    append_csv(records, tmp_path / "bench.csv")
-    of_cells = grouped(cells(records), lambda cell: cell.row)
+    append_model_csv(records, tmp_path / "bench.csv")
+    of_cells = grouped(model_cells(records), lambda cell: cell.row)
     of_rows = grouped(read_csv(tmp_path / "bench.csv").rows, lambda row: row)
     assert [label for label, _ in of_rows] == [label for label, _ in of_cells]
     assert [rows for _, rows in of_rows] == [[cell.row for cell in own] for _, own in of_cells]
@@ -490,7 +479,7 @@ def test_groups_of_rows_and_of_cells_are_the_same(tmp_path: Path) -> None:
 def test_the_table_says_what_is_known() -> None:
     records = sweep(MEASURED, memory={"host_peak": 2**30})
     records.append(launch(512, 4, status="oom_host"))
-    lines = in_text(sections(records))
+    lines = in_text(model_sections(records))
     assert lines[0] == "prithvi-refiner-tiny, inference, cpu"
     head = re.split(r"  +", lines[2].strip())
     assert head == [
@@ -504,17 +493,17 @@ def test_the_table_says_what_is_known() -> None:
     ]
     assert re.split(r"  +", lines[7].strip()) == ["512", "4", *"-----", "0", "oom_host"]
     assert lines[9] == "- Batch 4: 512 ran out of host memory in 1 of 1 launch."
-    assert "useful px/s" in in_text(sections(sweep(MEASURED, case={"halo": 8})))[2]
+    assert "useful px/s" in in_text(model_sections(sweep(MEASURED, case={"halo": 8})))[2]
 
 
 def test_markdown_holds_the_same() -> None:
-    text = in_markdown(sections(sweep(MEASURED)))
+    text = in_markdown(model_sections(sweep(MEASURED)))
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert table[0].startswith("| tile | batch | step |") and len(table) == 6
     assert len({line.count("|") for line in table}) == 1
     bullets = [line[2:] for line in text.splitlines() if line.startswith("- ")]
     assert bullets == told(sweep(MEASURED))
-    assert text.endswith(".\n") and text == in_markdown(sections(sweep(MEASURED)))
+    assert text.endswith(".\n") and text == in_markdown(model_sections(sweep(MEASURED)))
 
 
 def test_a_launch_that_grew_slower_and_a_hot_card_are_told() -> None:
@@ -551,22 +540,22 @@ def test_arithmetic_is_set_against_the_measured_roof() -> None:
 def test_a_line_of_the_table_is_of_one_kind_and_a_long_tail_is_told() -> None:
     """2 samples in a step of 56.8 ms were told as 23.4 a second, which was of the mean."""
     tailed = [launch(256, 2, n, (0.0568,) * 9 + (0.4,) * 2) for n in range(3)]
-    (section,) = sections(tailed)
+    (section,) = model_sections(tailed)
     head, line = section.table
     told = dict(zip(head, line, strict=True))
     assert (told["step"], told["samples/s"]) == ("56.8 ms", "35.2")
     assert any("took 119 ms in the mean and 56.8 ms in the median" in s for s in section.told)
-    (row,) = (cell.row for cell in cells(tailed))
+    (row,) = (cell.row for cell in model_cells(tailed))
     assert float(row["throughput_samples_per_sec"]) == pytest.approx(
         2e3 / float(row["avg_time_ms"])
     )
     even = [launch(256, 2, n, (0.0568,) * 9) for n in range(3)]
-    assert not any("in the mean" in s for s in sections(even)[0].told)
+    assert not any("in the mean" in s for s in model_sections(even)[0].told)
 
 
 def test_under_a_budget_the_peak_is_what_the_kernel_counts() -> None:
     """922 MiB were resident, with a "margin of 10 %", where the kernel had counted 1,024."""
     memory = {"host_peak": 922 * MB, "host_counted": 1024 * MB}
-    (free,) = cells([launch(256, 1, memory=memory)])
-    (bound,) = cells([launch(256, 1, memory=memory, case={"budget": 1024 * MB})])
+    (free,) = model_cells([launch(256, 1, memory=memory)])
+    (bound,) = model_cells([launch(256, 1, memory=memory, case={"budget": 1024 * MB})])
     assert (free.memory, bound.memory) == (922 * MB, 1024 * MB)

@@ -18,15 +18,16 @@ import pytest
 import tensorstore as ts
 from tqdm import tqdm
 
+from penstock.base.safe_text import SafeStream
+from penstock.base.secrets import redacted, scrubbed
 from penstock.cli import VERBS, main
-from penstock.keys import redacted, scrubbed
-from penstock.ledger import Ledger, to_csv
-from penstock.loopback import Loopback
-from penstock.page import write
-from penstock.plots import before_after_figure, save
-from penstock.record import Record, case_key
-from penstock.safe import Told
-from penstock.store import open_source
+from penstock.data.stores.open import open_source
+from penstock.instruments.ledger import Ledger, ledger_to_csv
+from penstock.instruments.record import Record, case_key
+from penstock.instruments.slow_server import Loopback
+from penstock.reports.figures.before_after import before_after_figure
+from penstock.reports.figures.canvas import save_figures
+from penstock.reports.page import write_page
 
 HOSTILE = "<script>a|b\x1b[2J<img src=x onerror=y>![p](http://e.vil)"
 SECRETS = ("hunter2word", "bearer-of-keys", "s1gnature", "env-secret-value")
@@ -67,7 +68,7 @@ def test_a_terminal_is_moved_by_nobody(
 
 def test_a_bar_of_the_users_model_stays_one_line() -> None:
     stream = io.StringIO()
-    for _ in tqdm(range(3), file=Told(stream), mininterval=0.0, ascii=True):
+    for _ in tqdm(range(3), file=SafeStream(stream), mininterval=0.0, ascii=True):
         pass
     assert "\\r" not in stream.getvalue() and stream.getvalue().count("\r") >= 3
 
@@ -75,15 +76,15 @@ def test_a_bar_of_the_users_model_stays_one_line() -> None:
 def test_what_rich_draws_stays_drawn(capsys: pytest.CaptureFixture[str]) -> None:
     from rich.console import Console
 
-    Told(Console().file)  # type: ignore[arg-type]
-    assert getattr(Told(Console().file), "rich_proxied_file", None) is not None  # type: ignore[arg-type]
+    SafeStream(Console().file)  # type: ignore[arg-type]
+    assert getattr(SafeStream(Console().file), "rich_proxied_file", None) is not None  # type: ignore[arg-type]
 
 
 def test_a_page_runs_nothing_and_a_table_calculates_nothing(tmp_path: Path) -> None:
-    page = write([record()], tmp_path, f"{HOSTILE}.ledger", overwrite=False)[0].read_text()
+    page = write_page([record()], tmp_path, f"{HOSTILE}.ledger", overwrite=False)[0].read_text()
     assert "<script" not in page and "<img" not in page and "](http" not in page
     assert "\x1b" not in page and "a\\|b" in page
-    to_csv([record(model="=HYPERLINK(1)"), record(model="@x"), record(model="-2")],
+    ledger_to_csv([record(model="=HYPERLINK(1)"), record(model="@x"), record(model="-2")],
            tmp_path / "a.csv")  # fmt: skip
     with (tmp_path / "a.csv").open(newline="") as file:
         models = [row["case.model"] for row in csv.DictReader(file)]
@@ -92,7 +93,7 @@ def test_a_page_runs_nothing_and_a_table_calculates_nothing(tmp_path: Path) -> N
 
 def test_a_figure_has_no_control_characters(tmp_path: Path) -> None:
     figure = before_after_figure({"a\x1b[2J": np.eye(4), "b\x07": np.eye(4)}, "caption \x9b")
-    save({tmp_path / "a.png": figure})  # pytest makes an error of a missing glyph
+    save_figures({tmp_path / "a.png": figure})  # pytest makes an error of a missing glyph
     assert (tmp_path / "a.png").stat().st_size
 
 
@@ -239,7 +240,7 @@ def test_a_key_in_any_argument_of_any_verb_stays_there(
     monkeypatch.setenv("SOME_SERVICE_TOKEN", "env-secret-value")
     monkeypatch.chdir(tmp_path)
     once = {"http_request_retries": {"max_retries": 0}}
-    monkeypatch.setattr("penstock.stores.tensorstore._IMPATIENT", once)
+    monkeypatch.setattr("penstock.data.stores.kvstore.IMPATIENT", once)
     for words in planted_lines(verb):
         try:
             code: Any = main(words)
@@ -287,7 +288,8 @@ def test_what_fails_tells_no_key(
 
 
 def test_a_record_holds_no_key(tmp_path: Path) -> None:
-    from penstock.launch import Request, launch
+    from penstock.bench.launch.supervisor import LaunchRequest as Request
+    from penstock.bench.launch.supervisor import run_launch as launch
 
     case = {"data": "https://me:hunter2word@host/x?sig=s1gnature", "batch": 1}
     found = launch(Request("loader", case), launch=0, order=None, timeout_s=60.0,

@@ -12,27 +12,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import nnls
 
+from penstock.base.errors import NotComparable, UsageError
 from penstock.cli.train import lines
-from penstock.errors import NotComparable, UsageError
-from penstock.scaling import Rank, Run, Study, studies
-from penstock.scaling_laws import Amdahl, Usl, amdahl, karp_flatt, peak, usl
-from penstock.scaling_simulate import (
+from penstock.scaling.laws import Amdahl, Usl, amdahl, karp_flatt, peak, usl
+from penstock.scaling.simulate import (
     Device,
     Network,
     Prediction,
     all_reduce,
-    assumptions,
-    device_of,
-    predict,
+    assumptions_of,
+    device_of_run,
+    predict_steps,
     with_batch,
     with_several,
 )
-from penstock.straggler import phases_of, rank_of, share, straggler
+from penstock.scaling.straggler import phases_of, rank_of, share, straggler
+from penstock.scaling.study import Rank, Study, TrainingRun, studies
 
 from .scaling_zoo import SEED, repeated, run, seed_runs
 
 
-def only(runs: list[Run], **options: Any) -> Study:
+def only(runs: list[TrainingRun], **options: Any) -> Study:
     (study,) = studies(runs, options.get("baseline"), options.get("anyway", False))
     return study
 
@@ -200,11 +200,11 @@ def test_a_baseline_that_is_asked_for() -> None:
 # --- kinds --------------------------------------------------------------------------------------
 
 
-def strong(n: int, seconds: float) -> Run:
+def strong(n: int, seconds: float) -> TrainingRun:
     return run(n, seconds, batch=32 // n, global_batch=32, job=f"s{n}")
 
 
-def weak(n: int, seconds: float) -> Run:
+def weak(n: int, seconds: float) -> TrainingRun:
     return run(n, seconds, samples=10000 * n, job=f"w{n}")
 
 
@@ -452,7 +452,7 @@ PUBLISHED = [
 def test_published_efficiencies_within_five_points(
     name: str, network: Network, one: Device, n: int, published: float
 ) -> None:
-    (made,) = predict(one, network, [n])
+    (made,) = predict_steps(one, network, [n])
     assert made.efficiency == pytest.approx(published, abs=0.05), name
 
 
@@ -463,10 +463,10 @@ def test_what_the_model_does_not_know_is_not_hidden() -> None:
     does not tell of them. The step of 4 does.
     """
     one = device(32, 296.80, 22.9e6)
-    (made,) = predict(one, v100(), [8])
+    (made,) = predict_steps(one, v100(), [8])
     miss = made.efficiency - 2153.96 / 8 / 296.80
     assert 0.05 < miss < 0.10
-    assert any("the most that is to be had" in line for line in assumptions(one, v100()))
+    assert any("the most that is to be had" in line for line in assumptions_of(one, v100()))
 
 
 # Of the same README, on 1, 4 and 8 devices.
@@ -486,30 +486,30 @@ def test_with_a_step_of_four_every_published_one_of_eight_is_within_five_points(
     name: str, network: Network, batch: int, alone: float, four: float, eight: float
 ) -> None:
     one = replace(device(batch, alone, 22.9e6), seen=(4, batch / (four / 4)))
-    made = predict(one, network, [1, 4, 8])
+    made = predict_steps(one, network, [1, 4, 8])
     assert made[0].efficiency == pytest.approx(1)
     assert made[1].efficiency == pytest.approx(four / 4 / alone)
     assert made[2].efficiency == pytest.approx(eight / 8 / alone, abs=0.05), name
     assert made[2].worst <= made[2].efficiency <= made[2].best
-    assert any(line.startswith("A step of 4 devices took") for line in assumptions(one, network))
+    assert any(line.startswith("A step of 4 devices took") for line in assumptions_of(one, network))
 
 
 def test_a_step_of_several_that_is_explained_adds_nothing() -> None:
     one = device(32, 296.80, 22.9e6)
     quick = replace(one, seen=(4, one.compute_s))
-    assert predict(quick, a100(), [8, 64]) == predict(one, a100(), [8, 64])
+    assert predict_steps(quick, a100(), [8, 64]) == predict_steps(one, a100(), [8, 64])
 
 
 def test_a_step_of_several_below_what_one_computes_is_contradicted() -> None:
     one = device(32, 296.80, 22.9e6)
     quick = replace(one, seen=(4, 0.5 * one.compute_s))
-    told = " ".join(assumptions(quick, a100()))
+    told = " ".join(assumptions_of(quick, a100()))
     assert (
         "A step of 4 devices took 53.9 ms, and all of this needs 108 ms: one of the two is" in told
     )
     assert "the measured step is not used" in told
-    (explained,) = predict(one, a100(), [4])
-    told = " ".join(assumptions(replace(one, seen=(4, explained.step_s)), a100()))
+    (explained,) = predict_steps(one, a100(), [4])
+    told = " ".join(assumptions_of(replace(one, seen=(4, explained.step_s)), a100()))
     assert "took 108 ms, which all of this explains." in told
     assert "wrong" not in told
 
@@ -538,10 +538,10 @@ def test_a_batch_that_was_not_measured_is_said_to_be() -> None:
     """64 devices keep 65.7 %, and by the model the sum of gradients takes 7 of the 34 points: small
     batches lose the rest, of which a large one tells nothing."""
     one = with_batch(device(408, 56_080 / 8, 25.6e6), 50)
-    (made,) = predict(one, DGX_H100, [64])
+    (made,) = predict_steps(one, DGX_H100, [64])
     assert made.efficiency - 294_700 / 8 / 56_080 > 0.2
     told = "small batches are slower than that"
-    assert any(told in line for line in assumptions(one, DGX_H100))
+    assert any(told in line for line in assumptions_of(one, DGX_H100))
 
 
 @pytest.mark.parametrize("n, epochs, minutes", [(64, 36, 2.664), (512, 50, 0.509)])
@@ -551,7 +551,7 @@ def test_with_a_step_of_64_the_time_to_train_on_512_is_within_five_points(
     """How many epochs a larger batch needs is theirs; how long these last on 512 is predicted."""
     one = with_batch(device(408, 56_080 / 8, 25.6e6), 50)
     one = replace(one, seen=(64, 50 * 64 / 294_700))
-    (made,) = predict(one, DGX_H100, [n])
+    (made,) = predict_steps(one, DGX_H100, [n])
     predicted = epochs * 1_281_167 / made.samples_per_s / 60
     assert 13.466 * 8 / n / predicted == pytest.approx(13.466 * 8 / n / minutes, abs=0.05)
 
@@ -590,7 +590,7 @@ def published_table() -> str:
         "|---|---:|---:|---:|---|",
     ]
     for name, network, one, n, published, steps in points:
-        (made,) = predict(one, network, [n])
+        (made,) = predict_steps(one, network, [n])
         assert made.efficiency == pytest.approx(published, abs=0.05), (name, n)
         lines.append(f"| {name} | {n} | {published:.1%} | {made.efficiency:.1%} | {steps} |")
     return "\n".join(lines)
@@ -611,7 +611,7 @@ def test_horovod_on_512_gpus_within_five_points() -> None:
     for rate, parameters, published in (
         (142, 23.8e6, 0.90), (132, 44.5e6, 0.90), (154, 138.4e6, 0.68),
     ):  # fmt: skip
-        (made,) = predict(device(64, rate, parameters), network, [512])
+        (made,) = predict_steps(device(64, rate, parameters), network, [512])
         assert made.efficiency == pytest.approx(published, abs=0.05), rate
 
 
@@ -626,7 +626,7 @@ def simple(**fields: Any) -> list[Prediction]:
     given = {"overlap": 0.0} | fields
     one = Device(0.1, 0.06, 32, given.pop("gradient_bytes", 100e6))
     one = replace(one, **{k: given.pop(k) for k in ("sample_bytes", "jitter") if k in given})
-    return predict(one, replace(a100(4), **given), [1, 4, 8, 64, 512, 4096])
+    return predict_steps(one, replace(a100(4), **given), [1, 4, 8, 64, 512, 4096])
 
 
 def test_more_devices_are_never_more_efficient() -> None:
@@ -653,12 +653,12 @@ def test_a_store_that_is_too_slow_bounds_all() -> None:
 
 def test_a_loader_that_was_too_slow_stays_so_on_every_device() -> None:
     one = Device(0.1, 0.06, 32, 100e6, data_s=0.16)
-    alone, *_, many = predict(one, replace(a100(4), overlap=0.0), [1, 4096])
+    alone, *_, many = predict_steps(one, replace(a100(4), overlap=0.0), [1, 4096])
     assert alone.samples_per_s == pytest.approx(32 / 0.16)
     assert many.efficiency == pytest.approx(1)  # the sum lasts no longer than the wait
     assert many.bound_by == "data"
     shared = replace(a100(4), data_rate=1e9)
-    (bound,) = predict(replace(one, sample_bytes=1e6), shared, [8])
+    (bound,) = predict_steps(replace(one, sample_bytes=1e6), shared, [8])
     assert bound.samples_per_s == pytest.approx(1000)
 
 
@@ -666,13 +666,13 @@ def test_a_run_without_workers_reads_before_each_step() -> None:
     totals = {"data_wait": 5.0, "forward": 4.0, "backward": 6.0}
     settings = {"parameters": "25e6", "number of workers": "0"}
     serial = run(1, 20.0, epochs=1, steps=100, settings=settings, ranks=(Rank(0, totals),))
-    one = device_of(serial)
+    one = device_of_run(serial)
     assert (one.data_s, one.reads_s) == (0, pytest.approx(0.05))
     slow = replace(a100(4), between=1e9, overlap=0.0)
-    alone, many = predict(one, slow, [1, 64])
+    alone, many = predict_steps(one, slow, [1, 64])
     assert alone.step_s == pytest.approx(0.15)
     assert many.step_s == pytest.approx(0.15 + many.exposed_s)
-    told = " ".join(assumptions(with_batch(one, 64), slow))
+    told = " ".join(assumptions_of(with_batch(one, 64), slow))
     assert "no workers and makes a batch in 100 ms before it computes" in told
     assert "reads on" not in told
 
@@ -681,7 +681,7 @@ def test_another_batch_takes_as_long_a_sample() -> None:
     found = with_batch(Device(0.1, 0.06, 32, 100e6, jitter=0.1, data_s=0.2), 64)
     assert (found.compute_s, found.backward_s, found.data_s) == (0.2, 0.12, 0.4)
     assert (found.batch, found.gradient_bytes, found.jitter) == (64, 100e6, 0.1)
-    told = " ".join(assumptions(found, a100()))
+    told = " ".join(assumptions_of(found, a100()))
     assert "A batch of 32 was measured, and one of 64 is taken to be as quick a sample" in told
     assert "a loader of its own that makes 160 samples/s" in told
     assert with_batch(found, 64).scaled_from is None
@@ -700,22 +700,24 @@ def test_a_run_of_one_device_gives_its_device() -> None:
         1, 40.0, epochs=3, steps=100, settings={"parameters": "1e6"},
         ranks=(Rank(0, totals, (0.1, 0.1, 0.11, 0.09), (0.0,) * 4),),
     )  # fmt: skip
-    found = device_of(one)
+    found = device_of_run(one)
     assert found.compute_s == pytest.approx(0.09)
     assert found.backward_s == pytest.approx(0.05)
     assert found.gradient_bytes == 4e6
     assert found.jitter == pytest.approx(1.4826 * 0.05, rel=0.01)
     assert found.data_s == pytest.approx(0.1)  # what its loader takes: it waited for 3 of 30 s
-    assert "each of 1,000,000 is taken to have a gradient" in " ".join(assumptions(found, a100()))
-    told = device_of(replace(one, gradient_bytes=500))  # of 250 that are trained
+    assert "each of 1,000,000 is taken to have a gradient" in " ".join(
+        assumptions_of(found, a100())
+    )
+    told = device_of_run(replace(one, gradient_bytes=500))  # of 250 that are trained
     assert told.gradient_bytes == 500
-    assert "is taken to have a gradient" not in " ".join(assumptions(told, a100()))
+    assert "is taken to have a gradient" not in " ".join(assumptions_of(told, a100()))
     fed = replace(one, ranks=(Rank(0, totals | {"data_wait": 0.1}, one.ranks[0].local, ()),))
-    assert device_of(fed).data_s == 0
+    assert device_of_run(fed).data_s == 0
     with pytest.raises(UsageError, match="is of 2 devices; a run of 1 is asked for"):
-        device_of(run(2))
+        device_of_run(run(2))
     with pytest.raises(UsageError, match="tells no phases"):
-        device_of(run(1))
+        device_of_run(run(1))
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from penstock.scaling import studies
-from penstock.scaling_intervals import (
+from penstock.instruments.stats.intervals import Interval
+from penstock.scaling.intervals import (
     difference,
     drawn_interval,
     drawn_means,
@@ -17,8 +17,8 @@ from penstock.scaling_intervals import (
     students_t,
     why_none,
 )
-from penstock.scaling_laws import Amdahl
-from penstock.stats import Interval
+from penstock.scaling.laws import Amdahl
+from penstock.scaling.study import studies
 
 from .scaling_zoo import repeated
 

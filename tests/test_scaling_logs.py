@@ -21,19 +21,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.base.config.knobs import build
+from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
+from penstock.base.errors import UsageError
 from penstock.cli import main
-from penstock.config import TRAIN_DEFAULTS, TrainConfig, build
-from penstock.errors import UsageError
-from penstock.ledger import Ledger
-from penstock.place import Place
-from penstock.record import Record, case_key
-from penstock.scaling import Configuration, Run, Study, studies
-from penstock.scaling_advice import exposed
-from penstock.scaling_laws import Amdahl, Usl, peak
-from penstock.scaling_logs import lines_of, plain, read_log, settings_of
-from penstock.scaling_sources import read_runs
-from penstock.scaling_tables import mark
-from penstock.trainlog import first_lines, last_lines
+from penstock.cluster.place import Place
+from penstock.instruments.ledger import Ledger
+from penstock.instruments.record import Record, case_key
+from penstock.scaling.advice import exposed
+from penstock.scaling.laws import Amdahl, Usl, peak
+from penstock.scaling.sources.read import read_runs
+from penstock.scaling.sources.settings import plain, settings_of
+from penstock.scaling.sources.slurm_log import lines_of, read_log
+from penstock.scaling.study import Configuration, Study, TrainingRun, studies
+from penstock.scaling.tables import run_mark
+from penstock.training.log_lines import first_lines, last_lines
 
 from .scaling_zoo import log, results, write
 from .test_train import Spiral, torchrun
@@ -42,12 +44,12 @@ REAL = Path(__file__).parents[2] / "shared" / "data" / "slurm-logs"
 real_logs = pytest.mark.skipif(not REAL.is_dir(), reason=f"there are no real logs in {REAL.name}")
 
 
-def one(path: Path) -> Run:
+def one(path: Path) -> TrainingRun:
     (found,) = read_log(path)
     return found
 
 
-def read_text(folder: Path, text: str, name: str = "slurm-77.out") -> list[Run]:
+def read_text(folder: Path, text: str, name: str = "slurm-77.out") -> list[TrainingRun]:
     (path,) = write(folder, {name: text})
     return read_log(path)
 
@@ -754,7 +756,7 @@ def mlflow_database(path: Path) -> None:
     db.close()
 
 
-def check_tracked(found: list[Run]) -> None:
+def check_tracked(found: list[TrainingRun]) -> None:
     assert [(r.devices, r.epochs, r.batch, r.global_batch) for r in found] == [
         (1, 2, 32, 32), (4, 2, 32, 128),
     ]  # fmt: skip
@@ -928,7 +930,7 @@ def test_an_experiment_of_comet_that_was_stopped_is_partial(tmp_path: Path) -> N
     archive(tmp_path / "b.zip", "k2", {"world_size": 2}, [])
     (found,) = read_runs([tmp_path / "b.zip"])
     assert found.status == "unknown" and not found.complete
-    assert mark(found) == "* k2: does not tell how far it came; not compared."
+    assert run_mark(found) == "* k2: does not tell how far it came; not compared."
 
 
 @pytest.mark.parametrize("by_name", [True, False])

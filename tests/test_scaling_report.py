@@ -12,14 +12,20 @@ from typing import Any
 
 import pytest
 
+from penstock.base.outputs import REGISTER
 from penstock.cli import main
-from penstock.ours import REGISTER
-from penstock.scaling import Rank, Run, Study, studies
-from penstock.scaling_intervals import difference
-from penstock.scaling_report import markdown, metrics, points_csv, runs_csv, sections
-from penstock.scaling_tables import results as results_block
-from penstock.scaling_tables import speedups, summary
-from penstock.scalingplots import draw_efficiency, draw_epoch, draw_speedup, draw_utilisation
+from penstock.scaling.figures import draw_efficiency, draw_epoch, draw_speedup, draw_utilisation
+from penstock.scaling.intervals import difference
+from penstock.scaling.report import (
+    metrics_table,
+    points_to_csv,
+    runs_to_csv,
+    scaling_markdown,
+    scaling_sections,
+)
+from penstock.scaling.study import Rank, Study, TrainingRun, studies
+from penstock.scaling.tables import results_table as results_block
+from penstock.scaling.tables import speedup_table, summary_table
 
 from .scaling_zoo import log, repeated, results, run, seed_runs, write
 
@@ -72,13 +78,13 @@ All configurations achieved ~95% validation accuracy.
 """
 
 
-def only(runs: list[Run], baseline: int | None = None) -> Study:
+def only(runs: list[TrainingRun], baseline: int | None = None) -> Study:
     (study,) = studies(runs, baseline, False)
     return study
 
 
-def sentences(runs: list[Run], baseline: int | None = None) -> str:
-    (section,) = sections(only(runs, baseline), baseline is not None)
+def sentences(runs: list[TrainingRun], baseline: int | None = None) -> str:
+    (section,) = scaling_sections(only(runs, baseline), baseline is not None)
     return "\n".join(section.told)
 
 
@@ -86,9 +92,9 @@ def sentences(runs: list[Run], baseline: int | None = None) -> str:
 
 
 def test_the_seeds_tables_to_the_letter() -> None:
-    assert "\n".join(summary(seed_runs())) + "\n" == SUMMARY
+    assert "\n".join(summary_table(seed_runs())) + "\n" == SUMMARY
     study = only(seed_runs())
-    assert "\n".join(speedups(study)) + "\n" == SPEEDUPS
+    assert "\n".join(speedup_table(study)) + "\n" == SPEEDUPS
     assert "\n".join(results_block(study, "MPCDF Raven")) + "\n" == RESULTS
 
 
@@ -121,7 +127,9 @@ def test_the_seeds_tables_from_logs(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_runs_on_cpus_are_not_called_gpus() -> None:
     runs = [run(n, 10 / n, nodes=n, device="cpu") for n in (1, 2)]
-    text = "\n".join([*summary(runs), *speedups(only(runs)), *results_block(only(runs), "x")])
+    text = "\n".join(
+        [*summary_table(runs), *speedup_table(only(runs)), *results_block(only(runs), "x")]
+    )
     assert "GPU" not in text
     assert "Single process" in text
     assert "Multi-Node (2 processes, 2 nodes):" in text
@@ -131,11 +139,11 @@ def test_runs_on_cpus_are_not_called_gpus() -> None:
 def test_a_run_that_did_not_tell_its_device_is_of_devices() -> None:
     """A job on CPUs that broke off early was called one of GPUs."""
     whole, partial = run(1, 10.0, device="cpu"), run(2, None, device=None, status="unfinished")
-    lines = summary([whole, partial])
+    lines = summary_table([whole, partial])
     assert lines[2].split()[3] == "Count"
     assert lines[5].startswith("102        2 devices (1 node) ")
     runs = [run(n, 10 / n, device=None) for n in (1, 2)]
-    text = "\n".join([*speedups(only(runs)), *results_block(only(runs), "x"), sentences(runs)])
+    text = "\n".join([*speedup_table(only(runs)), *results_block(only(runs), "x"), sentences(runs)])
     assert "GPU" not in text and "process" not in text
     for told in ("Baseline (Single device)", "Multi-Device (2 devices, 1 node):", "32 per device"):
         assert told in text
@@ -144,14 +152,14 @@ def test_a_run_that_did_not_tell_its_device_is_of_devices() -> None:
 def test_a_run_that_diverged_is_named_and_its_scores_are_not_compared() -> None:
     runs = repeated(lambda n: n, (1, 4), val_loss=0.12)
     runs[-1] = replace(runs[-1], diverged=True, job="77", source="slurm-77.out")
-    told = "\n".join([*summary(runs), sentences(runs)])
+    told = "\n".join([*summary_table(runs), sentences(runs)])
     assert "Job 77 diverged (slurm-77.out): a loss that it told is not a number" in told
-    assert sum(line.split()[-2:] == ["nan", "-"] for line in summary(runs)) == 1
+    assert sum(line.split()[-2:] == ["nan", "-"] for line in summary_table(runs)) == 1
     assert "Validation loss is 0.1200 to 0.1200 over 9 runs" in told
     assert "+nan" not in told
     alone = [run(1, 40, val_loss=0.1), run(4, 10, val_loss=0.1, diverged=True)]
     assert "Validation loss" not in sentences(alone)
-    assert metrics(alone).table[2][3] == "nan"
+    assert metrics_table(alone).table[2][3] == "nan"
 
 
 def test_what_broke_off_has_a_star_and_a_line() -> None:
@@ -161,7 +169,7 @@ def test_what_broke_off_has_a_star_and_a_line() -> None:
         run(8, None, job="8", status="preempted", epochs=None, restarts=1),
         run(8, 20.0, job="9", epochs=30),
     ]
-    lines = summary(runs)
+    lines = summary_table(runs)
     assert lines[5].startswith(
         "7          4 GPUs (1 node)                4      1      -*         -"
     )
@@ -175,7 +183,7 @@ def test_what_broke_off_has_a_star_and_a_line() -> None:
 
 def test_nothing_that_is_not_known_is_zero() -> None:
     bare = run(1, None, nodes=None, epochs=None, status="crashed")
-    assert summary([bare])[4].split()[4:] == ["-", "-*", "-", "-", "-"]
+    assert summary_table([bare])[4].split()[4:] == ["-", "-*", "-", "-", "-"]
 
 
 # --- sentences ----------------------------------------------------------------------------------
@@ -195,13 +203,13 @@ def test_the_kind_is_named_with_what_it_does() -> None:
 def test_what_differs_among_runs_compared_anyway_is_said() -> None:
     rates = [run(n, t, settings={"learning rate": r}) for n, t, r in ((1, 40, "1"), (4, 10, "2"))]
     (study,) = studies(rates, None, True)
-    (section,) = sections(study)
+    (section,) = scaling_sections(study)
     told = "These runs differ: the learning rate is 1 in slurm-1.out and 2 in slurm-4.out."
     assert told in section.told
     assert "differ" not in sentences([run(1, 40), run(4, 10)])
     # The work is known, and another.
     (study,) = studies([run(1, 40), run(4, 10, samples=50000, batch=64)], None, True)
-    (section,) = sections(study)
+    (section,) = scaling_sections(study)
     assert "do not tell" not in "".join(section.told)
     assert section.told[0].endswith(
         "10,000 samples an epoch, 32 a batch and device (32 in all) on 1 GPU, and 50,000 samples "
@@ -209,7 +217,7 @@ def test_what_differs_among_runs_compared_anyway_is_said() -> None:
         "whatever was done in it."
     )
     (study,) = studies([run(1, 40), run(4, 10, batch=None)], None, True)
-    assert "do not tell batch and samples of every run" in sections(study)[0].told[0]
+    assert "do not tell batch and samples of every run" in scaling_sections(study)[0].told[0]
 
 
 def test_one_size_alone_and_more_than_linear_are_said() -> None:
@@ -225,7 +233,7 @@ def test_one_size_alone_and_more_than_linear_are_said() -> None:
     assert "107.5 % of linear [one run on a side: no interval], above the 85 % that is good" in told
 
 
-def weak_and_strong() -> list[Run]:
+def weak_and_strong() -> list[TrainingRun]:
     more = {"samples": 40000, "source": "weak.out"}
     return [run(1, 40), run(4, 44, **more), run(4, 12, batch=8, global_batch=32)]
 
@@ -234,7 +242,7 @@ def test_of_several_kinds_each_stands_above_its_own_tables(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = studies(weak_and_strong(), None, False)
-    page = markdown(weak_and_strong(), found, "M", False, [])
+    page = scaling_markdown(weak_and_strong(), found, "M", False, [])
     kinds = [f"{study.kind.capitalize()} scaling" for study in found]
     assert sorted(kinds) == ["Strong scaling", "Weak scaling"]
     marks = [*kinds, "SPEEDUP ANALYSIS", "Training Results on M\n="]
@@ -259,7 +267,7 @@ def test_a_baseline_of_several_devices_is_said() -> None:
     assert "no complete run of 1 device: all is normalised to 4" in sentences(runs)
     assert "relative to 8 GPUs, as was asked for" in sentences(runs, 8)
     assert "more than devices can give" not in sentences(runs, 8)
-    assert speedups(only(runs))[2] == "Baseline (Multi-GPU (4 GPUs, 1 node)): 100.00 seconds"
+    assert speedup_table(only(runs))[2] == "Baseline (Multi-GPU (4 GPUs, 1 node)): 100.00 seconds"
 
 
 @pytest.mark.parametrize(
@@ -285,7 +293,7 @@ def test_an_interval_that_crosses_the_bound_is_not_sure() -> None:
     assert "5 and 4 runs]" in sentences(repeated(lambda n: n, (1, 4))[1:])
 
 
-def phased(devices: int, seconds: float, **phases: float) -> Run:
+def phased(devices: int, seconds: float, **phases: float) -> TrainingRun:
     """A run of 100 s of steps on each rank, split by phases."""
     totals = {"step": sum(phases.values()), **phases}
     return run(devices, seconds, ranks=tuple(Rank(i, totals) for i in range(devices)))
@@ -325,7 +333,7 @@ def test_quality_that_stayed_and_that_did_not() -> None:
     runs = repeated(lambda n: n, (1, 4))
     scores = [0.95, 0.951, 0.949, 0.9505, 0.9495]
 
-    def scored(shift: float) -> list[Run]:
+    def scored(shift: float) -> list[TrainingRun]:
         shifts = {1: 0.0, 4: shift}
         return [
             replace(one, val_acc=scores[i % 5] + shifts[one.devices]) for i, one in enumerate(runs)
@@ -431,13 +439,13 @@ def test_four_sizes_fit_both_laws() -> None:
 
 
 def test_csv_has_a_row_for_each_configuration() -> None:
-    rows = list(csv.DictReader(io.StringIO(points_csv([only(seed_runs())], []))))
+    rows = list(csv.DictReader(io.StringIO(points_to_csv([only(seed_runs())], []))))
     assert [row["devices"] for row in rows] == ["1", "4", "8"]
     assert float(rows[2]["efficiency"]) == pytest.approx(0.7929, abs=1e-4)
     assert rows[0]["karp_flatt"] == rows[0]["efficiency_low"] == ""
     assert rows[1]["val_loss"] == "0.1192"
     runs = [*seed_runs(), run(4, 3.0, status="crashed"), run(8, 7.0, epochs=7)]
-    *same, crashed, partial = csv.DictReader(io.StringIO(points_csv([only(runs)], runs)))
+    *same, crashed, partial = csv.DictReader(io.StringIO(points_to_csv([only(runs)], runs)))
     assert same == rows and {row["status"] for row in rows} == {"complete"}
     assert [(r["kind"], r["seconds"], r["status"]) for r in (crashed, partial)] == [
         ("not compared", "3", "crashed"), ("not compared", "7", "partial"),
@@ -445,7 +453,7 @@ def test_csv_has_a_row_for_each_configuration() -> None:
 
 
 def test_csv_of_runs_keeps_those_that_broke_off() -> None:
-    rows = list(csv.DictReader(io.StringIO(runs_csv([run(1), run(4, None, status="crashed")]))))
+    rows = list(csv.DictReader(io.StringIO(runs_to_csv([run(1), run(4, None, status="crashed")]))))
     assert [(row["status"], row["seconds"]) for row in rows] == [
         ("complete", "10"),
         ("crashed", ""),
@@ -454,17 +462,17 @@ def test_csv_of_runs_keeps_those_that_broke_off() -> None:
 
 def test_metrics_answer_the_three_greps() -> None:
     used = run(1, 362.45, val_loss=0.1187, utilisation=(96.0, 98.0))
-    _, line = metrics([used]).table
+    _, line = metrics_table([used]).table
     assert line[2:] == ("362.45 seconds (6.04 minutes)", "0.1187", "97 % (2 readings)")
-    _, line = metrics([run(1, None, status="crashed", source="a\nb")]).table
+    _, line = metrics_table([run(1, None, status="crashed", source="a\nb")]).table
     assert line[2:] == ("not told", "-", "not logged")
     assert line[0] == "a b"
-    _, line = metrics([replace(used, utilisation=(96.0,))]).table
+    _, line = metrics_table([replace(used, utilisation=(96.0,))]).table
     assert line[-1] == "96 % (1 reading)"
 
 
 def test_markdown_holds_all_of_it() -> None:
-    text = markdown(seed_runs(), [only(seed_runs())], "MPCDF Raven", False, ["speedup.png"])
+    text = scaling_markdown(seed_runs(), [only(seed_runs())], "MPCDF Raven", False, ["speedup.png"])
     for part in (SUMMARY, SPEEDUPS, RESULTS, "**Hybrid scaling**", "![speedup](speedup.png)"):
         assert part in text
     assert "| Single GPU | 1 |" in text

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import UsageError
-from penstock.scaling_sources import read_runs
+from penstock.base.errors import UsageError
+from penstock.scaling.sources.read import read_runs
 
 from .scaling_zoo import log, results, write
 from .test_scaling_logs import our_log, run_folder

@@ -10,15 +10,10 @@ from typing import Any
 
 import pytest
 
-from penstock.scaling import Run
-from penstock.scaling_tables import mark
-from penstock.scaling_tracked import (
-    comet_archive,
-    comet_experiments,
-    comet_runs,
-    mlflow_files,
-    mlflow_sqlite,
-)
+from penstock.scaling.sources.comet import comet_archive, comet_experiments, comet_runs
+from penstock.scaling.sources.mlflow import mlflow_files, mlflow_sqlite
+from penstock.scaling.study import TrainingRun
+from penstock.scaling.tables import run_mark
 
 ASKED = {"world_size": "2", "batch_size": "8", "epochs": "3", "device": "auto"}
 
@@ -77,7 +72,7 @@ def test_the_device_that_was_found_counts_and_not_the_one_asked_for(
 # --- Comet tells when each metric came ------------------------------------------------------------
 
 
-def scored(epochs: int, *, first: float | None = None, planned: int = 3) -> list[Run]:
+def scored(epochs: int, *, first: float | None = None, planned: int = 3) -> list[TrainingRun]:
     """Of epochs of 10 s, each with a score at its end; ``first``: when something came before."""
     rows = [
         {"metricName": "val_loss", "metricValue": 0.5, "timestamp": 1e12 + 1e4 * end, "step": end}
@@ -99,7 +94,7 @@ def test_the_epoch_before_the_first_metric_is_not_in_the_time() -> None:
         assert run.seconds == pytest.approx(20, abs=0.3)
         assert run.per_epoch == pytest.approx(10, abs=0.2)
         assert not run.complete
-        assert mark(run).endswith("its time is of 2 of 3 epochs; not compared.")
+        assert run_mark(run).endswith("its time is of 2 of 3 epochs; not compared.")
     (run,) = scored(1, first=10.0, planned=1)
     assert (run.seconds, run.complete) == (None, False)
 

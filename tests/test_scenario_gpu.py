@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.scenarios.gpu import Gpu
+from penstock.instruments.cuda import Gpu
 
 GIB = 2**30
 

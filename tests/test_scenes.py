@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.base.errors import UsageError
 from penstock.cli import main
-from penstock.errors import UsageError
-from penstock.labels import COLUMNS, NO_SHORE_KM, read_labels
-from penstock.rasters import NODATA, is_missing
-from penstock.scene_files import TIFF, write_data_set, write_scene
-from penstock.scenes import CHANNELS, Scene, channels_of, scene_folders
-from penstock.shoreline import read_shoreline
-from penstock.synthetic_scenes import APART, STRIP, SyntheticScene
+from penstock.data.scenes.labels import COLUMNS, NO_SHORE_KM, read_labels
+from penstock.data.scenes.rasters import NODATA, is_missing
+from penstock.data.scenes.scene import CHANNELS, Scene, channels_of, scene_folders
+from penstock.data.scenes.shoreline import read_shoreline
+from penstock.data.scenes.synthetic import APART, STRIP, SyntheticScene
+from penstock.data.scenes.synthetic_files import TIFF, write_data_set, write_scene
 
 rasterio = pytest.importorskip("rasterio")
 pytest.importorskip("contourpy")

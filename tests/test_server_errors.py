@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from penstock import Loader, StageError
+from penstock.bench.scenarios.loader import LoaderScenario
 from penstock.cli import main
-from penstock.loaders import tensorstore as engine
-from penstock.scenarios.loader import LoaderScenario
-from penstock.stores import tensorstore as store
+from penstock.data.stores import tensorstore as store
+from penstock.loading.engines import tensorstore as engine
 
 Asked = Counter[str]
 

@@ -19,11 +19,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import slurm, slurm_states
+from penstock.base.config.cluster import SLURM_PRESETS, SlurmConfig
+from penstock.base.config.knobs import build
+from penstock.base.errors import PenstockError, UsageError
 from penstock.cli import main
-from penstock.config import SLURM_PRESETS, SlurmConfig, build
-from penstock.errors import PenstockError, UsageError
-from penstock.slurm_states import State
+from penstock.cluster import slurm_jobs as slurm
+from penstock.cluster import slurm_states
+from penstock.cluster.slurm_states import JobState
 
 DATA = Path(__file__).parent / "data" / "slurm"
 SPIRAL = ("train", "spiral")
@@ -107,7 +109,7 @@ def test_every_resource_has_its_line() -> None:
         partition="gpudev", account="a.b", qos="normal", array="0-3%2", dependency="afterok:1:2",
         exclusive=True, requeue=False, signal=0, error="e-%a", output="o-%A_%a", gpus_per_node="2",
     )  # fmt: skip
-    assert directives(slurm.script(config, SPIRAL, "python")) == {
+    assert directives(slurm.slurm_script(config, SPIRAL, "python")) == {
         "--job-name": "penstock", "--nodes": "1", "--ntasks-per-node": "2", "--gres": "gpu:2",
         "--partition": "gpudev", "--account": "a.b", "--qos": "normal", "--array": "0-3%2",
         "--dependency": "afterok:1:2", "--exclusive": "", "--output": "o-%A_%a", "--error": "e-%a",
@@ -141,8 +143,8 @@ def test_what_is_asked_is_what_is_run(
 ) -> None:
     """Bash itself is asked: nothing is expanded, split or run."""
     config = config_of(env=(f"VALUE={value}",), job_name=name, output=f"out/{name}")
-    text = slurm.script(config, [*SPIRAL, *words], str(recorder))
-    plain = slurm.script(config_of(), SPIRAL, "python")
+    text = slurm.slurm_script(config, [*SPIRAL, *words], str(recorder))
+    plain = slurm.slurm_script(config_of(), SPIRAL, "python")
     assert directives(text).keys() == directives(plain).keys()
     assert directives(text)["--job-name"] == name
     assert directives(text)["--output"] == f"out/{name}"
@@ -159,7 +161,7 @@ def test_an_environment_with_a_hostile_name_is_activated(tmp_path: Path, recorde
     (home / "bin").mkdir(parents=True)
     (home / "bin" / "activate").write_text('PATH="$HERE:$PATH"\n')
     config = config_of(venv=str(home), env={"VALUE": 1})
-    text = slurm.script(config, [*SPIRAL, "--epochs", "2"], "elsewhere")
+    text = slurm.slurm_script(config, [*SPIRAL, "--epochs", "2"], "elsewhere")
     subprocess.run(
         ["bash"], input=text.encode(), cwd=tmp_path, check=True,
         env={"PATH": os.environ["PATH"], "HERE": str(recorder.parent)},
@@ -227,7 +229,7 @@ def test_a_hostile_value_is_refused_in_a_sentence(settings: dict[str, Any], sent
 @pytest.mark.parametrize("word", ["a\n#SBATCH --nodes=9", "a\0b", "\x1b[2J", "\x7f"])
 def test_a_word_with_a_control_character_is_refused(word: str) -> None:
     with pytest.raises(UsageError, match="control character"):
-        slurm.script(config_of(), [*SPIRAL, word], "python")
+        slurm.slurm_script(config_of(), [*SPIRAL, word], "python")
 
 
 def test_a_login_enters_no_script_and_no_message(capsys: pytest.CaptureFixture[str]) -> None:
@@ -257,7 +259,7 @@ def test_the_shell_s_sign_for_home_is_a_path(
 
 def test_a_study_is_sized_from_its_nodes() -> None:
     node = config_of(SLURM_PRESETS["raven-4gpu"], job_name="spiral")
-    jobs = [slurm.sized(node, ranks) for ranks in slurm.sizes("1,2,4,8,12")]
+    jobs = [slurm.with_ranks(node, ranks) for ranks in slurm.parse_sizes("1,2,4,8,12")]
     assert [(j.nodes, j.tasks, j.gpus_per_node, j.mem) for j in jobs] == [
         (1, 1, "a100:1", "125000"),
         (1, 2, "a100:2", "250000"),
@@ -371,12 +373,12 @@ def test_what_is_no_study(tmp_path: Path, text: str | None, sentence: str) -> No
         slurm.read_study(tmp_path)
 
 
-def job(number: str = "12", **changes: Any) -> slurm.Job:
+def job(number: str = "12", **changes: Any) -> slurm.SlurmJob:
     settings = {
         "id": number, "name": "spiral-2", "ranks": 2, "nodes": 2, "log": "slurm-%j.out",
         "output_dir": "%j", "command": SPIRAL, "submitted": "2026-01-01T00:00:00+00:00",
     }  # fmt: skip
-    return slurm.Job.model_validate({**settings, **changes})
+    return slurm.SlurmJob.model_validate({**settings, **changes})
 
 
 def test_logs_and_results_are_collected(tmp_path: Path) -> None:
@@ -387,13 +389,13 @@ def test_logs_and_results_are_collected(tmp_path: Path) -> None:
     (study / "runs" / "12" / "training_results.json").write_text("{}")
     (study / "runs" / "12" / "steps" / "rank0.csv").write_text("step\n")
     one = job(log="log-%j", error="%j.err", output_dir="runs/%j")
-    assert slurm.collect(one, "12", study, into) == {"log": True, "results": True}
+    assert slurm.collect_job(one, "12", study, into) == {"log": True, "results": True}
     assert {str(path.relative_to(into)) for path in into.rglob("[!.]*") if path.is_file()} == {
         "slurm-12.out", "slurm-12.err", "12/training_results.json", "12/steps/rank0.csv",
     }  # fmt: skip
-    assert slurm.collect(job("13"), "13", study, into) == {"log": False, "results": False}
+    assert slurm.collect_job(job("13"), "13", study, into) == {"log": False, "results": False}
     # Where everything lies in its place, it stays there.
-    assert slurm.collect(job(), "12", into, into) == {"log": True, "results": True}
+    assert slurm.collect_job(job(), "12", into, into) == {"log": True, "results": True}
     assert (into / "slurm-12.out").read_text() == "said"
 
 
@@ -410,7 +412,9 @@ def test_jobs_that_are_submitted_at_once_are_all_in_the_list(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     config = config_of(folder=str(tmp_path / "out"))
     with ThreadPoolExecutor(number) as pool:
-        jobs = [pool.submit(slurm.submit, config, SPIRAL, "out", "python") for _ in range(number)]
+        jobs = [
+            pool.submit(slurm.submit_job, config, SPIRAL, "out", "python") for _ in range(number)
+        ]
         numbers = {job.result().id for job in jobs}
     assert len(numbers) == number
     assert {job.id for job in slurm.read_study(tmp_path / "out").jobs} == numbers
@@ -426,17 +430,17 @@ def recorded(name: str) -> str:
 @pytest.mark.parametrize(
     ("name", "expected", "words"),
     [
-        ("running", State("1", "RUNNING", None, 0, 0, 0, "n[1-2]"), "RUNNING"),
-        ("preempted", State("1", "PENDING", "BeginTime", 0, 0, 1), "PENDING, BeginTime, 1 restart"),
-        ("completed", State("1", "COMPLETED", None, 0, 0, 1, "n[1-2]"), "COMPLETED, 1 restart"),
-        ("failed", State("3", "FAILED", "NonZeroExitCode", 7, 0, 0, "n1"), "FAILED, exit code 7"),
-        ("killed", State("4", "FAILED", "JobLaunchFailure", 0, 9, 0, "n1"),
+        ("running", JobState("1", "RUNNING", None, 0, 0, 0, "n[1-2]"), "RUNNING"),
+        ("preempted", JobState("1", "PENDING", "BeginTime", 0, 0, 1), "PENDING, BeginTime, 1 restart"),  # noqa: E501
+        ("completed", JobState("1", "COMPLETED", None, 0, 0, 1, "n[1-2]"), "COMPLETED, 1 restart"),
+        ("failed", JobState("3", "FAILED", "NonZeroExitCode", 7, 0, 0, "n1"), "FAILED, exit code 7"),  # noqa: E501
+        ("killed", JobState("4", "FAILED", "JobLaunchFailure", 0, 9, 0, "n1"),
          "FAILED, killed by signal 9, JobLaunchFailure"),
-        ("cancelled", State("10", "CANCELLED", "DependencyNeverSatisfied", 0, 0, 0),
+        ("cancelled", JobState("10", "CANCELLED", "DependencyNeverSatisfied", 0, 0, 0),
          "CANCELLED, DependencyNeverSatisfied"),
     ],
 )  # fmt: skip
-def test_scontrol_is_read(name: str, expected: State, words: str) -> None:
+def test_scontrol_is_read(name: str, expected: JobState, words: str) -> None:
     assert slurm_states._scontrol(recorded(f"scontrol-{name}")) == [expected]
     assert expected.words() == words
     assert expected.ended == (name not in ("running", "preempted"))
@@ -455,21 +459,21 @@ def test_squeue_is_read() -> None:
     rows = [row for name in ("running", "preempted", "array", "never")
             for row in slurm_states._squeue(recorded(f"squeue-{name}"))]  # fmt: skip
     assert rows == [
-        State("1", "RUNNING", nodes="n[1-2]"),
-        State("1", "PENDING", "BeginTime"),
-        State("5_[4-5%2]", "PENDING", "JobArrayTaskLimit"),
-        State("10", "PENDING", "DependencyNeverSatisfied"),
+        JobState("1", "RUNNING", nodes="n[1-2]"),
+        JobState("1", "PENDING", "BeginTime"),
+        JobState("5_[4-5%2]", "PENDING", "JobArrayTaskLimit"),
+        JobState("10", "PENDING", "DependencyNeverSatisfied"),
     ]
     assert not any(row.ended for row in rows)
-    assert slurm_states._squeue("5_[7]|PENDING||\n") == [State("5_7", "PENDING")]
+    assert slurm_states._squeue("5_[7]|PENDING||\n") == [JobState("5_7", "PENDING")]
 
 
 def test_the_last_life_of_a_job_tells() -> None:
     """The rows of a job that was preempted, and then ran to its end."""
     lives = slurm_states._completion(recorded("sacct-completion-preempted"))
     assert lives == [
-        State("1", "PREEMPTED", nodes="n[1-2]", restarts=0),
-        State("1", "COMPLETED", nodes="n[1-2]", restarts=1),
+        JobState("1", "PREEMPTED", nodes="n[1-2]", restarts=0),
+        JobState("1", "COMPLETED", nodes="n[1-2]", restarts=1),
     ]
     assert not lives[0].ended and lives[1].ok
     accounted = slurm_states._sacct(recorded("sacct-duplicates"))
@@ -477,7 +481,7 @@ def test_the_last_life_of_a_job_tells() -> None:
     assert [row.ended for row in accounted] == [False, False, True]
     every = slurm_states._completion(recorded("sacct-completion"))
     assert slurm_states._pick("1", every) == [lives[1]]
-    assert slurm_states._pick("10", every) == [State("10", "CANCELLED", restarts=0)]
+    assert slurm_states._pick("10", every) == [JobState("10", "CANCELLED", restarts=0)]
 
 
 @pytest.mark.parametrize("noise", ["", "\n", "error: x\n", "|||\n", "JobId=\n", "1|\n", "=\n"])
@@ -509,20 +513,22 @@ def test_each_command_is_asked_for_what_those_before_do_not_know(
     spoken: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     spoken(squeue=(0, recorded("squeue-running")), scontrol=(0, recorded("scontrol-failed")))
-    known = slurm_states.states(["1", "3", "77"])
-    assert known["1"] == [State("1", "RUNNING", nodes="n[1-2]")]
-    assert known["3"] == [State("3", "FAILED", "NonZeroExitCode", 7, 0, 0, "n1")]
+    known = slurm_states.job_states(["1", "3", "77"])
+    assert known["1"] == [JobState("1", "RUNNING", nodes="n[1-2]")]
+    assert known["3"] == [JobState("3", "FAILED", "NonZeroExitCode", 7, 0, 0, "n1")]
     assert known["77"] == []
     # Of an array, some wait and some have ended.
     spoken(squeue=(0, recorded("squeue-array")), scontrol=(0, recorded("scontrol-array")))
-    assert [row.id for row in slurm_states.states(["5"])["5"]] == [
+    assert [row.id for row in slurm_states.job_states(["5"])["5"]] == [
         "5_[4-5%2]", "5_3", "5_2", "5_1", "5_0",
     ]  # fmt: skip
-    assert [row.exit_code for row in slurm_states.states(["5_3"])["5_3"]] == [3]
+    assert [row.exit_code for row in slurm_states.job_states(["5_3"])["5_3"]] == [3]
     assert main(["slurm", "status", "5"]) == 3
     assert "n1     FAILED, exit code 3: it was stopped" in capsys.readouterr().out
     # One that waits, by its own number.
-    assert slurm_states.states(["5_4"])["5_4"] == [State("5_4", "PENDING", "JobArrayTaskLimit")]
+    assert slurm_states.job_states(["5_4"])["5_4"] == [
+        JobState("5_4", "PENDING", "JobArrayTaskLimit")
+    ]
     assert main(["slurm", "status", "5_5"]) == 3
     assert capsys.readouterr().out.splitlines()[1].split()[:2] == ["5_5", "PENDING,"]
     assert main(["slurm", "status", "5_6"]) == 2
@@ -534,12 +540,14 @@ def test_each_command_is_asked_for_what_those_before_do_not_know(
     )
     # Long ago: only accounting knows.
     spoken(sacct=(0, recorded("sacct-duplicates")))
-    assert slurm_states.states(["1"])["1"] == [State("1", "COMPLETED", None, 0, 0, 2, "n[1-2]")]
+    assert slurm_states.job_states(["1"])["1"] == [
+        JobState("1", "COMPLETED", None, 0, 0, 2, "n[1-2]")
+    ]
     spoken(sacct=(0, recorded("sacct-all")))
-    assert slurm_states.states(["4"])["4"] == [State("4", "CANCELLED", None, 0, 0, 0, "n2")]
-    assert [row.exit_code for row in slurm_states.states(["5"])["5"]] == [0, 1, 2]
+    assert slurm_states.job_states(["4"])["4"] == [JobState("4", "CANCELLED", None, 0, 0, 0, "n2")]
+    assert [row.exit_code for row in slurm_states.job_states(["5"])["5"]] == [0, 1, 2]
     spoken(sacct=(1, recorded("sacct-disabled")))
-    assert slurm_states.states(["12"]) == {"12": []}
+    assert slurm_states.job_states(["12"]) == {"12": []}
     assert main(["slurm", "status", "12"]) == 2
     assert capsys.readouterr().err == "penstock slurm: SLURM knows no job 12\n"
 
@@ -548,14 +556,14 @@ def test_a_controller_that_is_gone_is_told(spoken: Callable[..., None]) -> None:
     complaint = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"
     spoken(squeue=(1, complaint))
     with pytest.raises(PenstockError, match="squeue: Unable to contact slurm controller"):
-        slurm_states.states(["1"])
+        slurm_states.job_states(["1"])
 
 
 def test_a_job_that_slurm_has_forgotten_is_known_by_its_results(
     spoken: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spoken()
-    study = slurm.Study(jobs=(job("12"), job("13")))
+    study = slurm.SlurmStudy(jobs=(job("12"), job("13")))
     (tmp_path / "study.json").write_text(study.model_dump_json())
     (tmp_path / "12").mkdir()
     (tmp_path / "12" / "training_results.json").write_text('{"status": "complete"}')

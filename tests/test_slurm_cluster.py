@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from penstock.cli import main
-from penstock.slurm import read_study
-from penstock.slurm_states import State, states
+from penstock.cluster.slurm_jobs import read_study
+from penstock.cluster.slurm_states import JobState, job_states
 
 from .slurm_cluster import NODES, Cluster, missing
 
@@ -72,8 +72,8 @@ def newest(folder: Path) -> str:
     return read_study(folder).jobs[-1].id
 
 
-def state(job: str) -> State:
-    (found,) = states([job])[job]
+def state(job: str) -> JobState:
+    (found,) = job_states([job])[job]
     return found
 
 
@@ -130,7 +130,9 @@ def start_training(cluster: Cluster, folder: Path, *words: str) -> str:
 
 
 def test_ranks_on_nodes_of_unequal_shares(cluster: Cluster) -> None:
-    ask = "from penstock.place import find; import os; print(find(os.environ))"
+    ask = (
+        "from penstock.cluster.place import find_place as find; import os; print(find(os.environ))"
+    )
     said = cluster.say("srun", "--nodes=2", "--ntasks=3", sys.executable, "-c", ask)
     places = sorted(re.findall(r"rank=(\d), world_size=(\d), local_rank=(\d), node=(\d)", said))
     assert places == [tuple("0300"), tuple("1310"), tuple("2301")]
@@ -272,7 +274,7 @@ def test_jobs_are_cancelled(
     cluster.say("sbatch", "--job-name=held", "--output=/dev/null", "--wrap=sleep 60")
     assert submit(tmp_path, *held) == 0
     job = newest(tmp_path)
-    cluster.wait("reason", lambda: states([job])[job][0].reason is not None)
+    cluster.wait("reason", lambda: job_states([job])[job][0].reason is not None)
     assert main(["slurm", "status", str(tmp_path)]) == 3
     assert (
         "8_[0-3%2]  held  1             PENDING, Dependency\n".partition("_")[2]
@@ -282,6 +284,6 @@ def test_jobs_are_cancelled(
     assert "has no log and no results yet" in capsys.readouterr().out
     assert main(["slurm", "cancel", str(tmp_path)]) == 0
     cluster.say("scancel", "--name=held")
-    cluster.wait("end", lambda: all(row.ended for row in states([job])[job]))
+    cluster.wait("end", lambda: all(row.ended for row in job_states([job])[job]))
     assert main(["slurm", "status", job]) == 1
     assert "CANCELLED" in capsys.readouterr().out

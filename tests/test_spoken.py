@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock.base.config.data import LoaderConfig
+from penstock.base.config.infer import InferConfig
+from penstock.base.config.spoken import in_python
+from penstock.base.errors import UsageError, flags_are_spoken, speaking_flags
 from penstock.cli import main
-from penstock.config import InferConfig, LoaderConfig
-from penstock.config.spoken import in_python
-from penstock.errors import UsageError, flags_are_spoken, speaking_flags
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from penstock import stats
-from penstock.stats import Interval, StopRule, WarmupRule
+from penstock.instruments.stats import intervals, stopping
+from penstock.instruments.stats import significance as stats
+from penstock.instruments.stats.intervals import Interval
+from penstock.instruments.stats.stopping import StopRule, WarmupRule
 
 Draw = Callable[[np.random.Generator, int], NDArray[np.float64]]
 
@@ -41,7 +43,7 @@ SHAPES: dict[str, tuple[Draw, float]] = {  # and the true median
     ],
 )
 def test_ranks_of_the_median(n: int, confidence: float, ranks: tuple[int | None, ...]) -> None:
-    found = stats.median_interval(np.arange(n, 0, -1), confidence)
+    found = intervals.median_interval(np.arange(n, 0, -1), confidence)
     assert (found.low, found.high) == ranks
     assert (found.value, found.n) == ((n + 1) / 2, n)
 
@@ -54,7 +56,7 @@ def test_ranks_of_the_median(n: int, confidence: float, ranks: tuple[int | None,
 def test_ranks_are_the_tightest_that_the_binomial_allows(
     n: int, q: float, confidence: float
 ) -> None:
-    found = stats.quantile_interval(np.arange(n), q, confidence)
+    found = intervals.quantile_interval(np.arange(n), q, confidence)
     below, risk = scipy.stats.binom(n, q).cdf, (1 - confidence) / 2
     if found.low is not None:
         assert below(found.low) <= risk * (1 + 1e-9)
@@ -72,14 +74,14 @@ def test_ranks_are_the_tightest_that_the_binomial_allows(
 def test_the_interval_of_the_median_covers_it_as_often_as_it_says(shape: str, n: int) -> None:
     draw, truth = SHAPES[shape]
     rng = np.random.default_rng(1)
-    hits = sum(not stats.median_interval(draw(rng, n)).excludes(truth) for _ in range(1000))
+    hits = sum(not intervals.median_interval(draw(rng, n)).excludes(truth) for _ in range(1000))
     assert hits >= 935  # 950 less two standard errors
 
 
 def test_quantile_and_mad() -> None:
     values = [4.0, 1.0, 2.0, 10.0, 3.0]
-    assert stats.quantile(values, 0.25) == 2
-    assert stats.mad(values) == scipy.stats.median_abs_deviation(values) == 1
+    assert intervals.quantile(values, 0.25) == 2
+    assert intervals.mad(values) == scipy.stats.median_abs_deviation(values) == 1
 
 
 # --- drift --------------------------------------------------------------------------------------
@@ -92,31 +94,31 @@ def test_quantile_and_mad() -> None:
 )
 def test_theil_sen_is_scipys(points: list[tuple[int, int]]) -> None:
     x, y = np.array(points, float).T
-    found, oracle = stats.theil_sen(y, x), scipy.stats.theilslopes(y, x)
+    found, oracle = intervals.theil_sen(y, x), scipy.stats.theilslopes(y, x)
     assert found.value == pytest.approx(oracle.slope)
     if found.low is not None:
         assert (found.low, found.high) == pytest.approx((oracle.low_slope, oracle.high_slope))
 
 
 def test_few_points_show_no_drift() -> None:
-    assert stats.drift([1.0, 2.0, 3.0]) == Interval(1.0, None, None, 3)
-    assert not stats.drift([1.0]).excludes(0)
-    assert not stats.drift([]).excludes(0)
+    assert intervals.drift([1.0, 2.0, 3.0]) == Interval(1.0, None, None, 3)
+    assert not intervals.drift([1.0]).excludes(0)
+    assert not intervals.drift([]).excludes(0)
 
 
 def test_drift_is_relative_and_survives_outliers() -> None:
     rng = np.random.default_rng(0)
     rising = np.linspace(2.0, 2.2, 200) * rng.normal(1, 0.005, 200)
     rising[::20] *= 10
-    found = stats.drift(rising)
+    found = intervals.drift(rising)
     assert found.value == pytest.approx(0.2 / 2.1, rel=0.1)
     assert found.excludes(0)
-    assert stats.drift(np.full(50, 0.3)) == Interval(0.0, 0.0, 0.0, 50)
+    assert intervals.drift(np.full(50, 0.3)) == Interval(0.0, 0.0, 0.0, 50)
 
 
 def test_drift_of_a_long_series_is_that_of_its_stretches() -> None:
     rng = np.random.default_rng(0)
-    found = stats.drift(np.linspace(1.0, 0.9, 30_007) * rng.normal(1, 0.02, 30_007))
+    found = intervals.drift(np.linspace(1.0, 0.9, 30_007) * rng.normal(1, 0.02, 30_007))
     assert found.value == pytest.approx(-0.1 / 0.95, rel=0.05)
     assert found.n == 30_007
     assert found.excludes(0)
@@ -124,7 +126,7 @@ def test_drift_of_a_long_series_is_that_of_its_stretches() -> None:
 
 def test_steady_series_seldom_drift() -> None:
     rng = np.random.default_rng(2)
-    alarms = sum(stats.drift(rng.normal(1, 0.01, 30)).excludes(0) for _ in range(500))
+    alarms = sum(intervals.drift(rng.normal(1, 0.01, 30)).excludes(0) for _ in range(500))
     assert alarms <= 35  # 25 expected, two standard errors more
 
 
@@ -230,7 +232,7 @@ def test_a_launch_that_stops_as_precise_is_so() -> None:
     for _ in range(50):
         values = rng.lognormal(0, 0.03, 5000)
         n, why = stop(values, precision=0.01)
-        found = stats.median_interval(values[:n])
+        found = intervals.median_interval(values[:n])
         assert found.low is not None and found.high is not None
         precise = (found.high - found.low) / 2 <= 0.01 * found.value
         assert precise == (why == "precise")
@@ -258,7 +260,7 @@ def test_more_noise_takes_more_samples_until_it_is_stable() -> None:
     ],
 )
 def test_block_size(step: float, overhead: float, steps: int) -> None:
-    assert stats.block_size(step, overhead) == steps
+    assert stopping.block_size(step, overhead) == steps
 
 
 # --- launches -----------------------------------------------------------------------------------

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.box import Box
-from penstock.grid import Geometry
-from penstock.stitch import Assembly, axis_weights
+from penstock.data.box import Box
+from penstock.inference.geometry import Geometry
+from penstock.inference.stitch import Assembly, axis_weights
 
 from .test_grid import geometries
 

@@ -26,20 +26,13 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.box import Box
-from penstock.errors import UsageError
-from penstock.store import (
-    AXES,
-    Sink,
-    Source,
-    open_sink,
-    open_source,
-    overlap,
-    parse_spec,
-    same_array,
-)
-from penstock.stores import tensorstore as stores
-from penstock.stores.tensorstore import kvstore, local_path, open_kvstore
+from penstock.base.errors import UsageError
+from penstock.data.box import Box
+from penstock.data.stores import kvstore as stores_kvstore
+from penstock.data.stores import tensorstore as stores
+from penstock.data.stores.kvstore import kvstore_of, local_path, open_kvstore
+from penstock.data.stores.open import open_sink, open_source, parse_spec
+from penstock.data.stores.protocols import AXES, Sink, Source, overlap, same_array
 
 SHAPE = (2, 3, 10, 13, 17)
 DATA = np.arange(np.prod(SHAPE), dtype="u2").reshape(SHAPE)
@@ -1191,8 +1184,11 @@ class TestKilledWhileItIsMade:
             before = tree(tmp_path)
             life = Mortal(steps, random.Random(steps))
             with monkeypatch.context() as patch:
+                patch.setattr(stores_kvstore, "ts", life)
                 patch.setattr(stores, "ts", life)
                 patch.setattr(stores, "open_kvstore", life.open_kvstore)
+                patch.setattr("penstock.data.stores.omezarr.open_kvstore", life.open_kvstore)
+                patch.setattr(stores_kvstore, "open_kvstore", life.open_kvstore)
                 own = isinstance(spec, dict) and way == "resume"  # it says delete_existing itself
                 sink = open_out(spec, DOMAIN_OF_FEW, overwrite=not own, **options)
                 try:
@@ -1223,8 +1219,11 @@ class TestKilledWhileItIsMade:
             old.write(DOMAIN, DATA.astype("f4"))
             life = Mortal(steps, random.Random(steps))
             with monkeypatch.context() as patch:
+                patch.setattr(stores_kvstore, "ts", life)
                 patch.setattr(stores, "ts", life)
                 patch.setattr(stores, "open_kvstore", life.open_kvstore)
+                patch.setattr("penstock.data.stores.omezarr.open_kvstore", life.open_kvstore)
+                patch.setattr(stores_kvstore, "open_kvstore", life.open_kvstore)
                 sink = open_out(url, overwrite=True, chunks=(5, 13, 17))
                 with contextlib.suppress(Killed):
                     sink.create()
@@ -1232,14 +1231,14 @@ class TestKilledWhileItIsMade:
             again.create()
             again.write(DOMAIN, DATA)
             np.testing.assert_array_equal(open_source(url).read(DOMAIN), DATA)
-            keys = open_kvstore(kvstore(url), url).list().result()
+            keys = open_kvstore(kvstore_of(url), url).list().result()
             assert {key for key in keys if b"/" not in key} == {b"zarr.json"}
 
     def test_what_is_half_deleted_is_still_not_taken_without_a_word(self, tmp_path: Path) -> None:
         for spec in (tmp_path / "a.zarr", out_spec({"driver": "file", "path": str(tmp_path)})):
             folder = tmp_path / ("a.zarr" if isinstance(spec, Path) else "0")
             folder.mkdir()
-            (folder / stores._DELETING).write_text('{"arrays": ["s0"]}')
+            (folder / stores_kvstore.DELETING).write_text('{"arrays": ["s0"]}')
             if isinstance(spec, dict):
                 spec = {**spec, "delete_existing": False}
             with pytest.raises(UsageError, match="exists; use --overwrite to replace it"):
@@ -1261,6 +1260,11 @@ class TestKilledWhileItIsMade:
 
         life = Mortal(0, random.Random(0))
         monkeypatch.setattr(stores, "open_kvstore", lambda *a: ReadOnly(life, open_kvstore(*a)))
+        monkeypatch.setattr(
+            stores_kvstore, "open_kvstore", lambda *a: ReadOnly(life, open_kvstore(*a))
+        )
+        read_only = lambda *a: ReadOnly(life, open_kvstore(*a))  # noqa: E731
+        monkeypatch.setattr("penstock.data.stores.omezarr.open_kvstore", read_only)
         sink = open_out(tmp_path / "a.zarr", overwrite=True)
         with pytest.raises(UsageError, match=r"a\.zarr: AccessDenied"):
             sink.check()
@@ -1312,7 +1316,7 @@ class TestS3:
                 open_out(url)
             open_out(url, overwrite=True).create()
             assert open_source(url).read(DOMAIN).sum() == 0
-            open_kvstore(kvstore(url), url).write("notes.txt", b"mine").result()
+            open_kvstore(kvstore_of(url), url).write("notes.txt", b"mine").result()
             with pytest.raises(UsageError, match=f"{url}: also holds notes.txt"):
                 open_out(url, overwrite=True)
         spec = {"driver": "n5", "kvstore": "s3://test-bucket/some/a.n5"}
@@ -1330,7 +1334,7 @@ class TestS3:
 
     def test_a_server_that_is_not_there(self, s3_endpoint: str, monkeypatch: Any) -> None:
         monkeypatch.setattr(
-            "penstock.stores.tensorstore._IMPATIENT", {"s3_request_retries": {"max_retries": 0}}
+            "penstock.data.stores.kvstore.IMPATIENT", {"s3_request_retries": {"max_retries": 0}}
         )
         monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
         for spec in ("s3://test-bucket/a", {"driver": "zarr", "kvstore": "s3://test-bucket/a"}):
@@ -1584,5 +1588,5 @@ def test_parse_spec(tmp_path: Path) -> None:
 
 def test_importing_the_protocols_imports_no_library() -> None:
     heavy = "tensorstore", "zarr", "tifffile", "imagecodecs", "torch"
-    code = f"import sys, penstock.store; assert not set({heavy}) & set(sys.modules)"
+    code = f"import sys, penstock.data.stores.protocols; assert not set({heavy}) & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

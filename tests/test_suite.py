@@ -22,31 +22,34 @@ import torch
 
 pytest.importorskip("lightning_fabric")
 
-from penstock import page, suite_report
+from penstock.base.config.data import PreprocessConfig
+from penstock.base.config.knobs import build, from_flags
+from penstock.base.config.train import SuiteConfig, TrainConfig
+from penstock.base.errors import Refused, UsageError
+from penstock.bench.launch.supervisor import LaunchRequest, run_launch
+from penstock.bench.measure import Rules, measure_scenario
+from penstock.bench.scenarios import train as scenario
+from penstock.bench.suite.preset import PRESETS, Preset, fit_preset, named_preset, read_preset
+from penstock.bench.suite.run import (
+    RULES,
+    SUITE_LEDGER,
+    check_resumed_suite,
+    check_suite_output,
+    launch_folder,
+    prepare_suite,
+    suite_cases,
+    with_roots,
+)
 from penstock.cli import _dashed, main
 from penstock.cli import suite as verb
 from penstock.cli.train import config_of
-from penstock.config import PreprocessConfig, SuiteConfig, TrainConfig, build, from_flags
-from penstock.errors import Refused, UsageError
-from penstock.launch import Request, launch
-from penstock.ledger import Ledger
-from penstock.measure import Rules, measure
-from penstock.place import ELSEWHERE
-from penstock.preset import PRESETS, Preset, fitted, preset, read_preset
-from penstock.record import Failure, Record, case_key
-from penstock.scenarios import train as scenario
-from penstock.scenes import SPLITS
-from penstock.suite import (
-    LEDGER,
-    RULES,
-    cases_of,
-    check_output,
-    check_paths,
-    check_resumed,
-    folder_of,
-    prepare,
-)
-from penstock.suiteplots import plot_suite
+from penstock.cluster.place import NOT_A_RANK
+from penstock.data.scenes.scene import SPLITS
+from penstock.instruments.ledger import Ledger
+from penstock.instruments.record import Failure, Record, case_key
+from penstock.reports import page
+from penstock.reports import suite as suite_report
+from penstock.reports.figures.suite import plot_suite
 
 ROOT = Path(__file__).parent.parent
 CUSTOM = """{
@@ -81,26 +84,26 @@ H100 = "NVIDIA H100 80GB HBM3"
 def test_presets_are_those_of_the_seed(
     name: str, batches: tuple[int, ...], workers: tuple[int, ...], ranks: int
 ) -> None:
-    found = preset(name)
+    found = named_preset(name)
     assert (found.batch_sizes, found.num_workers_list) == (batches, workers)
     assert (found.world_size, found.distributed) == (ranks, ranks > 1)
     assert found.channels == "vh,vv,bathymetry"
 
 
 def test_quick_is_small_and_for_any_machine() -> None:
-    quick = preset("quick")
+    quick = named_preset("quick")
     assert max(quick.batch_sizes) <= 4
     assert quick.epochs == 1
-    assert fitted(quick, [], anyway=False) == (quick, "")
+    assert fit_preset(quick, [], anyway=False) == (quick, "")
 
 
 def test_every_preset_has_cases_that_a_training_takes(tmp_path: Path) -> None:
     config = build(SuiteConfig, {"output_dir": tmp_path, "train_chips_path": tmp_path})
     for name in PRESETS:
-        one = preset(name)
-        cases = cases_of(one, config)
+        one = named_preset(name)
+        cases = suite_cases(one, config)
         assert len(cases) == len(one.batch_sizes) * len(one.num_workers_list)
-        assert len({folder_of(case, 0) for case in cases}) == len(cases)
+        assert len({launch_folder(case, 0) for case in cases}) == len(cases)
         for case in cases:
             knobs = scenario.config_of({**case, "output_dir": "out"})
             assert (knobs.epochs, knobs.distributed) == (one.epochs, one.distributed)
@@ -112,14 +115,14 @@ def test_a_file_of_the_seed_is_taken_as_it_is(tmp_path: Path) -> None:
     path.write_text(CUSTOM)
     custom = read_preset(path)
     assert custom.model_dump(mode="json", exclude={"train"}) == json.loads(CUSTOM)
-    assert fitted(custom, [], anyway=False)[1] == "", "it names no device"
+    assert fit_preset(custom, [], anyway=False)[1] == "", "it names no device"
 
 
 def test_what_the_training_may_be_told_besides(tmp_path: Path) -> None:
     path = tmp_path / "custom.json"
     further = {"amp": True, "backbone": "mobilenet", "max_steps": 3}
     path.write_text(json.dumps({**json.loads(CUSTOM), "train": further}))
-    case = cases_of(read_preset(path), build(SuiteConfig, {"output_dir": tmp_path}))[0]
+    case = suite_cases(read_preset(path), build(SuiteConfig, {"output_dir": tmp_path}))[0]
     assert {name: case[name] for name in further} == further
 
 
@@ -161,22 +164,22 @@ def test_files_that_are_no_presets(tmp_path: Path) -> None:
 
 
 def test_a_preset_for_more_gpus_than_there_are_is_refused_with_both_numbers() -> None:
-    dgx = preset("dgx-a100")
+    dgx = named_preset("dgx-a100")
     with pytest.raises(Refused, match="preset dgx-a100 is for 8 GPUs and torch finds 1 GPU here"):
-        fitted(dgx, [H100], anyway=False)
+        fit_preset(dgx, [H100], anyway=False)
     with pytest.raises(Refused, match="is for 1 GPU and torch finds 0 GPUs here"):
-        fitted(preset("laptop"), [], anyway=False)
-    assert fitted(dgx, [H100] * 8, anyway=False) == (dgx, "")
+        fit_preset(named_preset("laptop"), [], anyway=False)
+    assert fit_preset(dgx, [H100] * 8, anyway=False) == (dgx, "")
 
 
 @pytest.mark.parametrize(("gpus", "how"), [(0, "without a GPU"), (1, "on 1 GPU"), (3, "on 3 GPUs")])
 def test_anyway_falls_to_what_there_is_and_says_so(gpus: int, how: str) -> None:
-    made, note = fitted(preset("dgx-a100"), [H100] * gpus, anyway=True)
+    made, note = fit_preset(named_preset("dgx-a100"), [H100] * gpus, anyway=True)
     assert (made.world_size, made.distributed) == (max(1, gpus), gpus > 1)
     assert made.device == "auto"
     assert note.startswith("preset dgx-a100 is for 8 GPUs and torch finds ")
     assert note.endswith(f"--anyway runs it {how}")
-    assert made.batch_sizes == preset("dgx-a100").batch_sizes
+    assert made.batch_sizes == named_preset("dgx-a100").batch_sizes
 
 
 def test_ranks_on_the_cpu_need_no_gpu() -> None:
@@ -184,9 +187,9 @@ def test_ranks_on_the_cpu_need_no_gpu() -> None:
         name="ranks", batch_sizes=(1,), num_workers_list=(0,), epochs=1, distributed=True,
         world_size=2, train={"device": "cpu"},
     )  # fmt: skip
-    assert fitted(made, [], anyway=False) == (made, "")
+    assert fit_preset(made, [], anyway=False) == (made, "")
     with pytest.raises(Refused, match="for 2 GPUs and torch finds 0"):
-        fitted(made.model_copy(update={"train": None}), [], anyway=False)
+        fit_preset(made.model_copy(update={"train": None}), [], anyway=False)
 
 
 # --- the seed's command lines -------------------------------------------------------------------
@@ -276,7 +279,7 @@ def test_what_to_run_is_said_once(line: str, words: str) -> None:
 
 
 def test_of_the_defaults_those_run_that_fit() -> None:
-    every = [preset(name) for name in ("laptop", "gb200", "dgx-a100")]
+    every = [named_preset(name) for name in ("laptop", "gb200", "dgx-a100")]
     fit, notes = verb._fitted(every, [H100], anyway=False)
     assert [one.name for one in fit] == ["laptop-rtx3080ti", "gb200"]
     assert notes == ["left out: preset dgx-a100 is for 8 GPUs and torch finds 1 GPU here"]
@@ -349,7 +352,7 @@ def config_for(data: Path, out: Path, **changes: Any) -> SuiteConfig:
 
 
 def test_all_is_there(data: Path, tmp_path: Path) -> None:
-    config = check_paths(config_for(data, tmp_path), [preset("quick")])
+    config = with_roots(config_for(data, tmp_path), [named_preset("quick")])
     assert config.train_data_root == data / "scenes" / "train"
     assert config.val_data_root == data / "scenes" / "validation"
 
@@ -361,7 +364,7 @@ def test_splits_are_called_as_in_preprocess(
 ) -> None:
     for name in (train, val):
         (tmp_path / name).mkdir()
-    config = check_paths(config_for(data, tmp_path, data_root=tmp_path), [preset("quick")])
+    config = with_roots(config_for(data, tmp_path, data_root=tmp_path), [named_preset("quick")])
     assert (config.train_data_root, config.val_data_root) == (tmp_path / train, tmp_path / val)
     args = parsed(f"train --data-root {tmp_path} --output-dir out")
     trained = config_of(verb._with_roots(args))
@@ -388,7 +391,7 @@ def test_what_is_not_there_is_named(
     data: Path, tmp_path: Path, change: Mapping[str, Any], words: str
 ) -> None:
     with pytest.raises(UsageError, match=words):
-        check_paths(config_for(data, tmp_path, **change), [preset("quick")])
+        with_roots(config_for(data, tmp_path, **change), [named_preset("quick")])
 
 
 def test_chips_that_are_not_there_come_with_the_command_that_makes_them(
@@ -397,7 +400,7 @@ def test_chips_that_are_not_there_come_with_the_command_that_makes_them(
     scenes, chips = data / "scenes", tmp_path / "mine"
     config = config_for(data, tmp_path, train_chips_path=chips / "train")
     with pytest.raises(UsageError) as caught:
-        check_paths(config, [preset("quick")])
+        with_roots(config, [named_preset("quick")])
     assert str(caught.value).endswith(
         f"to make {chips}/train and {chips}/val: penstock suite preprocess --data-root {scenes} "
         f"--train-labels {scenes}/labels/train.csv --val-labels {scenes}/labels/validation.csv "
@@ -406,9 +409,9 @@ def test_chips_that_are_not_there_come_with_the_command_that_makes_them(
 
 
 def test_chips_of_other_channels_are_refused(data: Path, tmp_path: Path) -> None:
-    dual = preset("quick").model_copy(update={"channels": "vv,vh"})
+    dual = named_preset("quick").model_copy(update={"channels": "vv,vh"})
     with pytest.raises(UsageError, match=r"is for channels vv,vh and --train-chips .* has vh,vv,b"):
-        check_paths(config_for(data, tmp_path), [dual])
+        with_roots(config_for(data, tmp_path), [dual])
 
 
 def test_no_chip_with_a_valid_pixel_is_refused(data: Path, tmp_path: Path) -> None:
@@ -418,34 +421,34 @@ def test_no_chip_with_a_valid_pixel_is_refused(data: Path, tmp_path: Path) -> No
     told["valid_pixels"] = [[0 for _ in row] for row in told["valid_pixels"]]
     manifest.write_text(json.dumps(told))
     config = config_for(data, tmp_path, train_chips_path=tmp_path / "empty")
-    case = cases_of(preset("quick"), config)[0]
+    case = suite_cases(named_preset("quick"), config)[0]
     with pytest.raises(UsageError, match=r"--train-chips-path .*/empty holds no sample to train"):
         scenario.check({**case, "output_dir": str(tmp_path)})
 
 
 def test_a_folder_that_holds_a_suite_is_refused(data: Path, tmp_path: Path) -> None:
     config = config_for(data, tmp_path)
-    check_output(config)
-    check_output(config.model_copy(update={"resume": True}))
-    case = cases_of(preset("quick"), config)[0]
-    Ledger(tmp_path / LEDGER).append(made_up(case, 0, 5.0))
+    check_suite_output(config)
+    check_suite_output(config.model_copy(update={"resume": True}))
+    case = suite_cases(named_preset("quick"), config)[0]
+    Ledger(tmp_path / SUITE_LEDGER).append(made_up(case, 0, 5.0))
     with pytest.raises(UsageError, match="holds a suite; --resume runs what it lacks, --overwrite"):
-        check_output(config)
-    check_output(config.model_copy(update={"overwrite": True}))
+        check_suite_output(config)
+    check_suite_output(config.model_copy(update={"overwrite": True}))
     with pytest.raises(UsageError, match="give one"):
-        check_output(config.model_copy(update={"overwrite": True, "resume": True}))
+        check_suite_output(config.model_copy(update={"overwrite": True, "resume": True}))
     resumed = config.model_copy(update={"resume": True})
-    check_output(resumed)
+    check_suite_output(resumed)
     with pytest.raises(UsageError, match="holds another suite, with a run of quick, batch 1, 0 wo"):
-        others = cases_of(preset("quick"), resumed.model_copy(update={"seed": 3}))
-        check_resumed(resumed, others, "another")
+        others = suite_cases(named_preset("quick"), resumed.model_copy(update={"seed": 3}))
+        check_resumed_suite(resumed, others, "another")
     with pytest.raises(UsageError, match=r"was measured on another machine \(another, not this\)"):
-        check_resumed(resumed, cases_of(preset("quick"), resumed), "this")
-    check_resumed(resumed, cases_of(preset("quick"), resumed), "another")
+        check_resumed_suite(resumed, suite_cases(named_preset("quick"), resumed), "this")
+    check_resumed_suite(resumed, suite_cases(named_preset("quick"), resumed), "another")
     file = tmp_path / "file"
     file.touch()
     with pytest.raises(UsageError, match="is not a folder"):
-        check_output(config_for(data, file / "out"))
+        check_suite_output(config_for(data, file / "out"))
 
 
 # --- the report ---------------------------------------------------------------------------------
@@ -492,8 +495,8 @@ def made_up(
 
 
 def cases(tmp_path: Path, **changes: Any) -> list[dict[str, Any]]:
-    one = preset("quick").model_copy(update=changes)
-    return cases_of(one, build(SuiteConfig, {"output_dir": tmp_path}))
+    one = named_preset("quick").model_copy(update=changes)
+    return suite_cases(one, build(SuiteConfig, {"output_dir": tmp_path}))
 
 
 def test_a_row_holds_what_was_measured_and_null_where_nothing_was(tmp_path: Path) -> None:
@@ -524,7 +527,7 @@ def test_what_is_not_to_be_profiled_is_null(tmp_path: Path) -> None:
 
 
 def told(records: list[Record]) -> list[str]:
-    (section,) = suite_report.sections(records, [])
+    (section,) = suite_report.suite_sections(records, [])
     return list(section.told)
 
 
@@ -558,12 +561,12 @@ def test_sentences_follow_the_records(tmp_path: Path) -> None:
 def test_failures_are_rows(tmp_path: Path) -> None:
     first, second, *_ = cases(tmp_path)
     records = [made_up(first, 0, 5.0), made_up(second, 0, 0.0, status="oom_device")]
-    (section,) = suite_report.sections(records, [])
+    (section,) = suite_report.suite_sections(records, [])
     head, good, bad = section.table
     assert "GPU peak" not in head, "nobody has a value for it"
     assert (good[-1], bad[-1]) == ("ok", "oom_device")
     assert "Batch 1, 2 workers ran out of device memory in 1 of 1 launch: no room." in section.told
-    (section,) = suite_report.sections(records[1:], [])
+    (section,) = suite_report.suite_sections(records[1:], [])
     assert section.told == [section.told[0]], "nothing else can be said"
 
 
@@ -576,7 +579,7 @@ def test_the_files_of_a_report(tmp_path: Path) -> None:
         "libraries": {"torch": "2.0"}, "devices": [],
     }  # fmt: skip
     note = "preset quick is for 8 GPUs and torch finds 0 GPUs here; --anyway runs it without a GPU"
-    written = suite_report.write(tmp_path, records, [], system, [note], figures)
+    written = suite_report.write_suite_report(tmp_path, records, [], system, [note], figures)
     document = json.loads(written[0].read_text())
     assert [run["throughput_samples_per_s"] for run in document["runs"]] == [5.0, 6.0, 7.0, 8.0]
     assert document["best"]["throughput_samples_per_s"] == 8.0
@@ -589,7 +592,7 @@ def test_the_files_of_a_report(tmp_path: Path) -> None:
 
 def test_a_ledger_of_trainings_is_a_page(tmp_path: Path) -> None:
     records = [made_up(case, 0, 5.0 + i) for i, case in enumerate(cases(tmp_path))]
-    report, *figures = page.write(records, tmp_path / "page", "suite.ledger", False)
+    report, *figures = page.write_page(records, tmp_path / "page", "suite.ledger", False)
     assert [path.name for path in figures] == ["train.png"]
     assert all(path.is_file() for path in figures)
     assert "## Training" in report.read_text()
@@ -601,7 +604,7 @@ def test_a_killed_suite_leaves_no_training_and_a_living_one_is_named(
     data: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    quick = json.loads(json.dumps(preset("quick").model_dump(mode="json")))
+    quick = json.loads(json.dumps(named_preset("quick").model_dump(mode="json")))
     path = tmp_path / "long.json"
     path.write_text(json.dumps({**quick, "name": "long", "epochs": 1000, "batch_sizes": [1],
                                 "num_workers_list": [1]}))  # fmt: skip
@@ -625,12 +628,12 @@ def test_a_killed_suite_leaves_no_training_and_a_living_one_is_named(
         holder = (folder / "train.lock").read_text().strip()
         assert holder.startswith(f"process {below[0].pid} on ")
         with pytest.raises(UsageError, match=rf"{folder.name}: {holder} trains there now; end it"):
-            prepare(config_for(data, out, overwrite=True), {})
+            prepare_suite(config_for(data, out, overwrite=True), {})
     finally:
         suite.kill()
         suite.wait()
     until(lambda: not psutil.wait_procs(below, timeout=0)[1])
-    prepare(config_for(data, out, overwrite=True), {})
+    prepare_suite(config_for(data, out, overwrite=True), {})
 
 
 # --- the scenario -------------------------------------------------------------------------------
@@ -645,7 +648,7 @@ def spiral(out: Path, **knobs: Any) -> dict[str, Any]:
 
 def test_a_launch_has_one_training_and_counts_its_samples(tmp_path: Path) -> None:
     made = scenario.TrainScenario(spiral(tmp_path / "out"))
-    result = measure(made, Rules.model_validate(RULES), lambda stage: None)
+    result = measure_scenario(made, Rules.model_validate(RULES), lambda stage: None)
     assert result["work"] == {"samples": 2 * 142}
     assert len(result["samples_s"]["step"]) == 1
     training = result["facts"]["training"]
@@ -662,8 +665,8 @@ def test_a_launch_has_one_training_and_counts_its_samples(tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_ranks_are_torchruns_and_one_launch(tmp_path: Path) -> None:
     case = spiral(tmp_path / "out", distributed=True, batch_size=4) | {"world_size": 2}
-    request = Request(scenario="train", case=case, rules=RULES)
-    record = launch(request, launch=0, order=None, timeout_s=120)
+    request = LaunchRequest(scenario="train", case=case, rules=RULES)
+    record = run_launch(request, launch=0, order=None, timeout_s=120)
     assert record.error is None
     training = record.facts["training"]
     assert (training["world_size"], training["global_batch_size"]) == (2, 8)
@@ -679,12 +682,12 @@ def test_ranks_are_torchruns_and_one_launch(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_rank_that_fails_says_why(tmp_path: Path) -> None:
     case = spiral(tmp_path, distributed=True, learning_rate=1e30) | {"world_size": 2}
-    request = Request(scenario="train", case=case, rules=RULES)
-    record = launch(request, launch=0, order=None, timeout_s=120)
+    request = LaunchRequest(scenario="train", case=case, rules=RULES)
+    record = run_launch(request, launch=0, order=None, timeout_s=120)
     assert record.status == "crash"
     assert record.error is not None
     assert "torchrun ended with exit code 1: the loss is " in record.error.message
-    told = [f"penstock train: {ELSEWHERE}", "penstock train: a.zarr cannot be read", "W: rank 1"]
+    told = [f"penstock train: {NOT_A_RANK}", "penstock train: a.zarr cannot be read", "W: rank 1"]
     assert scenario._fault(told) == "a.zarr cannot be read"
 
 
@@ -695,8 +698,8 @@ def test_no_rank_outlives_its_launch(tmp_path: Path) -> None:
     long = {"num_samples": 2_000_000, "batch_size": 1}
     case = spiral(tmp_path / "out", distributed=True, **long) | {"world_size": 2}
     path = tmp_path / "request.json"
-    path.write_text(json.dumps(asdict(Request(scenario="train", case=case, rules=RULES))))
-    command = [sys.executable, "-m", "penstock.worker", str(path), "1"]
+    path.write_text(json.dumps(asdict(LaunchRequest(scenario="train", case=case, rules=RULES))))
+    command = [sys.executable, "-m", "penstock.bench.launch.worker", str(path), "1"]
     worker = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
@@ -773,7 +776,7 @@ def test_a_suite_end_to_end(data: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert main(words) == 2
     assert "holds a suite; --resume runs what it lacks" in capsys.readouterr().err
     # One launch is lost, as by a kill before it was written: only that one runs again.
-    ledger = out / LEDGER / "records.jsonl"
+    ledger = out / SUITE_LEDGER / "records.jsonl"
     kept, lost = ledger.read_text().splitlines(keepends=True)
     ledger.write_text(kept)
     assert main([*words, "--resume"]) == 0
@@ -794,7 +797,7 @@ def test_a_run_that_fails_is_a_row_and_the_others_go_on(data: Path, tmp_path: Pa
     assert all("the loss is" in run["error"] for run in document["runs"])
     assert document["best"] is None
     assert not list(out.glob("*.png")), "there is nothing to draw"
-    assert len(Ledger(out / LEDGER).records()) == 2
+    assert len(Ledger(out / SUITE_LEDGER).records()) == 2
 
 
 @pytest.mark.slow

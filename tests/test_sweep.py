@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.launch import Request
-from penstock.ledger import Ledger
-from penstock.record import Failure, Record, case_key
-from penstock.sweep import Step, launches_of, order, sweep
+from penstock.bench.launch.supervisor import LaunchRequest
+from penstock.bench.launch.sweep import SweepStep, launch_order, launches_of, run_sweep
+from penstock.instruments.ledger import Ledger
+from penstock.instruments.record import Failure, Record, case_key
 
 CASES = [{"tile": tile, "batch": batch} for tile in ("8", "16") for batch in (1, 2, 4)]
 
@@ -25,10 +25,10 @@ class Runs:
     def __init__(self, ends: dict[int, str] | None = None, interrupt_at: int | None = None) -> None:
         self.ends, self.interrupt_at = ends or {}, interrupt_at
         self.seen: list[tuple[int, int, int | None]] = []
-        self.requests: list[Request] = []
+        self.requests: list[LaunchRequest] = []
 
     def __call__(
-        self, request: Request, *, launch: int, order: int | None, timeout_s: float
+        self, request: LaunchRequest, *, launch: int, order: int | None, timeout_s: float
     ) -> Record:
         if len(self.seen) == self.interrupt_at:
             raise KeyboardInterrupt
@@ -54,7 +54,7 @@ class Runs:
 def go(folder: Path, run: Runs, launches: int = 5, **options: Any) -> list[Record]:
     settings: dict[str, Any] = {"memory_limit": None, "seed": 3, "resume": False} | options
     rules = {"seconds": 1.0, "precision": 0.1}
-    return sweep(
+    return run_sweep(
         "model", CASES, launches, Ledger(folder), rules=rules, timeout_s=60.0, run=run, **settings
     )
 
@@ -66,8 +66,8 @@ def test_launches_of_an_effort(effort: str, launches: int) -> None:
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 2**32))
 def test_every_round_holds_every_case_once(cases: int, launches: int, seed: int) -> None:
-    pairs = order(cases, launches, seed)
-    assert pairs == order(cases, launches, seed)
+    pairs = launch_order(cases, launches, seed)
+    assert pairs == launch_order(cases, launches, seed)
     for number in range(launches):
         row = pairs[number * cases : (number + 1) * cases]
         assert sorted(row) == [(case, number) for case in range(cases)]
@@ -76,20 +76,22 @@ def test_every_round_holds_every_case_once(cases: int, launches: int, seed: int)
 @given(st.integers(1, 9), st.integers(0, 2**32))
 def test_a_pair_is_mirrored(launches: int, seed: int) -> None:
     """ABBA: over an even number of rounds both have the same mean place."""
-    firsts = [order(2, launches, seed)[2 * n][0] for n in range(launches)]
+    firsts = [launch_order(2, launches, seed)[2 * n][0] for n in range(launches)]
     assert all(a != b for a, b in pairwise(firsts))
 
 
 def test_rounds_differ_and_the_seed_decides() -> None:
-    rounds = [tuple(case for case, n in order(6, 10, 0) if n == number) for number in range(10)]
+    rounds = [
+        tuple(case for case, n in launch_order(6, 10, 0) if n == number) for number in range(10)
+    ]
     assert len(set(rounds)) > 5
-    assert order(6, 10, 0) != order(6, 10, 1)
+    assert launch_order(6, 10, 0) != launch_order(6, 10, 1)
 
 
 def test_a_sweep_is_in_its_ledger_in_the_order_that_it_ran(tmp_path: Path) -> None:
     run = Runs()
     records = go(tmp_path, run, memory_limit=2**30)
-    assert [(index, number) for index, number, _ in run.seen] == order(6, 5, 3)
+    assert [(index, number) for index, number, _ in run.seen] == launch_order(6, 5, 3)
     assert [place for *_, place in run.seen] == list(range(30))
     assert Ledger(tmp_path).records() == records
     assert {request.memory_limit for request in run.requests} == {2**30}
@@ -111,7 +113,7 @@ def test_a_sweep_is_in_its_ledger_in_the_order_that_it_ran(tmp_path: Path) -> No
 def test_a_failure_is_a_row_and_the_sweep_goes_on(
     tmp_path: Path, status: str, launches: int
 ) -> None:
-    steps: list[Step] = []
+    steps: list[SweepStep] = []
     records = go(tmp_path, Runs({4: status}), progress=steps.append)
     assert Counter((r.case["batch"], r.status) for r in records) == {
         (1, "ok"): 10,
@@ -150,7 +152,7 @@ def test_without_resume_all_is_measured_again(tmp_path: Path) -> None:
 
 def test_records_of_other_cases_are_not_returned(tmp_path: Path) -> None:
     go(tmp_path, Runs(), launches=1)
-    one = sweep(
+    one = run_sweep(
         "model", CASES[:1], 2, Ledger(tmp_path), rules={}, timeout_s=60.0, memory_limit=None,
         seed=0, resume=True, run=Runs(),
     )  # fmt: skip

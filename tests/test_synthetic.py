@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from penstock.synthetic import CAMERA_OFFSET, clean_volume, noisy, psnr
+from penstock.data.volumes import CAMERA_OFFSET, clean_volume, noisy, psnr
 
 SHAPE = (24, 40, 56)
 

@@ -14,21 +14,19 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import UsageError
-from penstock.telemetry import (
+from penstock.base.errors import UsageError
+from penstock.instruments.gpus import Nvml
+from penstock.instruments.machine import Pair, ThisMachine, Usage
+from penstock.instruments.sampler import (
     MIB,
     PSS_EVERY_S,
-    Nvml,
-    Pair,
-    Reading,
     Sampler,
-    ThisMachine,
-    Usage,
-    export_reference,
+    TelemetryReading,
     rates,
     read_rows,
     set_aside,
 )
+from penstock.instruments.seed_metrics import export_reference
 
 JOB, CHILD, LATER = (100, 1.0), (101, 2.0), (101, 9.0)  # the last two: one id, two processes
 
@@ -110,9 +108,9 @@ def test_rates_of_the_tree_and_the_machine(sampled: Any) -> None:
     assert second["net_recv_bytes_per_s"] == 500.0
 
 
-def reading(t: float, **processes: Usage) -> Reading:
+def reading(t: float, **processes: Usage) -> TelemetryReading:
     keys = {"job": JOB, "child": CHILD, "later": LATER}
-    return Reading(t, {keys[name]: usage for name, usage in processes.items()}, None, None)
+    return TelemetryReading(t, {keys[name]: usage for name, usage in processes.items()}, None, None)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +142,7 @@ def reading(t: float, **processes: Usage) -> Reading:
         ),  # a part of the sum is unknown, so the sum is
         (None, reading(1, job=Usage(2, 0, 1, (15, 0))), None, None),  # the first row
         (
-            Reading(0, None, None, None),
+            TelemetryReading(0, None, None, None),
             reading(1, job=Usage(2, 0, 1, (15, 0))),
             None,
             None,
@@ -159,7 +157,7 @@ def reading(t: float, **processes: Usage) -> Reading:
     ],
 )
 def test_rates_of_a_tree_that_changes(
-    before: Reading | None, after: Reading, cpu: float | None, read: float | None
+    before: TelemetryReading | None, after: TelemetryReading, cpu: float | None, read: float | None
 ) -> None:
     row = rates(before, after)
     assert (row["cpu_percent"], row["read_bytes_per_s"]) == (cpu, read)
@@ -211,7 +209,7 @@ def test_peak_rss_is_the_most_seen(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux counts it")
 def test_the_peak_of_a_process_is_not_its_parents() -> None:
-    code = "from penstock.telemetry import peak_rss; print(peak_rss())"
+    code = "from penstock.instruments.machine import peak_rss; print(peak_rss())"
     child = f"subprocess.run([sys.executable, '-c', {code!r}])"
     parent = f"import subprocess, sys; held = b'1' * 10**9; {child}"
     done = subprocess.run(
@@ -344,7 +342,7 @@ def test_rows_survive_a_kill(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     program = f"""
 import os, pathlib, signal, threading
-from penstock.telemetry import Sampler
+from penstock.instruments.sampler import Sampler
 calls = []
 def gauges():
     calls.append(0)

@@ -26,12 +26,15 @@ import torch
 
 pytest.importorskip("lightning_fabric")
 
-from penstock import events, keys, trackers, tracking
+from penstock.base import secrets as keys
+from penstock.base.config.knobs import build
+from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
+from penstock.base.errors import Incomplete, MissingDependency, PenstockError, UsageError
+from penstock.base.files import lock_file
 from penstock.cli import main
-from penstock.config import TRAIN_DEFAULTS, TrainConfig, build
-from penstock.errors import Incomplete, MissingDependency, PenstockError, UsageError
-from penstock.files import claim
-from penstock.train import train
+from penstock.training.loop import train_workload
+from penstock.training.tracking import events, trackers
+from penstock.training.tracking import follow as tracking
 
 from .comet_cloud import HOST, Cloud
 
@@ -62,17 +65,19 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def tracked(out: Path, *names: str, **changes: Any) -> dict[str, Any]:
     settings = {"output_dir": out, "track": names, **changes}
-    return train("spiral", build(TrainConfig, TRAIN_DEFAULTS["spiral"], SMALL, settings))
+    return train_workload("spiral", build(TrainConfig, TRAIN_DEFAULTS["spiral"], SMALL, settings))
 
 
 def told(out: Path, kind: str) -> list[dict[str, Any]]:
-    return [event for _, event in events.read(out / "events.jsonl") if event["event"] == kind]
+    return [
+        event for _, event in events.read_events(out / "events.jsonl") if event["event"] == kind
+    ]
 
 
 def series(out: Path) -> dict[str, list[tuple[int, float]]]:
     """Of each metric its steps and values, as the file of events has them."""
     found: dict[str, list[tuple[int, float]]] = {}
-    for _, event in events.read(out / "events.jsonl"):
+    for _, event in events.read_events(out / "events.jsonl"):
         for name, value in event.get("metrics", {}).items():
             found.setdefault(name, []).append((event["step"], value))
     return {name: sorted(points) for name, points in found.items()}
@@ -107,7 +112,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[trackin
     """A run that is tracked, by nobody who is really there."""
     monkeypatch.setattr(tracking, "SYSTEM_EVERY_S", 1e6)
     config = build(TrainConfig, {"output_dir": tmp_path})
-    made = tracking.Tracking(config, 0, tracking.facts("spiral", config, 1, "cpu"))
+    made = tracking.Tracking(config, 0, tracking.run_facts("spiral", config, 1, "cpu"))
     yield made
     made.finish("complete", {})
 
@@ -238,7 +243,7 @@ def stop_after_21(out: Path, *names: str) -> None:
     settings = {"output_dir": out, "track": names}
     config = build(TrainConfig, TRAIN_DEFAULTS["spiral"], SMALL, settings)
     with pytest.raises(Incomplete):
-        train("spiral", config, progress=stop)
+        train_workload("spiral", config, progress=stop)
 
 
 @pytest.mark.slow
@@ -298,7 +303,7 @@ def test_without_a_key_comet_is_an_archive(tmp_path: Path) -> None:
             point = metric["step"], metric["metricValue"]
             values.setdefault(metric["metricName"], []).append(point)
     assert {name: sorted(points) for name, points in values.items()} == series(tmp_path)
-    whole = [event for _, event in events.read(tmp_path / "events.jsonl")]
+    whole = [event for _, event in events.read_events(tmp_path / "events.jsonl")]
     lasted = (experiment["stop_time"] - experiment["start_time"]) / 1000
     assert whole[-1]["time"] - whole[0]["time"] <= lasted
     # Nothing that Comet would collect by itself.
@@ -339,7 +344,7 @@ def test_an_archive_is_made_later_and_uploaded_where_there_is_a_key(
 ) -> None:
     log = events.EventLog(tmp_path / "events.jsonl")
     config = build(TrainConfig, {"output_dir": tmp_path})
-    known = tracking.facts("spiral", config, 4, "cuda")
+    known = tracking.run_facts("spiral", config, 4, "cuda")
     log.begin(event="begin", step=0, run="a" * 32, trackers=["comet"], environment={}, **known)
     log.tell("step", 1, metrics={"train_loss_step": 0.5})
     log.close()
@@ -393,7 +398,8 @@ def penstock(environment: dict[str, str], *words: str) -> subprocess.CompletedPr
 def test_where_nothing_is_set_comet_s_own_address_is_asked(tmp_path: Path) -> None:
     """By a process of its own with an empty home; another address may stand in a file of Comet's,
     in a variable, or in the key itself."""
-    code = "from penstock.trackers import _comet_account\nprint(*_comet_account())"
+    code = "from penstock.training.tracking.comet import comet_account\n"
+    code += "print(*comet_account())"
 
     def account(**more: str) -> str:
         done = subprocess.run(
@@ -631,7 +637,7 @@ def test_a_short_run_that_was_killed_is_in_its_database(tmp_path: Path) -> None:
     until(lambda: state.exists() and json.loads(state.read_text())[0]["sent"] == size)
     delivery = json.loads(state.read_text())[0]
     with (out / "track" / "mlflow.lock").open("a") as lock:
-        until(lambda: claim(lock))  # its follower has ended
+        until(lambda: lock_file(lock))  # its follower has ended
     run, values = read_mlflow(f"sqlite:///{out}/mlflow.db", delivery["run"])
     assert values == series(out) and values["train_loss_step"]
     assert run.info.status == "FAILED"
@@ -666,7 +672,8 @@ def test_a_slow_tracker_is_waited_for_while_it_gets_on(
     """In all it takes longer than a run waits for one that gets no further; and of a signal that
     comes meanwhile it is told."""
     code = (
-        "import sys; from penstock import events, tracking, trackers; from tests import "
+        "import sys; from penstock.training.tracking import events, follow as tracking, trackers\n"
+        "from tests import "
         "test_trackers as t; events.MOST_BYTES = 200; trackers.TRACKERS['mlflow'] = t.Slow\n"
         "from penstock.cli import main; sys.exit(main(sys.argv[1:]))"
     )
@@ -680,7 +687,7 @@ def test_a_slow_tracker_is_waited_for_while_it_gets_on(
     monkeypatch.setattr(tracking, "_follower", follower)
     for out, stopped in ((tmp_path / "whole", False), (tmp_path / "stopped", True)):
         config = build(TrainConfig, {"output_dir": out, "track": ("mlflow",), "track_every": 1})
-        made = tracking.Tracking(config, 0, tracking.facts("spiral", config, 1, "cpu"))
+        made = tracking.Tracking(config, 0, tracking.run_facts("spiral", config, 1, "cpu"))
         for step in range(1, 6):
             made.step(step, 0, 0.5, 0.1, {})
         until(lambda: (out / "track" / "mlflow.json").exists())  # noqa: B023
@@ -698,12 +705,12 @@ def test_nobody_sends_the_events_of_a_run_twice(tmp_path: Path) -> None:
     begun(tmp_path)
     (tmp_path / "track").mkdir()
     with (tmp_path / "track" / "tensorboard.lock").open("a") as lock:
-        assert claim(lock)
+        assert lock_file(lock)
         with pytest.raises(UsageError, match=r"sends the events of .* to tensorboard now"):
-            tracking.deliver(tmp_path, "tensorboard")
+            tracking.deliver_events(tmp_path, "tensorboard")
         looks = iter([True, True, False])
         with pytest.raises(UsageError, match="another process sends"):
-            tracking.deliver(tmp_path, "tensorboard", lambda seconds: next(looks))
+            tracking.deliver_events(tmp_path, "tensorboard", lambda seconds: next(looks))
         assert list(looks) == []
 
 
@@ -717,7 +724,7 @@ def test_a_follower_of_a_run_that_was_replaced_says_nothing_of_the_new_one(tmp_p
         return False
 
     with pytest.raises(PenstockError, match=r"events\.jsonl is of another run now"):
-        tracking.deliver(tmp_path, "tensorboard", goes_on)
+        tracking.deliver_events(tmp_path, "tensorboard", goes_on)
     assert tracking.Delivery.load(tmp_path, "tensorboard")[0].sent == 0
 
 
@@ -762,7 +769,7 @@ def test_a_server_that_hangs_stops_nothing(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setenv("MLFLOW_TRACKING_URI", url)
         results = tracked(tmp_path / "with", "mlflow")
     (tracker,) = results["trackers"]
-    number = sum(1 for _ in events.read(tmp_path / "with" / "events.jsonl"))
+    number = sum(1 for _ in events.read_events(tmp_path / "with" / "events.jsonl"))
     assert (tracker["status"], tracker["dropped"]) == ("behind", number)
     assert tracker["where"] == url
     assert results["status"] == "complete"
@@ -791,7 +798,7 @@ def test_a_server_that_refuses_is_told_of_once_and_sent_to_later(
     assert len(said) == 1 and said[0].startswith("penstock train: mlflow at http://127.0.0.1:")
     assert "the run goes on" in said[0] and "penstock track sync" in said[0]
     (tracker,) = json.loads((tmp_path / "training_results.json").read_text())["trackers"]
-    number = sum(1 for _ in events.read(tmp_path / "events.jsonl"))
+    number = sum(1 for _ in events.read_events(tmp_path / "events.jsonl"))
     assert (tracker["status"], tracker["dropped"]) == ("failed", number)
     assert f"mlflow: {number} events are missing in http://127.0.0.1:" in done.stdout
     assert KEY not in done.stderr + done.stdout
@@ -806,7 +813,7 @@ def test_a_server_that_refuses_is_told_of_once_and_sent_to_later(
 def begun(out: Path) -> Path:
     """The file of events of a run that has just begun."""
     log = events.EventLog(out / "events.jsonl")
-    known = tracking.facts("spiral", build(TrainConfig, {"output_dir": out}), 1, "cpu")
+    known = tracking.run_facts("spiral", build(TrainConfig, {"output_dir": out}), 1, "cpu")
     log.begin(event="begin", step=0, run="a" * 32, trackers=[], environment={}, **known)
     log.tell("step", 1, metrics={"train_loss_step": 0.5})
     log.close()
@@ -832,7 +839,7 @@ def test_a_server_that_fails_after_it_has_made_a_run_is_not_asked_for_another(
     monkeypatch.setattr(MlflowClient, "log_batch", log_batch)
     monkeypatch.setattr(tracking, "LOOK_EVERY_S", 0.0)
     going = iter([True] * 3)
-    delivery = tracking.deliver(tmp_path, "mlflow", lambda seconds: next(going, False))
+    delivery = tracking.deliver_events(tmp_path, "mlflow", lambda seconds: next(going, False))
     assert delivery.error is None
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     experiments = [each.experiment_id for each in client.search_experiments()]
@@ -853,7 +860,7 @@ def test_a_tracker_may_fail_for_weeks(tmp_path: Path) -> None:
         waits.append(seconds)
         return len(waits) < 1100
 
-    delivery = tracking.deliver(tmp_path, "tensorboard", goes_on)
+    delivery = tracking.deliver_events(tmp_path, "tensorboard", goes_on)
     assert delivery.error is not None and "track/tensorboard" in delivery.error
     assert waits[1:4] == [2.0, 4.0, 8.0] and set(waits[8:]) == {60.0}
 
@@ -881,7 +888,9 @@ def test_what_a_tracker_left_is_never_the_run_s(watched: tracking.Tracking, tmp_
         told = watched._became("comet")
         assert (told["status"], told["dropped"]) == ("failed", None)
         assert "comet.json is none of ours" in told["error"]
-        assert "comet: nobody knows what it has taken (" in tracking.became(told, tmp_path)
+        assert "comet: nobody knows what it has taken (" in tracking.outcome_of_tracker(
+            told, tmp_path
+        )
     (tmp_path / "track" / "comet.json").unlink()
     (tmp_path / "events.jsonl").unlink()  # by somebody who tidied up
     assert "No such file" in watched._became("comet")["error"]
@@ -892,10 +901,12 @@ def test_a_run_without_room_for_its_metrics_goes_on(tmp_path: Path) -> None:
     (tmp_path / "track" / "metrics-2.jsonl" / "full").mkdir(parents=True)
     (tmp_path / "track" / "metrics.jsonl").mkdir()
     config = build(TrainConfig, {"output_dir": tmp_path})
-    made = tracking.Tracking(config, 0, tracking.facts("spiral", config, 1, "cpu"))
+    made = tracking.Tracking(config, 0, tracking.run_facts("spiral", config, 1, "cpu"))
     made.step(10, 0, 0.5, 0.1, {})
     assert made.finish("complete", {}) == []
-    assert [event["event"] for _, event in events.read(tmp_path / "events.jsonl")][-1] == "end"
+    assert [event["event"] for _, event in events.read_events(tmp_path / "events.jsonl")][
+        -1
+    ] == "end"
 
 
 def test_the_trackers_that_can_be_asked_for_are_those_that_there_are() -> None:
@@ -980,10 +991,10 @@ def test_a_folder_without_events_is_refused(tmp_path: Path) -> None:
     for names in ([], ["--to", "tensorboard"]):
         assert main(["track", "sync", str(tmp_path), *names]) == 2
     with pytest.raises(UsageError, match=told):
-        tracking.of_run(tmp_path)
+        tracking.trackers_of(tmp_path)
     (tmp_path / "events.jsonl").write_text('{"event": "step", "time": 1, "step": 3}\nnonsense')
     with pytest.raises(UsageError, match=told):
-        tracking.deliver(tmp_path, "tensorboard")
+        tracking.deliver_events(tmp_path, "tensorboard")
 
 
 def test_texts_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1003,7 +1014,8 @@ def test_a_key_from_a_file_of_comet_s_is_not_told(tmp_path: Path) -> None:
     """No variable holds it. Comet says it in a complaint, as it does of one that is not valid."""
     (tmp_path / ".comet.config").write_text(f"[comet]\napi_key = {KEY}\n")
     code = (
-        "from pathlib import Path; from penstock import keys, trackers\n"
+        "from pathlib import Path; from penstock.base import secrets as keys\n"
+        "from penstock.training.tracking import trackers\n"
         "trackers.Comet(Path('out'))\n"
         f"print(keys.scrub('The API key {KEY} is not valid'))"
     )

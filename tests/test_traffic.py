@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.box import Box
-from penstock.grid import Geometry, Grid, indices, reflect
-from penstock.plan import PatchShape, make_plan
-from penstock.traffic import CacheLevel, largest_block, open_peak, read_range, reads
+from penstock.data.box import Box
+from penstock.data.grid import Grid, indices, reflect
+from penstock.inference.geometry import Geometry, PatchShape
+from penstock.inference.plan import make_plan
+from penstock.inference.traffic import CacheLevel, largest_block, open_peak, read_range, reads
 
 from .test_plan import config, facts
 

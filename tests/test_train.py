@@ -26,23 +26,24 @@ from hypothesis import strategies as st
 
 pytest.importorskip("lightning_fabric")
 
-from penstock import ranks
-from penstock.checkpoint import Checkpoints, random_state, set_random_state
+from penstock.base.config.knobs import build
+from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
+from penstock.base.errors import Incomplete, PenstockError, UsageError
+from penstock.base.files import held_alone
+from penstock.bench.launch.worker import status_of
 from penstock.cli import main
-from penstock.config import TRAIN_DEFAULTS, TrainConfig, build
-from penstock.errors import Incomplete, PenstockError, UsageError
-from penstock.feed import TorchFeed
-from penstock.files import alone
-from penstock.laps import DeviceLaps, Laps
-from penstock.order import Order
-from penstock.ranks import Stop
-from penstock.step import Stepper
-from penstock.steplog import StepLog
-from penstock.train import train
-from penstock.weights import read_tensors
-from penstock.worker import status_of
-from penstock.workloads import find
-from penstock.workloads.spiral import Spiral, spirals
+from penstock.instruments.phases import DeviceLaps, Laps
+from penstock.loading.order import Order
+from penstock.models.weights import read_tensors
+from penstock.training import ranks
+from penstock.training.checkpoint import Checkpoints, random_state, set_random_state
+from penstock.training.feed import TorchFeed
+from penstock.training.loop import train_workload
+from penstock.training.ranks import Stop
+from penstock.training.step import Stepper
+from penstock.training.step_log import StepLog
+from penstock.training.workloads import find
+from penstock.training.workloads.spiral import Spiral, spirals
 
 SMALL = {"num_samples": 203, "batch_size": 8, "epochs": 3, "hidden_dims": (8, 4), "device": "cpu"}
 
@@ -82,7 +83,7 @@ def test_spiral_is_learnt(tmp_path: Path) -> None:
         {"output_dir": tmp_path, "epochs": 12, "learning_rate": 0.01, "batch_size": 64},
         {"dropout": 0.0, "schedule": "cosine", "device": "cpu"},
     )
-    results = train("spiral", config)
+    results = train_workload("spiral", config)
     assert results["best"]["score"] >= 0.95
     assert results["samples"] == 12 * 7000
     # The weights that are kept are those of the best epoch.
@@ -99,7 +100,7 @@ def test_the_callers_default_dtype_changes_no_weight(tmp_path: Path) -> None:
     for default in (torch.float32, torch.bfloat16):
         torch.set_default_dtype(default)
         try:
-            train("spiral", config_of(tmp_path / str(default), epochs=1, num_samples=40))
+            train_workload("spiral", config_of(tmp_path / str(default), epochs=1, num_samples=40))
         finally:
             torch.set_default_dtype(torch.float32)
         found.append(weights(tmp_path / str(default)))
@@ -136,15 +137,15 @@ def test_a_killed_run_ends_in_the_weights_of_a_whole_one(
 ) -> None:
     """There are 18 steps to an epoch: inside the first, at its end, inside the second, ..."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    uninterrupted = train("spiral", config_of(whole))
+    uninterrupted = train_workload("spiral", config_of(whole))
     with pytest.raises(Incomplete, match=r"stopped by SIGTERM after step \d+ of 54"):
-        train("spiral", config_of(parts, num_workers=workers), progress=kill_at(step))
+        train_workload("spiral", config_of(parts, num_workers=workers), progress=kill_at(step))
     told = json.loads((parts / "training_results.json").read_text())
     # The signal falls between two steps, and ends the run at the next boundary; at an epoch's end,
     # in its validation.
     ended = step if step % 18 == 0 else step + 1
     assert (told["status"], told["steps"]) == ("stopped", ended)
-    resumed = train("spiral", config_of(parts, resume=True, num_workers=workers))
+    resumed = train_workload("spiral", config_of(parts, resume=True, num_workers=workers))
     assert_same(weights(whole), weights(parts))
     assert resumed["resumed_at_steps"] == [ended]
     assert [row["step"] for row in rows(parts)] == [str(n) for n in range(1, 55)]
@@ -167,11 +168,11 @@ def test_a_crashed_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
             raise Crash
 
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    train("spiral", config_of(whole))
+    train_workload("spiral", config_of(whole))
     with pytest.raises(Crash):
-        train("spiral", config_of(parts, checkpoint_every=7), progress=crash)
+        train_workload("spiral", config_of(parts, checkpoint_every=7), progress=crash)
     assert len(rows(parts)) == 30  # of which two were not in the checkpoint of step 28
-    resumed = train("spiral", config_of(parts, resume=True))
+    resumed = train_workload("spiral", config_of(parts, resume=True))
     assert resumed["resumed_at_steps"] == [28]
     assert_same(weights(whole), weights(parts))
     assert [row["step"] for row in rows(parts)] == [str(n) for n in range(1, 55)]
@@ -179,10 +180,10 @@ def test_a_crashed_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
 
 def test_more_steps_go_on_inside_the_epoch(tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    train("spiral", config_of(whole, max_steps=30))
-    first = train("spiral", config_of(parts, max_steps=23))
+    train_workload("spiral", config_of(whole, max_steps=30))
+    first = train_workload("spiral", config_of(parts, max_steps=23))
     assert [row["step"] for row in first["history"]] == [18, 23]
-    results = train("spiral", config_of(parts, max_steps=30, resume=True))
+    results = train_workload("spiral", config_of(parts, max_steps=30, resume=True))
     assert [row["step"] for row in results["history"]] == [18, 30]
     assert results["history"][1]["samples"] == 12 * 8
     assert_same(weights(whole), weights(parts))
@@ -193,15 +194,15 @@ def test_a_device_that_is_asked_seldom_is_asked_before_a_checkpoint(
 ) -> None:
     monkeypatch.setattr(Laps, "drain_every", 50)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    uninterrupted = train("spiral", config_of(whole))
+    uninterrupted = train_workload("spiral", config_of(whole))
 
     def strike(now: Any) -> None:  # the first that is told is the end of the first epoch
         if now.step == 18 and not now.validated:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Incomplete):
-        train("spiral", config_of(parts), progress=strike)
-    resumed = train("spiral", config_of(parts, resume=True))
+        train_workload("spiral", config_of(parts), progress=strike)
+    resumed = train_workload("spiral", config_of(parts, resume=True))
     told = [
         [(row["epoch"], row["samples"]) for row in r["history"]] for r in (uninterrupted, resumed)
     ]
@@ -212,12 +213,12 @@ def test_a_device_that_is_asked_seldom_is_asked_before_a_checkpoint(
 def test_what_follows_a_checkpoint_is_made_up_for(tmp_path: Path) -> None:
     """As if the run had been killed between the last state and the files of the best one."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    train("spiral", config_of(whole, epochs=2))
-    train("spiral", config_of(parts, epochs=1))
+    train_workload("spiral", config_of(whole, epochs=2))
+    train_workload("spiral", config_of(parts, epochs=1))
     named = [path for path in (parts / "checkpoints").iterdir() if path.name != "last.pt"]
     for path in (*named, parts / "best_model.pth"):
         path.unlink()
-    train("spiral", config_of(parts, epochs=2, resume=True))
+    train_workload("spiral", config_of(parts, epochs=2, resume=True))
     assert {path.name for path in (parts / "checkpoints").iterdir()} == {
         path.name for path in (whole / "checkpoints").iterdir()
     }
@@ -237,7 +238,7 @@ def test_the_first_ctrl_c_saves_and_the_second_does_not_wait(tmp_path: Path) -> 
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(Incomplete, match=r"stopped by SIGINT after step 8 of 54"):
-        train("spiral", config_of(tmp_path), progress=look)
+        train_workload("spiral", config_of(tmp_path), progress=look)
     with pytest.raises(KeyboardInterrupt), Stop():
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
@@ -289,20 +290,22 @@ def test_the_arguments_of_another_tool_are_kept(
 
 def test_to_resume_where_nothing_is_is_to_begin_and_removes_no_result(tmp_path: Path) -> None:
     said: list[str] = []
-    results = train("spiral", config_of(tmp_path / "new", epochs=1, resume=True), say=said.append)
+    results = train_workload(
+        "spiral", config_of(tmp_path / "new", epochs=1, resume=True), say=said.append
+    )
     assert results["resumed_at_steps"] == []
     assert said == [f"--resume: {tmp_path / 'new'} holds no checkpoint yet; the run begins anew"]
     (tmp_path / "new" / "checkpoints" / "last.pt").unlink()
     with pytest.raises(
         UsageError, match=r"no checkpoint .*last.pt, and .*results.json is of a run"
     ):
-        train("spiral", config_of(tmp_path / "new", epochs=1, resume=True))
+        train_workload("spiral", config_of(tmp_path / "new", epochs=1, resume=True))
     assert (tmp_path / "new" / "best_model.pth").exists()
 
 
 def test_a_signal_before_and_after_a_run_is_not_ours(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    train("spiral", config_of(tmp_path, epochs=1))
+    train_workload("spiral", config_of(tmp_path, epochs=1))
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -360,7 +363,7 @@ def test_two_ranks_equal_one_process_with_the_big_batch(two_ranks: Path, tmp_pat
         {"num_samples": 115, "batch_size": 8, "epochs": 2, "dropout": 0.0, "device": "cpu"},
         {"output_dir": tmp_path},
     )
-    results = train("spiral", alone)
+    results = train_workload("spiral", alone)
     one, two = weights(tmp_path), weights(two_ranks)
     for name in one:
         assert torch.allclose(one[name], two[name], rtol=1e-5, atol=1e-6), name
@@ -487,7 +490,7 @@ def test_one_rank_that_fails_ends_them_all(tmp_path: Path) -> None:
 
 FAILING = """
 from penstock import run_training
-from penstock.workloads.spiral import Spiral
+from penstock.training.workloads.spiral import Spiral
 
 class Fails(Spiral):
     def loss(self, model, batch):
@@ -516,7 +519,7 @@ def test_ranks_without_distributed_are_refused(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(UsageError, match="4 ranks were started, and without --distributed"):
-        train("spiral", config_of(tmp_path))
+        train_workload("spiral", config_of(tmp_path))
 
 
 @given(
@@ -577,7 +580,7 @@ def test_what_is_wrong_with_a_sample_is_one_sentence_from_a_worker_too(workers: 
 
 
 def test_the_output_tree(tmp_path: Path) -> None:
-    results = train("spiral", config_of(tmp_path, keep_top=2))
+    results = train_workload("spiral", config_of(tmp_path, keep_top=2))
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "args.json", "best_model.pth", "checkpoints", "steps", "training_results.json",
     ]  # fmt: skip
@@ -599,12 +602,12 @@ def test_a_folder_in_which_somebody_trains_is_refused_and_named(
     """Whatever is asked of it; what died holds nothing."""
     told = f"{tmp_path}: process {os.getpid()} on {socket.gethostname()} trains there now; end it"
     for how in ([], ["--resume"], ["--overwrite"]):
-        with alone(tmp_path / "train.lock", "trains"):
+        with held_alone(tmp_path / "train.lock", "trains"):
             assert main(["train", "spiral", "--output-dir", str(tmp_path), *how]) == 2
             assert f"penstock train: {told}" in capsys.readouterr().err
             assert [path.name for path in tmp_path.iterdir()] == ["train.lock"]
     (tmp_path / "train.lock").write_text("process 1 on a machine that was switched off")
-    train("spiral", config_of(tmp_path, epochs=1))
+    train_workload("spiral", config_of(tmp_path, epochs=1))
     assert not (tmp_path / "train.lock").exists()
 
 
@@ -622,7 +625,7 @@ class Frozen(Spiral):
 
 def test_gradients_are_of_what_is_trained_in_its_dtype(tmp_path: Path) -> None:
     """Layers of 2 x 8, 8 x 4 and 4 x 2 weights, and as many biases as outputs."""
-    results = train("tests.test_train:Frozen", config_of(tmp_path, epochs=1))
+    results = train_workload("tests.test_train:Frozen", config_of(tmp_path, epochs=1))
     assert results["parameters"] == 24 + 36 + 10
     assert results["trainable_parameters"] == 36 + 10
     assert results["gradient_bytes"] == 4 * (36 + 10)
@@ -768,7 +771,7 @@ def test_a_wait_for_data_is_the_devices(loading: float, wait: float, step: float
 
 def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(PenstockError, match=r"the loss is nan at step \d+; lower --learning-rate"):
-        train("spiral", config_of(tmp_path, learning_rate=1e30))
+        train_workload("spiral", config_of(tmp_path, learning_rate=1e30))
 
 
 class Full(Spiral):
@@ -801,7 +804,7 @@ def test_no_room_is_no_defect(
     error, and where the ranks are torchrun's, from that sentence."""
     monkeypatch.setenv("FULL", full)
     with pytest.raises(PenstockError) as caught:
-        train("tests.test_train:Full", config_of(tmp_path / "a", num_workers=0))
+        train_workload("tests.test_train:Full", config_of(tmp_path / "a", num_workers=0))
     text = str(caught.value)
     assert told in text
     assert "less is needed with --batch-size below 8 (and --grad-accum-steps" in text
@@ -813,13 +816,13 @@ def test_no_room_is_no_defect(
 
 
 def test_runs_are_not_mixed(tmp_path: Path) -> None:
-    train("spiral", config_of(tmp_path, epochs=1))
+    train_workload("spiral", config_of(tmp_path, epochs=1))
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"--output-dir .*/file/run: .*/file is not a folder"):
-        train("spiral", config_of(tmp_path / "file" / "run"))
+        train_workload("spiral", config_of(tmp_path / "file" / "run"))
     with pytest.raises(UsageError, match="holds a run; use --resume or --overwrite"):
-        train("spiral", config_of(tmp_path, epochs=1))
-    train("spiral", config_of(tmp_path, epochs=1, overwrite=True))
+        train_workload("spiral", config_of(tmp_path, epochs=1))
+    train_workload("spiral", config_of(tmp_path, epochs=1, overwrite=True))
     for changes, told in (
         ({"hidden_dims": (9, 4)}, r"hidden_dims \[8, 4\], and this has \[9, 4\]"),
         ({"seed": 43}, "seed 42, and this has 43"),
@@ -828,18 +831,18 @@ def test_runs_are_not_mixed(tmp_path: Path) -> None:
         ({"amp": True}, "amp False, and this has True"),
     ):
         with pytest.raises(UsageError, match=told):
-            train("spiral", config_of(tmp_path, resume=True, **changes))
+            train_workload("spiral", config_of(tmp_path, resume=True, **changes))
     last = tmp_path / "checkpoints" / "last.pt"
     last.write_bytes(last.read_bytes()[:-100])
     with pytest.raises(UsageError, match=r"last.pt is no file of tensors"):
-        train("spiral", config_of(tmp_path, resume=True))
+        train_workload("spiral", config_of(tmp_path, resume=True))
 
 
 def test_what_nobody_says_is_a_run_is_not_removed(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "theirs.txt").write_text("years of work")
     with pytest.raises(UsageError, match=r"holds checkpoints and no args\.json"):
-        train("spiral", config_of(tmp_path, overwrite=True))
+        train_workload("spiral", config_of(tmp_path, overwrite=True))
     assert (tmp_path / "checkpoints" / "theirs.txt").exists()
 
 
@@ -885,4 +888,4 @@ def test_the_command_trains_and_tells(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_a_users_own_workload_is_found_by_name() -> None:
-    assert find("penstock.workloads.spiral:Spiral") is Spiral
+    assert find("penstock.training.workloads.spiral:Spiral") is Spiral

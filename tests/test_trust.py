@@ -22,8 +22,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import penstock
-from penstock import exported, model, pt2
-from penstock.errors import UsageError
+from penstock.base.errors import UsageError
+from penstock.models import exported, pt2
+from penstock.models import load as model
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of files and of its compiler
 
@@ -170,11 +171,11 @@ def test_a_program_as_torch_wrote_it_up_to_2_7(plain: Path, tmp_path: Path) -> N
             file.writestr("serialized_example_inputs.pt", artifact.example_inputs)
 
     write(artifact.state_dict)
-    assert same(model.load(str(path)).module(X), exported.load(plain)(X))
+    assert same(model.load_model(str(path)).module(X), exported.load(plain)(X))
     marker = tmp_path / "ran"
     write(pickled(marker))
     with pytest.raises(UsageError):
-        model.load(str(path))
+        model.load_model(str(path))
     assert not marker.exists()
 
 
@@ -337,14 +338,14 @@ def test_an_attack_runs_in_torch_and_not_here(name: str, plain: Path, tmp_path: 
     marker = tmp_path / "ran"
     path = rewritten(plain, tmp_path / "evil.pt2", lambda e, p: ATTACKS[name](e, p, marker))
     try:
-        found = model.load(path)
+        found = model.load_model(path)
         assert name.startswith("sample inputs"), "what is never read need not be refused"
         assert same(found.module(X), exported.load(plain)(X))
     except UsageError as error:
         assert "--trust-model" in str(error)
     assert not marker.exists()
     with contextlib.suppress(Exception):
-        model.load(path, trust=True).module(X)
+        model.load_model(path, trust=True).module(X)
     assert marker.exists(), "the attack is none"
 
 
@@ -353,7 +354,7 @@ def test_what_cannot_be_checked_is_refused(name: str, plain: Path, tmp_path: Pat
     marker = tmp_path / "ran"
     path = rewritten(plain, tmp_path / "evil.pt2", lambda e, p: REFUSED[name](e, p, marker))
     with pytest.raises(UsageError, match="only read with --trust-model"):
-        model.load(path)
+        model.load_model(path)
     assert not marker.exists()
 
 
@@ -374,7 +375,7 @@ def test_tricks_of_archives_are_refused(plain: Path, tmp_path: Path) -> None:
             for entry, content, how in more:
                 file.writestr(entry, content, how)
         with pytest.raises(UsageError, match=said):
-            model.load(str(path))
+            model.load_model(str(path))
 
 
 def test_a_tensor_is_no_larger_than_its_bytes(plain: Path, tmp_path: Path) -> None:
@@ -388,7 +389,7 @@ def test_a_tensor_is_no_larger_than_its_bytes(plain: Path, tmp_path: Path) -> No
         change = functools.partial(grow, size=size, stride=stride)
         path = rewritten(plain, tmp_path / "evil.pt2", change)
         with pytest.raises(UsageError, match="neither a torch"):
-            model.load(path)
+            model.load_model(path)
 
 
 # --- sizes ---------------------------------------------------------------------------------------
@@ -465,7 +466,7 @@ def script(path: Path, frozen: bool = False) -> str:
 @pytest.mark.parametrize("frozen", [False, True])
 def test_ordinary_torchscript_is_read(frozen: bool, tmp_path: Path) -> None:
     path = script(tmp_path / "net.ts", frozen)
-    assert same(model.load(path).module(X), torch.jit.load(path)(X))
+    assert same(model.load_model(path).module(X), torch.jit.load(path)(X))
 
 
 @pytest.mark.parametrize("way", ["torch.save", "t = torch", "ops.aten.from_file", "x.save"])
@@ -486,10 +487,10 @@ def test_torchscript_that_writes_a_file_is_refused(way: str, tmp_path: Path) -> 
                 content = content.replace("    heads = ", f"    {write}\n    heads = ")
             new.writestr(entry, content.encode("latin1"))
     with pytest.raises(UsageError, match="only read with --trust-model"):
-        model.load(str(path))
+        model.load_model(str(path))
     assert not marker.exists()
     with contextlib.suppress(Exception):
-        model.load(str(path), trust=True).module(X)
+        model.load_model(str(path), trust=True).module(X)
     if way == "torch.save":  # of the others the language makes nothing, in this version
         assert marker.exists(), "the attack is none"
 
@@ -504,14 +505,16 @@ def test_torchscript_of_a_librarys_class_is_refused(tmp_path: Path) -> None:
                 content = b"\x80\x02c__torch__.torch.classes.evil\nThing\n)\x81."
             new.writestr(entry, content)
     with pytest.raises(UsageError, match="an object of __torch__"):
-        model.load(str(path))
+        model.load_model(str(path))
 
 
 # --- the switch ----------------------------------------------------------------------------------
 
 
 def test_the_switch_is_wherever_a_model_file_is_read(plain: Path, tmp_path: Path) -> None:
-    from penstock.config import BenchModelConfig, BenchQueueConfig, InferConfig, TrainConfig
+    from penstock.base.config.bench import BenchModelConfig, BenchQueueConfig
+    from penstock.base.config.infer import InferConfig
+    from penstock.base.config.train import TrainConfig
 
     for knobs in (InferConfig, BenchModelConfig, BenchQueueConfig, TrainConfig):
         assert knobs.model_fields["trust_model"].default is False

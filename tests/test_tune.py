@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from penstock.config import TRAIN_DEFAULTS, InferConfig, TrainConfig, build, read_yaml
-from penstock.errors import UsageError
-from penstock.record import Record, Warmup
-from penstock.tune import Choice, Recommendation, recommend, write_yaml
+from penstock.base.config.infer import InferConfig
+from penstock.base.config.knobs import build, read_yaml
+from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
+from penstock.base.errors import UsageError
+from penstock.instruments.record import Record, Warmup
+from penstock.reports.tune.model import Choice, Recommendation, recommend, write_model_yaml
 
 from .test_report import launch, sweep
 
@@ -203,7 +205,7 @@ def test_failures_and_the_cliff_are_left_out() -> None:
 def test_infer_accepts_the_yaml(tmp_path: Path) -> None:
     case = {"device": "cuda:0", "amp": True, "compile": True, "halo": 16, "channels": 4}
     found = recommend(sized({(256, 2): 20.0, (384, 1): 60.0}, case=case))
-    (path,) = write_yaml(found, tmp_path / "new" / "bench.yaml")
+    (path,) = write_model_yaml(found, tmp_path / "new" / "bench.yaml")
     assert path == tmp_path / "new" / "bench.yaml"
     config = build(InferConfig, read_yaml(path), {"in_spec": "in.zarr", "out_spec": "out.zarr"})
     assert (config.patch, config.overlap, config.batch) == ((256, 256), (32,), 2)
@@ -213,7 +215,7 @@ def test_infer_accepts_the_yaml(tmp_path: Path) -> None:
 
 def test_the_latency_choice_stands_below_as_comments(tmp_path: Path) -> None:
     found = recommend(sized(TIMES))
-    (path,) = write_yaml(found, tmp_path / "bench.yaml")
+    (path,) = write_model_yaml(found, tmp_path / "bench.yaml")
     assert read_yaml(path) == by_goal(found, "throughput").settings
     settings, comment = path.read_text().split("\n\n")
     assert all(line.startswith("# ") for line in comment.splitlines())
@@ -238,7 +240,7 @@ def test_amp_in_the_words_of_infer(case: dict[str, Any], amp: str) -> None:
 def test_tf32_as_it_was_measured(mode: str, tf32: bool | None, tmp_path: Path) -> None:
     """A ledger from before there was the knob says nothing of it."""
     case = {"mode": mode, "device": "cuda:0"} | ({} if tf32 is None else {"tf32": tf32})
-    (path,) = write_yaml(recommend(sweep(TIMES, case=case)), tmp_path / "bench.yaml")
+    (path,) = write_model_yaml(recommend(sweep(TIMES, case=case)), tmp_path / "bench.yaml")
     settings = read_yaml(path)
     assert settings.get("tf32") == tf32 and ("tf32" in settings) == (tf32 is not None)
     if mode == "train":
@@ -259,7 +261,7 @@ def test_infer_has_no_other_dtype() -> None:
 
 def test_settings_for_training(tmp_path: Path) -> None:
     case = {"mode": "train", "checkpointing": True, "compile": True}
-    (path,) = write_yaml(recommend(sized(TIMES, case=case)), tmp_path / "bench.yaml")
+    (path,) = write_model_yaml(recommend(sized(TIMES, case=case)), tmp_path / "bench.yaml")
     assert read_yaml(path) == {
         "model": "prithvi-refiner-tiny", "tile_size": 384, "batch_size": 4, "grad_accum_steps": 1,
         "device": "cpu", "dtype": "float32", "amp": False, "compile": True,
@@ -270,7 +272,7 @@ def test_settings_for_training(tmp_path: Path) -> None:
 def test_a_file_for_each_model(tmp_path: Path) -> None:
     records = sized(TIMES) + sized({(512, 1): 90.0}, case={"model": "my.package:net"})
     found = recommend([*records, launch(64, case={"model": "bad"}, status="crash")])
-    paths = write_yaml(found, tmp_path / "bench.yaml")
+    paths = write_model_yaml(found, tmp_path / "bench.yaml")
     assert [path.name for path in paths] == [
         "bench_prithvi-refiner-tiny.yaml",
         "bench_my.package_net.yaml",
@@ -282,8 +284,8 @@ def test_a_file_for_each_model(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"--recommend .*bench\.yaml cannot be written"):
-        write_yaml(recommend(sized(TIMES)), tmp_path / "file" / "bench.yaml")
-    assert write_yaml(Recommendation(()), tmp_path / "none.yaml") == []
+        write_model_yaml(recommend(sized(TIMES)), tmp_path / "file" / "bench.yaml")
+    assert write_model_yaml(Recommendation(()), tmp_path / "none.yaml") == []
 
 
 def test_a_winner_of_one_launch_or_an_unsteady_one_is_doubted_in_its_file(tmp_path: Path) -> None:
@@ -299,5 +301,5 @@ def test_a_winner_of_one_launch_or_an_unsteady_one_is_doubted_in_its_file(tmp_pa
 
 
 def doubted(records: list[Record], folder: Path) -> str:
-    (path,) = write_yaml(recommend(records), folder / "winner.yaml")
+    (path,) = write_model_yaml(recommend(records), folder / "winner.yaml")
     return " ".join(line.removeprefix("# ") for line in path.read_text().splitlines())

@@ -12,33 +12,28 @@ import numpy as np
 import pytest
 import yaml
 
+from penstock.base.config.bench import BenchQueueConfig, TuneLoaderConfig
+from penstock.base.config.data import LoaderConfig
+from penstock.base.config.knobs import add_flags, build, from_flags
+from penstock.base.config.train import TrainConfig
+from penstock.base.errors import UsageError
+from penstock.bench.scenarios import WrongResult
+from penstock.bench.scenarios.queue import FromLoader
 from penstock.cli import main
 from penstock.cli.tune import fitting, threads_of
-from penstock.config import (
-    BenchQueueConfig,
-    LoaderConfig,
-    TrainConfig,
-    TuneLoaderConfig,
-    add_flags,
-    build,
-    from_flags,
-)
-from penstock.errors import UsageError
-from penstock.loader import Loader
-from penstock.loader_report import LoaderCell
-from penstock.loader_tune import (
+from penstock.instruments.record import Record, case_key
+from penstock.loading.loader import Loader
+from penstock.reports.loader.cell import LoaderCell
+from penstock.reports.tune.batch import Batches, flags_of, nearest_of, recommend_batch, step_of
+from penstock.reports.tune.loader import (
     Goal,
     Reading,
-    fastest,
-    readings,
+    fastest_rungs,
+    readings_of,
     recommend_loader,
-    slower_than_whole,
-    write_yaml,
+    rungs_slower_than_whole,
+    write_loader_yaml,
 )
-from penstock.record import Record, case_key
-from penstock.scenarios import WrongResult
-from penstock.scenarios.queue import FromLoader
-from penstock.tune import Batches, flags_of, nearest_of, recommend_batch, step_of
 
 GOAL = Goal(step_s=0.2, batch=16, utilisation=0.9)
 """A batch must come every 222 ms."""
@@ -157,7 +152,7 @@ def test_a_part_that_took_longer_than_the_whole_is_noise_and_no_ceiling() -> Non
     rungs["L2"] = rung("L2", 0.7)
     told = recommend_loader([steady(4, 0.8)], GOAL, (1, 2), 2**20, rungs).sentences[1]
     assert told.startswith("The ceiling is decode: files and decode alone take 70")
-    assert slower_than_whole(rungs, steady(4, 0.8)) == ["L3"]
+    assert rungs_slower_than_whole(rungs, steady(4, 0.8)) == ["L3"]
 
 
 def test_one_launch_names_no_ceiling() -> None:
@@ -224,7 +219,7 @@ def test_files_in_the_page_cache_are_not_held_up_by_storage(resident: float, sai
 
 
 def test_a_ceiling_is_taken_with_the_threads_that_are_best_for_it() -> None:
-    found = fastest(
+    found = fastest_rungs(
         [rung("L1", 0.4, threads=1), rung("L1", 0.1, threads=2), rung("L2", 0.2, threads=1),
          rung("L2", 0.3, threads=2), rung("L3", 0.1, launches=0)]
     )  # fmt: skip
@@ -254,20 +249,20 @@ def test_readings_leave_out_what_was_read_beforehand() -> None:
         facts={"compute_s": 0.0, "left": [1, 0, 0, 0, 0, 0]},
     )  # fmt: skip
     other = record.model_copy(update={"case": {**case, "compute": "sleep"}})
-    (reading,) = readings([record, other])
+    (reading,) = readings_of([record, other])
     assert reading.workers == 2
     assert reading.launches[0].tolist() == [1.0, 1.0, 1.0]
 
 
 def test_the_file_is_one_that_a_loader_takes(tmp_path: Path) -> None:
     advice = recommend_loader([steady(2, 0.1)], GOAL, (1, 2), 2**20)
-    write_yaml(advice, tmp_path / "deep" / "loader.yaml")
+    write_loader_yaml(advice, tmp_path / "deep" / "loader.yaml")
     text = (tmp_path / "deep" / "loader.yaml").read_text()
     assert text.startswith("# 2 workers and a queue of 1 keep steps of 200 ms fed")
     settings = yaml.safe_load(text)
     assert build(LoaderConfig, settings).workers == 2
     with pytest.raises(UsageError, match="it is a folder"):
-        write_yaml(advice, tmp_path)
+        write_loader_yaml(advice, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -452,7 +447,9 @@ def test_half_of_what_a_control_group_leaves_is_for_the_loader(
 ) -> None:
     (tmp_path / "memory.max").write_text(f"{2 * needed(data, 8, 2) + 1000}\n")
     (tmp_path / "memory.current").write_text("1000\n")
-    monkeypatch.setattr("penstock.environment.cgroup_folders", lambda controller: [tmp_path])
+    monkeypatch.setattr(
+        "penstock.instruments.environment.cgroup_folders", lambda controller: [tmp_path]
+    )
     (fit,) = fitting(data, config(batch_size=8), 1)
     assert (fit.batch, list(fit.memory)) == (8, [1, 2])
 

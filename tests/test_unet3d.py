@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import penstock.models
+from penstock.data.volumes import clean_volume, noisy, psnr
 from penstock.models.unet3d import denoise_net, denoise_tiny
-from penstock.synthetic import clean_volume, noisy, psnr
 
 WEIGHTS = Path(penstock.models.__file__).parent / "denoise_tiny.safetensors"
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock import vision
+from penstock.models import torchvision_ops as vision
 
 
 def greedy(boxes: torch.Tensor, scores: torch.Tensor, threshold: float) -> list[int]:
@@ -196,6 +196,6 @@ def test_what_is_not_compiled_is_said() -> None:
 
 
 def test_without_torchvision_the_line_that_mends_it() -> None:
-    code = "import sys; sys.modules['torchvision'] = None; import penstock.vision"
+    code = "import sys; sys.modules['torchvision'] = None; import penstock.models.torchvision_ops"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "run: pip install 'penstock-dl[train]'" in done.stderr

@@ -15,10 +15,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import penstock
-from penstock import model
-from penstock.checkpoint import read
-from penstock.errors import UsageError
-from penstock.weights import load_weights, named_as, read_state
+from penstock.base.errors import UsageError
+from penstock.models import devices, footprint
+from penstock.models import load as model
+from penstock.models.weights import load_weights, named_as, read_state
+from penstock.training.checkpoint import read
 
 from .test_trust import Scripted, plain  # noqa: F401
 
@@ -143,13 +144,13 @@ def test_planning_leaves_the_weights_alone() -> None:
         held = dict(net.named_parameters(remove_duplicate=False))
         before = {name: tensor.detach().clone() for name, tensor in held.items()}
         for _ in range(2):
-            found = model.footprint(model.load(net), (2, 1, 8, 8, 8))
+            found = footprint.measure_footprint(model.load_model(net), (2, 1, 8, 8, 8))
         assert found.peak_bytes is not None
         after = dict(net.named_parameters(remove_duplicate=False))
         assert all(after[name] is held[name] for name in held)
         assert all(torch.equal(after[name], before[name]) for name in held)
         x = torch.rand(2, 1, 8, 8, 8)
-        there = model.placed(net, torch.device("cpu"), True)
+        there = devices.placed(net, torch.device("cpu"), True)
         torch.testing.assert_close(there(x), net(x))
 
 
@@ -193,7 +194,7 @@ def load_damaged(path: Path) -> None:
         elif path.suffix in (".pth", ".safetensors"):
             read_state(path)
         else:
-            model.load(str(path))
+            model.load_model(str(path))
     except UsageError as error:
         assert len(str(error).splitlines()) == 1
 

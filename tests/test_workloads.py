@@ -19,14 +19,16 @@ from hypothesis import strategies as st
 
 pytest.importorskip("lightning_fabric")
 
+from penstock.base.config.knobs import build
+from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
+from penstock.base.errors import Incomplete, UsageError
+from penstock.base.threads import usable_cores
 from penstock.cli import main
-from penstock.config import TRAIN_DEFAULTS, TrainConfig, build
-from penstock.dataset import Layout, write
-from penstock.errors import Incomplete, UsageError
-from penstock.flow import usable_cores
+from penstock.data.packed.format import ArrayLayout
+from penstock.data.packed.write import write_dataset
 from penstock.models.emulator import Messages, emulator, graph_of, grid_points, icosphere, nearest
-from penstock.train import train
-from penstock.workloads.emulator import Emulator, last_seen
+from penstock.training.loop import train_workload
+from penstock.training.workloads.emulator import Emulator, last_seen
 
 from .test_train import torchrun
 
@@ -120,10 +122,10 @@ def packed(root: Path, samples: int, first: int = 0) -> Path:
     axes = ("lat", "lon", "channels")
     names = {"inputs": ("a_t-1", "a_t+0", "v_500_t+0"), "targets": ("a_t+1", "v_500_t+1")}
     layouts = {
-        name: Layout(axes, (ROWS, COLUMNS, len(n)), (ROWS, COLUMNS, len(n)), n)
+        name: ArrayLayout(axes, (ROWS, COLUMNS, len(n)), (ROWS, COLUMNS, len(n)), n)
         for name, n in names.items()
     }
-    write(
+    write_dataset(
         root, layouts, range(samples), make,
         codec="none", zarr_format=2, shards=None, workers=1, overwrite=False, facts={},
     )  # fmt: skip
@@ -160,7 +162,7 @@ def test_an_epoch_in_pieces_is_the_same_epoch(
 ) -> None:
     """Even where the run is stopped inside a piece."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    train("emulator", settings_of(roots, whole))
+    train_workload("emulator", settings_of(roots, whole))
 
     def stop(now: Any) -> None:
         if now.step == 9 and not now.validated:
@@ -170,8 +172,10 @@ def test_an_epoch_in_pieces_is_the_same_epoch(
             os.kill(os.getpid(), signal.SIGUSR1)
 
     with pytest.raises(Incomplete, match="stopped by SIGUSR1 after step 10 of 14"):
-        train("emulator", settings_of(roots, parts, chunks_per_epoch=pieces), progress=stop)
-    train("emulator", settings_of(roots, parts, chunks_per_epoch=pieces, resume=True))
+        train_workload(
+            "emulator", settings_of(roots, parts, chunks_per_epoch=pieces), progress=stop
+        )
+    train_workload("emulator", settings_of(roots, parts, chunks_per_epoch=pieces, resume=True))
     one, other = weights(whole), weights(parts)
     assert all(torch.equal(one[name], other[name]) for name in one)
 
@@ -210,7 +214,7 @@ def test_an_emulator_on_two_ranks_equals_one_with_the_big_batch(tmp_path: Path) 
     data = {"train_data_root": packed(tmp_path / "train", 12)}
     data["val_data_root"] = packed(tmp_path / "val", 5, first=40)
     about = {"device": "cpu", "output_dir": tmp_path / "one", "batch_size": 4}
-    train("emulator", build(TrainConfig, TRAIN_DEFAULTS["emulator"], small, data, about))
+    train_workload("emulator", build(TrainConfig, TRAIN_DEFAULTS["emulator"], small, data, about))
     words = [f"--{k.replace('_', '-')}={v}" for k, v in {**small, **data, "batch_size": 2}.items()]
     done = torchrun(tmp_path / "two", "emulator", *words)
     assert done.returncode == 0, done.stderr
@@ -242,7 +246,7 @@ def test_the_emulator_beats_persistence_on_a_transition_that_it_never_saw(tmp_pa
         epochs=60, batch_size=1, grid_step=8, latent_size=32, mesh_level=2, message_steps=2,
         learning_rate=4e-3,
     )  # fmt: skip
-    results = train("emulator", config)
+    results = train_workload("emulator", config)
     assert results["final"]["val_relative_rmse"] < 0.9
 
 
@@ -258,7 +262,7 @@ def test_bad_input_of_the_emulator(
     changes: dict[str, Any], message: str, roots: dict[str, Path], tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        train("emulator", settings_of(roots, tmp_path, **changes))
+        train_workload("emulator", settings_of(roots, tmp_path, **changes))
 
 
 def test_what_persists_is_the_latest_that_was_seen() -> None:
@@ -277,9 +281,13 @@ def test_what_persists_is_the_latest_that_was_seen() -> None:
 if not (find_spec("torchvision") and find_spec("rasterio")):  # importing it may fail: see vision
     pytest.skip("torchvision or rasterio is not installed", allow_module_level=True)
 
-from penstock import vision  # noqa: E402
-from penstock.models.detector import detector  # noqa: E402
-from penstock.workloads.detector import Detector, chosen, turn  # noqa: E402
+from penstock.models import torchvision_ops as vision  # noqa: E402
+from penstock.models.detector import make_detector  # noqa: E402
+from penstock.training.workloads.detector import (  # noqa: E402
+    Detector,
+    chosen,
+    turn,
+)
 
 
 @given(seed=st.integers(0, 50), side=st.integers(4, 9))
@@ -339,7 +347,7 @@ def test_validating_on_what_is_trained_on_is_told(
 ) -> None:
     def said(workload: str, config: TrainConfig) -> str:
         sentences: list[str] = []
-        train(workload, config, say=sentences.append)
+        train_workload(workload, config, say=sentences.append)
         return " ".join(sentences)
 
     shutil.copytree(chips["train_chips_path"], tmp_path / "copy")
@@ -353,7 +361,7 @@ def test_validating_on_what_is_trained_on_is_told(
 
 
 def test_the_detector_takes_steps_and_is_scored(chips: dict[str, Path], tmp_path: Path) -> None:
-    results = train("detector", detector_config(chips, tmp_path))
+    results = train_workload("detector", detector_config(chips, tmp_path))
     assert results["steps"] == 2
     final = results["final"]
     assert {"val_loc_fscore", "val_aggregate", "val_AP", "val_AP50", "val_best_threshold"} <= {
@@ -376,10 +384,10 @@ def test_a_detector_that_was_stopped_ends_in_the_weights_of_a_whole_run(
     def config(name: str, **changes: Any) -> TrainConfig:
         return detector_config(chips, tmp_path / name, epochs=2, max_steps=4, **changes)
 
-    train("detector", config("whole"))
+    train_workload("detector", config("whole"))
     with pytest.raises(Incomplete):
-        train("detector", config("parts"), progress=stop)
-    resumed = train("detector", config("parts", resume=True))
+        train_workload("detector", config("parts"), progress=stop)
+    resumed = train_workload("detector", config("parts", resume=True))
     assert resumed["resumed_at_steps"]
     whole, parts = (
         torch.load(tmp_path / name / "checkpoints" / "last.pt", weights_only=True)["model"]
@@ -494,9 +502,9 @@ def test_scenes_that_chips_were_not_cut_from_are_refused(
 
 def test_weights_of_another_detector_are_refused(chips: dict[str, Path], tmp_path: Path) -> None:
     weights = tmp_path / "w.pth"
-    torch.save(detector(5, width=16).state_dict(), weights)
+    torch.save(make_detector(5, width=16).state_dict(), weights)
     with pytest.raises(UsageError, match=r"w\.pth belongs to another model than detector"):
-        train("detector", detector_config(chips, tmp_path, weights=weights))
+        train_workload("detector", detector_config(chips, tmp_path, weights=weights))
 
 
 @pytest.mark.slow
@@ -505,7 +513,7 @@ def test_what_it_was_measured_with_is_recorded_and_said_once(
 ) -> None:
     said: list[str] = []
     config = detector_config(chips, tmp_path, max_steps=1, num_workers=usable_cores() + 1)
-    results = train("detector", config, say=said.append)
+    results = train_workload("detector", config, say=said.append)
     assert results["facts"]["compiled_operators"] == vision.COMPILED
     assert results["facts"]["channels"] == ["vh", "vv"]
     assert [sentence for sentence in said if "torchvision" in sentence] == [vision.NOTE] * (

@@ -112,14 +112,14 @@ class Babble(Animal):
 
 class WrongShape(Animal):
     def step(self, phase: Any) -> Mapping[str, float]:
-        from penstock.scenarios import WrongResult
+        from penstock.bench.scenarios import WrongResult
 
         raise WrongResult("the output has shape (1, 64, 64), not (1, 256, 256)")
 
 
 class Unsupported(Animal):
     def __init__(self, case: Mapping[str, Any]) -> None:
-        from penstock.errors import UsageError
+        from penstock.base.errors import UsageError
 
         raise UsageError("--dtype float16 is not supported on cpu")
 
@@ -219,10 +219,10 @@ if __name__ == "__main__":
     if sys.argv[1] == "--raw":
         globals()[sys.argv[2]](int(sys.argv[-1]))
     else:
-        loop = ModuleType("penstock.measure")
-        loop.measure = _measure  # type: ignore[attr-defined]
+        loop = ModuleType("penstock.bench.measure")
+        loop.measure_scenario = _measure  # type: ignore[attr-defined]
         loop.Rules = SimpleNamespace(model_validate=dict)  # type: ignore[attr-defined]
-        sys.modules["penstock.measure"] = loop
-        from penstock.worker import main
+        sys.modules["penstock.bench.measure"] = loop
+        from penstock.bench.launch.worker import main
 
         sys.exit(main(*sys.argv[1:]))

@@ -21,38 +21,38 @@ if getattr(sys, "argv", [])[:1] == ["-m"] and not getattr(sys.flags, "safe_path"
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .box import Box as Box
-    from .errors import Incomplete as Incomplete
-    from .errors import PenstockError as PenstockError
-    from .errors import Refused as Refused
-    from .errors import StageError as StageError
-    from .errors import UsageError as UsageError
-    from .infer import Progress as Progress
-    from .infer import Summary as Summary
-    from .infer import plan_inference as plan_inference
-    from .infer import run_inference as run_inference
-    from .loader import Loader as Loader
-    from .plan import Plan as Plan
-    from .store import open_sink as open_sink
-    from .store import open_source as open_source
-    from .train import run_training as run_training
+    from .base import Incomplete as Incomplete
+    from .base import PenstockError as PenstockError
+    from .base import Refused as Refused
+    from .base import StageError as StageError
+    from .base import UsageError as UsageError
+    from .data import Box as Box
+    from .data import open_sink as open_sink
+    from .data import open_source as open_source
+    from .inference import Plan as Plan
+    from .inference import Progress as Progress
+    from .inference import Summary as Summary
+    from .inference import plan_inference as plan_inference
+    from .inference import run_inference as run_inference
+    from .loading import Loader as Loader
+    from .training import run_training as run_training
 
 _HOMES = {
-    "Box": "box",
-    "Incomplete": "errors",
-    "PenstockError": "errors",
-    "Loader": "loader",
-    "Plan": "plan",
-    "Progress": "infer",
-    "Refused": "errors",
-    "StageError": "errors",
-    "Summary": "infer",
-    "UsageError": "errors",
-    "plan_inference": "infer",
-    "open_sink": "store",
-    "open_source": "store",
-    "run_inference": "infer",
-    "run_training": "train",
+    "Box": "data",
+    "Incomplete": "base",
+    "PenstockError": "base",
+    "Loader": "loading",
+    "Plan": "inference",
+    "Progress": "inference",
+    "Refused": "base",
+    "StageError": "base",
+    "Summary": "inference",
+    "UsageError": "base",
+    "plan_inference": "inference",
+    "open_sink": "data",
+    "open_source": "data",
+    "run_inference": "inference",
+    "run_training": "training",
 }
 __all__ = sorted(_HOMES)
 
@@ -66,9 +66,9 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(import_module(f"{__name__}.{home}"), name)
     except ModuleNotFoundError as error:
-        from .errors import absent
+        from .base import absent
 
-        raise absent(error, "train" if home == "train" else "infer") or error from None
+        raise absent(error, "train" if home == "training" else "infer") or error from None
 
 
 def __dir__() -> list[str]:

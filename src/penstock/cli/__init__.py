@@ -20,8 +20,7 @@ from types import FrameType
 from typing import Any, TextIO
 
 from .. import __version__
-from ..errors import PenstockError, absent, describe, speaking_flags, where_in_users_code
-from ..safe import Told
+from ..base import PenstockError, SafeStream, absent, describe, speaking_flags, where_in_users_code
 
 VERBS = {
     "infer": "run a model over a volume larger than memory",
@@ -83,7 +82,7 @@ def _told_safely() -> Iterator[None]:
         for name in ("stdout", "stderr"):
             if (stream := getattr(sys, name)) is not None:  # None where it was closed
                 redirect = getattr(contextlib, f"redirect_{name}")
-                stack.enter_context(redirect(Told(stream)))
+                stack.enter_context(redirect(SafeStream(stream)))
         yield
 
 
@@ -138,7 +137,7 @@ def _main(argv: Sequence[str] | None) -> int:
 def _trace(error: Exception) -> None:
     """The traceback, where it was asked for."""
     if os.environ.get(_TRACED):
-        from ..failure import traceback_of
+        from ..base import traceback_of
 
         print(traceback_of(error), end="", file=sys.stderr)
 

@@ -9,25 +9,27 @@ that measure and never by this one.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
-import statistics
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import ours
-from ..config import BenchModelConfig, add_flags, from_flags
-from ..errors import Refused, UsageError
-from ..record import Record, canonical
-from ..registry import check as check_model
-from ..units import format_bytes, format_seconds
+from ..base import (
+    BenchModelConfig,
+    Refused,
+    UsageError,
+    add_flags,
+    check_outputs,
+    format_bytes,
+    from_flags,
+)
+from ..instruments import Record, canonical
+from ..models import check_model_name as check_model
+from .progress import say, shown_progress, tried
 
 if TYPE_CHECKING:
-    from ..ledger import Ledger
-    from ..sweep import Step
+    from ..instruments import Ledger
 
 Case = dict[str, Any]
 Facts = dict[str, Any]
@@ -62,8 +64,8 @@ def run(args: argparse.Namespace) -> int:
     config = from_flags(BenchModelConfig, args, args.config)
     for model in config.model:
         check_model(model, "--model")
-    from .. import tune
-    from ..ledger import Ledger
+    from ..instruments import Ledger
+    from ..reports import settings_files
 
     if not config.output.name:
         raise UsageError(f"--output {config.output} cannot be written: it names no file")
@@ -77,14 +79,11 @@ def run(args: argparse.Namespace) -> int:
     if config.find_limit:
         # In a ledger of its own: a launch that only tries is no measurement.
         return _find_limit(config, cases, facts, Ledger(folder / "limits"))
-    settings = tune.settings_files(cases, _recommend_path(config))
-    ours.check(*(("--recommend", path) for path in settings), replace=config.replace)
+    settings = settings_files(cases, _recommend_path(config))
+    check_outputs(*(("--recommend", path) for path in settings), replace=config.replace)
     if config.resume:
         _same_work(ledger, cases, facts)
     return _sweep(config, cases, facts, ledger)
-
-
-# --- before anything is measured -------------------------------------------------------------
 
 
 def cases_of(config: BenchModelConfig) -> list[Case]:
@@ -128,19 +127,21 @@ def cases_of(config: BenchModelConfig) -> list[Case]:
 def _writable(config: BenchModelConfig, ledger: Ledger) -> None:
     """Raise `UsageError` for outputs that could not be written when all is measured."""
     check_csv(config.output, config.replace)
-    ours.check(("--recommend", _recommend_path(config)), replace=config.replace)
+    check_outputs(("--recommend", _recommend_path(config)), replace=config.replace)
     check_ledger(ledger)
 
 
 def check_csv(path: Path, replace: bool, needs: Iterable[str] = NEEDS) -> None:
     """Raise `UsageError` for a table that is no CSV of such a benchmark, to which rows are added:
     none of those that it has is lost, whoever wrote them."""
-    from .. import report
+    from ..reports import (
+        read_csv,
+    )
 
-    ours.check(("--output", path), replace=True)
+    check_outputs(("--output", path), replace=True)
     if path.is_file() and path.stat().st_size and not replace:
         try:
-            report.read_csv(path, needs)
+            read_csv(path, needs)
         except UsageError as error:
             raise UsageError(f"--output: {error}; --replace replaces it") from error
 
@@ -156,7 +157,7 @@ def make_way(path: Path, replace: bool, needs: Iterable[str] = NEEDS) -> None:
 
 def check_ledger(ledger: Ledger) -> None:
     """Raise `UsageError` for a ledger that cannot be added to, or that is something else."""
-    ours.check(("--ledger", ledger.path), replace=True)
+    check_outputs(("--ledger", ledger.path), replace=True)
     ledger.records()
 
 
@@ -171,7 +172,7 @@ def checked(cases: Sequence[Case], timeout_s: float) -> tuple[list[Case], list[F
     sentence of the first that does not make sense. What ends otherwise is left for the sweep, where
     it will be a row.
     """
-    from ..launch import check
+    from ..bench import ask_worker
 
     answers: dict[str, Record] = {}
     resolved, facts = [], []
@@ -180,7 +181,7 @@ def checked(cases: Sequence[Case], timeout_s: float) -> tuple[list[Case], list[F
             [case[n] for n in ("model", "tile", "channels", "dtype", "checkpointing")]
         )
         if point not in answers:
-            answers[point] = check("model", case, timeout_s)
+            answers[point] = ask_worker("model", case, timeout_s)
         answer = answers[point]
         filled = {name: answer.case[name] for name in ("device", "channels")} if answer.ok else {}
         resolved.append(case | filled)
@@ -207,10 +208,9 @@ def _holds_a_launch(budget: int, cases: Sequence[Case], facts: Sequence[Facts]) 
 def _same_work(ledger: Ledger, cases: Sequence[Case], facts: Sequence[Facts]) -> None:
     """Raise `UsageError` where the ledger's launches of these cases ran elsewhere or ran another
     model of the same name: what is missing would be measured on unlike ground."""
-    from ..environment import collect
-    from ..record import case_key
+    from ..instruments import case_key, collect_environment
 
-    here = collect()["machine_key"]
+    here = collect_environment()["machine_key"]
     structures = {
         case_key("model", case): own.get("structure")
         for case, own in zip(cases, facts, strict=True)
@@ -229,22 +229,24 @@ def _same_work(ledger: Ledger, cases: Sequence[Case], facts: Sequence[Facts]) ->
                 )
 
 
-# --- the sweep -------------------------------------------------------------------------------
-
-
 def _sweep(
     config: BenchModelConfig, cases: Sequence[Case], facts: Sequence[Facts], ledger: Ledger
 ) -> int:
-    from .. import report, tune
-    from ..launch import Request, launch
-    from ..limits import measured_roof
-    from ..sweep import launches_of, sweep
+    from ..bench import LaunchRequest, known_roof, launches_of, run_launch, run_sweep
+    from ..reports import (
+        append_model_csv,
+        in_text,
+        model_sections,
+        recommend,
+        roof_line,
+        write_model_yaml,
+    )
 
     counted = {canonical(case): own for case, own in zip(cases, facts, strict=True)}
 
-    def run(request: Request, **how: Any) -> Record:
+    def run(request: LaunchRequest, **how: Any) -> Record:
         """A launch, and what was counted of its case apart from it."""
-        record, own = launch(request, **how), counted[canonical(request.case)]
+        record, own = run_launch(request, **how), counted[canonical(request.case)]
         if not record.ok or own.get("flops") is None:
             return record
         told = {"flops_uncounted": own["flops_uncounted"]}
@@ -257,7 +259,7 @@ def _sweep(
         f"{launches} launch{'es' * (launches != 1)} of each"
     )
     with shown_progress(namer(cases)) as progress:
-        records = sweep(
+        records = run_sweep(
             "model",
             cases,
             launches,
@@ -271,13 +273,13 @@ def _sweep(
             progress=progress,
         )
     make_way(config.output, config.replace)
-    report.append_csv(records, config.output)
-    print("", *report.in_text(report.sections(records)), sep="\n")
-    if line := report.roof_line(records, measured_roof):
+    append_model_csv(records, config.output)
+    print("", *in_text(model_sections(records)), sep="\n")
+    if line := roof_line(records, known_roof):
         print("", line, sep="\n")
-    advice = tune.recommend(records, config.budget)
+    advice = recommend(records, config.budget)
     print("", *advice.lines, sep="\n")
-    settings = tune.write_yaml(advice, _recommend_path(config), config.replace)
+    settings = write_model_yaml(advice, _recommend_path(config), config.replace)
     written = [config.output, ledger.path, *settings]
     print("", *(f"Written: {path}" for path in written), sep="\n")
     return int(any(record.status == "crash" for record in records))
@@ -288,16 +290,12 @@ def _host_limit(case: Case, budget: int | None) -> int | None:
     return budget if case["device"] == "cpu" else None
 
 
-# --- the memory boundary ---------------------------------------------------------------------
-
-
 def _find_limit(
     config: BenchModelConfig, cases: Sequence[Case], facts: Sequence[Facts], ledger: Ledger
 ) -> int:
     """For each variant of the model, the largest batch of each tile."""
-    from .. import report
-    from ..boundary import limits_table
-    from ..limits import budget_note, model_limits
+    from ..bench import budget_note, limits_table, model_limits
+    from ..reports import append_limits
 
     variants: dict[str, list[tuple[Case, Facts]]] = {}
     for case, own in zip(cases, facts, strict=True):
@@ -309,7 +307,7 @@ def _find_limit(
 
         def tell(record: Record, launched: list[Record] = launched) -> None:
             launched.append(record)
-            _say(f"{name(record.case)}: {tried(record)}")
+            say(f"{name(record.case)}: {tried(record)}")
 
         print(f"{name(first | {'tile': 'any', 'batch': 'any'})}, on {first['device']}")
         limits = model_limits(
@@ -328,14 +326,11 @@ def _find_limit(
         sides = {
             (limit.tile, batch) for limit in limits for batch in (limit.batch, limit.failing_batch)
         }
-        report.append_limits(
+        append_limits(
             [r for r in launched if (r.case["tile"], r.case["batch"]) in sides], config.output
         )
     print(*(f"Written: {path}" for path in (config.output, ledger.path)), sep="\n")
     return 0
-
-
-# --- words -----------------------------------------------------------------------------------
 
 
 def namer(cases: Sequence[Case]) -> Callable[[Mapping[str, Any]], str]:
@@ -351,64 +346,3 @@ def namer(cases: Sequence[Case]) -> Callable[[Mapping[str, Any]], str]:
         return ", ".join(told)
 
     return name
-
-
-def tried(record: Record) -> str:
-    """How a launch ended."""
-    if record.ok or not record.error:
-        return record.status
-    return f"{record.status} ({record.error.message})"
-
-
-def outcome(record: Record) -> str:
-    """A launch in a few words."""
-    if not record.ok:
-        return tried(record)
-    step = format_seconds(statistics.median(record.samples_s["step"]))
-    unstable = ", never steady" if record.warmup.settled is False else ""
-    return f"{step} a step, {len(record.samples_s['step'])} samples ({record.stop}{unstable})"
-
-
-@contextlib.contextmanager
-def shown_progress(
-    name: Callable[[Mapping[str, Any]], str], said: Callable[[Record], str] = outcome
-) -> Iterator[Callable[[Step], None]]:
-    """A bar on a terminal, a line for each launch elsewhere; both on stderr.
-
-    ``name`` has words for a case and ``said`` for a launch that is over.
-    """
-
-    def line(step: Step) -> str:
-        end = f"skipped, {step.skipped}" if step.record is None else said(step.record)
-        return f"{name(step.case)}, launch {step.launch}: {end}"
-
-    def plain(step: Step) -> None:
-        if step.record is not None or step.skipped:
-            _say(f"{step.number} of {step.total}: {line(step)}")
-
-    if not sys.stderr.isatty():
-        yield plain
-        return
-    from rich import progress as bars
-    from rich.console import Console
-
-    columns = (
-        bars.TextColumn("{task.description}"),
-        bars.BarColumn(),
-        bars.MofNCompleteColumn(),
-        bars.TextColumn("launches"),
-        bars.TimeRemainingColumn(),
-    )
-    with bars.Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("measuring", total=None)
-
-        def update(step: Step) -> None:
-            bar.update(task, total=step.total, completed=step.number, description=name(step.case))
-            if (step.record is not None and not step.record.ok) or step.skipped:
-                bar.console.print(line(step), highlight=False, markup=False)
-
-        yield update
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -12,14 +12,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import BenchLoaderConfig, add_flags, from_flags
-from ..errors import PenstockError, UsageError
-from ..record import Record
-from ..units import format_seconds
-from .bench import check_csv, check_ledger, make_way, shown_progress
+from ..base import (
+    BenchLoaderConfig,
+    PenstockError,
+    UsageError,
+    add_flags,
+    format_seconds,
+    from_flags,
+)
+from ..instruments import Record
+from .bench import check_csv, check_ledger, make_way
+from .progress import shown_progress
 
 if TYPE_CHECKING:
-    from ..ledger import Ledger
+    from ..instruments import Ledger
 
 Case = dict[str, Any]
 RUNGS = ("L0", "L1", "L2", "L3", "L4", "L5")
@@ -38,20 +44,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = from_flags(BenchLoaderConfig, args, args.config)
-    from .. import loader_report, report
-    from ..ledger import Ledger
+    from ..instruments import Ledger
+    from ..reports import LOADER_NEEDS, append_loader_csv, in_text, loader_sections
 
     if not config.output.name:
         raise UsageError(f"--output {config.output} cannot be written: it names no file")
     folder = config.ledger or config.output.with_suffix(".ledger")
     ledger = Ledger(folder)
-    check_csv(config.output, config.replace, loader_report.NEEDS)
+    check_csv(config.output, config.replace, LOADER_NEEDS)
     check_ledger(ledger)
     cases = checked(cases_of(config, args.data), config)
     records = _sweep(config, cases, ledger)
-    make_way(config.output, config.replace, loader_report.NEEDS)
-    loader_report.append_csv(records, config.output)
-    print("", *report.in_text(loader_report.sections(records)), sep="\n")
+    make_way(config.output, config.replace, LOADER_NEEDS)
+    append_loader_csv(records, config.output)
+    print("", *in_text(loader_sections(records)), sep="\n")
     print("", *(f"Written: {path}" for path in (config.output, ledger.path)), sep="\n")
     # A step without its GPU and a rival that is not installed are rows, and no failures.
     return int(any(record.status not in ("ok", "unsupported") for record in records))
@@ -59,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 def cases_of(config: BenchLoaderConfig, data: str) -> list[Case]:
     """Loaders x batch sizes x threads, each once."""
-    from ..loaders import CONTENDERS
+    from ..loading import CONTENDERS
 
     for name in config.loaders:
         if name not in CONTENDERS:
@@ -100,12 +106,12 @@ def cases_of(config: BenchLoaderConfig, data: str) -> list[Case]:
 
 def checked(cases: Sequence[Case], config: BenchLoaderConfig) -> list[Case]:
     """The cases with the hash of their data set. A process is started for each batch size."""
-    from ..launch import check
+    from ..bench import ask_worker
 
     answers: dict[int, Record] = {}
     for case in cases:
         if case["batch"] not in answers:
-            answer = check("loader", case, config.timeout)
+            answer = ask_worker("loader", case, config.timeout)
             if answer.error is not None:
                 raise PenstockError(answer.error.message)
             answers[case["batch"]] = answer
@@ -137,7 +143,7 @@ def ladder_of(cases: Sequence[Case]) -> list[Case]:
 
 
 def _sweep(config: BenchLoaderConfig, cases: Sequence[Case], ledger: Ledger) -> list[Record]:
-    from ..sweep import launches_of, sweep
+    from ..bench import launches_of, run_sweep
 
     launches = launches_of(config.effort)
     records = []
@@ -151,7 +157,7 @@ def _sweep(config: BenchLoaderConfig, cases: Sequence[Case], ledger: Ledger) -> 
             f"{launches} launch{'es' * (launches != 1)} of each"
         )
         with shown_progress(named, outcome) as progress:
-            records += sweep(
+            records += run_sweep(
                 scenario,
                 own,
                 launches,
@@ -170,9 +176,6 @@ def rules(config: BenchLoaderConfig) -> dict[str, Any]:
     """Every wait is a sample, and for every loader there are equally many."""
     series = {"series": config.batches, "warmup_samples": config.warmup}
     return {"seconds": 0.0, "precision": 0.0, **series}
-
-
-# --- words -----------------------------------------------------------------------------------
 
 
 def named(case: Mapping[str, Any]) -> str:

@@ -13,11 +13,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..config import BenchQueueConfig, add_flags, from_flags
-from ..errors import PenstockError, UsageError
-from ..record import Record
-from ..registry import check as check_model
-from ..units import format_seconds
+from ..base import (
+    BenchQueueConfig,
+    PenstockError,
+    UsageError,
+    add_flags,
+    format_seconds,
+    from_flags,
+)
+from ..instruments import Record
+from ..models import check_model_name as check_model
 
 Case = dict[str, Any]
 
@@ -31,21 +36,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     config = from_flags(BenchQueueConfig, args, args.config)
     check_model(config.model, "--model")
-    from .. import ours, queue_report, report
-    from ..launch import check
-    from ..ledger import Ledger
-    from ..sweep import launches_of, sweep
-    from .bench import check_csv, check_ledger, make_way, shown_progress
+    from ..base import check_outputs
+    from ..bench import ask_worker, launches_of, run_sweep
+    from ..instruments import Ledger
+    from ..reports import QUEUE_NEEDS, append_queue_csv, in_text, queue_sections
+    from .bench import check_csv, check_ledger, make_way
+    from .progress import shown_progress
 
     cases = cases_of(args.data, config)
     if not config.output.name:
         raise UsageError(f"--output {config.output} cannot be written: it names no file")
     ledger = Ledger(config.ledger or config.output.with_suffix(".ledger"))
-    check_csv(config.output, config.replace, queue_report.NEEDS)
+    check_csv(config.output, config.replace, QUEUE_NEEDS)
     figure = config.output.with_suffix(".png")
-    ours.check(("the figure of --output", figure), replace=config.replace)
+    check_outputs(("the figure of --output", figure), replace=config.replace)
     check_ledger(ledger)
-    answer = check("queue", cases[0], config.timeout)
+    answer = ask_worker("queue", cases[0], config.timeout)
     if answer.error is not None:  # data that cannot be read in such batches
         raise PenstockError(answer.error.message)
     launches = launches_of(config.effort)
@@ -54,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         f"{config.iterations} iterations in each"
     )
     with shown_progress(name_of, outcome) as progress:
-        records = sweep(
+        records = run_sweep(
             "queue",
             cases,
             launches,
@@ -66,9 +72,9 @@ def run(args: argparse.Namespace) -> int:
             resume=config.resume,
             progress=progress,
         )
-    make_way(config.output, config.replace, queue_report.NEEDS)
-    queue_report.append_csv(records, config.output)
-    print("", *report.in_text(queue_report.sections(records)), sep="\n")
+    make_way(config.output, config.replace, QUEUE_NEEDS)
+    append_queue_csv(records, config.output)
+    print("", *in_text(queue_sections(records)), sep="\n")
     written = [config.output, ledger.path, *_figures(config.output, config.replace)]
     print("", *(f"Written: {path}" for path in written), sep="\n")
     return int(any(not record.ok and not _lacks_package(record) for record in records))
@@ -171,7 +177,7 @@ def name_of(case: Mapping[str, Any]) -> str:
 
 def outcome(record: Record) -> str:
     """A launch in a few words."""
-    from ..queueing import cleared
+    from ..reports import first_empty
 
     if not record.ok:
         return record.status + (f" ({record.error.message})" if record.error else "")
@@ -180,13 +186,13 @@ def outcome(record: Record) -> str:
         return f"{said} a batch"
     if not record.facts["left"]:
         return f"{said} an iteration"
-    at = cleared(record.facts["left"])
+    at = first_empty(record.facts["left"])
     end = "never cleared" if at is None else f"cleared at {at}"
     return f"{said} an iteration, queue {end}"
 
 
 def _figures(output: Path, replace: bool) -> list[Path]:
-    from ..queueplots import plot_queue
+    from ..reports import plot_queue
 
     try:
         return plot_queue(output, output.with_suffix(""), replace)

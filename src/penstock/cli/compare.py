@@ -12,14 +12,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..config import Replacing, add_flags, from_flags
-from ..errors import UsageError
-from ..keys import scrub
-from ..safe import terminal
-from ..stats import CONFIDENCE
+from ..base import Replacing, UsageError, add_flags, for_terminal, from_flags, scrub
+from ..instruments import CONFIDENCE
 
 if TYPE_CHECKING:
-    from ..compare import Comparison
+    from ..reports import Comparison
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,22 +69,23 @@ def run(args: argparse.Namespace) -> int:
     if a_knobs != b_knobs:
         raise UsageError(f"--set-a {a_knobs} and --set-b {b_knobs} must name the same knobs")
 
-    from .. import ledger, ours
-    from ..compare import compare, select
+    from ..base import check_outputs, writing_output
+    from ..instruments import read_ledger
+    from ..reports import compare_records, select_records
 
     replace = from_flags(Replacing, args).replace
     if args.json is not None and not args.json.parent.is_dir():
         raise UsageError(f"--json {args.json}: No such file or directory")
-    ours.check(("--json", args.json), replace=replace, inputs=(args.a, args.b))
+    check_outputs(("--json", args.json), replace=replace, inputs=(args.a, args.b))
 
     sides = []
     for path, (flag, wanted) in zip((args.a, args.b), settings.items(), strict=True):
-        records = select(ledger.read(path), wanted)
+        records = select_records(read_ledger(path), wanted)
         if not records:
             told = " ".join(f"{knob}={value}" for knob, value in wanted.items())
             raise UsageError(f"{path} holds no launch{f' with {flag} {told}' if told else ''}")
         sides.append(records)
-    comparison = compare(
+    comparison = compare_records(
         *sides,
         threshold=args.threshold,
         confidence=args.confidence,
@@ -97,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.json is not None:
         try:
-            with ours.writing(args.json, replace=replace) as draft:
+            with writing_output(args.json, replace=replace) as draft:
                 draft.write_text(json.dumps(comparison.as_dict(), indent=1) + "\n")
         except OSError as error:
             raise UsageError(f"--json {args.json}: {error.strerror}") from error
@@ -121,7 +119,7 @@ def _print(comparison: Comparison) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from ..units import format_seconds, significant
+    from ..base import format_seconds, significant
 
     table = Table("case", "A", "B", "B / A", "launches", "verdict", box=None, pad_edge=False)
     for row in comparison.rows:
@@ -133,7 +131,7 @@ def _print(comparison: Comparison) -> None:
                 ratio += f" [{significant(row.ratio.low, 4)} to {significant(row.ratio.high, 4)}]"
         launches = f"{row.a_launches} + {row.b_launches}"
         table.add_row(
-            escape(terminal(scrub(row.label))), *times, escape(ratio), launches, row.verdict
+            escape(for_terminal(scrub(row.label))), *times, escape(ratio), launches, row.verdict
         )
     console = Console()
     console.print(table)

@@ -7,10 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import ours
-from ..box import Box
-from ..config import InferConfig, Replacing, add_flags, build, from_flags
-from ..files import check_folder
+from ..base import (
+    InferConfig,
+    Replacing,
+    add_flags,
+    begin_output,
+    build,
+    check_folder,
+    check_outputs,
+    check_replaceable,
+    from_flags,
+)
+from ..data import Box
 from .infer import print_plan, shown_progress
 
 
@@ -29,11 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..infer import run_job
-    from ..job import Job
-    from ..plots import before_after
-    from ..store import open_source
-    from ..synthetic import clean_volume, noisy, psnr
+    from ..data import clean_volume, noisy, open_source, psnr
+    from ..inference import Job, run_job
+    from ..reports import plot_before_after
 
     shape = tuple(args.shape)
     clean = clean_volume(shape, args.seed)
@@ -69,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     gains = [psnr(clean, image) for image in (before, after)]
     gain = f"PSNR {gains[0]:.1f} dB before, {gains[1]:.1f} dB after: {gains[1] - gains[0]:+.1f} dB"
     plane = shape[0] // 2
-    picture = before_after(
+    picture = plot_before_after(
         {"before": before[plane], "after": after[plane]},
         args.out / "before_after.png",
         f"Plane {plane} of the demo volume. {gain}",
@@ -85,17 +91,17 @@ def _check_output(out: Path, stores: Sequence[Path], replace: bool) -> None:
     """Refuse a folder that holds files of the user's by the names of the demo's."""
     check_folder(out, "--out")
     names = ("metrics.json", "trace.json", "before_after.png")
-    ours.check(*(("--out", out / name) for name in names), replace=replace)
+    check_outputs(*(("--out", out / name) for name in names), replace=replace)
     for store in stores:
         if not replace:
-            ours.check_ours(store, "--out")
+            check_replaceable(store, "--out")
     out.mkdir(parents=True, exist_ok=True)
     for store in stores:
-        ours.begin(store)
+        begin_output(store)
 
 
 def _store(volume: Any, path: Path) -> None:
-    from ..store import open_sink, open_source
+    from ..data import open_sink, open_source
 
     domain = Box.of((0, 0), (1, 1)) + Box.of((0, 0, 0), volume.shape)
     sink = open_sink(

@@ -15,15 +15,18 @@ from typing import Any
 
 import psutil
 
-from .. import ours
-from ..config import Replacing, add_flags, from_flags
-from ..environment import BUSY, VARIABLES, collect
-from ..errors import UsageError
-from ..ledger import Ledger
-from ..limits import default_ledger, noise_floor, roofs
-from ..sweep import LAUNCHES, Step
-from ..telemetry import Nvml
-from ..units import format_bytes, significant
+from ..base import (
+    Replacing,
+    UsageError,
+    add_flags,
+    check_outputs,
+    format_bytes,
+    from_flags,
+    significant,
+    writing_output,
+)
+from ..bench import LAUNCHES, SweepStep, default_ledger, measure_roofs, noise_floor
+from ..instruments import BUSY, ENVIRONMENT_VARIABLES, Ledger, Nvml, collect_environment
 from .bench import check_ledger
 
 Block = Mapping[str, Any]
@@ -60,10 +63,10 @@ def run(args: argparse.Namespace) -> int:
     if args.json and not args.json.parent.is_dir():
         raise UsageError(f"--json {args.json}: {args.json.parent} is not a folder")
     replace = from_flags(Replacing, args).replace
-    ours.check(("--json", args.json), replace=replace)
+    check_outputs(("--json", args.json), replace=replace)
     if args.ledger is not None:
         check_ledger(Ledger(args.ledger))
-    block, now = collect(), readings()
+    block, now = collect_environment(), readings()
     device = pick_device(args.device, block)
     for section in (machine, libraries, limited, tenants):
         show(*section(block, now))
@@ -75,7 +78,9 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"--device {device} cannot be measured: {noise['note']}")
         show("Noise floor", noise_lines(noise, device))
         dtypes = ["float32", "bfloat16"] + ["float16"] * device.startswith("cuda")
-        tops = roofs(device, dtypes, args.folder, args.effort, ledger, progress=_progress("roofs"))
+        tops = measure_roofs(
+            device, dtypes, args.folder, args.effort, ledger, progress=_progress("roofs")
+        )
         show(f"Measured roofs of {device}", roof_lines(tops))
         print(f"The records are in {ledger.path}.\n")
         findings |= {"noise": noise, "roofs": tops, "ledger": str(ledger.path)}
@@ -83,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     show("Warnings", findings["warnings"] or ["none"])
     if args.json:
         try:
-            with ours.writing(args.json, replace=replace) as draft:
+            with writing_output(args.json, replace=replace) as draft:
                 draft.write_text(json.dumps(findings, indent=2, allow_nan=False) + "\n")
         except OSError as error:
             raise UsageError(f"--json {args.json} cannot be written: {error.strerror}") from error
@@ -108,10 +113,10 @@ def show(title: str, lines: Sequence[str]) -> None:
     print(title, *(f"  {line}" for line in lines), "", sep="\n", flush=True)
 
 
-def _progress(what: str) -> Callable[[Step], None]:
+def _progress(what: str) -> Callable[[SweepStep], None]:
     """A line that is written over, where somebody is looking."""
 
-    def say(step: Step) -> None:
+    def say(step: SweepStep) -> None:
         if sys.stderr.isatty():
             end = "\r" if step.record is None else "\r\x1b[K"
             # The stream itself, as the cursor is moved.
@@ -119,9 +124,6 @@ def _progress(what: str) -> Callable[[Step], None]:
             print(f"{what}: launch {step.number + 1} of {step.total}", end=end, file=stream)
 
     return say
-
-
-# --- sections --------------------------------------------------------------------------------
 
 
 def machine(block: Block, now: Block) -> tuple[str, list[str]]:
@@ -158,7 +160,11 @@ def libraries(block: Block, now: Block) -> tuple[str, list[str]]:
     lines = [", ".join(there)]
     if absent:
         lines.append(f"not installed: {', '.join(absent)}")
-    lines += [f"{name}={value}" for name, value in block["variables"].items() if name in VARIABLES]
+    lines += [
+        f"{name}={value}"
+        for name, value in block["variables"].items()
+        if name in ENVIRONMENT_VARIABLES
+    ]
     return "Libraries", lines
 
 
@@ -240,8 +246,6 @@ def _used(swap: Block) -> str:
     return f"{format_bytes(swap['used'])} of {format_bytes(swap['total'])} in use"
 
 
-# --- warnings --------------------------------------------------------------------------------
-
 THROTTLES = {
     # bits of NVML's clock event reasons
     0x04: "its power cap",
@@ -304,9 +308,6 @@ def _gpu_warnings(gpu: Block) -> Iterator[str]:
     limit, usual = gpu["power_limit_w"], gpu["power_default_w"]
     if limit and usual and limit < usual:
         yield f"{name} is capped at {limit:.0f} W of its usual {usual:.0f} W."
-
-
-# --- readings --------------------------------------------------------------------------------
 
 
 def readings() -> dict[str, Any]:

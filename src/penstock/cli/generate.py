@@ -16,14 +16,21 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import PRESET_SAMPLES, GenerateConfig, add_flags, as_settings, from_flags
-from ..errors import UsageError
-from ..files import check_local
-from ..flow import usable_cores
-from ..units import format_bytes, significant
+from ..base import (
+    PRESET_SAMPLES,
+    GenerateConfig,
+    UsageError,
+    add_flags,
+    as_settings,
+    check_local,
+    format_bytes,
+    from_flags,
+    significant,
+    usable_cores,
+)
 
 if TYPE_CHECKING:
-    from ..dataset import Packed
+    from ..data import Packed
 
 MOST_WORKERS = 8
 VOLUME, XVIEW3 = "volume", "xview3"
@@ -73,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _what(args: argparse.Namespace) -> tuple[str, Path]:
-    from ..fields import PRESETS
+    from ..data import PRESETS
 
     known = ", ".join((*PRESETS, VOLUME, XVIEW3))
     # Where one word is given, argparse takes it for the last of the two.
@@ -96,7 +103,7 @@ def _what(args: argparse.Namespace) -> tuple[str, Path]:
 
 
 def _pack(name: str, out: Path, config: GenerateConfig) -> Packed:
-    from ..fields import PRESETS, World
+    from ..data import PRESETS, World
 
     preset, samples = PRESETS[name], config.samples or PRESET_SAMPLES
     grid = (config.grid[0], config.grid[1])
@@ -113,7 +120,7 @@ def _pack(name: str, out: Path, config: GenerateConfig) -> Packed:
 
 
 def _pack_file(source: Path, out: Path, config: GenerateConfig) -> Packed:
-    from ..netcdf import open_netcdf
+    from ..data import open_netcdf
 
     stacked = open_netcdf(
         source,
@@ -146,12 +153,12 @@ def _write(
     facts: Mapping[str, Any],
     config: GenerateConfig,
 ) -> Packed:
-    from .. import dataset
+    from ..data import write_dataset
 
     if config.shards and len(config.shards) != 1:
         raise UsageError(f"--shards {config.shards}: give one number, the samples in a shard")
     with shown_progress(len(ids)) as progress:
-        return dataset.write(
+        return write_dataset(
             out,
             layouts,
             ids,
@@ -167,13 +174,12 @@ def _write(
 
 
 def _volume(out: Path, config: GenerateConfig) -> Packed:
-    from .. import dataset
-    from ..synthetic import Specimen
+    from ..data import Specimen, write_volume
 
     specimen = Specimen(config.seed)
     facts = {"preset": VOLUME, "seed": config.seed, "settings": as_settings(config)}
     with shown_progress(math.prod(config.shape), "voxels") as progress:
-        return dataset.write_volume(
+        return write_volume(
             out,
             config.shape,
             specimen.without_noise if config.clean else specimen.image,
@@ -191,7 +197,7 @@ def _workers(config: GenerateConfig) -> int:
 
 
 def _xview3(out: Path, config: GenerateConfig) -> int:
-    from ..scene_files import clear_data_set, write_data_set
+    from ..data import clear_data_set, write_data_set
 
     clear_data_set(out, config.overwrite)
     validation = config.validation or max(1, config.scenes // 4)

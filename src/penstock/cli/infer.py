@@ -11,13 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..config import InferConfig, add_flags, from_flags
-from ..registry import check
-from ..units import format_seconds
+from ..base import InferConfig, add_flags, format_seconds, from_flags
+from ..models import check_model_name
 
 if TYPE_CHECKING:
-    from ..infer import Progress
-    from ..plan import Plan
+    from ..inference import Plan, Progress
 
 PLAIN_EVERY_SECONDS = 10.0
 """How often a line is printed where there is no terminal to draw a bar on."""
@@ -32,9 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     one_heap()
     config = from_flags(InferConfig, args, args.config)
-    check(config.model_type, "--model-type")
-    from ..infer import run_job
-    from ..job import Job
+    check_model_name(config.model_type, "--model-type")
+    from ..inference import Job, run_job
 
     job = Job(config)
     print_plan(job.plan)

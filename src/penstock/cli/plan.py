@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..config import InferConfig, add_flags, from_flags
-from ..registry import check
+from ..base import InferConfig, add_flags, from_flags
+from ..models import check_model_name
 from .infer import print_plan
 
 
@@ -17,8 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = from_flags(InferConfig, args, args.config)
-    check(config.model_type, "--model-type")
-    from ..job import Job
+    check_model_name(config.model_type, "--model-type")
+    from ..inference import Job
 
     plan = Job(config).plan
     print_plan(plan)

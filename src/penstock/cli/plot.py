@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..config import BenchModelConfig, Replacing, add_flags, from_flags
-from ..errors import UsageError
+from ..base import BenchModelConfig, Replacing, UsageError, add_flags, from_flags
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from .. import benchplots, plots, queueplots
+    from ..reports import plot_bench, plot_gpu_metrics, plot_loader, plot_metrics, plot_queue
 
     if args.smooth < 0:
         raise UsageError(f"--smooth {args.smooth} is not a number of samples")
@@ -55,12 +54,12 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--mean and --smooth are for metrics, and {file} is a benchmark")
     try:
         if kind == "bench":
-            paths = benchplots.plot_bench(file, prefix, replace)
+            paths = plot_bench(file, prefix, replace)
         elif kind in ("queue", "loader"):
-            figures = {"queue": queueplots.plot_queue, "loader": queueplots.plot_loader}
+            figures = {"queue": plot_queue, "loader": plot_loader}
             paths = figures[kind](file, prefix, replace)
         else:
-            draw = {"metrics": plots.plot_metrics, "gpu": plots.plot_gpu_metrics}[kind]
+            draw = {"metrics": plot_metrics, "gpu": plot_gpu_metrics}[kind]
             paths = draw(file, prefix, mean=args.mean, smooth=args.smooth, replace=replace)
     except OSError as error:
         raise UsageError(f"{prefix} cannot be written: {error.strerror}") from error

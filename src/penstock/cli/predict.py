@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ..config import PredictConfig, add_flags, from_flags
+from ..base import PredictConfig, add_flags, from_flags
 from .generate import shown_progress
 
 
@@ -26,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = from_flags(PredictConfig, args)
-    from ..predict import predict
-    from ..vision import NOTE
+    from ..models import NOTE
+    from ..training import predict_scenes
 
     if NOTE:
         print(NOTE, file=sys.stderr)
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         def begin(total: int) -> Callable[[int], None]:
             return stack.enter_context(shown_progress(total, "windows", "looking"))
 
-        done = predict(args.weights, config, begin=begin)
+        done = predict_scenes(args.weights, config, begin=begin)
     took = time.perf_counter() - began
     passed = f", {done.empty} without data passed over" if done.empty else ""
     skipped = f", {done.skipped} scenes by an earlier run" if done.skipped else ""

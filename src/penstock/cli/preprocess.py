@@ -12,13 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ..config import CHIP_OVERLAP, PreprocessConfig, add_flags, from_flags
-from ..errors import UsageError
-from ..files import check_folder
+from ..base import CHIP_OVERLAP, PreprocessConfig, UsageError, add_flags, check_folder, from_flags
 from .generate import shown_progress
 
 if TYPE_CHECKING:
-    from ..labels import Labels
+    from ..data import Labels
 
 SPLITS: tuple[tuple[Literal["train", "validation"], str], ...] = (
     ("train", "train"),
@@ -32,9 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..labels import read_labels
-    from ..preprocess import check_output, preprocess
-    from ..scenes import channels_of, scene_folders
+    from ..data import (
+        channels_of,
+        check_chips_output,
+        preprocess_scenes,
+        read_labels,
+        scene_folders,
+    )
 
     config = from_flags(PreprocessConfig, args)
     channels = channels_of(config.channels)
@@ -54,11 +56,11 @@ def run(args: argparse.Namespace) -> int:
         work.append((split, name, file, _matched(folders, labels, file, config.partial), labels))
     for _, name, _, folders, _ in work:
         overwrite, replace = config.overwrite_preproc, config.replace
-        check_output(config.output_dir / name, folders, config.layout, overwrite, replace)
+        check_chips_output(config.output_dir / name, folders, config.layout, overwrite, replace)
     for split, name, file, folders, labels in work:
         began = time.perf_counter()
         with shown_progress(len(folders), "scenes", f"cutting {split}") as progress:
-            done = preprocess(
+            done = preprocess_scenes(
                 folders,
                 labels,
                 file,

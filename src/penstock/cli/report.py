@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..config import Replacing, add_flags, from_flags
+from ..base import Replacing, add_flags, from_flags
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,18 +29,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from .. import ledger, ours, page
+    from ..base import check_outputs
+    from ..instruments import ledger_to_csv, ledger_to_parquet, read_ledger
+    from ..reports import write_page
 
     replace = from_flags(Replacing, args).replace
     exports = (("--csv", args.csv), ("--parquet", args.parquet))
-    ours.check(*exports, replace=replace, inputs=args.ledgers)
+    check_outputs(*exports, replace=replace, inputs=args.ledgers)
     first: Path = args.ledgers[0]
     stem = first.name.removesuffix(".gz").removesuffix(".jsonl").removesuffix(".ledger")
     folder = args.output or first.with_name(f"{stem}.report")
-    records = [record for path in args.ledgers for record in ledger.read(path)]
+    records = [record for path in args.ledgers for record in read_ledger(path)]
     source = " and ".join(path.name for path in args.ledgers)
-    written = page.write(records, folder, source, args.overwrite, replace)
-    for export, path in ((ledger.to_csv, args.csv), (ledger.to_parquet, args.parquet)):
+    written = write_page(records, folder, source, args.overwrite, replace)
+    for export, path in ((ledger_to_csv, args.csv), (ledger_to_parquet, args.parquet)):
         if path is not None:
             export(records, path, replace)
             written.append(path)

@@ -17,13 +17,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import Replacing, SimulateConfig, add_flags, from_flags
-from ..errors import MissingDependency, UsageError
-from ..files import check_folder
+from ..base import (
+    MissingDependency,
+    Replacing,
+    SimulateConfig,
+    UsageError,
+    add_flags,
+    check_folder,
+    from_flags,
+)
 
 if TYPE_CHECKING:
-    from ..scaling import Run, Study
-    from ..scaling_simulate import Device
+    from ..scaling import Device, Study, TrainingRun
 
 SIMULATE = "simulate"
 
@@ -70,33 +75,42 @@ def run(args: argparse.Namespace) -> int:
     paths = [Path(path) for path in (args.paths[1:] if simulated else args.paths)]
     if simulated:
         return _simulate(paths, args)
-    from .. import scaling_report as report
-    from .. import scaling_tables as tables
-    from ..report import in_text
-    from ..scaling import A_GPU, studies
-    from ..scaling_sources import read_runs
+    from ..reports import in_text
+    from ..scaling import (
+        A_GPU,
+        metrics_table,
+        points_to_csv,
+        read_runs,
+        results_table,
+        run_mark,
+        runs_to_csv,
+        scaling_sections,
+        speedup_table,
+        studies,
+        summary_table,
+    )
 
     replace = from_flags(Replacing, args).replace
     _check_output(args.output, replace)
     runs = read_runs(paths, _say)
     if args.metrics:
-        print(*in_text([report.metrics(runs)]), sep="\n")
+        print(*in_text([metrics_table(runs)]), sep="\n")
         return 0
     found = studies(runs, args.baseline, args.anyway)
     devices = (one.device for one in runs if one.device not in (None, A_GPU) and not one.on_cpu)
     machine = args.machine or next(devices, None) or "an unnamed machine"
     asked = args.baseline is not None
     if args.csv:
-        print(report.points_csv(found, runs) if found else report.runs_csv(runs), end="")
-        for note in filter(None, map(tables.mark, runs)):
+        print(points_to_csv(found, runs) if found else runs_to_csv(runs), end="")
+        for note in filter(None, map(run_mark, runs)):
             _say(note.removeprefix("* "))
     else:
-        print(*tables.summary(runs), sep="\n")
+        print(*summary_table(runs), sep="\n")
         for study in found:
-            blocks = [tables.speedups(study), in_text(report.sections(study, asked))]
+            blocks = [speedup_table(study), in_text(scaling_sections(study, asked))]
             if len(found) > 1:  # the seed's tables do not tell their kind, so its name comes first
                 blocks.reverse()
-            for block in (*blocks, tables.results(study, machine)):
+            for block in (*blocks, results_table(study, machine)):
                 print("", *block, sep="\n")
     if args.output is not None:
         written = _write(args.output, runs, found, machine, asked, replace)
@@ -129,49 +143,55 @@ def _say(sentence: str) -> None:
 
 def _check_output(folder: Path | None, replace: bool) -> None:
     """Refuse a folder in which a file of the user's would be replaced."""
-    from .. import ours
+    from ..base import check_outputs
 
     if folder is not None:
         check_folder(folder, "--output")
         named = [folder / name for name in ("scaling.md", "scaling.csv", "runs.csv")]
-        ours.check(*(("--output", path) for path in named), replace=replace)
+        check_outputs(*(("--output", path) for path in named), replace=replace)
 
 
 def _write(
-    folder: Path, runs: list[Run], found: list[Study], machine: str, asked: bool, replace: bool
+    folder: Path,
+    runs: list[TrainingRun],
+    found: list[Study],
+    machine: str,
+    asked: bool,
+    replace: bool,
 ) -> list[Path]:
-    from .. import ours
-    from .. import scaling_report as report
+    from ..base import writing_output
+    from ..scaling import (
+        points_to_csv,
+        runs_to_csv,
+        scaling_markdown,
+    )
 
     try:
         figures: list[Path] = []
         try:
-            from ..scalingplots import plot_scaling
+            from ..scaling import plot_scaling
 
             figures = plot_scaling(found, folder, replace)
         except MissingDependency as error:
             print(f"No figure: {error}", file=sys.stderr)
         names = [figure.name for figure in figures]
         files = {
-            folder / "scaling.md": report.markdown(runs, found, machine, asked, names),
-            folder / "scaling.csv": report.points_csv(found, runs),
-            folder / "runs.csv": report.runs_csv(runs),
+            folder / "scaling.md": scaling_markdown(runs, found, machine, asked, names),
+            folder / "scaling.csv": points_to_csv(found, runs),
+            folder / "runs.csv": runs_to_csv(runs),
         }
         for path, text in files.items():
-            with ours.writing(path, replace=replace) as draft:
+            with writing_output(path, replace=replace) as draft:
                 draft.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"--output {folder} cannot be written: {error.strerror}") from error
     return [*files, *figures]
 
 
-# --- simulate -----------------------------------------------------------------------------------
-
-
 def _simulate(paths: list[Path], args: argparse.Namespace) -> int:
     config = from_flags(SimulateConfig, args)
-    from ..report import Section, in_text
-    from ..scaling_simulate import Network, assumptions, predict, table
+    from ..reports import Section, in_text
+    from ..scaling import Network, assumptions_of, predict_steps, prediction_table
 
     device = _device(paths, config)
     network = Network(
@@ -184,9 +204,9 @@ def _simulate(paths: list[Path], args: argparse.Namespace) -> int:
         overlap=config.overlap,
         data_rate=config.data_rate,
     )
-    predictions = predict(device, network, config.devices)
+    predictions = predict_steps(device, network, config.devices)
     title = "Predicted, against one device with the same batch"
-    section = Section(title, table(predictions), assumptions(device, network))
+    section = Section(title, prediction_table(predictions), assumptions_of(device, network))
     print(*in_text([section]), sep="\n")
     return 0
 
@@ -194,8 +214,7 @@ def _simulate(paths: list[Path], args: argparse.Namespace) -> int:
 def _device(paths: list[Path], config: SimulateConfig) -> Device:
     """From a run of one device and one of several, from flags, or runs with what flags say in
     place of it."""
-    from ..scaling import same_settings
-    from ..scaling_simulate import Device, device_of, with_batch, with_several
+    from ..scaling import Device, device_of_run, same_settings, with_batch, with_several
 
     if len(paths) > 2:
         raise UsageError(
@@ -204,7 +223,7 @@ def _device(paths: list[Path], config: SimulateConfig) -> Device:
     runs = [_run(path) for path in paths]
     same_settings(runs)
     if runs:
-        measured = device_of(runs[0])
+        measured = device_of_run(runs[0])
     else:
         asked = {
             "--compute-time": config.compute_time,
@@ -236,8 +255,8 @@ def _device(paths: list[Path], config: SimulateConfig) -> Device:
     return measured if config.seen is None else replace(measured, seen=config.seen)
 
 
-def _run(path: Path) -> Run:
-    from ..scaling_sources import read_runs
+def _run(path: Path) -> TrainingRun:
+    from ..scaling import read_runs
 
     runs = read_runs([path], _say)
     if len(runs) > 1:

@@ -12,13 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .. import ours
-from ..config import ScoreConfig, add_flags, from_flags
-from ..errors import UsageError
+from ..base import ScoreConfig, UsageError, add_flags, check_outputs, from_flags, writing_output
 
 if TYPE_CHECKING:
-    from ..detection import Objects
-    from ..xview3 import XView3Score
+    from ..data import Objects, XView3Score
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,12 +28,16 @@ def run(args: argparse.Namespace) -> int:
     read = (config.inference_file, config.label_file)
     if config.output is not None and not config.output.parent.is_dir():
         raise UsageError(f"--output {config.output}: there is no folder {config.output.parent}")
-    ours.check(("--output", config.output), replace=config.replace, inputs=read)
+    check_outputs(("--output", config.output), replace=config.replace, inputs=read)
 
-    from ..detection import Objects, read_predictions
-    from ..labels import read_labels
-    from ..shoreline import read_shoreline, shoreline_path
-    from ..xview3 import score_xview3
+    from ..data import (
+        Objects,
+        read_labels,
+        read_predictions,
+        read_shoreline,
+        score_xview3,
+        shoreline_path,
+    )
 
     predicted = read_predictions(config.inference_file)
     labels = Objects.labelled(read_labels(config.label_file))
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     )
     if config.output is not None:
         try:
-            with ours.writing(config.output, replace=config.replace) as draft:
+            with writing_output(config.output, replace=config.replace) as draft:
                 draft.write_text(json.dumps(score.as_dict()))
         except OSError as error:
             raise UsageError(f"--output {config.output}: {error.strerror}") from error

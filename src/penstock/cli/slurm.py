@@ -18,21 +18,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..config import (
+from ..base import (
     SLURM_PRESETS,
+    PenstockError,
     Replacing,
     SlurmConfig,
+    UsageError,
     add_flags,
     build,
     from_flags,
     read_yaml,
 )
-from ..errors import PenstockError, UsageError
 from .launch import add_command, training
 
 if TYPE_CHECKING:
-    from ..slurm import Job
-    from ..slurm_states import State
+    from ..cluster import JobState, SlurmJob
 
 KINDS = {
     "render": "print the script of a job",
@@ -78,11 +78,12 @@ def run(args: argparse.Namespace) -> int:
     return _cancel(args.jobs)
 
 
-# --- submit --------------------------------------------------------------------------------------
-
-
 def _submit(args: argparse.Namespace) -> int:
-    from .. import slurm
+    from ..cluster import (
+        STUDY_FILE,
+        slurm_script,
+        submit_job,
+    )
 
     config = config_of(args)
     words, trained = training(args.command)
@@ -101,24 +102,24 @@ def _submit(args: argparse.Namespace) -> int:
     if args.study:
         jobs = _study(config, args.study)
     if args.kind == "render" or args.dry_run:
-        print("\n".join(slurm.script(job, words, sys.executable) for job in jobs), end="")
+        print("\n".join(slurm_script(job, words, sys.executable) for job in jobs), end="")
         return 0
     for number, job in enumerate(jobs):
         try:
-            done = slurm.submit(job, words, out, sys.executable)
+            done = submit_job(job, words, out, sys.executable)
         except PenstockError:
             if number:
                 print(f"{number} of {len(jobs)} jobs were submitted", file=sys.stderr)
             raise
         ranks = f"{done.ranks} rank{'s' * (done.ranks != 1)}"
         print(f"job {done.id}: {done.name}, {ranks} on {done.nodes} node{'s' * (done.nodes != 1)}")
-    print(f"Written: {Path(config.folder) / slurm.STUDY}")
+    print(f"Written: {Path(config.folder) / STUDY_FILE}")
     return 0
 
 
 def _study(config: SlurmConfig, text: str) -> list[SlurmConfig]:
     """A job for each size."""
-    from .. import slurm
+    from ..cluster import parse_sizes, with_ranks
 
     if config.array is not None:
         raise UsageError("--study submits a job for each size; it does not go with --array")
@@ -129,7 +130,7 @@ def _study(config: SlurmConfig, text: str) -> list[SlurmConfig]:
                 f"--{name} {path}: the jobs of --study need a file each; put %j, the number of a "
                 "job, into it"
             )
-    jobs = [slurm.sized(config, ranks) for ranks in slurm.sizes(text)]
+    jobs = [with_ranks(config, ranks) for ranks in parse_sizes(text)]
     if config.on_one_node:
         print(
             f"--study {text}: each job has all its ranks on one node, and no GPU; --preset or "
@@ -141,15 +142,12 @@ def _study(config: SlurmConfig, text: str) -> list[SlurmConfig]:
 
 def config_of(args: argparse.Namespace) -> SlurmConfig:
     """A preset under a YAML file under the flags."""
-    from ..slurm import preset
+    from ..cluster import slurm_preset
 
     flags = {key: value for key, value in vars(args).items() if key in SlurmConfig.model_fields}
     return build(
-        SlurmConfig, preset(args.preset), read_yaml(args.config) if args.config else {}, flags
+        SlurmConfig, slurm_preset(args.preset), read_yaml(args.config) if args.config else {}, flags
     )
-
-
-# --- status, collect, cancel ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -157,9 +155,9 @@ class Row:
     """What is known of a job, or of one of an array."""
 
     id: str
-    state: State | None
+    state: JobState | None
     """None where SLURM has forgotten it."""
-    job: Job | None = None
+    job: SlurmJob | None = None
     """As it was submitted, where its study is known."""
     folder: Path = Path()
     """Of that study."""
@@ -167,12 +165,12 @@ class Row:
     @property
     def training(self) -> str | None:
         """How far its training is, by its own results."""
-        from ..slurm import numbered
-        from ..trainlog import RESULTS
+        from ..base import RESULTS
+        from ..cluster import with_job_number
 
         if self.job is None:
             return None
-        path = self.folder / numbered(self.job.output_dir, self.id) / RESULTS
+        path = self.folder / with_job_number(self.job.output_dir, self.id) / RESULTS
         try:
             return str(json.loads(path.read_text())["status"])
         except (OSError, ValueError, KeyError, TypeError):
@@ -197,22 +195,28 @@ def _status(targets: Sequence[str]) -> int:
 
 
 def _collect(path: Path, into: Path | None, replace: bool) -> int:
-    from .. import slurm
+    from ..cluster import (
+        STUDY_FILE,
+        check_copies,
+        collect_job,
+        copies_of,
+        write_jobs,
+    )
 
     if _is_number(str(path)):
         raise UsageError(
-            f"collect takes the folder that jobs were submitted from, or its {slurm.STUDY}; {path} "
+            f"collect takes the folder that jobs were submitted from, or its {STUDY_FILE}; {path} "
             "is a job's number"
         )
     source = path if path.is_dir() else path.parent
     target, told = into or source, []
     rows = _rows([str(path)])
     jobs = [(row.job, row.id) for row in rows if row.job is not None]
-    places = [pair for job, number in jobs for pair in slurm.copies(job, number, source, target)]
-    slurm.check_collected(places, target, replace)
+    places = [pair for job, number in jobs for pair in copies_of(job, number, source, target)]
+    check_copies(places, target, replace)
     for row in rows:
         assert row.job is not None  # that of a study is
-        found = slurm.collect(row.job, row.id, source, target, replace)
+        found = collect_job(row.job, row.id, source, target, replace)
         facts = asdict(row.state) if row.state is not None else {"state": None}
         job = {"name": row.job.name, "ranks": row.job.ranks, "nodes": row.job.nodes}
         told.append({**facts, "id": row.id, **job, **found, "training": row.training})
@@ -221,12 +225,12 @@ def _collect(path: Path, into: Path | None, replace: bool) -> int:
         missing = [name for name in ("log", "results") if not entry[name]]
         if missing:
             print(f"job {entry['id']} has no {' and no '.join(missing)} yet")
-    print(f"Written: {slurm.write_jobs(target, told, replace)}")
+    print(f"Written: {write_jobs(target, told, replace)}")
     return max((row.code() for row in rows), default=0)
 
 
 def _cancel(targets: Sequence[str]) -> int:
-    from .. import slurm_states
+    from ..cluster import cancel_jobs
 
     # Those of an array that wait share a row: 12_[3-7%2].
     going = [
@@ -235,17 +239,16 @@ def _cancel(targets: Sequence[str]) -> int:
         if row.state is not None and not row.state.ended
     ]
     if going:
-        slurm_states.cancel(going)
+        cancel_jobs(going)
     print(f"cancelled: {', '.join(going)}" if going else "none of them is waiting or running")
     return 0
 
 
 def _rows(targets: Sequence[str]) -> list[Row]:
     """Of studies and of jobs by number. A number that SLURM does not know is a `UsageError`."""
-    from ..slurm import read_study
-    from ..slurm_states import states
+    from ..cluster import job_states, read_study
 
-    submitted: dict[str, tuple[Job, Path]] = {}
+    submitted: dict[str, tuple[SlurmJob, Path]] = {}
     numbers = list[str]()
     for target in targets:
         if _is_number(target):
@@ -254,7 +257,7 @@ def _rows(targets: Sequence[str]) -> list[Row]:
         path = Path(target)
         folder = path if path.is_dir() else path.parent
         submitted |= {job.id: (job, folder) for job in read_study(path).jobs}
-    known = states([*submitted, *numbers])
+    known = job_states([*submitted, *numbers])
     for number in numbers:
         if not known[number]:
             raise UsageError(f"SLURM knows no job {number}")

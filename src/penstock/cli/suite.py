@@ -18,16 +18,22 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import SuiteConfig, add_flags, from_flags
-from ..errors import MissingDependency, Refused, UsageError
-from ..files import alone
-from ..record import Record
-from ..units import format_seconds, significant
+from ..base import (
+    MissingDependency,
+    Refused,
+    SuiteConfig,
+    UsageError,
+    add_flags,
+    format_seconds,
+    from_flags,
+    held_alone,
+    significant,
+)
+from ..instruments import Record
 from . import preprocess, train
 
 if TYPE_CHECKING:
-    from ..preset import Preset
-    from ..suite import Case
+    from ..bench import Case, Preset
 
 KINDS = {
     "preprocess": "cut scenes into chips, as penstock preprocess",
@@ -99,43 +105,54 @@ def _with_roots(args: argparse.Namespace) -> argparse.Namespace:
     """A training's arguments, its two roots taken from ``--data-root`` where they are not given."""
     if args.data_root is None:
         return args
-    from ..suite import ROOTS, roots_of
+    from ..bench import ROOTS, roots_of
 
     told = vars(args)
     given = {knob: told.get(knob) for knob in ROOTS}
     return argparse.Namespace(**{**told, **roots_of(args.data_root, given)})
 
 
-# --- a benchmark --------------------------------------------------------------------------------
-
-
 def _benchmark(args: argparse.Namespace) -> int:
     config = from_flags(SuiteConfig, args)
-    from .. import report, suite, suite_report
-    from .bench import shown_progress
+    from ..bench import (
+        SUITE_LEDGER,
+        SUITE_REPORT,
+        SUITE_SYSTEM,
+        check_resumed_suite,
+        check_suite_output,
+        checked_case,
+        doubts_of_data,
+        prepare_suite,
+        run_suite,
+        suite_case_name,
+        suite_cases,
+        with_roots,
+    )
+    from ..reports import in_text, suite_sections, write_suite_report
+    from .progress import shown_progress
 
     asked = _presets(args)
-    config = suite.check_paths(config, asked)
-    suite.check_output(config)
-    checked = suite.checked(suite.cases_of(asked[0], config)[0], config.timeout)
+    config = with_roots(config, asked)
+    check_suite_output(config)
+    checked = checked_case(suite_cases(asked[0], config)[0], config.timeout)
     gpus = checked.facts["gpus"]
     presets, notes = _fitted(asked, gpus, config.anyway)
-    notes += suite.doubts(config)
-    cases = [case for preset in presets for case in suite.cases_of(preset, config)]
+    notes += doubts_of_data(config)
+    cases = [case for preset in presets for case in suite_cases(preset, config)]
     if config.resume:
-        suite.check_resumed(config, cases, checked.environment["machine_key"])
+        check_resumed_suite(config, cases, checked.environment["machine_key"])
     system = {**checked.environment, "devices": gpus}
     print(*_plan(cases, config, gpus, notes), sep="\n", flush=True)
-    with alone(config.output_dir / "suite.lock", "runs a suite"):
-        suite.prepare(config, system)
-        with shown_progress(suite.name_of, outcome) as progress:
-            records = suite.run(cases, config, progress)
+    with held_alone(config.output_dir / "suite.lock", "runs a suite"):
+        prepare_suite(config, system)
+        with shown_progress(suite_case_name, outcome) as progress:
+            records = run_suite(cases, config, progress)
     out = config.output_dir
-    figures = _figures(records, out / suite.REPORT, config.replace)
+    figures = _figures(records, out / SUITE_REPORT, config.replace)
     told = [preset.model_dump(mode="json") for preset in asked]
-    written = suite_report.write(out, records, told, system, notes, figures, config.replace)
-    print("", *report.in_text(suite_report.sections(records, notes)), sep="\n")
-    written = [*written, *figures, out / suite.SYSTEM, out / suite.LEDGER]
+    written = write_suite_report(out, records, told, system, notes, figures, config.replace)
+    print("", *in_text(suite_sections(records, notes)), sep="\n")
+    written = [*written, *figures, out / SUITE_SYSTEM, out / SUITE_LEDGER]
     print("", *(f"Written: {path}" for path in written), sep="\n")
     crashed = any(record.status == "crash" for record in records)
     return int(crashed or not any(record.status == "ok" for record in records))
@@ -143,20 +160,20 @@ def _benchmark(args: argparse.Namespace) -> int:
 
 def _presets(args: argparse.Namespace) -> list[Preset]:
     """What was asked for."""
-    from ..preset import DEFAULTS, preset, read_preset
+    from ..bench import PRESET_DEFAULTS, named_preset, read_preset
 
     given = args.config is not None or args.use_default_configs
     if args.kind != "benchmark":
         if given:
             flag = "--config" if args.config is not None else "--use-default-configs"
             raise UsageError(f"{flag} is of suite benchmark; suite {args.kind} is a preset itself")
-        return [preset(args.kind)]
+        return [named_preset(args.kind)]
     if args.config is not None and args.use_default_configs:
         raise UsageError("--config and --use-default-configs both say what to run; give one")
     if args.config is not None:
         return [read_preset(args.config)]
     if args.use_default_configs:
-        return [preset(name) for name in DEFAULTS]
+        return [named_preset(name) for name in PRESET_DEFAULTS]
     raise UsageError(
         "suite benchmark needs --config FILE.json or --use-default-configs; the presets are "
         "suite laptop, gb200, dgx-a100 and quick"
@@ -168,12 +185,12 @@ def _fitted(
 ) -> tuple[list[Preset], list[str]]:
     """Those that can run here, and what is to be said of the others. Of several presets those that
     do not fit are left out; where none fits, the first says why."""
-    from ..preset import fitted
+    from ..bench import fit_preset
 
     presets, notes, refused = [], [], list[Refused]()
     for one in asked:
         try:
-            preset, note = fitted(one, gpus, anyway)
+            preset, note = fit_preset(one, gpus, anyway)
         except Refused as error:
             refused.append(error)
             continue
@@ -185,7 +202,7 @@ def _fitted(
 
 
 def _plan(cases: list[Case], config: SuiteConfig, gpus: list[str], notes: list[str]) -> list[str]:
-    from ..sweep import launches_of
+    from ..bench import launches_of
 
     launches = launches_of(config.effort)
     devices = ", ".join(gpus) if gpus else "no GPU"
@@ -205,7 +222,7 @@ def outcome(record: Record) -> str:
 
 
 def _figures(records: list[Record], prefix: Path, replace: bool) -> list[Path]:
-    from ..suiteplots import plot_suite
+    from ..reports import plot_suite
 
     try:
         return plot_suite(records, prefix, replace)

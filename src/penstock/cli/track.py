@@ -18,9 +18,8 @@ import threading
 import time
 from pathlib import Path
 
-from ..errors import PenstockError, UsageError
-from ..safe import Told
-from ..trackers import TRACKERS, upload
+from ..base import PenstockError, SafeStream, UsageError
+from ..training import TRACKERS, upload_to_comet
 
 NAMES = tuple(TRACKERS)
 PLACES = {"comet": "a key of Comet's", "mlflow": "MLFLOW_TRACKING_URI"}
@@ -44,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from .. import tracking
+    from ..training import Delivery, deliver_events, trackers_of
 
     names = [name for word in args.to or () for name in word.split(",") if name]
     for name in names:
@@ -55,9 +54,9 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"--follow goes with one tracker, such as --to {NAMES[0]}")
         return _follow(args.out, names[0])
     failed = []
-    for name in names or tracking.of_run(args.out):
-        delivery = tracking.deliver(args.out, name)
-        for other in tracking.Delivery.load(args.out, name):
+    for name in names or trackers_of(args.out):
+        delivery = deliver_events(args.out, name)
+        for other in Delivery.load(args.out, name):
             if other.where != delivery.where and "://" in other.where:
                 cure = f"; {PLACES[name]} leads there" if name in PLACES else ""
                 sentence = f"{name}: the run was sent to {other.where} before, and now it was not"
@@ -67,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
             failed.append(f"{name} at {delivery.where} did not take the events: {delivery.error}")
             continue
         print(f"{told} has all events of {args.out}")
-        for archive in upload(args.out) if name == "comet" else ():
+        for archive in upload_to_comet(args.out) if name == "comet" else ():
             print(f"comet: {archive} is uploaded")
     if failed:
         raise PenstockError("; ".join(failed))
@@ -76,12 +75,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _follow(out: Path, name: str) -> int:
     """Quietly, behind the training, and deaf to the signals that are the training's."""
-    from .. import tracking
+    from ..training import deliver_events
 
     for name_of in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP"):
         if hasattr(signal, name_of):  # not all are on Windows
             signal.signal(getattr(signal, name_of), signal.SIG_IGN)
-    words = Told(os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1))
+    words = SafeStream(os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1))
     silence = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):  # libraries say much, some of it from C
         os.dup2(silence, descriptor)
@@ -103,16 +102,16 @@ def _follow(out: Path, name: str) -> int:
             f"penstock train: {sentence} (the run goes on; {again} sends what is missing)\n"
         )
 
-    return int(tracking.deliver(out, name, goes_on, tell).error is not None)
+    return int(deliver_events(out, name, goes_on, tell).error is not None)
 
 
 def _wait_for_the_end(ended: threading.Event, out: Path, name: str) -> None:
     """Of the run, and then of this process: it has what time it needs, but not for ever."""
-    from .. import trackers, tracking
+    from ..training import LOOK_EVERY_S, TRACKING_FOLDER, Stalled
 
     os.read(0, 1)
     ended.set()
-    stalled = tracking.Stalled(os.getpid(), out / trackers.FOLDER / f"{name}.json")
+    stalled = Stalled(os.getpid(), out / TRACKING_FOLDER / f"{name}.json")
     while not stalled():
-        time.sleep(tracking.LOOK_EVERY_S)
+        time.sleep(LOOK_EVERY_S)
     os._exit(1)

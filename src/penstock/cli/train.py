@@ -18,23 +18,25 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import (
+from ..base import (
     TRAIN_DEFAULTS,
     TRAIN_KNOBS,
+    Incomplete,
     TrainConfig,
+    UsageError,
     add_flags,
     build,
+    end_with_parent,
+    format_bytes,
+    format_seconds,
     read_yaml,
+    significant,
 )
-from ..errors import Incomplete, UsageError
-from ..orphans import end_with_parent
-from ..registry import check as check_model
-from ..tracking import became
-from ..units import format_bytes, format_seconds, significant
-from ..workloads import check as check_workload
+from ..models import check_model_name as check_model
+from ..training import check_workload, outcome_of_tracker
 
 if TYPE_CHECKING:
-    from ..train import Progress
+    from ..training import TrainProgress
 
 MOST_SCORES = 4
 """In a line; the others stand in training_results.json."""
@@ -76,22 +78,20 @@ def _again(out: Path) -> str:
 
 
 def _train(workload: str, config: TrainConfig) -> int:
-    from ..ranks import here
-    from ..train import train
-    from ..trainlog import first_lines, last_lines
+    from ..training import first_lines, last_lines, this_place, train_workload
 
-    place = here(config)
+    place = this_place(config)
     logged = not sys.stdout.isatty()
     if logged and place.rank == 0:
         print(*first_lines(workload, config, place, os.environ), sep="\n", flush=True)
     with shown_progress() as progress:
-        results = train(workload, config, progress=progress, say=_say)
+        results = train_workload(workload, config, progress=progress, say=_say)
     if results["rank"] == 0:
         told = lines(results, config.output_dir)
         print(*told, *(last_lines(results, config.output_dir) if logged else ()), sep="\n")
         for each in results["trackers"]:
             if each["status"] == "behind":  # it never said why, so nobody has heard of it yet
-                _say(became(each, config.output_dir))
+                _say(outcome_of_tracker(each, config.output_dir))
     return 0
 
 
@@ -111,9 +111,6 @@ def config_of(args: argparse.Namespace) -> TrainConfig:
 
 def _say(sentence: str) -> None:
     print(sentence, file=sys.stderr)
-
-
-# --- words -----------------------------------------------------------------------------------
 
 
 def lines(results: dict[str, Any], out: Path) -> list[str]:
@@ -150,25 +147,25 @@ def lines(results: dict[str, Any], out: Path) -> list[str]:
             f"{out / 'best_model.pth'}"
         )
     if results.get("profile"):
-        from ..profiling import lines as of_profile
+        from ..training import profile_lines as of_profile
 
         told += of_profile(results["profile"])
     heard = [each for each in results.get("trackers", ()) if each["status"] != "behind"]
-    return [*told, *(became(each, out) for each in heard)]
+    return [*told, *(outcome_of_tracker(each, out) for each in heard)]
 
 
-def epoch_line(now: Progress) -> str:
+def epoch_line(now: TrainProgress) -> str:
     first = list(now.scores.items())[:MOST_SCORES]
     scores = ", ".join(f"{name} {value:.4f}" for name, value in first)
     return f"epoch {now.epoch}, step {now.step} of {now.steps}: loss {now.loss:.4f}; {scores}"
 
 
 @contextlib.contextmanager
-def shown_progress() -> Iterator[Callable[[Progress], None]]:
+def shown_progress() -> Iterator[Callable[[TrainProgress], None]]:
     """A bar on a terminal, a line at each validated epoch elsewhere; both on stderr, of rank 0."""
     said: set[int] = set()
 
-    def is_new(now: Progress) -> bool:
+    def is_new(now: TrainProgress) -> bool:
         """Whether this is the first word of a validation that has ended."""
         if now.epoch in said or not now.validated:
             return False
@@ -177,7 +174,7 @@ def shown_progress() -> Iterator[Callable[[Progress], None]]:
 
     if not sys.stderr.isatty():
 
-        def say(now: Progress) -> None:
+        def say(now: TrainProgress) -> None:
             if is_new(now):
                 print(epoch_line(now), file=sys.stderr, flush=True)
 
@@ -196,7 +193,7 @@ def shown_progress() -> Iterator[Callable[[Progress], None]]:
     with bars.Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("", total=None, epoch=0, loss=float("nan"))
 
-        def move(now: Progress) -> None:
+        def move(now: TrainProgress) -> None:
             bar.update(task, completed=now.step, total=now.steps, epoch=now.epoch, loss=now.loss)
             if is_new(now):
                 bar.console.print(epoch_line(now))

@@ -13,19 +13,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import LoaderConfig, TuneLoaderConfig, add_flags, build, from_flags
-from ..environment import available_memory
-from ..errors import UsageError
-from ..flow import usable_cores
-from ..units import format_bytes, format_seconds
+from ..base import (
+    LoaderConfig,
+    TuneLoaderConfig,
+    UsageError,
+    add_flags,
+    build,
+    format_bytes,
+    format_seconds,
+    from_flags,
+    usable_cores,
+)
+from ..instruments import available_memory
 from . import bench_queue
-from .bench import check_ledger, shown_progress
+from .bench import check_ledger
+from .progress import shown_progress
 
 if TYPE_CHECKING:
-    from ..ledger import Ledger
-    from ..loader_tune import Advice
-    from ..record import Record
-    from ..tune import Batches
+    from ..instruments import Ledger, Record
+    from ..reports import Advice, Batches
 
 LEAST_LAUNCHES = 3
 """Of each part of a loader, of which one may be called a ceiling."""
@@ -46,19 +52,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """0 with settings, 1 where nothing keeps the accelerator fed."""
     config = from_flags(TuneLoaderConfig, args, args.config)
-    from .. import loader_tune, ours, tune
-    from ..ledger import Ledger
+    from ..base import check_outputs
+    from ..instruments import Ledger
+    from ..reports import (
+        flags_of,
+        nearest_of,
+        recommend_batch,
+        write_loader_yaml,
+    )
 
     ledger = Ledger(config.ledger or config.output.with_suffix(".ledger"))
     check_ledger(ledger)
-    ours.check(("--output", config.output), replace=config.replace)
+    check_outputs(("--output", config.output), replace=config.replace)
     tried: list[Batches] = []
     for fit in fitting(args.data, config, max(threads_of(config))):
         tried.append(_measure(args.data, config, fit, ledger))
         if tried[-1].advice().settings is not None:
             break
-    advice = tune.recommend_batch(tried)
-    if advice.settings is None and tune.nearest_of(tried).behind > 1:
+    advice = recommend_batch(tried)
+    if advice.settings is None and nearest_of(tried).behind > 1:
         advice = _with_ceiling(args.data, config, tried, ledger)
     if advice.settings is None:
         print("", *advice.sentences, "", f"Written: {ledger.path}", sep="\n")
@@ -67,10 +79,10 @@ def run(args: argparse.Namespace) -> int:
         advice = replace(advice, settings={**advice.settings, "missing": config.missing})
     assert advice.settings is not None
     build(LoaderConfig, advice.settings)  # what is written is what a loader takes
-    loader_tune.write_yaml(advice, config.output, config.replace)
+    write_loader_yaml(advice, config.output, config.replace)
     batch = advice.settings["batch_size"]
     step_s = next(each.goal.step_s for each in tried if each.goal.batch == batch)
-    flags = tune.flags_of(advice.settings, step_s, args.data)
+    flags = flags_of(advice.settings, step_s, args.data)
     written = [config.output, ledger.path]
     print("", *advice.sentences, "", "As flags:", *(f"  {line}" for line in flags), sep="\n")
     print("", *(f"Written: {path}" for path in written), sep="\n")
@@ -79,18 +91,23 @@ def run(args: argparse.Namespace) -> int:
 
 def _measure(data: str, config: TuneLoaderConfig, fit: Fit, ledger: Ledger) -> Batches:
     """How batches of one size come, by threads."""
-    from .. import loader_tune, tune
+    from ..reports import (
+        Batches,
+        Goal,
+        readings_of,
+        step_of,
+    )
 
-    step_s, told_for = tune.step_of(fit.batch, config.steps)
+    step_s, told_for = step_of(fit.batch, config.steps)
     print(f"Batches of {fit.batch}, steps of {format_seconds(step_s)}:")
     records = _read_alone(data, config, threads_of(config), fit.batch, max(fit.memory), ledger)
-    reads = loader_tune.readings(records)
+    reads = readings_of(records)
     if not reads:
         failure = next((record.error for record in records if record.error is not None), None)
         raise UsageError(f"{data}: {failure.message if failure else 'nothing was measured'}")
-    goal = loader_tune.Goal(step_s, fit.batch, config.utilisation)
+    goal = Goal(step_s, fit.batch, config.utilisation)
     told_s = config.steps[told_for]
-    return tune.Batches(goal, told_for, told_s, fit.batch_bytes, fit.memory, reads)
+    return Batches(goal, told_for, told_s, fit.batch_bytes, fit.memory, reads)
 
 
 def threads_of(config: TuneLoaderConfig) -> list[int]:
@@ -145,7 +162,7 @@ def fitting(data: str, config: TuneLoaderConfig, threads: int) -> list[Fit]:
 
 def _fit(data: str, config: TuneLoaderConfig, batch: int, threads: int, memory: int) -> Fit | None:
     """None for a batch of more samples than there are that was not asked for by name."""
-    from ..loader import Loader
+    from ..loading import Loader
 
     with Loader(
         data, batch_size=batch, workers=threads, shuffle=config.shuffle, patch=config.patch
@@ -198,30 +215,38 @@ def _with_ceiling(
     Where a part of the loader took longer than the whole, both are launched again, once: one of
     them met other work on the machine.
     """
-    from .. import loader_report, loader_tune, tune
+    from ..reports import (
+        fastest_rungs,
+        join_readings,
+        loader_cells,
+        nearest_of,
+        readings_of,
+        recommend_batch,
+        rungs_slower_than_whole,
+    )
 
-    nearest = tune.nearest_of(tried)
+    nearest = nearest_of(tried)
     batch, workers = nearest.goal.batch, nearest.fastest.workers
     # Files may want more threads than the loader does best with.
     threads = sorted({workers, max(threads_of(config))})
     config = config.model_copy(update={"launches": max(config.launches, LEAST_LAUNCHES)})
     records = _ladder(data, config, threads, batch, ledger)
-    rungs = loader_tune.fastest(loader_report.cells(records, "ladder"))
-    if loader_tune.slower_than_whole(rungs, nearest.fastest):
+    rungs = fastest_rungs(loader_cells(records, "ladder"))
+    if rungs_slower_than_whole(rungs, nearest.fastest):
         print("A part of the loader took longer than the whole, so both are launched again:")
         more = _read_alone(data, config, [workers], batch, max(nearest.memory), ledger)
-        reads = loader_tune.joined(nearest.reads, loader_tune.readings(more))
+        reads = join_readings(nearest.reads, readings_of(more))
         tried[tried.index(nearest)] = replace(nearest, reads=reads)
         records += _ladder(data, config, threads, batch, ledger)
-        rungs = loader_tune.fastest(loader_report.cells(records, "ladder"))
-    return tune.recommend_batch(tried, rungs)
+        rungs = fastest_rungs(loader_cells(records, "ladder"))
+    return recommend_batch(tried, rungs)
 
 
 def _ladder(
     data: str, config: TuneLoaderConfig, threads: Sequence[int], batch: int, ledger: Ledger
 ) -> list[Record]:
     """Files, decode and scatter, where DATA is a packed data set on this machine."""
-    from .. import loader_tune
+    from ..reports import CEILINGS
 
     if not Path(data, "dataset.json").is_file():
         return []
@@ -238,11 +263,7 @@ def _ladder(
         **({"patch": list(config.patch)} if config.patch else {}),
         "batch": batch,
     }
-    cases = [
-        {**common, "threads": count, "rung": rung}
-        for count in threads
-        for rung in loader_tune.CEILINGS
-    ]
+    cases = [{**common, "threads": count, "rung": rung} for count in threads for rung in CEILINGS]
     return _sweep("ladder", cases, config, ledger, config.batches, warmup=1)
 
 
@@ -254,11 +275,11 @@ def _sweep(
     series: int,
     warmup: int = 0,
 ) -> list[Record]:
-    from ..sweep import sweep
+    from ..bench import run_sweep
 
     naming = bench_queue.name_of if scenario == "queue" else _rung
     with shown_progress(naming, bench_queue.outcome) as progress:
-        return sweep(
+        return run_sweep(
             scenario,
             cases,
             config.launches,

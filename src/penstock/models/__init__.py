@@ -1,8 +1,9 @@
-"""Real networks that Penstock ships, to run, to measure and to test with.
+"""Models by name, reference or file; their weights, devices and memory; the networks that Penstock
+ships.
 
-Nothing is registered here and nothing is imported: `penstock.model` names a network as
-``penstock.models.<module>:<function>`` and loads the module when a job asks for it. Such a function
-takes keyword numbers only and returns an untrained ``torch.nn.Module`` that says how many channels
-it takes and gives as ``in_channels`` and ``out_channels``. Weights lie beside the modules as
-safetensors.
+Running a model over a volume is `inference`, changing its weights is `training`.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

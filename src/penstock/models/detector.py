@@ -28,8 +28,8 @@ import torch.nn.functional as F
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from ..errors import UsageError
-from ..vision import torchvision
+from ..base import UsageError
+from .torchvision_ops import torchvision
 
 parts: Any = torchvision.models.detection
 
@@ -57,9 +57,6 @@ Target = dict[str, Tensor]
 """``boxes`` (n, 4) x0 y0 x1 y1, ``labels`` (n,) int64, ``lengths`` (n,) metres, NaN unknown."""
 
 
-# --- points to targets, detections to points ------------------------------------------------------
-
-
 def targets_of(
     points: ArrayLike, is_vessel: ArrayLike, is_fishing: ArrayLike, length_m: ArrayLike
 ) -> Target:
@@ -84,7 +81,7 @@ def targets_of(
 
 
 def points_of(found: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
-    """What `penstock.detection.Objects.of` takes, from what the detector gives for one image."""
+    """What `Objects.of` takes, from what the detector gives for one image."""
     boxes, labels = found["boxes"].detach().cpu().numpy(), found["labels"].cpu().numpy()
     centre = (boxes[:, :2] + boxes[:, 2:]) / 2 - PIXEL_CENTRE
     return {
@@ -94,9 +91,6 @@ def points_of(found: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
         "length_m": found["lengths"].detach().cpu().numpy().astype(np.float64),
         "score": found["scores"].detach().cpu().numpy().astype(np.float64),
     }
-
-
-# --- the network ----------------------------------------------------------------------------------
 
 
 class Stack(parts.transform.GeneralizedRCNNTransform):  # type: ignore[misc]
@@ -240,7 +234,7 @@ _BACKBONES = {"mobilenet": (_mobilenet, 3, 96), "resnet50": (_resnet50, 4, 256)}
 
 
 class Detector(parts.generalized_rcnn.GeneralizedRCNN):  # type: ignore[misc]
-    """``detector(images, targets)`` gives losses while it trains, otherwise detections: see
+    """``make_detector(images, targets)`` gives losses while it trains, otherwise detections: see
     `targets_of` and `points_of`. Images are (C, H, W) each."""
 
     def __init__(self, in_channels: int, *stages: nn.Module) -> None:
@@ -248,7 +242,7 @@ class Detector(parts.generalized_rcnn.GeneralizedRCNN):  # type: ignore[misc]
         self.in_channels = in_channels
 
 
-def detector(
+def make_detector(
     in_channels: int = 2,
     backbone: Literal["mobilenet", "resnet50"] = "mobilenet",
     *,

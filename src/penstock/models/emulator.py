@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..errors import UsageError, require
+from ..base import UsageError, require
 
 Points = NDArray[np.float64]
 """On the unit sphere, (n, 3)."""
@@ -143,9 +143,6 @@ def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(inputs, hidden), nn.SiLU(), nn.Linear(hidden, outputs))
 
 
-# --- geometry ----------------------------------------------------------------------------------
-
-
 def latitudes(rows: int) -> NDArray[np.float64]:
     """Radians, north first.
 
@@ -247,9 +244,6 @@ def place_of(points: Points) -> Tensor:
     """How far from the equator: the sine of the latitude without its sign, and the cosine."""
     height = torch.from_numpy(points[:, 2]).abs().clamp(max=1.0)
     return torch.stack([height, (1 - height**2).sqrt()], dim=1).float()
-
-
-# --- sizes to measure --------------------------------------------------------------------------
 
 
 def emulator(

@@ -39,7 +39,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ..errors import UsageError
+from ..base import UsageError
 
 SizeName = Literal["tiny", "100m", "300m", "600m"]
 
@@ -68,9 +68,6 @@ SIZES: Mapping[str, Size] = {
     "300m": Size(width=1024, depth=24, heads=16, patch=16, head_width=256),
     "600m": Size(width=1280, depth=32, heads=16, patch=14, head_width=320),
 }
-
-
-# --- a linear layer that does not learn, and what is put on it -----------------------------------
 
 
 class _Int8Linear(torch.autograd.Function):
@@ -149,9 +146,6 @@ class FrozenLinear(nn.Module):
         if self.scale is not None and weight is not None and weight.is_floating_point():
             state[f"{prefix}weight"], state[f"{prefix}scale"] = _int8(weight)
         super()._load_from_state_dict(state, prefix, *rest)
-
-
-# --- the encoder; names of attributes are those of the public state dicts ------------------------
 
 
 class PatchEmbed(nn.Module):
@@ -282,9 +276,6 @@ def positions(width: int, grid: int) -> Tensor:
     return torch.cat([torch.zeros_like(table[:1]), table]).float()
 
 
-# --- what learns ---------------------------------------------------------------------------------
-
-
 class ConvNeXtBlock(nn.Module):
     """A 7 x 7 neighbourhood channel by channel, then an MLP pixel by pixel, added to the input.
 
@@ -408,9 +399,6 @@ class Refiner(nn.Module):
             if not k.startswith("encoder.") or k.endswith(("lora_a", "lora_b", "scale"))
         }
         return ours | public
-
-
-# --- making one ----------------------------------------------------------------------------------
 
 
 def prithvi_refiner(

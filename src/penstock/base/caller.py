@@ -1,0 +1,172 @@
+"""The calling process, left as it was found: what the library sets while it works, it puts back.
+
+Threads of torch are set for the calling thread alone. `torch.set_num_threads` sets a number for the
+process as well, and every thread that is born meanwhile takes that and keeps it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+Result = TypeVar("Result")
+
+
+class torch_threads:
+    """Within it torch works with so many threads for the calling thread; with as many as ever for
+    None. It takes a microsecond, so that it can be put around a copy."""
+
+    def __init__(self, count: int | None) -> None:
+        self._count = count
+        self._before = self._mkl = 0
+
+    def __enter__(self) -> None:
+        if self._count is not None:
+            library = _library()
+            self._before = library.now()
+            library.set_openmp(self._count)
+            self._mkl = library.set_mkl(self._count)
+
+    def __exit__(self, *_: object) -> None:
+        if self._count is not None:
+            library = _library()
+            library.set_openmp(self._before)
+            library.set_mkl(self._mkl)
+
+
+def in_threads(count: int | None, work: Callable[..., Result], *args: Any) -> Result:
+    """What a piece of work returns that was done within `torch_threads`."""
+    with torch_threads(count):
+        return work(*args)
+
+
+class _Threading(NamedTuple):
+    """What torch's own library is linked to, for the calling thread."""
+
+    now: Callable[[], int]
+    set_openmp: Callable[[int], Any]
+    set_mkl: Callable[[int], int]
+    """It returns what it sets aside, 0 where the thread had no number of its own."""
+
+
+_OF_THREAD = threading.local()
+
+
+def _library() -> _Threading:
+    found: _Threading | None = getattr(_OF_THREAD, "library", None)
+    if found is None:
+        import torch
+
+        torch.get_num_threads()  # has this thread take the number of the process, once
+        found = _OF_THREAD.library = _linked()
+    return found
+
+
+@lru_cache(maxsize=1)
+def _linked() -> _Threading:
+    import torch
+
+    name = {"darwin": "libtorch_cpu.dylib", "win32": "torch_cpu.dll"}
+    path = Path(torch.__file__).parent / "lib" / name.get(sys.platform, "libtorch_cpu.so")
+    try:
+        library = ctypes.CDLL(str(path))
+        now, set_openmp = library.omp_get_max_threads, library.omp_set_num_threads
+    except (OSError, AttributeError):  # then the number of the process has to do
+        return _Threading(torch.get_num_threads, torch.set_num_threads, lambda count: 0)
+    mkl = getattr(library, "MKL_Set_Num_Threads_Local", lambda count: 0)
+    return _Threading(now, set_openmp, mkl)
+
+
+@contextlib.contextmanager
+def cuda_flags_kept() -> Iterator[None]:
+    """Whatever is set within of how CUDA computes, is put back."""
+    import torch
+
+    before: list[tuple[Any, str, Any]] = []
+    for place, name in _CUDA_FLAGS:
+        # The newer flags are not in every torch. The older ones cannot be read where only the newer
+        # were set; they then need not be put back.
+        with contextlib.suppress(AttributeError, RuntimeError):
+            part = attrgetter(place)(torch.backends)
+            before.append((part, name, getattr(part, name)))
+    try:
+        yield
+    finally:
+        for part, name, value in before:
+            setattr(part, name, value)
+
+
+_CUDA_FLAGS = (
+    ("cuda.matmul", "allow_tf32"),
+    ("cudnn", "allow_tf32"),
+    ("cudnn", "benchmark"),
+    ("cuda.matmul", "fp32_precision"),
+    ("cudnn.conv", "fp32_precision"),
+    ("cudnn.rnn", "fp32_precision"),
+)
+"""In the order in which they are put back: the older ones set the newer."""
+
+
+@contextlib.contextmanager
+def modes_kept(model: Any) -> Iterator[None]:
+    """A module of the caller's, and each of its parts, is in training as it was before."""
+    modules = getattr(model, "modules", None)
+    before = [(part, part.training) for part in modules()] if modules is not None else []
+    try:
+        yield
+    finally:
+        for part, training in before:
+            part.training = training
+
+
+@contextlib.contextmanager
+def frozen_garbage() -> Iterator[None]:
+    """What libraries made while loading stays: the collector need not go through it each time.
+
+    To thaw is to thaw all, so where the caller has frozen something, all stays as it is.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+@contextlib.contextmanager
+def caller_kept() -> Iterator[None]:
+    """Random numbers go on where they stood; variables of the environment and the flags of CUDA are
+    what they were."""
+    import numpy as np
+    import torch
+
+    variables = dict(os.environ)
+    python, numpys, torchs = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    # That of a GPU would start CUDA, where nobody has.
+    cudas = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    try:
+        with cuda_flags_kept():
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpys)
+        torch.set_rng_state(torchs)
+        if cudas is not None:
+            torch.cuda.set_rng_state_all(cudas)
+        for name in os.environ.keys() - variables.keys():
+            del os.environ[name]
+        for name, value in variables.items():
+            if os.environ.get(name) != value:
+                os.environ[name] = value

@@ -1,0 +1,299 @@
+"""The knobs of the benchmarks, and of what tunes by them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from copy import copy
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from .data import LoaderConfig
+from .knobs import (
+    TRUST_MODEL,
+    Bytes,
+    Knobs,
+    Natural,
+    Positive,
+    Switches,
+    Tile,
+    flag,
+    many,
+    replace_flag,
+)
+
+
+def _of_loader(name: str) -> Any:
+    """A knob as the loader has it: its default and its help are there."""
+    return copy(LoaderConfig.model_fields[name])
+
+
+class BenchModelConfig(Knobs):
+    """Everything that ``penstock bench model`` may be told. Tuples are axes of the sweep."""
+
+    tile_sizes: Annotated[tuple[Tile, ...], BeforeValidator(many), Field(min_length=1)] = flag(
+        ("256", "384"), help="tile sizes, each a number or ZxYxX"
+    )
+    batch_sizes: Annotated[tuple[Positive, ...], BeforeValidator(many), Field(min_length=1)] = flag(
+        (1, 2, 4), help="batch sizes"
+    )
+    mode: Literal["inference", "train"] = flag("inference", help="forward, or a whole step")
+    device: str = flag("auto", help="cpu, cuda, cuda:1, mps (default: the best there is)")
+    output: Path = flag(Path("logs/stage2_bench.csv"), help="CSV to which results are appended")
+    replace: bool = replace_flag()
+    ledger: Path | None = flag(
+        None, help="folder of the raw records (default: OUTPUT with the suffix .ledger)"
+    )
+
+    model: Annotated[tuple[str, ...], BeforeValidator(many), Field(min_length=1)] = flag(
+        ("prithvi-refiner-tiny",), help="models by name, module:function or file.py:function"
+    )
+    weights: Path | None = flag(None, help="state dict: safetensors, or a torch file of tensors")
+    trust_model: bool = flag(False, help=TRUST_MODEL)
+    channels: Annotated[tuple[Positive, ...], BeforeValidator(many)] | None = flag(
+        None, help="input channels (default: what the model's first layer takes)"
+    )
+    dtype: Annotated[
+        tuple[Literal["float32", "bfloat16", "float16"], ...], BeforeValidator(many)
+    ] = flag(("float32",), help="dtype of weights and input")
+    amp: Switches = flag((False,), help="autocast: fp16 on CUDA, bf16 elsewhere; off on: both")
+    compile: Switches = flag((False,), help="torch.compile; off on: both")
+    channels_last: Switches = flag((False,), help="channels-last layout; off on: both")
+    tf32: Switches = flag((False,), help="let CUDA use TF32 in float32 arithmetic; off on: both")
+    checkpointing: Switches = flag(
+        (False,), help="recompute activations in the backward pass; off on: both"
+    )
+    halo: Annotated[tuple[Natural, ...], BeforeValidator(many)] = flag(
+        (0,), help="pixels on each side of a tile that are cropped away: not useful work"
+    )
+    threads: Positive | None = flag(None, help="threads of torch on the CPU (default: its own)")
+
+    effort: Literal["quick", "standard", "rigorous"] = flag(
+        "standard", help="1, 5 or 10 launches of each case; one launch is never compared"
+    )
+    launch_seconds: Annotated[float, Field(gt=0)] = flag(
+        5.0, help="most seconds of samples in a launch"
+    )
+    precision: Annotated[float, Field(gt=0, lt=1)] = flag(
+        0.01,
+        help="stop a launch when the median is known this well (half width of its 95 % interval)",
+    )
+    timeout: Annotated[float, Field(gt=0)] = flag(600.0, help="most seconds of a launch in all")
+    seed: Natural = flag(0, help="seed of the order of launches and of the data")
+    resume: bool = flag(False, help="run only the launches that the ledger lacks")
+
+    find_limit: bool = flag(False, help="find the largest batch of each tile that fits")
+    limit_tolerance: Annotated[float, Field(ge=0, lt=1)] = flag(
+        0.01,
+        help="share of a batch by which --find-limit may fall short; 0 finds the largest exactly",
+    )
+    budget: Annotated[Bytes, Field(ge=1)] | None = flag(
+        None, help="memory that a launch may take, such as 16GiB (default: all there is)"
+    )
+    recommend: Path | None = flag(
+        None,
+        help="write recommended settings to this YAML file (default: OUTPUT with .inference.yaml "
+        "or .train.yaml)",
+    )
+
+
+PatchShape = Annotated[
+    tuple[Positive, ...] | None,
+    BeforeValidator(lambda value: None if value is None else many(value)),
+]
+
+
+def patch_flag() -> Any:
+    return flag(
+        None,
+        help="cut samples into patches of this shape, along the last axes; one number for each "
+        "axis of the array makes the whole array, such as a volume, one sample (with --shuffle "
+        "global for patches in any order)",
+    )
+
+
+class BenchLoaderConfig(Knobs):
+    """Everything that ``penstock bench loader`` may be told. Tuples are axes of the sweep."""
+
+    threads: Annotated[tuple[Positive, ...], BeforeValidator(many), Field(min_length=1)] = flag(
+        (1, 2, 4), help="threads of a loader, or its worker processes"
+    )
+    batch_sizes: Annotated[tuple[Positive, ...], BeforeValidator(many), Field(min_length=1)] = flag(
+        (4, 16), help="samples of a batch"
+    )
+    loaders: Annotated[tuple[str, ...], BeforeValidator(many), Field(min_length=1)] = flag(
+        (
+            "penstock",
+            "penstock-tensorstore",
+            "tensorstore-read",
+            "dask-sample",
+            "dask-stacked",
+            "zarr",
+            "torch",
+            "xbatcher",
+            "zarrs",
+        ),
+        help="loaders by name; the first is compared with each of the others",
+    )
+    shuffle: Literal["none", "sample", "block", "global"] = flag(
+        "sample", help="order of the samples, the same for every loader"
+    )
+    patch: PatchShape = patch_flag()
+    window: Positive = flag(16, help="chunks in a window of the block shuffle")
+    cache: Literal["warm", "cold", "as-is"] = flag(
+        "warm",
+        help="files in memory before the first batch: all, none (each launch drops them), or "
+        "whatever is; what was really there is measured and shown",
+    )
+    batches: Positive = flag(10, help="batches that a launch waits for, and are samples")
+    warmup: Natural = flag(
+        4,
+        help="batches between the first, which is told apart, and those that are samples; in fewer "
+        "a loader that uses its memory again has not yet met all of it; one that reads further "
+        "ahead than that has as many as it reads ahead",
+    )
+    ladder: bool = flag(True, help="measure the ladder of ceilings as well")
+
+    endpoint: str | None = flag(
+        None, help="URL of the S3 server of an s3:// DATA (default: AWS_ENDPOINT_URL)"
+    )
+    latency_ms: Annotated[float, Field(ge=0)] = flag(
+        0.0, help="read DATA over HTTP on loopback, every request so many milliseconds late"
+    )
+
+    output: Path = flag(Path("logs/loader_bench.csv"), help="CSV to which results are appended")
+    replace: bool = replace_flag()
+    ledger: Path | None = flag(
+        None, help="folder of the raw records (default: OUTPUT with the suffix .ledger)"
+    )
+    effort: Literal["quick", "standard", "rigorous"] = flag(
+        "standard", help="1, 5 or 10 launches of each case; one launch is never compared"
+    )
+    timeout: Annotated[float, Field(gt=0)] = flag(600.0, help="most seconds of a launch in all")
+    seed: Natural = flag(0, help="seed of the order of launches and of samples")
+    resume: bool = flag(False, help="run only the launches that the ledger lacks")
+
+
+class BenchQueueConfig(Knobs):
+    """Everything that ``penstock bench queue`` may be told. Tuples are axes of the sweep."""
+
+    workers: Annotated[tuple[Natural, ...], BeforeValidator(many), Field(min_length=1)] = flag(
+        (0, 1, 2, 4), help="threads that read and decode; 0 reads where it computes"
+    )
+    queue_sizes: Annotated[tuple[Positive, ...], BeforeValidator(many), Field(min_length=1)] = flag(
+        (1, 2, 4, 8), help="most batches that are read ahead"
+    )
+    batch_size: Positive = flag(16, help="samples of a batch")
+    iterations: Annotated[int, Field(ge=3)] = flag(
+        30, help="steps of a launch, the first of which begins with a full queue"
+    )
+    compute: Literal["sleep", "busy", "train"] = flag(
+        "sleep", help="what a step does: sleep, keep one core busy, or train a real network"
+    )
+    compute_time: Annotated[float, Field(gt=0)] = flag(
+        1.0, help="seconds of a step (train takes what it takes)"
+    )
+    model: str = flag("prithvi-refiner-tiny", help="the network of --compute train")
+    trust_model: bool = flag(False, help=TRUST_MODEL)
+    tile_size: Tile = flag("64", help="its tiles, a number or ZxYxX")
+    device: str = flag("auto", help="where it trains: cpu, cuda, cuda:1, mps")
+    shuffle: Literal["none", "sample", "global"] = flag("sample", help="order of the samples")
+
+    missing: Literal["error", "fill"] = _of_loader("missing")
+    output: Path = flag(Path("logs/queue_bench.csv"), help="CSV to which results are appended")
+    replace: bool = replace_flag()
+    ledger: Path | None = flag(
+        None, help="folder of the raw records (default: OUTPUT with the suffix .ledger)"
+    )
+    effort: Literal["quick", "standard", "rigorous"] = flag(
+        "quick", help="1, 5 or 10 launches of each case; one launch is never compared"
+    )
+    timeout: Annotated[float, Field(gt=0)] = flag(600.0, help="most seconds of a launch in all")
+    seed: Natural = flag(0, help="seed of the order of launches and of samples")
+    resume: bool = flag(False, help="run only the launches that the ledger lacks")
+
+
+def _step_times(value: object) -> object:
+    """``0.2`` is (None, 0.2), ``4=0.05`` is (4, 0.05); so is an entry of a mapping in YAML."""
+    entries = [f"{k}={v}" for k, v in value.items()] if isinstance(value, Mapping) else many(value)
+    assert isinstance(entries, list | tuple)
+    found: list[tuple[int | None, float]] = []
+    for entry in entries:
+        batch, _, seconds = str(entry).rpartition("=")
+        try:
+            found.append((int(batch) if batch else None, float(seconds)))
+        except ValueError:
+            raise ValueError(f"{entry} is neither SECONDS nor BATCH=SECONDS") from None
+        if not 0 < found[-1][1] < math.inf or (batch and int(batch) < 1):
+            raise ValueError(f"{entry} must be above 0 and finite")
+    sizes = [batch for batch, _ in found]
+    if len(set(sizes)) < len(sizes) or (None in sizes and len(sizes) > 1):
+        raise ValueError(
+            f"{' '.join(map(str, entries))}: give SECONDS once, or BATCH=SECONDS for each of some "
+            "batches"
+        )
+    return tuple(found)
+
+
+StepTimes = Annotated[
+    tuple[tuple[int | None, float], ...], BeforeValidator(_step_times), Field(min_length=1)
+]
+
+
+class TuneLoaderConfig(Knobs):
+    """Everything that ``penstock tune loader`` may be told."""
+
+    step_time: StepTimes = flag(
+        help="SECONDS of a step on the accelerator for the largest of --batch-size, or what was "
+        "measured for some: 4=0.05 16=0.2; other batches take their share of the next larger one"
+    )
+    batch_size: Annotated[tuple[Positive, ...], BeforeValidator(many), Field(min_length=1)] = flag(
+        (1, 2, 4, 8, 16),
+        help="samples of a batch; of several, the smallest that is fed "
+        "(default: those of --step-time, else 1 2 4 8 16)",
+    )
+    threads_up_to: Positive | None = flag(
+        None, help="most threads to try (default: the cores that this process may use)"
+    )
+    max_memory: Annotated[Bytes, Field(ge=1)] | None = flag(
+        None, help="most host memory of the batches, such as 16GiB (default: half of what is free)"
+    )
+    utilisation: Annotated[float, Field(gt=0, lt=1)] = flag(
+        0.9, help="share of the time that the accelerator must be computing"
+    )
+    batches: Annotated[int, Field(ge=6)] = flag(16, help="batches that a launch reads")
+    launches: Positive = flag(3, help="launches of each batch and number of threads")
+    shuffle: Literal["none", "sample", "global"] = flag("sample", help="order of the samples")
+    patch: PatchShape = patch_flag()
+    missing: Literal["error", "fill"] = _of_loader("missing")
+    output: Path = flag(Path("logs/loader.yaml"), help="YAML file for the settings")
+    replace: bool = replace_flag()
+    ledger: Path | None = flag(
+        None, help="folder of the raw records (default: OUTPUT with the suffix .ledger)"
+    )
+    timeout: Annotated[float, Field(gt=0)] = flag(600.0, help="most seconds of a launch in all")
+    seed: Natural = flag(0, help="seed of the order of launches and of samples")
+
+    @property
+    def candidates(self) -> tuple[int, ...]:
+        """Batches to choose from, smallest first."""
+        told = [batch for batch, _ in self.step_time if batch is not None]
+        chosen = self.batch_size if "batch_size" in self.model_fields_set or not told else told
+        return tuple(sorted(set(chosen)))
+
+    @property
+    def steps(self) -> dict[int, float]:
+        """Seconds of a step for each batch for which they were told."""
+        return {batch or max(self.candidates): seconds for batch, seconds in self.step_time}
+
+    @model_validator(mode="after")
+    def _told(self) -> TuneLoaderConfig:
+        most, told = max(self.candidates), max(self.steps)
+        if most > told:
+            raise ValueError(
+                f"--batch-size {most} is more than the largest of --step-time, {told}: a step of "
+                f"it may take less than in proportion; add {most}=SECONDS"
+            )
+        return self

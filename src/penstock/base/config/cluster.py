@@ -1,0 +1,270 @@
+"""The knobs of jobs and ranks: SLURM, torchrun, and what more of them would give."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from ..secrets import has_login, names_key
+from .knobs import Bytes, Knobs, Natural, Positive, flag, listed, many
+
+
+def _said(kind: str, pattern: str) -> BeforeValidator:
+    """Text of one kind. It reaches a job script, so what it may hold is listed, not what not."""
+
+    def check(value: object) -> str:
+        known = isinstance(value, str | int) and not isinstance(value, bool)
+        if not known or not re.fullmatch(pattern, str(value), re.ASCII):
+            raise ValueError(f"{value!r} is not {kind}")
+        return str(value)
+
+    return BeforeValidator(check)
+
+
+def _duration(value: object) -> object:
+    if isinstance(value, int):
+        # YAML reads 1:00:00 as the number 3600, which SLURM would take for minutes.
+        raise ValueError(f"write {value} in quotes, or YAML makes a number of hours and minutes")
+    return value
+
+
+def _settings(value: object) -> object:
+    """A mapping, as YAML has it, as NAME=VALUE."""
+    if isinstance(value, Mapping):
+        return tuple(f"{name}={text}" for name, text in value.items())
+    return many(value)
+
+
+def _variable(value: object) -> str:
+    text = str(value)
+    if not re.fullmatch(r"[A-Za-z_]\w*=[^\x00-\x1f\x7f]*", text, re.ASCII):
+        raise ValueError(f"{text!r} is not NAME=VALUE in one line")
+    name, _, value = text.partition("=")
+    if names_key(name) or has_login(value):
+        what = name if names_key(name) else f"the login in {name}"
+        raise ValueError(
+            f"{what} does not belong in a job script, which SLURM keeps; export {name} before "
+            "submitting, and the job inherits it"
+        )
+    return text
+
+
+# sbatch takes quotes off by rules of its own, in which a backslash escapes even between quotes.
+_ONE_LINE = r"[^-\\\x00-\x1f\x7f][^\\\x00-\x1f\x7f]*"
+_Line = Annotated[str, _said("text in one line without \\ and no dash first", _ONE_LINE)]
+_Home = AfterValidator(os.path.expanduser)
+"""A shell makes a path of ~; YAML does not, nor does sbatch."""
+_OnePath = Annotated[
+    str, _said("a path in one line without \\ and no dash first", _ONE_LINE), _Home
+]
+_Folder = Annotated[
+    str,
+    _said(
+        "a folder in one line without \\ or % and no dash first",
+        _ONE_LINE.replace(r"\x7f", r"\x7f%"),
+    ),
+    _Home,
+]
+_Name = Annotated[str, _said("a name of SLURM's (letters, digits, . _ + @ : -)", r"\w[\w.+@:-]*")]
+_Gpus = Annotated[str, _said("a number of GPUs such as 4 or a100:4", r"(\w[\w.-]*:)?[1-9]\d*")]
+_Memory = Annotated[str, _said("memory such as 125000 (MB) or 64G", r"[1-9]\d*[KMGT]?")]
+_Time = Annotated[
+    str,
+    _said("a time such as 30 (minutes), 12:00:00 or 1-12:00:00", r"(\d+-)?\d+(:\d+){0,2}"),
+    BeforeValidator(_duration),
+]
+_Features = Annotated[str, _said("a constraint such as gpu or a&b", r"[\w\[(][\w.&|*,()\[\]-]*")]
+_RANGE = r"\d+(-\d+(:\d+)?)?"
+_Array = Annotated[str, _said("an array such as 0-7 or 1,4,8%2", rf"{_RANGE}(,{_RANGE})*(%\d+)?")]
+_AFTER = r"[a-z]+(:\d[\w+]*)*"
+_After = Annotated[str, _said("a dependency such as afterok:123", rf"{_AFTER}([,?]{_AFTER})*")]
+_Module = Annotated[str, _said("a module such as cuda/12.6", r"\w[\w.+/@-]*")]
+_Variable = Annotated[str, BeforeValidator(_variable)]
+_Endpoint = Annotated[str, _said("HOST:PORT", r"[\w.\[][\w.:\[\]-]*:\d{1,5}")]
+
+
+def _seconds(time: str) -> int:
+    """Seconds of a time as SLURM has it: minutes, unless there are days or two colons.
+
+    >>> _seconds("30"), _seconds("1:30"), _seconds("01:00:00"), _seconds("1-2"), _seconds("1-0:1")
+    (1800, 90, 3600, 93600, 86460)
+    """
+    days, dash, rest = time.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if not dash and len(parts) < 3:
+        parts = [0, *parts]
+    hours, minutes, seconds = (*parts, 0, 0)[:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+class SlurmConfig(Knobs):
+    """The resources of a job, by sbatch's own names for them."""
+
+    job_name: _Line = flag("penstock", help="name of the job; a study appends the devices")
+    nodes: Positive = flag(1, help="nodes")
+    ntasks_per_node: Positive | None = flag(
+        None, help="ranks on a node (default: one for each of its GPUs, or one)"
+    )
+    gpus_per_node: _Gpus | None = flag(None, help="GPUs of a node, of any type or of one: a100:4")
+    cpus_per_task: Positive | None = flag(None, help="cores of each rank")
+    mem: _Memory | None = flag(None, help="memory of a node, in MB or with a unit: 125000, 64G")
+    time: _Time | None = flag(None, help="most time: 30 (minutes), 12:00:00 or 1-12:00:00")
+    partition: _Name | None = flag(None, help="partition")
+    account: _Name | None = flag(None, help="account")
+    qos: _Name | None = flag(None, help="quality of service")
+    constraint: _Features | None = flag(None, help="features that the nodes must have")
+    exclusive: bool = flag(False, help="share nodes with no other job")
+    array: _Array | None = flag(None, help="submit the job so many times: 0-7, 1,4,8, 0-99%4")
+    dependency: _After | None = flag(
+        None, help="begin after other jobs: afterok:123, afterany:123:124, singleton"
+    )
+    requeue: bool = flag(True, help="go back into the queue before the time is up, and go on later")
+    signal: Natural = flag(
+        120, help="seconds before its end at which a job is told to save; 0: it is not told"
+    )
+    modules: Annotated[tuple[_Module, ...], BeforeValidator(many)] = flag(
+        (), help="environment modules to load after a purge (default: none)"
+    )
+    venv: _OnePath | None = flag(None, help="virtual environment to activate")
+    env: Annotated[tuple[_Variable, ...], BeforeValidator(_settings)] = flag(
+        (), help="variables to set, NAME=VALUE (default: none beside those of the shell)"
+    )
+    folder: _Folder = flag("outputs", help="folder of logs, runs and the list of jobs")
+    output: _OnePath | None = flag(
+        None,
+        help="file of the job's output (default: FOLDER/slurm-%j.out, of an array "
+        "FOLDER/slurm-%A_%a.out)",
+    )
+    error: _OnePath | None = flag(None, help="file of its errors (default: that of its output)")
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of a node."""
+        return int(self.gpus_per_node.rpartition(":")[2]) if self.gpus_per_node else 0
+
+    @property
+    def tasks(self) -> int:
+        """Ranks of a node."""
+        return self.ntasks_per_node or self.gpus or 1
+
+    @property
+    def on_one_node(self) -> bool:
+        """Whether nothing says how many ranks a node takes: a study then asks for one that takes
+        them all."""
+        return self.ntasks_per_node is None and not self.gpus
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> SlurmConfig:
+        if self.gpus and self.tasks != self.gpus:
+            raise ValueError(
+                f"a rank uses one GPU: --ntasks-per-node {self.tasks} does not go with "
+                f"--gpus-per-node {self.gpus_per_node}"
+            )
+        for name in ("output", "error"):
+            self._check_pattern(name)
+        # SLURM may send it a minute early.
+        if self.time is not None and 0 < _seconds(self.time) <= self.signal + 60:
+            raise ValueError(
+                f"--signal {self.signal}: a job of --time {self.time} would be told to save, and "
+                "go back into the queue, as it begins"
+            )
+        return self
+
+    def _check_pattern(self, name: str) -> None:
+        """A log is found again by the number of its job, and elements of an array need one each."""
+        pattern = getattr(self, name) or ""
+        known = {"A", "a"} if self.array else {"j"}
+        asked = set(re.findall(r"%(.?)", pattern))
+        if asked - known or (self.array and pattern and "a" not in asked):
+            numbers = "%A and %a, the numbers of an array and its element" if self.array else "%j"
+            raise ValueError(f"--{name} {pattern}: a job's log is found by {numbers}, and no other")
+
+
+_RAVEN: dict[str, Any] = {
+    "constraint": "gpu",
+    "cpus_per_task": 18,
+    "time": "00:10:00",
+    "modules": ("gcc/13", "cuda/12.6"),
+}
+_RAVEN_NODE: dict[str, Any] = {**_RAVEN, "gpus_per_node": "a100:4", "mem": "500000"}
+SLURM_PRESETS: dict[str, dict[str, Any]] = {
+    "raven-1gpu": {**_RAVEN, "nodes": 1, "gpus_per_node": "a100:1", "mem": "125000"},
+    "raven-4gpu": {**_RAVEN_NODE, "nodes": 1},
+    "raven-8gpu": {**_RAVEN_NODE, "nodes": 2},
+}
+"""The three jobs of MPCDF's Raven, whose nodes have four A100, 72 cores and 512 GB."""
+
+
+class TorchrunConfig(Knobs):
+    """What ``penstock launch torchrun`` may be told."""
+
+    nproc_per_node: Positive | None = flag(
+        None, help="ranks on this node (default: one for each GPU, or one)"
+    )
+    nnodes: Positive = flag(1, help="nodes; start the same line on each")
+    rdzv_endpoint: _Endpoint | None = flag(
+        None, help="HOST:PORT of one of the nodes, where all meet"
+    )
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> TorchrunConfig:
+        if self.nnodes > 1 and self.rdzv_endpoint is None:
+            raise ValueError(f"--nnodes {self.nnodes} must be told where to meet: --rdzv-endpoint")
+        return self
+
+
+def _seen(value: object) -> object:
+    if value is not None and (not isinstance(value, list | tuple) or len(value) != 2):
+        raise ValueError("give a number of devices and seconds, such as 4 0.115")
+    return value
+
+
+class SimulateConfig(Knobs):
+    """Everything that ``penstock scaling simulate`` may be told."""
+
+    devices: Annotated[tuple[Positive, ...], BeforeValidator(listed), Field(min_length=1)] = flag(
+        (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096), help="numbers of devices: 8 16, or 8,16"
+    )
+    compute_time: float | None = flag(
+        None, help="seconds that a step computes on one device (default: as RUN measured)"
+    )
+    backward_time: float | None = flag(
+        None, help="what of it is the backward pass (default: as measured, or two thirds)"
+    )
+    batch_size: Positive | None = flag(
+        None, help="samples of a batch on each device (another than RUN's takes as long a sample)"
+    )
+    gradient_bytes: Bytes | None = flag(
+        None, help="what is summed in a step, such as 100MB (default: 4 a parameter)"
+    )
+    sample_bytes: Bytes | None = flag(None, help="bytes that are read for a sample")
+    data_rate: Bytes | None = flag(
+        None,
+        help="bytes a second of the store, for all devices (default: a loader on each, as RUN's)",
+    )
+    jitter: Annotated[float, Field(ge=0, lt=1)] | None = flag(
+        None, help="deviation of a step over its mean (default: as RUN measured, or none)"
+    )
+    seen: Annotated[
+        tuple[Annotated[int, Field(ge=2)], Annotated[float, Field(gt=0)]] | None,
+        BeforeValidator(_seen),
+    ] = flag(
+        None, help="devices, and seconds that a step took on them (default: as RUN_OF_SEVERAL)"
+    )
+    gpus_per_node: Positive = flag(4, help="devices of a node")
+    inside: Bytes = flag(
+        300 * 10**9, help="bytes a second and device within a node (default: 300GB, as NVLink 3)"
+    )
+    between: Bytes = flag(
+        25 * 10**9, help="bytes a second and node between nodes (default: 25GB, as HDR200)"
+    )
+    inside_latency: float = flag(3e-6, help="seconds of a message within a node")
+    between_latency: float = flag(10e-6, help="seconds of a message between nodes")
+    algorithm: Literal["ring", "tree"] = flag("tree", help="how gradients are summed")
+    overlap: Annotated[float, Field(ge=0, le=1)] = flag(
+        0.5, help="share of the sum that may hide behind the backward pass"
+    )

@@ -1,0 +1,229 @@
+"""The knobs of data: made, loaded, cut into chips, detected in, scored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from .knobs import Bytes, Knobs, Names, Natural, Positive, Shape, flag, many, replace_flag
+
+PRESET_SAMPLES = 64
+
+
+class GenerateConfig(Knobs):
+    """What ``penstock generate`` may be told beside what to make, from what, and where."""
+
+    samples: Positive | None = flag(
+        None, help=f"samples (default: {PRESET_SAMPLES} of a preset, all that a file has)"
+    )
+    grid: Annotated[tuple[Positive, ...], BeforeValidator(many)] = flag(
+        (192, 384), help="cells of latitude and longitude of a preset, both even"
+    )
+    seed: Natural = flag(0, help="seed of a preset, a volume or scenes")
+    slope: Annotated[float, Field(ge=0)] = flag(
+        2.0, help="the amplitude of a preset's waves falls with wave number to this power"
+    )
+    codec: Literal["blosc-lz4", "blosc-zstd", "zstd", "none"] = flag(
+        "blosc-lz4", help="compression of the chunks; blosc shuffles the bytes first"
+    )
+    zarr_format: Annotated[Literal[2, 3], BeforeValidator(int)] = flag(2, help="version of Zarr")
+    shards: Annotated[tuple[Positive, ...], BeforeValidator(many)] | None = flag(
+        None, help="samples in a shard (Zarr 3 only); of a volume, a shard's z y x"
+    )
+    workers: Positive | None = flag(
+        None,
+        help="threads that make samples, each holding one or a shard of them (of a volume: a "
+        "piece; default: one for each core, 8 at most)",
+    )
+    overwrite: bool = flag(False, help="replace an OUT that is such data, and nothing else")
+
+    inputs: Names | None = flag(
+        None, help="variables of the file that are inputs (default: all that fit)"
+    )
+    targets: Names | None = flag(
+        None, help="variables of the file that are targets (default: the inputs that vary)"
+    )
+    offsets: Annotated[tuple[int, ...], BeforeValidator(many), Field(min_length=1)] | None = flag(
+        None,
+        help="steps of the file that inputs are taken from (default: -1 0, or 0 where it is short)",
+    )
+    target_offset: int = flag(1, help="step of the file that targets are taken from")
+
+    shape: Shape = flag((128, 512, 512), help="z y x of a volume")
+    chunks: Shape = flag((64, 128, 128), help="z y x of a volume's chunks")
+    clean: bool = flag(False, help="a volume without noise, the target of `train pairs`")
+
+    scenes: Annotated[int, Field(ge=2)] = flag(4, help="scenes of xview3, of both splits")
+    validation: Positive | None = flag(
+        None, help="how many of the scenes are for validation (default: a quarter)"
+    )
+    size: Annotated[tuple[Positive, ...], BeforeValidator(many)] = flag(
+        (2048, 2048), help="rows and columns of a scene; real ones have some 22000 29000"
+    )
+    objects: Positive = flag(40, help="labelled objects in a scene, where the sea has room")
+    tiff: Literal["strips", "deflate", "tiled"] = flag(
+        "strips", help="how pixels lie in the 10 m rasters: plain, or deflated strips or tiles"
+    )
+
+    @model_validator(mode="after")
+    def _sides(self) -> GenerateConfig:
+        if len(self.grid) != 2 or any(side % 2 for side in self.grid):
+            told = " ".join(map(str, self.grid))
+            raise ValueError(f"--grid {told}: give two even numbers, latitude and longitude")
+        for name in ("shape", "chunks"):
+            if len(getattr(self, name)) != 3:
+                raise ValueError(f"--{name} {getattr(self, name)}: give three numbers, z y x")
+        if len(self.size) != 2:
+            told = " ".join(map(str, self.size))
+            raise ValueError(f"--size {told}: give two numbers, rows and columns")
+        if self.validation is not None and self.validation >= self.scenes:
+            raise ValueError(
+                f"--validation {self.validation} leaves none of --scenes {self.scenes} to train on"
+            )
+        return self
+
+
+class LoaderConfig(Knobs):
+    """Everything that a `penstock.Loader` may be told, but for what the items are."""
+
+    batch_size: Positive = flag(help="items in a batch of one rank")
+    shuffle: Literal["none", "sample", "block", "global"] = flag(
+        "none",
+        help="none: in order; sample: whole samples; block: in windows of chunks; global: all",
+    )
+    window: Positive = flag(16, help="chunks in a window of the block shuffle")
+    seed: Natural = flag(0, help="seed of the order")
+    drop_last: bool = flag(False, help="leave out the items that do not fill a last global batch")
+    rank: Natural = flag(0, help="which of the processes this is")
+    world_size: Positive = flag(1, help="processes that share an epoch")
+
+    workers: Positive | None = flag(
+        None, help="threads that decode (default: one for each CPU that this process may use)"
+    )
+    fetch: Natural = flag(
+        0, help="threads that only read ahead of these; 0: who decodes reads, best for local files"
+    )
+    queue: Natural = flag(2, help="batches that are made ready ahead of the one in use")
+    max_memory: Bytes | None = flag(
+        None, help="most memory for batches, scratch and cache, such as 8GiB (default: no limit)"
+    )
+    cache: Bytes = flag(0, help="decoded chunks kept for their next use, such as 2GiB")
+    engine: Literal["auto", "native", "tensorstore"] = flag(
+        "auto",
+        help="native: local Zarr of regular chunks; tensorstore: anything, local files are "
+        "mapped, so none may be cut short meanwhile; auto: what is quicker for the chunks",
+    )
+    missing: Literal["error", "fill"] = flag(
+        "error", help="a chunk that is not there is an error, or the store's fill value"
+    )
+    pin: bool = flag(False, help="batches in page-locked memory, for a quick way to a CUDA device")
+
+
+CHIP_OVERLAP = 64
+
+
+class PreprocessConfig(Knobs):
+    """Everything that ``penstock preprocess`` may be told."""
+
+    data_root: Path = flag(help="folder with train/ and validation/, a folder for each scene")
+    train_label_file: Path = flag(help="label CSV of the training scenes")
+    val_label_file: Path = flag(help="label CSV of the validation scenes")
+    output_dir: Path = flag(help="folder for train/ and val/")
+    channels: str = flag(
+        "vh,vv,bathymetry",
+        help="comma-separated: vh, vv, bathymetry, wind_speed, wind_direction, wind_quality, mask",
+    )
+    num_workers: Positive = flag(4, help="scenes that are cut at once")
+    overwrite_preproc: bool = flag(False, help="cut again what an earlier run cut")
+    replace: bool = replace_flag()
+    chip_size: Positive = flag(800, help="pixels of a chip's side")
+    dtype: Literal["float16", "float32"] = flag(
+        "float16",
+        help="floats that chips keep; the rasters of xView3 are float16 (reference: float32)",
+    )
+    overlap: Natural | None = flag(
+        None, help=f"pixels that neighbouring chips share (default: {CHIP_OVERLAP}; reference: 0)"
+    )
+    layout: Literal["penstock", "reference"] = flag(
+        "penstock",
+        help="one Zarr for each scene, or a .npy for each channel of each chip as the reference "
+        "wrote them",
+    )
+    partial: bool = flag(
+        False, help="take only the scenes that have both a folder and labels, rather than refuse"
+    )
+
+
+class PredictConfig(Knobs):
+    """Everything that ``penstock predict`` may be told beside the weights."""
+
+    data_root: Path = flag(help="folder whose folders are scenes, such as DATA/validation")
+    scenes: Names | None = flag(None, help="only these scenes (default: all in --data-root)")
+    output: Path = flag(
+        Path("predictions.csv"), help="CSV to write, as it is submitted, and the scores"
+    )
+    overwrite: bool = flag(
+        False, help="replace an --output that is there, and what a stopped run had finished"
+    )
+    replace: bool = replace_flag()
+    resume: bool = flag(False, help="go on with a run that was stopped")
+
+    # the detector; what is not said is taken from the run that trained it
+    channels: str | None = flag(
+        None, help="comma-separated, as it was trained with (default: the run's)"
+    )
+    backbone: Literal["auto", "mobilenet", "resnet50"] = flag(
+        "auto", help="what its pyramid of features stands on; auto: the run's"
+    )
+    score_threshold: Annotated[float, Field(ge=0.05, le=1)] | None = flag(
+        None,
+        help="least score of a detection (default: the run's best on its validation scenes)",
+    )
+    chip_size: Positive | None = flag(
+        None, help="pixels of a window's side (default: the run's chips)"
+    )
+    overlap: Natural | None = flag(
+        None, help="pixels that windows share (default: as the run's chips)"
+    )
+
+    batch_size: Positive = flag(8, help="windows of a batch")
+    device: Literal["auto", "cpu", "cuda", "mps"] = flag("auto", help="where to run the detector")
+    amp: bool = flag(False, help="mixed precision: fp16 on CUDA, bf16 elsewhere")
+    threads: Positive | None = flag(None, help="threads of torch on the CPU (default: its own)")
+
+
+class XView3Rules(Knobs):
+    """How the xView3 score is taken. The challenge's own leaderboard set ``drop_low_detect`` and
+    ``costly_dist``."""
+
+    distance_tolerance: Annotated[float, Field(gt=0)] = flag(
+        200.0, help="a detection is right when it is closer to its label than this, in metres"
+    )
+    shore_tolerance: Annotated[float, Field(ge=0)] = flag(
+        2.0, help="near the shore is this many kilometres; 0: no score of the shore"
+    )
+    drop_low_detect: bool = flag(
+        False, help="leave out predictions that match labels of LOW confidence"
+    )
+    costly_dist: bool = flag(
+        False,
+        help="pairs beyond the tolerance never stand in the way of pairs within; without "
+        "--strict-official this is always so",
+    )
+    score_all: bool = flag(False, help="labels of LOW confidence count like the others")
+    strict_official: bool = flag(
+        False, help="the numbers of the official script, its quirks included"
+    )
+
+
+class ScoreConfig(XView3Rules):
+    """Everything that ``penstock score xview3`` may be told."""
+
+    inference_file: Path = flag(help="predictions: CSV as it is submitted")
+    label_file: Path = flag(help="labels: CSV of xView3")
+    shore_root: Path | None = flag(None, help="folder of SCENE_shoreline.npy")
+    scene_id: Names | None = flag(None, help="score these scenes only (default: all)")
+    output: Path | None = flag(None, help="JSON file for the scores")
+    replace: bool = replace_flag()

@@ -1,0 +1,243 @@
+"""The knobs of ``penstock infer``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from .knobs import (
+    TRUST_MODEL,
+    Bytes,
+    Knobs,
+    Names,
+    Natural,
+    PerAxis,
+    Positive,
+    Selection,
+    Shape,
+    flag,
+    many,
+    replace_flag,
+)
+
+
+def _model(value: object) -> object:
+    """A path is the text that names it; what is neither text nor a module is no model."""
+    if isinstance(value, Path):
+        return str(value)
+    if not isinstance(value, str) and not hasattr(value, "state_dict"):
+        raise ValueError(f"{value!r} is neither a name, a reference or a file, nor a module")
+    return value
+
+
+def _off(value: object) -> object:
+    """``--normalize false``, and ``false`` in YAML, are ``none``."""
+    return "none" if value is False or str(value).lower() == "false" else value
+
+
+def _spelled(value: object) -> object:
+    """``true`` and ``false`` of YAML and Python as a command line spells them."""
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+HeadKind = Literal["intensity", "scores", "labels"]
+HEAD_KINDS: tuple[HeadKind, ...] = ("intensity", "scores", "labels")
+
+
+def _head_kinds(value: object) -> object:
+    """A kind, kinds, NAME=KIND, or in YAML and Python a mapping of names to kinds."""
+    if isinstance(value, Mapping):
+        value = [f"{name}={kind}" for name, kind in value.items()]
+    words = many(value)
+    assert isinstance(words, list | tuple)
+    for word in words:
+        if str(word).rpartition("=")[2] not in HEAD_KINDS:
+            raise ValueError(f"{word!r} is not {', '.join(HEAD_KINDS)}, or NAME=KIND")
+    if len({"=" in str(word) for word in words}) > 1:
+        raise ValueError("give a kind for each head, or NAME=KIND for some, and not both")
+    return words
+
+
+class InferConfig(Knobs):
+    """Everything that ``penstock infer`` and ``penstock.inference.run`` may be told."""
+
+    # what
+    in_spec: Any = flag(help="input: TensorStore JSON (inline or a file), a path or a URL")
+    out_spec: Annotated[tuple[Any, ...], BeforeValidator(many), Field(min_length=1)] = flag(
+        help="output, the same forms; one for each head of the model"
+    )
+    model_type: Annotated[Any, BeforeValidator(_model)] = flag(
+        help="a model by name, package.module:function, file.py:function, .pt2 or TorchScript"
+    )
+    weights: Path | None = flag(None, help="state dict: safetensors, or a torch file of tensors")
+    trust_model: bool = flag(False, help=TRUST_MODEL)
+    in_channels: Positive | None = flag(
+        None, help="channels that the model takes at once (default: what its first layer takes)"
+    )
+    level: Natural = flag(0, help="resolution level of an OME-Zarr input")
+    t: Selection = flag(("all",), help="time points: all, 0, 0:5 or several")
+    c: Selection = flag(("all",), help="channels: all, 0, 0:2 or several")
+
+    # geometry
+    patch: Shape = flag((64,), help="what the model sees: one number, z y x, or y x for a 2-D net")
+    overlap: PerAxis = flag((10,), help="voxels that neighbouring patches share")
+    block: Shape | None = flag(
+        None, help="shape of a write unit, whole chunks of the output (default: fitted)"
+    )
+    batch: Positive | None = flag(
+        None, help="patches gathered for one forward (default: 16 on a GPU, 2 on a CPU)"
+    )
+    seam_mode: Literal["trim", "blend"] = flag(
+        "trim", help="trim: each voxel from one patch; blend: a weighted mean of all that see it"
+    )
+    trim_voxels: Natural | None = flag(
+        None,
+        help="least voxels to cut from each face of a patch: seams lie in the middle of the "
+        "overlap, which cuts overlap // 2, and more than that is refused (default: that)",
+    )
+    halo: PerAxis | None = flag(
+        None,
+        help="voxels around a block that count in its own percentiles, at most overlap // 2 "
+        "(default: --trim-voxels)",
+    )
+    min_blend_weight: Annotated[float, Field(gt=0, le=1)] = flag(
+        0.05, help="least weight of a voxel before weights are made to add up to one"
+    )
+
+    # values
+    normalize: Annotated[
+        Literal["percentile", "global", "fixed", "none"], BeforeValidator(_off)
+    ] = flag(
+        "percentile",
+        help="percentile: of each block; global: exact, of the whole volume; "
+        "fixed: --norm-lower and --norm-upper are intensities; none (or false)",
+    )
+    norm_lower: float = flag(0.5, help="lower percentile, or lower intensity when fixed")
+    norm_upper: float = flag(99.9, help="upper percentile, or upper intensity when fixed")
+    norm_level: Natural | None = flag(
+        None, help="take global percentiles from this level of an OME-Zarr pyramid"
+    )
+    eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = flag(
+        None,
+        help="least range that values are divided by (default: where the two percentiles coincide, "
+        "the range of the data)",
+    )
+    clip_norm: tuple[float, float] | tuple[()] | None = flag(
+        None, help="clip normalised values to LO HI; without numbers to 0 1 (default: no clipping)"
+    )
+    head_kind: (
+        Annotated[tuple[HeadKind | str, ...], BeforeValidator(_head_kinds), Field(min_length=1)]
+        | None
+    ) = flag(
+        None,
+        help="what the heads of the model are, one word for all, one for each, or NAME=KIND. "
+        "intensity: denormalised, blended, in the input's dtype; scores (probabilities, logits): "
+        "blended, never denormalised, float32; labels (classes, masks, objects): neither "
+        "denormalised nor blended, in the model's own integers (default: integers are labels, "
+        "floats intensity; floats that look like probabilities are refused until this is said)",
+    )
+    denormalize: bool = flag(
+        True,
+        help="undo the normalisation on the way out, of heads that are intensity",
+        alias="--no-output-denormalize",
+        const=False,
+    )
+    out_dtype: Names | None = flag(
+        None,
+        help="dtype of a new output, or of each (default: the input's for intensity, float32 for "
+        "scores, the model's integers for labels)",
+    )
+    missing: Literal["fill", "error"] = flag(
+        "fill",
+        help="a chunk that the input does not hold is its fill value, and counted in the summary, "
+        "or an error",
+    )
+
+    # devices
+    devices: Annotated[tuple[str, ...], BeforeValidator(many)] = flag(
+        ("auto",), help="auto, cpu, mps, cuda:0 cuda:1 ..."
+    )
+    amp: Literal["auto", "fp16", "bf16", "off"] = flag(
+        "auto",
+        help="autocast: by default fp16 on CUDA for values brought to a range, else off",
+        alias="--no-amp",
+        const="off",
+    )
+    tf32: bool = flag(False, help="let CUDA use TF32 in float32 arithmetic")
+    compile: bool = flag(False, help="torch.compile the model")
+    compile_mode: Literal[
+        "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
+    ] = flag("default", help="mode of torch.compile")
+    compile_dynamic: Annotated[Literal["auto", "true", "false"], BeforeValidator(_spelled)] = flag(
+        "false",
+        help="shapes of torch.compile: false for fixed ones, as all batches are of one shape; true "
+        "for any; auto for fixed ones until one changes",
+        alias="--no-compile-dynamic",
+        const="false",
+    )
+    cudnn_benchmark: bool = flag(False, help="let cuDNN time its algorithms first")
+    threads: Positive | None = flag(None, help="threads of torch on the CPU (default: its own)")
+
+    # flow
+    prep_workers: Positive = flag(4, help="threads that read, over all devices")
+    writer_workers: Positive = flag(4, help="threads that write")
+    max_inflight_batches: Positive | None = flag(
+        None, help="most batches between reading and writing (default: by memory alone)"
+    )
+    max_memory: Annotated[Bytes, Field(ge=1)] | None = flag(
+        None, help="most host memory, such as 16GiB (default: 80 % of what is free)"
+    )
+
+    # output and records
+    chunks: Shape | None = flag(None, help="chunks of a new output, z y x")
+    shards: Shape | None = flag(None, help="shards of a new output, z y x (zarr v3)")
+    overwrite: bool = flag(False, help="replace an output that exists")
+    resume: bool = flag(False, help="write only the blocks that an earlier run did not")
+    resume_anyway: bool = flag(
+        False,
+        help="as --resume, also where the versions, the code or the kind of machine are others, "
+        "which may change the last bits; done.log says which blocks are whose",
+    )
+    require_lock: bool = flag(
+        False, help="refuse an output that cannot be locked (default: warn and go on)"
+    )
+    run_dir: Path | None = flag(
+        None,
+        help="folder of the run's records (default: OUTPUT.penstock beside the output; with a hash "
+        "of its address where the name does not say all)",
+    )
+    metrics_json: Path | None = flag(None, help="write queue and system metrics to this file")
+    metrics_interval: Annotated[float, Field(gt=0)] = flag(
+        1.0, help="seconds between rows of metrics"
+    )
+    trace: Path | None = flag(None, help="write a trace that Perfetto and chrome://tracing open")
+    replace: bool = replace_flag()
+
+    @property
+    def resumes(self) -> bool:
+        return self.resume or self.resume_anyway
+
+    @model_validator(mode="after")
+    def _ranges(self) -> InferConfig:
+        lower, upper = self.norm_lower, self.norm_upper
+        if not lower < upper:
+            raise ValueError(f"--norm-lower {lower} must be less than --norm-upper {upper}")
+        if self.normalize == "global" and not 0 <= lower < 50 < upper <= 100:
+            raise ValueError(
+                f"--normalize global --norm-lower {lower:g} --norm-upper {upper:g}: here global "
+                "takes two percentiles of the whole volume, one below 50 and one above; "
+                "aind_torch_utils means two intensities that values are clipped to, which is "
+                f"--normalize fixed --norm-lower {lower:g} --norm-upper {upper:g} --clip-norm 0 1"
+            )
+        if self.normalize == "percentile" and not 0 <= lower < upper <= 100:
+            raise ValueError(
+                f"--norm-lower {lower} and --norm-upper {upper} must be percentiles from 0 to 100"
+            )
+        if self.clip_norm and not self.clip_norm[0] < self.clip_norm[1]:
+            raise ValueError(
+                f"--clip-norm {self.clip_norm[0]} must be less than {self.clip_norm[1]}"
+            )
+        return self

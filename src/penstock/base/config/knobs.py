@@ -1,0 +1,200 @@
+"""What a set of knobs is made of, and how YAML, flags and Python arguments fill it."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from ..errors import UsageError
+from ..units import parse_bytes
+
+Positive = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+
+
+def many(value: object) -> object:
+    """One value where several may stand is a tuple of one."""
+    return value if isinstance(value, list | tuple) else (value,)
+
+
+PerAxis = Annotated[tuple[Natural, ...], BeforeValidator(many), Field(min_length=1, max_length=3)]
+"""One number for every spatial axis, or one for each of z y x (y x in two dimensions)."""
+Shape = Annotated[tuple[Positive, ...], BeforeValidator(many), Field(min_length=1, max_length=3)]
+Selection = Annotated[tuple[str | int, ...], BeforeValidator(many)]
+"""``all``, indices, or ranges such as ``0:5`` (half-open)."""
+Names = Annotated[tuple[str, ...], BeforeValidator(many), Field(min_length=1)]
+Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+
+
+def _switch(value: object) -> object:
+    """A flag given without a value is on; ``off on`` measures both."""
+    return (True,) if value in ((), []) else many(value)
+
+
+Switches = Annotated[tuple[bool, ...], BeforeValidator(_switch)]
+"""``--amp`` is on, ``--amp off on`` is an axis of a sweep."""
+
+
+def listed(value: object) -> object:
+    """``comet,mlflow`` and ``comet mlflow`` are two names."""
+    words = many(value)
+    assert isinstance(words, list | tuple)
+    names = dict.fromkeys(name for word in words for name in str(word).split(",") if name)
+    if words and not names:
+        raise ValueError("it is empty")
+    return tuple(names)
+
+
+Trackers = Annotated[tuple[Literal["comet", "mlflow", "tensorboard"], ...], BeforeValidator(listed)]
+
+
+def _tile(value: object) -> str:
+    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){0,2}", str(value)):
+        raise ValueError(f"{str(value)!r} is no tile such as 256 or 32x256x256")
+    return str(value)
+
+
+Tile = Annotated[str, BeforeValidator(_tile)]
+"""``256`` is a square or a cube, as the model has axes; ``32x256x256`` is z y x."""
+
+
+def flag(default: Any = ..., *, help: str, alias: str | None = None, const: Any = None) -> Any:
+    """A knob. ``alias`` is a further flag that sets the knob to ``const``."""
+    extra = {"alias": alias, "const": const} if alias else None
+    return Field(default, description=help, json_schema_extra=extra)
+
+
+TRUST_MODEL = "give a .pt2 or TorchScript file that cannot be checked to torch: it may run any code"
+
+
+def replace_flag() -> Any:
+    """The knob of every verb that writes files which the user names; see `ours`."""
+    return flag(False, help="replace files that Penstock did not write, or that were edited since")
+
+
+class Knobs(BaseModel):
+    """Base of every set of knobs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+
+class Replacing(Knobs):
+    """The knob alone, for verbs that have no others."""
+
+    replace: bool = replace_flag()
+
+
+Config = TypeVar("Config", bound=Knobs)
+
+
+def build(model: type[Config], *layers: Mapping[str, Any]) -> Config:
+    """A validated config from layers of settings, later ones over earlier ones.
+
+    Raises `UsageError` with one sentence for the first setting that is wrong.
+    """
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        merged |= {str(key).replace("-", "_"): value for key, value in layer.items()}
+    try:
+        return model.model_validate(merged)
+    except ValidationError as error:
+        first = error.errors()[0]
+        if not first["loc"]:  # of several settings together
+            raise UsageError(first["msg"].removeprefix("Value error, ")) from None
+        name = "--" + str(first["loc"][0]).replace("_", "-")
+        if first["type"] == "missing" and len(first["loc"]) == 1:
+            raise UsageError(f"{name} is required") from None
+        if first["type"] == "extra_forbidden":
+            raise UsageError(f"there is no setting {first['loc'][0]!r}") from None
+        if first["type"] == "value_error":  # one of ours, and whole
+            raise UsageError(f"{name}: {first['ctx']['error']}") from None
+        message = first["msg"][:1].lower() + first["msg"][1:]
+        raise UsageError(f"{name} {first['input']!r}: {message}") from None
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The settings of a YAML file."""
+    try:
+        settings = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise UsageError(f"--config {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"--config {path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(settings, dict):
+        raise UsageError(f"--config {path} holds no settings")
+    return settings
+
+
+def add_flags(parser: argparse._ActionsContainer, model: type[Knobs]) -> None:
+    """One flag for each knob; those that are not given are not set."""
+    for name, info in model.model_fields.items():
+        dashed = "--" + name.replace("_", "-")
+        text = info.description or ""
+        if info.default not in (None, ..., ("all",)) and not info.is_required():
+            shown = (
+                info.default
+                if not isinstance(info.default, tuple)
+                else " ".join(str(item) for item in info.default)
+            )
+            text += f" (default: {shown})" if "default" not in text else ""
+        text = text.replace("%", "%%")
+        options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": text}
+        if info.annotation is bool:
+            parser.add_argument(dashed, **options, action=argparse.BooleanOptionalAction)
+        else:
+            many = "tuple" in str(info.annotation)
+            may_be_empty = "tuple[()]" in str(info.annotation) or "_switch" in str(info.metadata)
+            nargs = "*" if may_be_empty else "+" if many else None
+            parser.add_argument(dashed, **options, nargs=nargs, metavar=_metavar(info))
+        extra = info.json_schema_extra
+        if isinstance(extra, dict):
+            parser.add_argument(
+                str(extra["alias"]),
+                dest=name,
+                action="store_const",
+                const=extra["const"],
+                default=argparse.SUPPRESS,
+                help=argparse.SUPPRESS
+                if info.annotation is bool
+                else f"same as {dashed} {extra['const']}",
+            )
+
+
+def from_flags(model: type[Config], args: argparse.Namespace, config: Path | None = None) -> Config:
+    """A config from a YAML file, if any, under the flags that were given."""
+    names = model.model_fields.keys()
+    given = {key: value for key, value in vars(args).items() if key in names}
+    return build(model, read_yaml(config) if config else {}, given)
+
+
+def _metavar(info: Any) -> str:
+    choices = getattr(info.annotation, "__args__", ())
+    if "Literal" in str(info.annotation) and "tuple" not in str(info.annotation):
+        return "|".join(str(c) for c in choices)
+    for kind, word in (("int", "N"), ("float", "X"), ("Path", "PATH")):
+        if re.search(rf"\b{kind}\b", str(info.annotation)):
+            return word
+    return "VALUE"
+
+
+def as_settings(config: Knobs) -> dict[str, Any]:
+    """Plain values of a config, for a record or a YAML file; what the user left out is left out."""
+    return {
+        name: value if isinstance(value, str | int | float | bool) else _plain(value)
+        for name, value in config
+        if name in config.model_fields_set
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [_plain(v) for v in value]
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)

@@ -1,0 +1,257 @@
+"""The knobs of training, those of each workload, and those of the suite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from .knobs import TRUST_MODEL, Knobs, Natural, Positive, Tile, Trackers, flag, many, replace_flag
+
+
+class TrainConfig(Knobs):
+    """Everything that ``penstock train`` may be told. Some defaults are a workload's own: they
+    stand in `TRAIN_DEFAULTS`."""
+
+    # data
+    train_data_root: Path | None = flag(
+        None,
+        help="what is trained on: a packed data set (emulator), or the scenes that the chips were "
+        "cut from, which are checked to be those (detector)",
+    )
+    val_data_root: Path | None = flag(
+        None, help="what is validated on: scenes (detector), a packed data set (emulator)"
+    )
+    train_label_file: Path | None = flag(
+        None, help="label CSV of the training scenes (detector: the chips hold them; it is checked)"
+    )
+    val_label_file: Path | None = flag(None, help="likewise of the validation scenes (detector)")
+    train_chips_path: Path | None = flag(
+        None, help="chips of the training scenes, as penstock preprocess makes them (detector)"
+    )
+    val_chips_path: Path | None = flag(None, help="chips of the validation scenes (detector)")
+    in_spec: Any = flag(None, help="input array, as infer takes it (pairs)")
+    target_spec: Any = flag(None, help="what the model is to make of it, of its extent (pairs)")
+    output_dir: Path = flag(Path("outputs"), help="folder of results and checkpoints")
+
+    # the run
+    epochs: Positive = flag(10, help="passes over the training data")
+    batch_size: Positive = flag(8, help="samples of a batch on each device")
+    grad_accum_steps: Positive = flag(
+        1, help="batches whose gradients are added up for a step of the optimiser"
+    )
+    learning_rate: Annotated[float, Field(gt=0)] = flag(0.005, help="the optimiser's learning rate")
+    optimizer: Literal["sgd", "adam"] = flag(
+        "sgd", help="sgd with a momentum of 0.9, or adam; weights decay by --weight-decay"
+    )
+    weight_decay: Annotated[float, Field(ge=0)] = flag(
+        5e-4, help="share by which the optimiser shrinks weights, at a learning rate of 1"
+    )
+    schedule: Literal["constant", "cosine", "step"] = flag(
+        "step",
+        help="constant; cosine: to zero at the end; step: a tenth after every --decay-epochs",
+    )
+    decay_epochs: Positive = flag(3, help="epochs between the falls of --schedule step")
+    warmup_steps: Natural = flag(0, help="steps in which the learning rate rises linearly")
+    clip_norm: Annotated[float, Field(gt=0)] | None = flag(
+        None, help="most length of the gradient of all weights (default: any)"
+    )
+    max_steps: Positive | None = flag(None, help="end after so many steps, whatever --epochs says")
+    seed: Natural = flag(0, help="seed of weights, order and augmentation")
+    weights: Path | None = flag(None, help="begin with these weights: safetensors, or a torch file")
+
+    # input
+    num_workers: Natural = flag(4, help="processes (of the emulator: threads) that make batches")
+    persistent_workers: bool = flag(False, help="keep those processes from epoch to epoch")
+    prefetch_factor: Positive | None = flag(
+        None, help="batches that each of them makes ahead (default: 2)"
+    )
+
+    # devices
+    device: Literal["auto", "cpu", "cuda", "mps"] = flag("auto", help="where to train")
+    distributed: bool = flag(
+        False, help="train on every rank that torchrun or SLURM started, or on all local devices"
+    )
+    amp: bool = flag(False, help="mixed precision: fp16 with a scaler on CUDA, bf16 elsewhere")
+    dtype: Literal["float32", "bfloat16", "float16"] = flag(
+        "float32", help="dtype of weights and input (pairs)"
+    )
+    checkpointing: bool = flag(False, help="recompute activations in the backward pass")
+    compile: bool = flag(False, help="torch.compile the model")
+    channels_last: bool = flag(False, help="channels-last layout of images and weights")
+    cudnn_benchmark: bool = flag(False, help="let cuDNN time its algorithms first")
+    tf32: bool = flag(False, help="let CUDA use TF32 in float32 arithmetic")
+    threads: Positive | None = flag(None, help="threads of torch on the CPU (default: its own)")
+
+    # checkpoints
+    checkpoint_every: Positive | None = flag(
+        None, help="steps between checkpoints inside an epoch (default: at its end alone)"
+    )
+    keep_top: Natural = flag(3, help="how many of the best checkpoints to keep beside the last")
+    resume: bool = flag(
+        False, help="go on from the last checkpoint in --output-dir, or begin where there is none"
+    )
+    overwrite: bool = flag(False, help="replace what an earlier run left in --output-dir")
+
+    # what is told
+    track: Trackers = flag(
+        (), help="comet, mlflow, tensorboard: those that hear of the run (default: none)"
+    )
+    track_every: Positive = flag(10, help="steps from one that trackers hear of to the next")
+    project: str = flag("penstock", help="project (Comet) or experiment (MLflow) of the run")
+    experiment_name: str | None = flag(
+        None, help="name of the run (default: of the workload and its devices, as spiral_4gpu)"
+    )
+    profile: bool = flag(False, help="record some steps with torch's profiler")
+    profile_steps: Positive = flag(5, help="how many steps --profile records, after 5 others")
+
+    # detector
+    backbone: Literal["mobilenet", "resnet50"] = flag(
+        "resnet50", help="what the pyramid of features stands on (detector)"
+    )
+    background: Annotated[float, Field(ge=0)] = flag(
+        0.5, help="chips without an object for each chip with one (detector)"
+    )
+    score_threshold: Annotated[float, Field(ge=0, le=1)] = flag(
+        0.5, help="least score of a detection that is counted (detector)"
+    )
+
+    # pairs
+    model: str = flag(
+        "denoise-net", help="a model by name, package.module:function or file.py:function (pairs)"
+    )
+    trust_model: bool = flag(False, help=f"{TRUST_MODEL} (pairs)")
+    channels: Positive | None = flag(
+        None, help="channels that the model takes (pairs; default: what its first layer takes)"
+    )
+    tile_size: Tile = flag("64", help="what the model sees of the arrays: 64 or 32x64x64 (pairs)")
+    normalize: Literal["global", "fixed", "none"] = flag(
+        "global", help="both arrays scaled by percentiles of the input, or by a range (pairs)"
+    )
+    norm_lower: float = flag(0.5, help="lower percentile, or lower intensity when fixed (pairs)")
+    norm_upper: float = flag(99.9, help="upper percentile, or upper intensity when fixed (pairs)")
+
+    # spiral
+    num_samples: Annotated[int, Field(ge=8)] = flag(10_000, help="points of the spirals (spiral)")
+    noise: Annotated[float, Field(ge=0)] = flag(
+        0.05, help="deviation of the points; at 0.2 no model exceeds 57 % (spiral)"
+    )
+    hidden_dims: Annotated[tuple[Positive, ...], BeforeValidator(many), Field(min_length=1)] = flag(
+        (64, 32, 16), help="widths of the hidden layers (spiral)"
+    )
+    dropout: Annotated[float, Field(ge=0, lt=1)] = flag(0.2, help="share dropped out (spiral)")
+
+    # emulator
+    latent_size: Positive = flag(64, help="width of every latent vector (emulator)")
+    chunks_per_epoch: Positive | None = flag(
+        None,
+        help="read an epoch in so many pieces, each held in memory whole (emulator; default: "
+        "batch by batch, read ahead)",
+    )
+    message_steps: Positive = flag(4, help="rounds of messages on the mesh (emulator)")
+    mesh_level: Natural = flag(3, help="times that the icosahedron is refined (emulator)")
+    grid_step: Positive = flag(1, help="use every so manieth row and column (emulator)")
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> TrainConfig:
+        if self.amp and self.dtype != "float32":
+            raise ValueError(
+                f"--amp casts float32 weights as it goes; it does not go with --dtype {self.dtype}"
+            )
+        lower, upper = self.norm_lower, self.norm_upper
+        if not lower < upper or (self.normalize == "global" and not 0 <= lower < upper <= 100):
+            raise ValueError(
+                f"--norm-lower {lower} and --norm-upper {upper} must be two percentiles, or with "
+                "--normalize fixed two intensities, the lower first"
+            )
+        return self
+
+
+TRAIN_DEFAULTS: dict[str, dict[str, Any]] = {
+    "spiral": {
+        "epochs": 50,
+        "batch_size": 32,
+        "learning_rate": 1e-3,
+        "optimizer": "adam",
+        "weight_decay": 0.0,
+        "schedule": "constant",
+        "num_workers": 0,
+        "seed": 42,
+    },
+    "emulator": {
+        "batch_size": 1,
+        "learning_rate": 1e-3,
+        "optimizer": "adam",
+        "weight_decay": 0.0,
+        "schedule": "cosine",
+        "clip_norm": 1.0,
+    },
+    "pairs": {
+        "learning_rate": 1e-3,
+        "optimizer": "adam",
+        "weight_decay": 0.0,
+        "schedule": "cosine",
+        "clip_norm": 1.0,
+    },
+    "detector": {},
+}
+"""Where a workload's own defaults differ from those above, which are the detector's."""
+TRAIN_KNOBS: dict[str, frozenset[str]] = {
+    "spiral": frozenset({"num_samples", "noise", "hidden_dims", "dropout"}),
+    "emulator": frozenset(
+        "train_data_root val_data_root latent_size chunks_per_epoch message_steps mesh_level "
+        "grid_step".split()
+    ),
+    "pairs": frozenset(
+        "in_spec target_spec model trust_model channels tile_size normalize norm_lower norm_upper "
+        "dtype checkpointing channels_last".split()
+    ),
+    "detector": frozenset(
+        "train_data_root val_data_root train_label_file val_label_file train_chips_path "
+        "val_chips_path checkpointing channels_last backbone background score_threshold".split()
+    ),
+}
+"""Knobs of some workloads alone; a run of another refuses them. A user's own takes them all."""
+TRAIN_FIXED = tuple(
+    "batch_size grad_accum_steps optimizer learning_rate weight_decay schedule decay_epochs "
+    "warmup_steps clip_norm seed amp dtype model channels tile_size normalize norm_lower "
+    "norm_upper num_samples noise hidden_dims dropout latent_size message_steps mesh_level "
+    "grid_step backbone background".split()
+)
+"""Knobs that a run which goes on must have as it began: with others it would be another run."""
+
+
+class SuiteConfig(Knobs):
+    """Everything that a benchmark of ``penstock suite`` may be told beside its preset."""
+
+    data_root: Path | None = flag(
+        None, help="folder of the scenes, with train/ and validation/: both roots at once"
+    )
+    train_data_root: Path | None = flag(None, help="folder of the training scenes")
+    val_data_root: Path | None = flag(
+        None, help="folder of the validation scenes; their shorelines are looked for beside it"
+    )
+    train_label_file: Path | None = flag(
+        None, help="label CSV of the training scenes (default: the labels that the chips hold)"
+    )
+    val_label_file: Path | None = flag(None, help="label CSV of the validation scenes, likewise")
+    train_chips_path: Path | None = flag(
+        None, help="chips of the training scenes, as penstock suite preprocess makes them"
+    )
+    val_chips_path: Path | None = flag(None, help="chips of the validation scenes")
+    output_dir: Path = flag(help="folder of the runs, their ledger and the report")
+
+    effort: Literal["quick", "standard", "rigorous"] = flag(
+        "quick", help="1, 5 or 10 launches of each run; one launch is never compared"
+    )
+    timeout: Annotated[float, Field(gt=0)] = flag(
+        86_400.0, help="most seconds of a launch, a whole training, in all"
+    )
+    seed: Natural = flag(0, help="seed of the order of launches, and of each training")
+    anyway: bool = flag(
+        False, help="run on the devices that there are, where a preset is for more of them"
+    )
+    resume: bool = flag(False, help="run only what the ledger in --output-dir lacks")
+    overwrite: bool = flag(False, help="replace the suite in --output-dir")
+    replace: bool = replace_flag()

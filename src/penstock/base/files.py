@@ -1,0 +1,233 @@
+"""Files that are there whole or not at all, whatever is killed or stops."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import secrets
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from .errors import UsageError, describe
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """A path beside ``path`` to write to; what is written takes its place when the block ends.
+
+    Where the block fails, ``path`` is what it was and nothing is left beside it. Of a link the file
+    behind it is written; a device or a pipe is written to as it stands.
+    """
+    path = Path(path)
+    if path.exists() and not path.is_file() and not path.is_dir():
+        yield path
+        return
+    path = real(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = _draft(path.parent)
+    try:
+        yield draft
+        with draft.open("r+b") as written:  # Windows syncs only what may be written
+            os.fsync(written.fileno())
+        if path.exists():
+            shutil.copymode(path, draft)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def absolute(path: str | Path) -> Path:
+    """An absolute path without ``~`` and ``..``, which TensorStore does not take.
+
+    Links are followed only where a ``..`` stands, since it means the folder behind them.
+    """
+    path = Path(path).expanduser()
+    return path.resolve() if ".." in path.parts else path.absolute()
+
+
+def is_draft(name: str) -> bool:
+    """Whether a file is what a kill left of `replacing`."""
+    return re.fullmatch(r"\.penstock-[0-9a-f]{16}\.part", name) is not None
+
+
+def _draft(folder: Path) -> Path:
+    """A new, empty file of a name that nobody could foresee and lay a link at."""
+    draft = folder / f".penstock-{secrets.token_hex(8)}.part"
+    nofollow = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
+    os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | nofollow, 0o666))
+    return draft
+
+
+def real(path: str | Path) -> Path:
+    """Where a path leads, every link on the way followed."""
+    return Path(os.path.realpath(path))
+
+
+def lock_file(file: IO[Any], *, wait: bool = False) -> bool:
+    """Lock an open file for this process, until it is closed or the process ends; whether nobody
+    else has it. Where there are no locks, on Windows and on some file systems, nobody has."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True
+
+
+@contextmanager
+def held_alone(path: Path, doing: str) -> Iterator[None]:
+    """Hold a file that stands for a folder while something is done in it; then it is gone.
+
+    Raises `UsageError` that names the process which holds it. What dies lets it go.
+    """
+    made = not path.parent.exists()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        file = path.open("a+")
+        if not lock_file(file):
+            file.close()
+            check_alone(path, doing)
+            continue  # it has just ended
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                break
+        file.close()  # somebody else's last act was to remove it
+    try:
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        yield
+    finally:
+        with suppress(OSError):
+            path.unlink()
+        file.close()
+        if made:
+            with suppress(OSError):  # unless something is in it
+                path.parent.rmdir()
+
+
+def check_alone(path: Path, doing: str) -> None:
+    """Raise `UsageError` where a process that lives holds ``path``, as `held_alone` does."""
+    try:
+        with path.open("r+") as file:
+            if lock_file(file):
+                return
+            who = file.read().strip() or "another process"
+    except FileNotFoundError:
+        return
+    raise UsageError(f"{path.parent}: {who} {doing} there now; end it first, or wait for it")
+
+
+_ADDRESS = re.compile(r"\w\w:/")
+"""Of what a `Path` has been made, one slash is left. Windows names a drive by one letter."""
+
+
+def check_local(path: Path, flag: str) -> None:
+    """Raise `UsageError` for a URL, or a spec, where a file or a folder of this machine is meant:
+    one would be made of that name, with the key that is in it."""
+    if not path.is_absolute() and _ADDRESS.search(str(path)):
+        raise UsageError(f"{flag}: a URL was given; give a place on this machine")
+
+
+def check_folder(out: Path, flag: str) -> None:
+    """Raise `UsageError` unless ``out`` is a folder to write to, or can be made one."""
+    check_local(out, flag)
+    there = nearest(out)
+    if not there.is_dir():
+        raise UsageError(f"{flag} {out}: {there} is not a folder")
+    if why := unwritable(there):
+        raise UsageError(f"{flag} {out}: {there} may not be written to ({why})")
+    if (store := store_around(out)) is not None:
+        raise UsageError(f"{flag} {out} lies inside the array {store}; give a folder outside it")
+
+
+def check_apart(out: Path, flag: str, read: Mapping[str, Path | None]) -> None:
+    """Raise `UsageError` where ``out`` is a folder that is read, or lies in one; by their flags."""
+    for name, folder in read.items():
+        if folder is not None and real(out).is_relative_to(real(folder)):
+            raise UsageError(f"{flag} {out} lies inside {name} {folder}; give a folder outside it")
+
+
+def nearest(path: Path) -> Path:
+    """The path, or the first above it that is there."""
+    # os.path.exists is false where it may not be asked.
+    return next(p for p in (path, *path.absolute().parents) if os.path.exists(p))  # noqa: PTH110
+
+
+def unwritable(folder: Path) -> str:
+    """Why no file can be made in a folder, which is tried; nothing where one can."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return ""
+    except OSError as error:
+        return error.strerror or describe(error)
+
+
+_STORE = {"zarr.json": "zarr_format", ".zarray": "zarr_format", ".zgroup": "zarr_format"}
+_STORE_N5 = {"attributes.json": ("n5", "dataType")}
+
+
+def store_around(path: Path) -> Path | None:
+    """The outermost folder above a path, or the folder itself, that is a Zarr or N5 array or a
+    group of such."""
+    found = None
+    for folder in (real(path), *real(path).parents):
+        if any(_has(folder / name, key) for name, key in _STORE.items()) or any(
+            _has(folder / name, key) for name, keys in _STORE_N5.items() for key in keys
+        ):
+            found = folder
+    return found
+
+
+def _has(file: Path, key: str) -> bool:
+    """Whether a file is JSON that has a key."""
+    try:
+        document = json.loads(file.read_bytes()) if file.is_file() else None
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(document, dict) and key in document
+
+
+def write_json(path: str | Path, document: Any, indent: int | None = 2) -> None:
+    """A document as JSON, which has no NaN: what is no finite number is null.
+
+    Without ``indent`` it is one line, for those that are numbers for the most part.
+    """
+    text = json.dumps(_finite(document), indent=indent, allow_nan=False)
+    with replacing(path) as draft:
+        draft.write_text(text + "\n", encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """What a file holds. Raises `UsageError` where there is none, or where it is not JSON."""
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not JSON: {describe(error)}") from error
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

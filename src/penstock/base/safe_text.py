@@ -1,0 +1,96 @@
+"""Text of others made safe for where it goes: a terminal, a page, a table, a figure.
+
+Names of files, dtypes and models and the messages of libraries are not ours. On a terminal they
+could move the cursor and hide lines, on a page load pictures and run scripts, in a table be
+formulas.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TextIO
+
+from .secrets import scrub
+
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Control characters but for tabs and line ends, what turns the direction of writing, and halves of
+pairs, which no file can hold."""
+_FORMULA = re.compile(r"[=+\-@\t\r]")
+
+
+def for_terminal(text: str) -> str:
+    r"""Control characters as one writes them in a string.
+
+    >>> print(for_terminal("a\x1b[2Jb"))
+    a\x1b[2Jb
+    """
+    return _CONTROL.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
+
+
+def for_markdown(text: str) -> str:
+    r"""A line, or the cell of a table: neither tags, nor links and pictures, nor further cells.
+
+    >>> print(for_markdown("a|b <img src=x> ![c](d)"))
+    a\|b &lt;img src=x> ![c]\(d)
+    """
+    text = for_terminal(text).replace("\n", " ").replace("<", "&lt;")
+    return text.replace("|", r"\|").replace("](", r"]\(")
+
+
+def for_code_block(text: str) -> str:
+    """A line between fences of code, which it does not end."""
+    return for_terminal(text).replace("```", "'''")
+
+
+def to_cell(value: Any) -> Any:
+    """A cell of a CSV, which no spreadsheet takes for a formula; see `from_cell`.
+
+    >>> to_cell("=HYPERLINK(1)"), to_cell("-1.5"), to_cell(-2), to_cell("--flag")
+    ("'=HYPERLINK(1)", '-1.5', -2, "'--flag")
+    """
+    if not isinstance(value, str):
+        return value
+    text = for_terminal(value)
+    return f"'{text}" if _FORMULA.match(text) and not _is_number(text) else text
+
+
+def from_cell(text: str) -> str:
+    """What `to_cell` was given.
+
+    >>> from_cell("'=a"), from_cell("'tis")
+    ('=a', "'tis")
+    """
+    return text[1:] if text[:1] == "'" and _FORMULA.match(text[1:]) else text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+class SafeStream:
+    """Standard output or error, on which neither control characters nor keys come.
+
+    What rich draws with it finds the stream itself by the name that rich knows.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.rich_proxied_file = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        begin = "\r" * text.startswith("\r")  # so a progress bar of a user's model stays one line
+        self._stream.write(begin + for_terminal(scrub(text[len(begin) :])))
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        for line in lines:
+            self.write(line)

@@ -1,0 +1,163 @@
+"""Keys and logins: what holds one, and texts without them.
+
+Whatever is written or told may be read by others, so no key stands in it. A login in a URL, a
+signature behind it, a header of HTTP and the field of a spec that holds a key are known by their
+form. A variable that holds one is known by its name; a library that has a key from a file of its
+own is asked, and `learn` is told.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+_NAMES = re.compile(
+    "KEY(?!BOARD|MAP|WORD|FRAME)|TOKEN(?!I[SZ])|PASSW|SECRET|CREDENTIAL", re.IGNORECASE
+)
+_CHOSEN = re.compile("PASSW|SECRET", re.IGNORECASE)
+"""Variables whose value a person may have made up, and which may be a word or a number."""
+_PLACE = re.compile(r"(?!https?:)[\w.+-]+://|[^?]*/[^?]*\.[A-Za-z]\w{0,4}/*$")
+"""The address or the file in which a key lies is none."""
+_LOGIN = re.compile(r"(?<=\w\w:)//?[^/\s\"']*@")
+"""Of what a `Path` has been made, one slash is left."""
+_QUERY = re.compile(r"(?<=\?)[^\s\"'<>|#)\]}]+")
+_SIGNATURE = re.compile(
+    r"(x-(amz|goog)-(signature|credential|security-token)|sig|signature|awsaccesskeyid|googleaccessid"
+    r"|([\w-]*[_-])?(token|key|secret|password|passwd|auth)|apikey)$",
+    re.IGNORECASE,
+)
+"""Parameters of a URL that hold a key."""
+_BESIDE = re.compile(r"(x-(amz|goog)-[\w-]+|expires|se|st|ske|skt|sktid|skoid|spr)$", re.IGNORECASE)
+"""Parameters that change with each signature, and say nothing of what is read."""
+_HEADER = re.compile(
+    r"\b((?:proxy-)?authorization|(?:set-)?cookie|x-[\w-]*(?:key|token|auth)[\w-]*)(\s*[:=]\s*)"
+    r"(?:(?:basic|bearer|token|digest)\s+)?[^\s\"',;\]}]+",
+    re.IGNORECASE,
+)
+_BEARER = re.compile(r"\bBearer\s+[\w.~+/=-]{8,}", re.IGNORECASE)
+_FIELD = (
+    r"(?:[\w-]*[_-])?(?:authorization|cookie|passw(?:or)?d|secret|token|sas|access_?key(?:_?id)?"
+    r"|(?:secret|api|account|private)[_-]?key|credentials?)"
+)
+_FIELDS = re.compile(_FIELD, re.IGNORECASE)
+"""Fields of a mapping whose text is a key."""
+_IN_JSON = re.compile(
+    rf"""(?P<field>["']{_FIELD}["']\s*:\s*)(?P<q>["'])[^"']*(?P=q)""", re.IGNORECASE
+)
+_HEADERS_IN_JSON = re.compile(
+    r"""(["']headers["']\s*:\s*)(?:\[[^\]]*\]|\{[^}]*\})""", re.IGNORECASE
+)
+HIDDEN = "***"
+_LEAST, _LONG = 6, 12
+"""Characters. What is shorter than the first, ``true`` for example, is no secret. What is shorter
+than the second may stand inside another word by chance, and is hidden only where it stands alone.
+"""
+_learnt: set[str] = set()
+
+
+def names_key(name: str) -> bool:
+    """Whether a variable of that name holds a key.
+
+    >>> names_key("DB_PASSWD"), names_key("OMP_NUM_THREADS"), names_key("TOKENIZER")
+    (True, False, False)
+    """
+    return _NAMES.search(name) is not None
+
+
+def has_login(text: str) -> bool:
+    """Whether there is a URL with a login or a signature in a text, or a header that holds a key.
+
+    >>> has_login("--data=https://me:word@host/path"), has_login("s3://bucket/a@b")
+    (True, False)
+    """
+    return redact(text) != text
+
+
+def learn_secret(key: str | None) -> None:
+    """From now on `scrub` knows a key that stands in no variable."""
+    if key is not None and len(key) >= _LEAST:
+        _learnt.add(key)
+
+
+def redact(text: str) -> str:
+    """A text without what is known for a key by its form: the same one on every machine.
+
+    >>> redact("no answer from https://me:word@host/path?part=2&sig=abc")
+    'no answer from https://host/path?part=2&sig=***'
+    >>> redact('{"headers": ["Authorization: Bearer abc"]}')
+    '{"headers": "***"}'
+    """
+    text = _LOGIN.sub("//", text)
+    text = _QUERY.sub(lambda found: _unsigned(found.group()), text)
+    text = _HEADERS_IN_JSON.sub(rf'\1"{HIDDEN}"', text)
+    text = _IN_JSON.sub(rf"\g<field>\g<q>{HIDDEN}\g<q>", text)
+    text = _HEADER.sub(rf"\1\2{HIDDEN}", text)
+    return _BEARER.sub(f"Bearer {HIDDEN}", text)
+
+
+def _unsigned(query: str) -> str:
+    """The query of a URL; without a signature it is as it was."""
+    parts = [part.partition("=") for part in query.split("&")]
+    if not any(_SIGNATURE.match(name) and value for name, _, value in parts):
+        return query
+    hidden = [
+        name + equals + (HIDDEN if _SIGNATURE.match(name) or _BESIDE.match(name) else value)
+        for name, equals, value in parts
+    ]
+    return "&".join(hidden)
+
+
+def redacted(value: Any) -> Any:
+    """`redact` of every text in a value, and of what a field of such a name or a header holds."""
+    return _each(value, redact)
+
+
+def scrub(text: str) -> str:
+    """`redact`, and without what is known as a key on this machine.
+
+    >>> scrub("no answer from https://me:word@host/path")
+    'no answer from https://host/path'
+    """
+    text = redact(text)
+    held = {value for name, value in os.environ.items() if _holds_key(name, value)}
+    for key in sorted(held | _learnt, key=len, reverse=True):  # one may hold another
+        if len(key) >= _LONG:
+            text = text.replace(key, HIDDEN)
+        elif key in text:
+            text = re.sub(rf"(?<!\w){re.escape(key)}(?!\w)", HIDDEN, text)
+    return text
+
+
+def _holds_key(name: str, value: str) -> bool:
+    """Whether the value of a variable is a key, and not a setting, a number or a place."""
+    if len(value) < _LEAST or not names_key(name) or _PLACE.match(value):
+        return False
+    if len(value) < _LONG and (value.isalpha() or value.isdecimal()):
+        return _CHOSEN.search(name) is not None
+    return not (value[0] in "/~" and Path(value).expanduser().exists())
+
+
+def scrubbed(value: Any) -> Any:
+    """The same of every text in a value, and of what a field of such a name or a header holds."""
+    return _each(value, scrub)
+
+
+def _each(value: Any, clean: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, Mapping):
+        return {key: _field(str(key), item, clean) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_each(item, clean) for item in value]
+    return value
+
+
+def _field(name: str, value: Any, clean: Callable[[str], str]) -> Any:
+    if name.lower() == "headers" and value:
+        return HIDDEN
+    if isinstance(value, str) and value and _FIELDS.fullmatch(name):
+        return HIDDEN
+    return _each(value, clean)

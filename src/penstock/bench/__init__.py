@@ -1,0 +1,8 @@
+"""Measuring cases in fresh processes: scenarios, launches, sweeps, limits and the suite.
+
+What was measured is told in `reports`.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

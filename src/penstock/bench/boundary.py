@@ -1,0 +1,270 @@
+"""The memory boundary: the largest batch of each tile that fits, found in few launches.
+
+"Does this batch of this tile fit?" can only be answered by a fresh process that tries, so questions
+are spent with care. The peak of a step grows nearly as a straight line with the pixels in it,
+
+    peak = base + bytes_per_pixel * batch * pixels
+
+so the batches that fitted, of any tile, say where the edge should be, and the search begins there:
+
+    batch   1    2               29   30
+            ok   ok   - line ->  ok   oom     29 fits, 30 does not: both were run
+
+A search may end early, where what is left between the two sides is a small share of a batch.
+
+A line that is wrong costs launches and never changes the answer: from its guess the search walks
+in steps that double until it has both sides, then halves what is between them. Within a tile, a
+batch larger than one that fails is taken to fail too. Where noise breaks that, the search still
+ends, for every probe leaves less to search; what it then reports are two neighbours that were run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from ..base import UsageError, format_bytes
+
+CLIFF_MARGIN = 0.05
+"""Less room than this is none: fragmentation and other tenants vary by as much."""
+
+
+class Probe(NamedTuple):
+    """What one launch answered."""
+
+    outcome: Literal["ok", "oom", "failed"]
+    peak: int | None = None
+    """Bytes at the worst moment."""
+    budget: int | None = None
+    """Bytes that there were."""
+    alloc_retries: int | None = None
+    """Times the allocator gave its cache back to go on."""
+    reason: str = ""
+    """Why it failed, where that was not for want of memory."""
+
+
+class Line(NamedTuple):
+    """Peak memory as a function of the pixels in a step."""
+
+    base: float
+    bytes_per_pixel: float
+
+    def edge(self, budget: int) -> float:
+        """The pixels whose peak is the budget."""
+        return (budget - self.base) / self.bytes_per_pixel
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The boundary of one tile."""
+
+    tile: str
+    batch: int | None
+    """The largest that was seen to fit; None where none does, or where the search failed."""
+    failing_batch: int | None
+    """The smallest that was seen not to; None where the largest that was allowed still fits."""
+    peak: int | None
+    """Bytes at the largest batch that fits."""
+    budget: int | None
+    alloc_retries: int | None
+    probes: int
+    """Launches that it took."""
+    predicted: int | None
+    """The batch at which the search expected the edge before it went there."""
+    line: Line | None
+    """Through all that fitted, this tile and those before."""
+    reason: str = ""
+    """Why there is no limit, where a launch failed for another cause than memory."""
+
+    @property
+    def margin(self) -> float | None:
+        """The share of the budget that is free at the largest batch."""
+        if self.peak is None or not self.budget:
+            return None
+        return 1 - self.peak / self.budget
+
+    @property
+    def cliff(self) -> bool:
+        """Whether the largest batch fits only just: do not choose it for a long run."""
+        return bool(self.alloc_retries) or (
+            self.failing_batch is not None
+            and self.margin is not None
+            and self.margin < CLIFF_MARGIN
+        )
+
+    @property
+    def sentence(self) -> str:
+        if self.reason:
+            return f"Tile {self.tile}: no limit was found: {self.reason}."
+        if self.batch is None:
+            return f"Tile {self.tile}: not even a batch of 1 fits."
+        text = f"Tile {self.tile}: a batch of {self.batch} fits"
+        if self.peak is not None and self.budget and self.margin is not None:
+            text += (
+                f" with a peak of {format_bytes(self.peak)} in {format_bytes(self.budget)}"
+                f" (margin {100 * self.margin:.1f} %{', on the cliff' * self.cliff})"
+            )
+        if self.alloc_retries:
+            text += f", and the allocator had to retry {self.alloc_retries} times"
+        if self.failing_batch is None:
+            return text + "; no larger one was allowed."
+        text += f"; {self.failing_batch} does not"
+        if self.failing_batch > self.batch + 1:
+            text += ", and what lies between was not tried"
+        return text + "."
+
+
+def pixels_of(tile: str, axes: int = 2) -> int:
+    """
+    >>> pixels_of("256"), pixels_of("64", axes=3), pixels_of("32x256x256")
+    (65536, 262144, 2097152)
+    """
+    sides = [int(side) for side in tile.split("x")]
+    return math.prod(sides) if len(sides) > 1 else sides[0] ** axes
+
+
+def most_probes(max_batch: int) -> int:
+    """No tile takes more launches than this: the batches 1 and 2 for the line, the guess, then
+    steps that double and halve.
+
+    >>> most_probes(64)
+    17
+    """
+    return 2 * max_batch.bit_length() + 3
+
+
+def find_limits(
+    tiles: Sequence[str],
+    fits: Callable[[str, int], Probe],
+    max_batch: int,
+    pixels: Callable[[str], int] = pixels_of,
+    tolerance: float = 0.0,
+) -> list[Limit]:
+    """The limit of each tile, from the smallest tile on.
+
+    Each tile costs two launches where the line holds, and the first two more. With a ``tolerance``
+    the search of a tile ends where the largest batch that fits and the smallest that does not are
+    no further apart than that share of the first.
+
+    >>> def fits(tile, batch):
+    ...     peak = 1000 + 2 * batch * pixels_of(tile)
+    ...     return Probe("ok" if peak <= 10_000 else "oom", peak, 10_000)
+    >>> limits = find_limits(["8", "16"], fits, 512)
+    >>> [(limit.batch, limit.failing_batch, limit.probes) for limit in limits]
+    [(70, 71, 4), (17, 18, 2)]
+    """
+    if max_batch < 1:
+        raise UsageError(f"a largest batch of {max_batch} leaves nothing to search")
+    search = _Search(fits, max_batch, tolerance)
+    return [search.tile(tile, pixels(tile)) for tile in tiles]
+
+
+class _Search:
+    """What the tiles so far have shown."""
+
+    def __init__(self, fits: Callable[[str, int], Probe], max_batch: int, tolerance: float) -> None:
+        self._fits = fits
+        self._tolerance = tolerance
+        self._max_batch = max_batch
+        self._fitted: list[tuple[int, Probe]] = []
+        """The pixels of each step that fitted, and what its launch answered."""
+        self._bracket: tuple[int, int] | None = None
+        """Pixels of the two steps at the edge of the tile before: one fitted, one did not."""
+
+    def tile(self, tile: str, pixels: int) -> Limit:
+        """Walk from the expected edge, or from 1, until the answer turns, then halve."""
+        low, high = 0, self._max_batch + 1  # 0 fits; what is above the largest is not asked for
+        batch, step, walk, turned = 1, 1, "", False
+        probes, predicted, failed, reason = 0, None, False, ""
+        best = Probe("ok")
+        # Before the walk turned, the upper side may be one that nobody tried.
+        while high - low > max(1, self._tolerance * low if failed else 0):
+            # At first nothing is known of the tile; the second answer may have given the line.
+            if predicted is None and probes in (0, 2) and (edge := self._edge()) is not None:
+                predicted = max(0, math.floor(edge / pixels))
+                batch, step, walk = predicted, 1, ""
+            batch = min(max(batch, low + 1), high - 1)
+            probe = self._fits(tile, batch)
+            probes += 1
+            if probe.outcome == "failed":
+                reason = f"a batch of {batch} failed, and not for want of memory: {probe.reason}"
+                break
+            if probe.outcome == "ok":
+                low, best = batch, probe
+                self._fitted.append((batch * pixels, probe))
+            else:
+                high, failed = batch, True
+            walk = walk or probe.outcome
+            turned = turned or probe.outcome != walk
+            if turned:
+                batch = (low + high) // 2
+            else:
+                batch = low + step if walk == "ok" else high - step
+                step *= 2
+        if low and failed:
+            self._bracket = low * pixels, high * pixels
+        return Limit(
+            tile=tile,
+            batch=None if reason else low or None,
+            failing_batch=high if failed and not reason else None,
+            peak=best.peak,
+            budget=best.budget,
+            alloc_retries=best.alloc_retries,
+            probes=probes,
+            predicted=predicted,
+            line=fit([(x, probe.peak) for x, probe in self._fitted if probe.peak is not None]),
+            reason=reason,
+        )
+
+    def _edge(self) -> float | None:
+        """Pixels of a step at the edge: where the line meets the budget, inside what the tile
+        before has shown, for what a process maps and what of it is resident differ by a constant.
+        """
+        line = fit([(x, probe.peak) for x, probe in self._fitted if probe.peak is not None])
+        budget = self._fitted[-1][1].budget if self._fitted else None
+        edge = line.edge(budget) if line and budget else None
+        if self._bracket is None:
+            return edge
+        fitted, failed = self._bracket
+        return fitted if edge is None else min(max(edge, fitted), failed - 1)
+
+
+def fit(points: Sequence[tuple[int, int]]) -> Line | None:
+    """The line of least squares through (pixels, peak); None where there is no rising one.
+
+    >>> fit([(1, 12), (2, 14), (4, 18)])
+    Line(base=10.0, bytes_per_pixel=2.0)
+    """
+    if len({x for x, _ in points}) < 2:
+        return None
+    x, peak = np.asarray(points, float).T
+    slope = float((x - x.mean()) @ (peak - peak.mean()) / ((x - x.mean()) @ (x - x.mean())))
+    return Line(float(peak.mean() - slope * x.mean()), slope) if slope > 0 else None
+
+
+def limits_table(limits: Sequence[Limit]) -> list[str]:
+    """The limits as lines of text: a table, then what each of them means."""
+    rows = [("tile", "fits", "fails", "peak", "margin", "expected", "launches")]
+    rows += [
+        (
+            limit.tile,
+            _or_dash(limit.batch),
+            _or_dash(limit.failing_batch),
+            _or_dash(limit.peak and format_bytes(limit.peak)),
+            _or_dash(limit.margin is not None and f"{100 * limit.margin:.1f} %"),
+            _or_dash(limit.predicted),
+            str(limit.probes),
+        )
+        for limit in limits
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
+    return [*lines, *(limit.sentence for limit in limits)]
+
+
+def _or_dash(value: object) -> str:
+    return "-" if value is None or value is False else str(value)

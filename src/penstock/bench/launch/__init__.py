@@ -1,0 +1,1 @@
+"""A fresh process for each launch, and sweeps of them."""

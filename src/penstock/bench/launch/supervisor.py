@@ -1,0 +1,384 @@
+"""The supervisor: one launch is one fresh process, and whatever becomes of it is a record.
+
+    supervisor                           worker, leader of a session of its own
+        | -- the request, a file -------------> |
+        | <-- stages, then the result, a pipe - |
+        | <-- stderr, its last 4 kB ----------- |   stdout goes nowhere: the model may print
+        | -- the memory of its process tree ->  |   read from outside, ten times a second
+
+It waits for whichever comes first, a message, the end or the deadline, and takes no processor time
+meanwhile. The result is what came through the pipe; how the process ended only matters where none
+came. A worker that the kernel killed for memory is told from one that somebody killed by the
+kernel's own count of such kills.
+
+When the supervisor itself is interrupted it takes the worker's whole process group with it; when it
+is killed, the worker ends with it (`orphans`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import psutil
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from ...base import UsageError, describe, for_children, scrubbed
+from ...instruments import (
+    Failure,
+    Record,
+    Status,
+    ThisMachine,
+    case_key,
+    cgroup_folders,
+    collect_environment,
+    kernel_memory,
+)
+
+WORKER = (sys.executable, "-m", "penstock.bench.launch.worker")
+STDERR_BYTES = 4096
+SAMPLE_EVERY_S = 0.1
+SAMPLE_SHARE = 0.05
+"""Most of a core that watching a process tree may take."""
+DIE_WITHIN_S = 10.0
+"""How long a killed process may hang in the kernel, on a dead mount for example."""
+PIPE_BYTES = 2**20
+"""The most that a pipe ever holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRequest:
+    """What a worker is told."""
+
+    scenario: str
+    case: Mapping[str, Any]
+    task: Literal["measure", "check"] = "measure"
+    """``ask_worker`` resolves and validates the case and measures nothing."""
+    rules: Mapping[str, Any] = field(default_factory=dict)
+    """When to stop: `measure.Rules`."""
+    memory_limit: int | None = None
+    """Bytes of private memory that the kernel lets the worker map; Linux only."""
+
+
+def run_launch(
+    request: LaunchRequest,
+    *,
+    launch: int,
+    order: int | None,
+    timeout_s: float,
+    command: Sequence[str] | None = None,
+) -> Record:
+    """Run a worker to its end, or for ``timeout_s`` seconds. Its failure is a record too.
+
+    ``command`` stands in for the worker's; the path of the request and the number of the file
+    descriptor to answer on are put behind it.
+    """
+    if not hasattr(os, "killpg"):
+        raise UsageError(
+            "what is measured runs in a process group of its own, which this system does not have; "
+            "benchmarks, suites and tuning run on Linux and macOS, and on Windows under WSL"
+        )
+    began = datetime.now().astimezone().isoformat(timespec="milliseconds")
+    surroundings = collect_environment()
+    kills = _oom_kills()
+    ending = _run(command or WORKER, request, timeout_s)
+    killed = [source for source, count in _oom_kills().items() if count > kills.get(source, 0)]
+    fate = _fate(ending, timeout_s, killed, counted=bool(kills))
+
+    def record(outcome: Mapping[str, Any]) -> Record:
+        stated = {"case": dict(request.case), **outcome}
+        stated |= {"scenario": request.scenario, "launch": launch, "order": order}
+        stated |= {"id": uuid.uuid4().hex, "time": began, "key": ""}
+        found = Record.model_validate(stated)
+        peaks = {"host_peak": ending.peak}
+        if found.memory.host_peak_kernel is None:
+            peaks["host_peak_kernel"] = ending.peak_kernel
+        seen: dict[str, Any] = {
+            "key": case_key(found.scenario, found.case),
+            "case": scrubbed(found.case),
+            "facts": scrubbed(found.facts),
+            "error": found.error and found.error.model_copy(update=scrubbed(dict(found.error))),
+            "memory": found.memory.model_copy(update=peaks),
+            "environment": {**surroundings, **found.environment},
+        }
+        if found.ok and ending.exit != 0:  # unloading a driver, say; that takes nothing back
+            seen["facts"] = {**seen["facts"], "ended": fate[1]}
+        return found.model_copy(update=seen)
+
+    try:
+        return record(_outcome(ending, fate))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        fault = f"its answer is no record: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+        return record(_failure("crash", "report", fault, ending))
+
+
+def ask_worker(scenario: str, case: Mapping[str, Any], timeout_s: float) -> Record:
+    """What a process of its own says of a case that it does not run.
+
+    Raises `UsageError` with its sentence where the case does not make sense. Any other failure is
+    the record that is returned.
+    """
+    request = LaunchRequest(scenario, case, task="check")
+    answer = run_launch(request, launch=0, order=None, timeout_s=timeout_s)
+    if answer.status == "unsupported" and answer.error is not None:
+        raise UsageError(answer.error.message)
+    return answer
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """What was seen of a worker from outside."""
+
+    exit: int | None
+    """As `subprocess` has it; None where it did not start, or would not die."""
+    refused: str = ""
+    """Why it did not start."""
+    timed_out: bool = False
+    said: bytes = b""
+    """What came through the pipe."""
+    stderr: bytes = b""
+    peak: int | None = None
+    peak_kernel: int | None = None
+
+
+def _run(command: Sequence[str], request: LaunchRequest, timeout_s: float) -> _Ending:
+    answers, theirs = os.pipe()
+    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+        path = Path(folder) / "request.json"
+        path.write_text(json.dumps(asdict(request)))
+        try:
+            process = subprocess.Popen(
+                [*command, str(path), str(theirs)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                pass_fds=(theirs,),
+                start_new_session=True,
+                env=for_children(),
+            )
+        except OSError as error:
+            os.close(answers)
+            return _Ending(None, refused=describe(error))
+        finally:
+            os.close(theirs)
+        with os.fdopen(answers, "rb", buffering=0) as pipe:
+            return _supervise(process, pipe, timeout_s)
+
+
+def _supervise(process: subprocess.Popen[bytes], pipe: IO[bytes], timeout_s: float) -> _Ending:
+    """Listen until the process has ended; nothing of its group outlives this."""
+    said, stderr = bytearray(), bytearray()
+    timed_out = False
+    deadline = time.monotonic() + timeout_s
+    assert process.stderr is not None
+    with (
+        _Exit(process) as ended,
+        _Watch(process.pid) as watch,
+        process.stderr,
+        selectors.DefaultSelector() as selector,
+    ):
+        with contextlib.suppress(OSError):  # where memory runs out, it goes before us
+            Path(f"/proc/{process.pid}/oom_score_adj").write_text("1000")
+        selector.register(ended, selectors.EVENT_READ)
+        selector.register(pipe, selectors.EVENT_READ, (said, None))
+        selector.register(process.stderr, selectors.EVENT_READ, (stderr, STDERR_BYTES))
+        while True:
+            ready = selector.select(max(0.0, deadline - time.monotonic()))
+            if any(key.fileobj is ended for key, _ in ready):
+                break
+            for key, _ in ready:
+                if not _take(key):  # it has closed its end and goes on
+                    selector.unregister(key.fileobj)
+            if time.monotonic() >= deadline:
+                if timed_out:
+                    break  # it was killed, and would not die
+                timed_out = True
+                _kill(process)
+                deadline += DIE_WITHIN_S
+        # What it wrote last is in the pipes. Their end need not come: a process that it started
+        # in another session may hold them open.
+        for key in list(selector.get_map().values()):
+            if key.fileobj is not ended:
+                os.set_blocking(key.fd, False)
+                with contextlib.suppress(BlockingIOError):
+                    _take(key)
+    return _Ending(
+        process.returncode,
+        timed_out=timed_out,
+        said=bytes(said),
+        stderr=bytes(stderr),
+        peak=watch.peak,
+        peak_kernel=watch.peak_kernel,
+    )
+
+
+def _take(key: selectors.SelectorKey) -> bytes:
+    buffer, most = key.data
+    chunk = os.read(key.fd, PIPE_BYTES)
+    buffer += chunk
+    if most is not None:
+        del buffer[:-most]
+    return chunk
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Its group, by its number: until the leader is reaped nobody else can be given it."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+class _Exit:
+    """Becomes readable when a process ends. Leaving it kills the process's group."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._read, self._write = os.pipe()
+        self._thread = threading.Thread(target=self._wait, name="exit", daemon=True)
+
+    def fileno(self) -> int:
+        return self._read
+
+    def _wait(self) -> None:
+        if hasattr(os, "waitid"):
+            os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        else:  # an older macOS, which cannot wait without reaping
+            self._process.wait()
+        os.close(self._write)
+
+    def __enter__(self) -> _Exit:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _kill(self._process)
+        self._thread.join(DIE_WITHIN_S)
+        self._process.poll()
+        os.close(self._read)
+
+
+class _Watch:
+    """Samples the memory of a process tree in the background, and keeps the most."""
+
+    def __init__(self, pid: int) -> None:
+        self.peak: int | None = None
+        """Of the tree: RSS, or PSS where it is several processes, which share pages."""
+        self.peak_kernel: int | None = None
+        """Of the root alone, by the kernel's own count."""
+        self._status = Path(f"/proc/{pid}/status")
+        self._tree = ThisMachine(pid)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+
+    def __enter__(self) -> _Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join(DIE_WITHIN_S)
+
+    def _run(self) -> None:
+        pause = 0.0
+        while not self._stopped.wait(pause):
+            began = time.perf_counter()
+            with contextlib.suppress(psutil.Error, OSError):  # it is gone, or not ours to see
+                self._look()
+            pause = max(SAMPLE_EVERY_S, (time.perf_counter() - began) / SAMPLE_SHARE)
+
+    def _look(self) -> None:
+        processes = self._tree.processes()
+        held = sum(usage.rss for usage in processes.values())
+        if len(processes) > 1:
+            held = self._tree.pss() or held
+        self.peak = max(held, self.peak or 0) or None  # one that has ended holds 0
+        # Of a process that has ended Linux tells nothing more.
+        self.peak_kernel = kernel_memory(self._status).get("VmHWM", self.peak_kernel)
+
+
+def _outcome(ending: _Ending, fate: tuple[Status, str]) -> dict[str, Any]:
+    """Fields of the record: what the worker said, or what its end says for it."""
+    stage, answer = _heard(ending.said)
+    if "result" in answer:
+        return {**answer["result"], "status": "ok"}
+    failed = answer.get("failed", {})
+    status, message = failed.get("status", fate[0]), failed.get("message", fate[1])
+    fields = _failure(status, failed.get("stage", stage), message, ending)
+    return {**fields, "facts": failed.get("facts", {})}
+
+
+def _failure(status: Status, stage: str, message: str, ending: _Ending) -> dict[str, Any]:
+    stderr = ending.stderr.decode(errors="replace")
+    return {"status": status, "error": Failure(stage=stage, message=message, stderr=stderr)}
+
+
+def _heard(said: bytes) -> tuple[str, dict[str, Any]]:
+    """The last stage, and the last message with a ``result`` or ``failed``, {} where none came."""
+    stage, answer = "start", {}
+    for line in said.split(b"\n")[:-1]:  # behind the last newline is what was cut short
+        try:
+            message = from_json(line, allow_inf_nan=False)
+        except ValueError:  # the user's code wrote on a descriptor that it does not own
+            continue
+        if isinstance(message, dict):
+            stage = message.get("stage", stage)
+            if any(isinstance(message.get(name), dict) for name in ("result", "failed")):
+                answer = message
+    return stage, answer
+
+
+def _fate(
+    ending: _Ending, timeout_s: float, killed: Sequence[str], *, counted: bool
+) -> tuple[Status, str]:
+    """A status and a sentence for how a process ended.
+
+    ``killed`` lists the counters of kills for memory that rose meanwhile; ``counted`` says whether
+    there are any to be read.
+    """
+    if ending.timed_out:
+        return "timeout", f"it was killed after {timeout_s:g} s"
+    if ending.exit is None:
+        return "crash", f"it could not be started: {ending.refused}"
+    if ending.exit >= 0:
+        return "crash", f"it ended with exit code {ending.exit} and no result"
+    number = -ending.exit
+    if number == signal.SIGKILL and killed:
+        return "oom_host", f"the kernel killed it for memory ({killed[0]} counts it)"
+    if number == signal.SIGKILL and not counted:
+        return "oom_host", (
+            "it was killed (SIGKILL), for memory it seems: no counter of the kernel's kills can "
+            "be read here"
+        )
+    if number == signal.SIGABRT and b"std::bad_alloc" in ending.stderr:
+        return "oom_host", "it aborted for want of memory (std::bad_alloc)"
+    names = {member.value: member.name for member in signal.Signals}
+    return "crash", f"it died of {names.get(number, f'signal {number}')}"
+
+
+def _oom_kills() -> dict[str, int]:
+    """How often the kernel has killed for memory, by the file that says so."""
+    sources = [Path("/proc/vmstat")]
+    for folder in cgroup_folders("memory"):
+        sources += [folder / "memory.events", folder / "memory.oom_control"]
+    counts = {}
+    for source in sources:
+        with contextlib.suppress(OSError):
+            for line in source.read_text().splitlines():
+                if line.startswith("oom_kill "):
+                    counts[str(source)] = int(line.split()[1])
+    return counts

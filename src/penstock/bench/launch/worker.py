@@ -1,0 +1,166 @@
+"""The worker: measures one case in a process of its own, and says how it went on a pipe.
+
+    python -m penstock.bench.launch.worker REQUEST.json FD
+
+A line of JSON on the descriptor FD for each stage as it begins, then one with the result or the
+failure. Standard output and standard error are left to the model. Started by `launch`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import faulthandler
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ...base import UsageError, describe, end_with_parent, speaking_flags, where_in_users_code
+from ...instruments import Status, torch_flags
+from ..scenarios import WrongResult, find, make
+from .supervisor import LaunchRequest
+
+BALLAST_BYTES = 4 * 2**20
+"""Held from the start and let go when memory runs out, so that this can still be said."""
+
+# Torch has a type for a device's memory only. What it says of the rest:
+_HOST = ("DefaultCPUAllocator", "std::bad_alloc", "Cannot allocate memory")
+_HOST_IF_LIMITED = ("could not create a memory", "could not create a primitive", "start new thread")
+"""oneDNN says so of any fault, and Python of too many threads; under a limit it is the limit."""
+_DEVICE = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+
+
+class Answers:
+    """The pipe to the supervisor."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._pipe = os.fdopen(descriptor, "wb", buffering=0)
+        self.stage = "start"
+
+    def begin(self, stage: str) -> None:
+        self.stage = stage
+        self.say({"stage": stage})
+
+    def say(self, message: dict[str, Any]) -> None:
+        self._pipe.write(json.dumps(message, allow_nan=False).encode() + b"\n")
+
+
+def main(request_path: str, descriptor: str) -> int:
+    """The exit code: 0 with a result, 1 with a failure."""
+    began = time.perf_counter()
+    end_with_parent()
+    faulthandler.enable(all_threads=False)
+    answers = Answers(int(descriptor))
+    request = LaunchRequest(**json.loads(Path(request_path).read_text()))
+    ballast = bytearray(BALLAST_BYTES)
+    try:
+        answers.begin("setup")
+        if request.memory_limit is not None:
+            limit_memory(request.memory_limit)
+        result = _check(request) if request.task == "check" else _measure(request, answers, began)
+        answers.begin("report")
+        answers.say({"result": result})
+    except Exception as error:
+        del ballast
+        status = status_of(error, limited=request.memory_limit is not None)
+        kind = f"{type(error).__name__}: " if status == "crash" else ""
+        message, place = kind + describe(error), where_in_users_code(error)
+        message += place * (place not in message)
+        failed = {"status": status, "stage": answers.stage, "message": message}
+        answers.say({"failed": {**failed, "facts": getattr(error, "facts", {})}})
+        for link in _chain(error):  # its frames hold the tensors that filled the memory
+            traceback.clear_frames(link.__traceback__)
+        traceback.print_exception(error)
+        return 1
+    return 0
+
+
+def limit_memory(most: int) -> None:
+    """From now on the kernel refuses this process more private memory than that.
+
+    It counts the heap and private mappings, touched or not, of torch and its libraries too; what
+    files and other processes share it does not. Linux alone enforces it on mappings.
+    """
+    if sys.platform != "linux":
+        raise UsageError(f"a memory limit ({most} bytes) can be enforced on Linux only")
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+
+def status_of(error: BaseException, *, limited: bool) -> Status:
+    """What kind of failure an exception is, or the one that it was raised from."""
+    kinds = (_kind(link, limited) for link in _chain(error))
+    return next((kind for kind in kinds if kind is not None), "crash")
+
+
+def _kind(error: BaseException, limited: bool) -> Status | None:
+    if isinstance(error, UsageError | NotImplementedError):
+        return "unsupported"
+    if isinstance(error, WrongResult):
+        return "wrong_result"
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+        return "oom_host"
+    if not isinstance(error, RuntimeError | ImportError):
+        return None
+    text = str(error)
+    if any(words in text for words in _HOST + (_HOST_IF_LIMITED if limited else ())):
+        return "oom_host"
+    # torch.OutOfMemoryError is a RuntimeError, and is known by its words in every version.
+    return "oom_device" if any(words in text for words in _DEVICE) else None
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    link: BaseException | None = error
+    while link is not None:
+        yield link
+        link = link.__cause__
+
+
+def _check(request: LaunchRequest) -> dict[str, Any]:
+    """By the ``check`` beside the scenario, or where it has none by setting it up."""
+    check = getattr(find(request.scenario)[0], "check", None)
+    if check is not None:
+        from ..measure import host_memory
+
+        # What a limit would count before there is a model: Python, torch and their libraries.
+        needed = host_memory()["host_counted"]
+        case, facts = check(request.case)
+        return {"case": case, "facts": {**facts, "process_bytes": needed}}
+    scenario = make(request.scenario, request.case)
+    facts = dict(scenario.facts)
+    scenario.close()
+    return {"facts": facts}
+
+
+def _measure(request: LaunchRequest, answers: Answers, began: float) -> dict[str, Any]:
+    with contextlib.suppress(ModuleNotFoundError):  # some of the roofs need none
+        import torch  # noqa: F401 - under the limit, and no part of what the scenario holds
+    from .. import measure
+
+    baseline = psutil.Process().memory_info().rss
+    scenario = make(request.scenario, request.case)
+    setup_s = time.perf_counter() - began
+    rules = measure.Rules.model_validate(request.rules)
+    result = measure.measure_scenario(scenario, rules, answers.begin)
+    result["warmup"]["setup_s"] = setup_s
+    result["memory"]["host_baseline"] = baseline
+    if "torch" in sys.modules:
+        result["environment"] = {"torch": torch_flags()}
+    # After a failure nothing is closed: the process ends, and closing might fail in its turn.
+    scenario.close()
+    return result
+
+
+if __name__ == "__main__":
+    with speaking_flags():
+        sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,315 @@
+"""What a machine can do: its roofs and its noise, measured; and what of a model fits into it.
+
+A roof is what the hardware reaches when nothing else is asked of it: products of large matrices,
+copies, reads. The noise floor is how far the same work differs from itself, measured as a
+comparison would be (A/A): launches of one case by turns, A B B A, compared as if A and B were two
+things. A difference that is no larger than that says nothing.
+
+    roof    work of a step / its median seconds
+    noise   the 95 % interval of the ratio A/A; its farther end from 1 is the threshold
+
+Both are kept as records in a ledger in the user's cache, for later runs to be held against.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..instruments import (
+    Ledger,
+    Record,
+    available_memory,
+    hierarchical_bootstrap_ratio,
+    launch_medians,
+    median_interval,
+)
+from .boundary import Limit, Probe, find_limits, pixels_of
+from .launch.supervisor import LaunchRequest, run_launch
+from .launch.sweep import SweepStep, launches_of, run_sweep
+
+Run = Callable[..., Record]
+"""`run_launch.launch`, or what stands in for it."""
+Progress = Callable[[SweepStep], None]
+
+RULES: Mapping[str, Mapping[str, float]] = {
+    "quick": {"seconds": 0.5, "warmup_seconds": 0.5, "precision": 0.01},
+    "standard": {"seconds": 2.0, "warmup_seconds": 1.0, "precision": 0.01},
+    "rigorous": {"seconds": 5.0, "warmup_seconds": 2.0, "precision": 0.005},
+}
+"""By effort. A roof is no fine measurement."""
+LEAST_LAUNCHES = 3
+"""Of each side of an A/A run."""
+TIMEOUT_S = 120.0
+DRAWS = 10_000
+SEED = 0
+MIB = 2**20
+
+
+def default_ledger() -> Ledger:
+    """In the user's cache."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Ledger(Path(cache) / "penstock" / "doctor.ledger")
+
+
+def measure_roofs(
+    device: str,
+    dtypes: Sequence[str],
+    folder: Path,
+    effort: str,
+    ledger: Ledger,
+    run: Run = run_launch,
+    progress: Progress = lambda step: None,
+) -> dict[str, dict[str, Any]]:
+    """Each roof by its name: unit, value, 95 % interval, launches, and what must be known of it.
+
+    On CUDA ``dtypes`` are joined by ``tf32``, float32 that is multiplied as TF32.
+    """
+    dtypes = [*dtypes, "tf32"] if device.startswith("cuda") else dtypes
+    disk = {"folder": str(Path(folder).resolve()), "bytes": 128 * MIB}
+    asked: list[tuple[str, str, dict[str, Any]]] = [
+        *((f"matmul {dtype}", "matmul", _matmul_case(device, dtype)) for dtype in dtypes),
+        ("memory copy", "copy", _copy_case(device)),
+        ("disk", "disk", disk | {"cached": False}),
+        ("page cache", "disk", disk | {"cached": True}),
+    ]
+    return {
+        name: _roof(_launches(scenario, case, launches_of(effort), effort, ledger, run, progress))
+        for name, scenario, case in asked
+    }
+
+
+def known_roof(
+    machine_key: str, device: str, dtype: str, ledger: Ledger | None = None
+) -> float | None:
+    """Floating-point operations per second by this machine's newest measurement.
+
+    None where there is none: ``penstock doctor`` makes one.
+    """
+    rates = [
+        _roof(records)["value"]
+        for records in _newest(machine_key, ledger or default_ledger())
+        if records[0].scenario == "matmul"
+        and records[0].case | {"size": 0} == _matmul_case(device, dtype) | {"size": 0}
+    ]
+    # The A/A run is of a smaller product, which is slower, or as fast and then a roof too.
+    return max((rate for rate in rates if rate is not None), default=None)
+
+
+def _matmul_case(device: str, dtype: str) -> dict[str, Any]:
+    """As large as fills the device and takes no more than a tenth of a second."""
+    cores = os.cpu_count() or 1
+    size = 8192 if device != "cpu" else 1024 if cores <= 4 else 2048 if cores <= 32 else 4096
+    if dtype == "tf32":
+        return {"device": device, "dtype": "float32", "size": size, "tf32": True}
+    return {"device": device, "dtype": dtype, "size": size}
+
+
+def _copy_case(device: str) -> dict[str, Any]:
+    """Far larger than the caches: two arrays of this size."""
+    return {"device": device, "bytes": (256 if device == "cpu" else 1024) * MIB}
+
+
+def _roof(records: Sequence[Record]) -> dict[str, Any]:
+    """The rate of a case by its launches, or why there is none."""
+    good = [record for record in records if record.ok]
+    work = "flops" if records[0].scenario == "matmul" else "bytes"
+    unit = "flop/s" if work == "flops" else "B/s"
+    if not good:
+        failure = records[0].error
+        note = failure.message if failure else records[0].status
+        return {"unit": unit, "value": None, "low": None, "high": None, "n": 0, "note": note}
+    launches = [record.samples_s.get("read") or record.samples_s["step"] for record in good]
+    if len(launches) > 1:  # against a constant, it is the median of launches with its interval
+        seconds = hierarchical_bootstrap_ratio([[1.0]] * len(launches), launches, DRAWS, _rng())
+    else:
+        seconds = median_interval(launches[0])
+    count = good[0].work[work]
+    return {
+        "unit": unit,
+        "value": count / seconds.value,
+        "low": count / seconds.high if seconds.high else None,
+        "high": count / seconds.low if seconds.low else None,
+        "n": len(good),
+        "note": _note(good[-1]),
+    }
+
+
+def _note(record: Record) -> str:
+    """What must be known of a read that was to come from the device."""
+    if record.case.get("cached") is not False:
+        return ""
+    return {
+        "page cache": "the kernel kept the file in memory: this is not the device",
+        "unknown": "the kernel does not say whether this came from the device",
+    }.get(str(record.facts.get("source")), "")
+
+
+def noise_floor(
+    device: str,
+    effort: str,
+    ledger: Ledger,
+    run: Run = run_launch,
+    progress: Progress = lambda step: None,
+) -> dict[str, Any]:
+    """How far the same work differs from itself on this machine.
+
+    ``n`` launches, ``disturbed`` of which began beside busy processes of others; ``spread``, the
+    slowest over the fastest less 1; ``ratio``, ``low`` and ``high`` of the A/A; ``threshold``.
+    """
+    launches = 2 * max(LEAST_LAUNCHES, launches_of(effort))
+    records = _launches("matmul", _noise_case(device), launches, effort, ledger, run, progress)
+    return _noise(records)
+
+
+def _noise_case(device: str) -> dict[str, Any]:
+    """A step of some milliseconds, as those of small networks are."""
+    return {"device": device, "dtype": "float32", "size": 512 if device == "cpu" else 4096}
+
+
+def _noise(records: Sequence[Record]) -> dict[str, Any]:
+    a: list[Sequence[float]] = []
+    b: list[Sequence[float]] = []
+    for record in records:
+        if record.ok:  # by turns A B B A
+            (a if record.launch % 4 in (0, 3) else b).append(record.samples_s["step"])
+    loads = (record.environment.get("load", {}) for record in records)
+    disturbed = sum(bool(load.get("busy_processes")) for load in loads)
+    if min(len(a), len(b)) < 2:
+        failure = next((record.error for record in records if record.error), None)
+        why = failure.message if failure else f"{len(a) + len(b)} launches cannot tell"
+        empty = dict.fromkeys(("spread", "ratio", "low", "high", "threshold"))
+        return empty | {"n": len(a) + len(b), "disturbed": disturbed, "note": why}
+    medians = launch_medians([*a, *b])
+    ratio = hierarchical_bootstrap_ratio(a, b, DRAWS, _rng())
+    assert ratio.low is not None and ratio.high is not None  # two launches on each side
+    return {
+        "n": len(medians),
+        "disturbed": disturbed,
+        "spread": float(medians.max() / medians.min()) - 1,
+        "ratio": ratio.value,
+        "low": ratio.low,
+        "high": ratio.high,
+        "threshold": max(ratio.high, 1 / ratio.low) - 1,
+        "note": "",
+    }
+
+
+def _launches(
+    scenario: str,
+    case: Mapping[str, Any],
+    launches: int,
+    effort: str,
+    ledger: Ledger,
+    run: Run,
+    progress: Progress,
+) -> list[Record]:
+    return run_sweep(
+        scenario,
+        [case],
+        launches,
+        ledger,
+        rules=RULES[effort],
+        timeout_s=TIMEOUT_S,
+        memory_limit=None,
+        seed=SEED,
+        resume=False,
+        run=run,
+        progress=progress,
+    )
+
+
+def _newest(machine_key: str, ledger: Ledger) -> Iterator[list[Record]]:
+    """The newest launches of each case on a machine: from the last that has number 0 on."""
+    runs: dict[str, list[Record]] = {}
+    for record in ledger.records():
+        if record.environment.get("machine_key") == machine_key:
+            run = runs.setdefault(record.key, [])
+            if record.launch == 0:
+                run.clear()
+            run.append(record)
+    yield from runs.values()
+
+
+def _rng() -> np.random.Generator:
+    return np.random.default_rng(SEED)
+
+
+_TRY = {
+    "seconds": 1e-6, "precision": 0.5, "min_samples": 1, "warmup_seconds": 1e-6, "warmup_samples": 1
+}  # fmt: skip
+"""Three steps: an optimizer's state is there from the second on, and with it the peak."""
+
+
+def model_limits(
+    case: Mapping[str, Any],
+    tiles: Sequence[str],
+    axes: int,
+    max_batch: int,
+    budget: int | None,
+    ledger: Ledger,
+    *,
+    timeout_s: float,
+    device_memory: int | None = None,
+    run: Run = run_launch,
+    report: Callable[[Record], None] = lambda record: None,
+    tolerance: float = 0.0,
+) -> list[Limit]:
+    """The largest batch of each tile of a model, each question a fresh process that tries.
+
+    ``tolerance`` is the share of a batch by which the answer may be too small.
+
+    ``case`` is one of scenario ``model`` that `check` has resolved; its tile, batch and budget are
+    replaced. The ledger should be one of its own: a launch that only tries is no measurement.
+
+    What the budget covers is in `budget_note`. Without one it is the memory that is free now, or
+    all of the GPU's: ``device_memory``, against which peaks are held and which limits nothing.
+    """
+    on_cpu = case["device"] == "cpu"
+    if on_cpu and budget is None:
+        budget = available_memory()
+
+    def fits(tile: str, batch: int) -> Probe:
+        request = LaunchRequest(
+            scenario="model",
+            case={**case, "tile": tile, "batch": batch, "budget": budget},
+            rules=_TRY,
+            memory_limit=budget if on_cpu else None,
+        )
+        record = run(request, launch=0, order=None, timeout_s=timeout_s)
+        ledger.append(record)
+        report(record)
+        return _probe(record, budget or device_memory)
+
+    return find_limits(tiles, fits, max_batch, lambda tile: pixels_of(tile, axes), tolerance)
+
+
+def budget_note(device: str) -> str:
+    """What a budget and a peak count on such a device, to be said beside the limits."""
+    if device == "cpu":
+        return (
+            "The kernel enforces the budget on all that a launch maps for itself: the interpreter "
+            "and torch's own heap as well as the model, touched or not, but not the pages of "
+            "shared libraries. The peak is what it counted of that, and the margin is what it left."
+        )
+    return (
+        "The budget is that of torch's allocator; the context and the libraries of the device come "
+        "on top. The peak is what was alive in tensors."
+    )
+
+
+def _probe(record: Record, budget: int | None) -> Probe:
+    memory = record.memory
+    if record.case["device"] == "cpu":
+        peak = memory.host_counted or memory.host_peak_kernel or memory.host_peak
+    else:
+        peak = memory.device_peak
+    if record.ok:
+        return Probe("ok", peak, budget, memory.alloc_retries)
+    if record.status in ("oom_host", "oom_device"):
+        return Probe("oom", peak, budget)
+    return Probe("failed", reason=record.error.message if record.error else record.status)

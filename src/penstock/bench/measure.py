@@ -1,0 +1,356 @@
+"""The measuring loop: the steps of a scenario under a clock, until they are known well enough.
+
+    first call | warm-up . . . . . . . . | window  window  window  window ...
+                 until settled or capped   until precise, noise stable, or out of time
+
+A **window** is a block of steps between two readings of the clock, and one sample: its seconds
+divided by its steps. On a device it begins with nothing queued and ends with the only
+synchronisation, so that inside it the host runs ahead as it does in a program. ``step`` is the
+wall clock of the host over the window; ``device`` and the phases are read there from events on the
+current stream, and on a CPU from the same clock.
+
+Everything else happens between windows: statistics, readings of the driver, reports. Python's
+garbage collector stays on, as in the program that a scenario stands for, so that cycles holding
+tensors do not pile up; but what is alive when sampling begins is frozen, so that a full collection
+does not walk through all of torch.
+
+Peaks of memory span the life of the process. A launch is a fresh process, so nothing is reset.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+from ..base import frozen_garbage
+from ..instruments import Clock, StopRule, WarmupRule, block_size, kernel_memory
+from .scenarios import Scenario, WrongResult
+
+if TYPE_CHECKING:
+    from ..instruments import Gpu
+
+CLOCKS_EVERY_S = 0.5
+"""Between readings of a GPU's clocks; a reading takes a millisecond or so, outside of windows."""
+
+
+class Rules(BaseModel):
+    """When to begin sampling and when to end."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    seconds: float
+    """Most seconds of samples."""
+    precision: float
+    """Half width of the median's 95 % interval, as a share of it, that is good enough."""
+    min_samples: int = 10
+    warmup_seconds: float = 5.0
+    """Most seconds of warm-up after the first call; what has not settled then is said to be so."""
+    warmup_samples: int = 300
+    series: int | None = None
+    """Exactly so many steps, each a sample of its own, after ``warmup_samples`` of warm-up: for
+    steps that are not alike and must be the same ones for all, such as the waits for batches."""
+
+
+class Timer(Protocol):
+    """Times a window and the phases within it."""
+
+    def start(self) -> None: ...
+
+    def phase(self, name: str) -> AbstractContextManager[None]: ...
+
+    def stop(self, steps: int) -> dict[str, float]:
+        """Seconds for each of the window's steps: ``step``, and each phase."""
+        ...
+
+
+class HostTimer:
+    """For work that has ended when its call returns."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self._spans: dict[str, _HostSpan] = {}
+
+    def start(self) -> None:
+        for span in self._spans.values():
+            span.seconds = 0.0
+        self._started = self.clock()
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        span = self._spans.get(name)
+        if span is None:
+            span = self._spans[name] = _HostSpan(self.clock)
+        return span
+
+    def stop(self, steps: int) -> dict[str, float]:
+        seconds = {"step": self.clock() - self._started}
+        seconds |= {name: span.seconds for name, span in self._spans.items()}
+        return {name: value / steps for name, value in seconds.items()}
+
+
+class _HostSpan:
+    """Adds up the times between entering and leaving. A class, for it is thrice as quick as
+    a generator with `contextlib`."""
+
+    __slots__ = ("_clock", "_entered", "seconds")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.seconds = 0.0
+
+    def __enter__(self) -> None:
+        self._entered = self._clock()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds += self._clock() - self._entered
+
+
+class DeviceTimer:
+    """For work that is queued: ``torch.cuda`` or ``torch.mps`` says when the device came to it."""
+
+    def __init__(self, clock: Clock, backend: ModuleType) -> None:
+        self.clock = clock
+        self._backend = backend
+        self._events: list[Any] = []
+        self._used = 0
+        self._spans: dict[str, _DeviceSpan] = {}
+
+    def start(self) -> None:
+        self._backend.synchronize()
+        self._used = 0
+        for span in self._spans.values():
+            span.edges.clear()
+        self._started = self.clock()
+        self._begin = self.mark()
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        span = self._spans.get(name)
+        if span is None:
+            span = self._spans[name] = _DeviceSpan(self)
+        return span
+
+    def stop(self, steps: int) -> dict[str, float]:
+        end = self.mark()
+        self._backend.synchronize()
+        seconds = {"step": self.clock() - self._started}
+        seconds["device"] = self._begin.elapsed_time(end) / 1e3
+        for name, span in self._spans.items():
+            edges = zip(span.edges[::2], span.edges[1::2], strict=True)
+            seconds[name] = sum(begin.elapsed_time(end) for begin, end in edges) / 1e3
+        return {name: value / steps for name, value in seconds.items()}
+
+    def mark(self) -> Any:
+        """An event recorded now. Events are made once and used again in the next window."""
+        if self._used == len(self._events):
+            self._events.append(self._backend.Event(enable_timing=True))
+        event = self._events[self._used]
+        self._used += 1
+        event.record()
+        return event
+
+
+class _DeviceSpan:
+    __slots__ = ("_timer", "edges")
+
+    def __init__(self, timer: DeviceTimer) -> None:
+        self._timer = timer
+        self.edges: list[Any] = []
+
+    def __enter__(self) -> None:
+        self.edges.append(self._timer.mark())
+
+    def __exit__(self, *_: object) -> None:
+        self.edges.append(self._timer.mark())
+
+
+def measure_scenario(
+    scenario: Scenario,
+    rules: Rules,
+    report: Callable[[str], None],
+    clock: Clock = time.perf_counter,
+) -> dict[str, Any]:
+    """Drive a scenario that is set up; ``report`` is told each stage as it begins.
+
+    Returns the fields of a record that this process knows. Raises `WrongResult` where one step did
+    other work than the first.
+    """
+    windows = Windows(scenario, _timer(scenario.device, clock))
+    device = Device(scenario, clock)
+
+    report("warmup")
+    first_s = windows.sample(1)["step"]
+    warmup, settled = _warm_up(windows, rules)
+
+    report("measure")
+    gc.collect()
+    with frozen_garbage():
+        steps = 1
+        if rules.series is None:
+            steps = block_size(statistics.median(warmup[-rules.min_samples :]), windows.overhead())
+        rule = StopRule(rules.precision, rules.min_samples, rules.seconds)
+        samples: dict[str, list[float]] = {}
+        count, done = 0, False
+        device.look()
+        while not done:
+            seconds = windows.sample(steps)
+            rule.add(seconds["step"] * steps)
+            for name, value in seconds.items():
+                samples.setdefault(name, []).append(value)
+            count += 1
+            done = rule.done is not None if rules.series is None else count == rules.series
+            if done or device.due():
+                device.look()
+    if (verify := getattr(scenario, "verify", None)) is not None:
+        report("verify")
+        verify()
+    return {
+        "work": dict(windows.work),
+        "steps_per_sample": steps,
+        "samples_s": samples,
+        "stop": rule.done if rules.series is None else None,
+        "warmup": {
+            "first_s": first_s,
+            "compile_s": getattr(scenario, "compile_s", None),
+            "samples_s": warmup,
+            "settled": settled,
+        },
+        "memory": {**host_memory(), **device.memory()},
+        "clocks": device.clocks,
+        "facts": dict(scenario.facts),
+    }
+
+
+def _warm_up(windows: Windows, rules: Rules) -> tuple[list[float], bool | None]:
+    """The steps of the warm-up, a window each, and whether they settled."""
+    if rules.series is not None:
+        return [windows.sample(1)["step"] for _ in range(rules.warmup_samples)], None
+    rule = WarmupRule(rules.warmup_seconds, rules.warmup_samples)
+    samples = []
+    while not rule.done:
+        samples.append(windows.sample(1)["step"])
+        rule.add(samples[-1])
+    return samples, rule.settled
+
+
+class Windows:
+    """A scenario's steps, in windows of any length."""
+
+    def __init__(self, scenario: Scenario, timer: Timer) -> None:
+        self._scenario = scenario
+        self._timer = timer
+        self.work: Mapping[str, float] = {}
+        """Of each step."""
+
+    def sample(self, steps: int) -> dict[str, float]:
+        """Run so many steps; the seconds of one."""
+        step, phase = self._scenario.step, self._timer.phase
+        self._timer.start()
+        for _ in range(steps):
+            work = step(phase)
+            if work != self.work:
+                self._differs(work)
+        return self._timer.stop(steps)
+
+    def overhead(self) -> float:
+        """Seconds that a window takes in which nothing happens."""
+        empty = []
+        for _ in range(20):
+            self._timer.start()
+            empty.append(self._timer.stop(1)["step"])
+        return statistics.median(empty)
+
+    def _differs(self, work: Mapping[str, float]) -> None:
+        if self.work:
+            raise WrongResult(f"a step did {dict(work)} and the first did {dict(self.work)}")
+        self.work = dict(work)
+
+
+class Device:
+    """What a device says of its memory and its clocks; nothing where the work is the CPU's."""
+
+    def __init__(self, scenario: Scenario, clock: Clock) -> None:
+        self.clocks: list[dict[str, Any]] = []
+        self._clock = clock
+        self._began = clock()
+        self._looked = -math.inf
+        self._before: int | None = getattr(scenario, "driver_before", None)
+        self._most: int | None = None
+        self._gpu: Gpu | None = None
+        self._backend = _backend(scenario.device)
+        if scenario.device.startswith("cuda"):
+            import torch
+
+            from ..instruments import Gpu
+
+            self._gpu = Gpu(torch.device(scenario.device))
+
+    def due(self) -> bool:
+        return self._gpu is not None and self._clock() - self._looked >= CLOCKS_EVERY_S
+
+    def look(self) -> None:
+        """Ask the driver. The allocator gives nothing back while all is well, so that what the
+        driver counts between windows is what it counted in them."""
+        if self._gpu is None:
+            return
+        self._looked = self._clock()
+        self.clocks.append({"t": round(self._looked - self._began, 4), **self._gpu.clocks()})
+        used = self._gpu.used()
+        if used is not None:
+            self._most = max(used, self._most or 0)
+
+    def memory(self) -> dict[str, int | None]:
+        """Fields of `record.Memory`."""
+        if self._backend is None:
+            return {}
+        if self._gpu is None:  # MPS keeps no peaks
+            return {"device_allocated": int(self._backend.current_allocated_memory())}
+        grown = None
+        if self._before is not None and self._most is not None:
+            grown = max(0, self._most - self._before)
+        return {
+            "device_allocated": int(self._backend.memory_allocated()),
+            "device_peak": int(self._backend.max_memory_allocated()),
+            "device_reserved": int(self._backend.max_memory_reserved()),
+            "device_driver": grown,
+            "alloc_retries": int(self._backend.memory_stats().get("num_alloc_retries", 0)),
+        }
+
+
+def _backend(device: str) -> Any:
+    """``torch.cuda`` or ``torch.mps``; None for the CPU, which needs no torch."""
+    kind = device.partition(":")[0]
+    if kind == "cpu":
+        return None
+    import torch
+
+    if kind == "cuda":
+        torch.cuda.set_device(torch.device(device))
+    return getattr(torch, kind)
+
+
+def _timer(device: str, clock: Clock) -> Timer:
+    backend = _backend(device)
+    return HostTimer(clock) if backend is None else DeviceTimer(clock, backend)
+
+
+def host_memory() -> dict[str, int | None]:
+    """Fields of `record.Memory` that Linux counts for this process; null elsewhere."""
+    try:
+        held = kernel_memory()
+    except OSError:
+        return {"host_peak_kernel": None, "host_shared": None, "host_counted": None}
+    # The kernel keeps no peak of private mappings, but one of all. What of it is not private, such
+    # as the code of libraries, is never given back.
+    not_private = held.get("VmSize", 0) - held.get("VmData", 0)
+    return {
+        "host_peak_kernel": held.get("VmHWM"),
+        "host_shared": held.get("RssFile", 0) + held.get("RssShmem", 0),
+        "host_counted": held["VmPeak"] - not_private if "VmPeak" in held else None,
+    }

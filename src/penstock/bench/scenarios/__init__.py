@@ -1,0 +1,85 @@
+"""Scenarios: what a launch measures. A scenario is set up, steps, counts its work, and is closed.
+
+There are no clocks here: `measure` times the steps, and the phases that a step names.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from types import ModuleType
+from typing import Any, Protocol
+
+from ...base import UsageError, absent
+from ...models import find_reference
+
+Phase = Callable[[str], AbstractContextManager[None]]
+"""``with phase("forward"): ...`` names a part of a step."""
+Work = Mapping[str, float]
+"""Counted work of one step by name: samples, pixels, useful_pixels, bytes, flops."""
+
+SCENARIOS = {
+    "model": "penstock.bench.scenarios.model:ModelScenario",
+    "matmul": "penstock.bench.scenarios.roofs:Matmul",
+    "copy": "penstock.bench.scenarios.roofs:MemoryCopy",
+    "disk": "penstock.bench.scenarios.roofs:DiskRead",
+    "loader": "penstock.bench.scenarios.loader:LoaderScenario",
+    "ladder": "penstock.bench.scenarios.ladder:rung",
+    "queue": "penstock.bench.scenarios.queue:QueueScenario",
+    "train": "penstock.bench.scenarios.train:TrainScenario",
+}
+
+EXTRAS = {"loader": "loaders", "ladder": "loaders", "queue": "loaders", "train": "train"}
+"""What brings a scenario's libraries, where that is not ``infer``."""
+
+
+class Scenario(Protocol):
+    """What `measure` drives."""
+
+    device: str
+    """``cpu``, ``cuda:0``, ``mps``: where the work happens, for its clock and its memory."""
+    facts: Mapping[str, Any]
+    """What to put into the record beside the case: model, parameters, structure hash."""
+
+    def step(self, phase: Phase) -> Work:
+        """Do the work once.
+
+        Raises `WrongResult` (of this module) where the result is not what it must be, and
+        `UsageError` where the case is not supported here.
+        """
+        ...
+
+    # A scenario may have ``verify()`` too: whatever must be checked, after all that is timed.
+
+    def close(self) -> None: ...
+
+
+class WrongResult(Exception):
+    """A step ran and its result is wrong. ``facts`` are for its record."""
+
+    def __init__(self, message: str, facts: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.facts = dict(facts or {})
+
+
+def make(name: str, case: Mapping[str, Any]) -> Scenario:
+    """Set up a scenario of this family, or a user's ``package.module:Class``, from its case."""
+    find(name)
+    with find_reference(SCENARIOS.get(name, name)) as scenario:
+        made: Scenario = scenario(case)
+    return made
+
+
+def find(name: str) -> tuple[ModuleType, str]:
+    """The module of a scenario, and the name of its class there."""
+    place, colon, attribute = SCENARIOS.get(name, name).rpartition(":")
+    if not colon:
+        raise UsageError(f"there is no scenario {name!r}; try {', '.join(SCENARIOS)}")
+    try:
+        with find_reference(f"{place}:{attribute}") as scenario:
+            return sys.modules.get(place) or sys.modules[scenario.__module__], attribute
+    except (ModuleNotFoundError, AttributeError) as error:
+        if isinstance(error, ModuleNotFoundError) and name in SCENARIOS:
+            raise absent(error, EXTRAS.get(name, "infer")) or error from error
+        raise UsageError(f"there is no scenario {name!r}: {error}") from error

@@ -1,0 +1,166 @@
+"""Emulated computing: what stands for a training step while batches are read beside it.
+
+    none    nothing: the batches come as fast as they are read
+    sleep   the processor is idle, as while an accelerator works
+    busy    one core multiplies matrices, a count that takes the time when nobody else computes
+    train   a training step of a real network on its own seeded input
+
+What contends with the readers for cores is busy and train; sleep hides that. Each says how long a
+step takes that never waits, ``seconds``: given for sleep, timed beforehand for the others, which is
+the one thing that this family needs a clock for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from ...base import UsageError
+from ...instruments import Clock
+
+_STACK, _SIDE = 64, 48
+"""Matrices of a piece of busy work. So small ones are multiplied by one thread, whatever the BLAS;
+so many release the interpreter's lock for about a millisecond."""
+_TRIALS = 3
+
+
+class Compute(Protocol):
+    """What a step does between two batches."""
+
+    seconds: float
+    """Of a step that never waits."""
+
+    def run(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def make(case: Mapping[str, Any], clock: Clock = time.perf_counter) -> Compute:
+    """By ``case["compute"]``, for ``case["compute_time"]`` seconds where that can be chosen."""
+    kind = case["compute"]
+    if kind == "none":
+        return Sleep(0.0)
+    if kind == "sleep":
+        return Sleep(case["compute_time"])
+    if kind == "busy":
+        return Busy(case["compute_time"], clock)
+    if kind == "train":
+        return Train(case, clock)
+    raise UsageError(f"--compute {kind!r} is not one of none, sleep, busy, train")
+
+
+class Sleep:
+    def __init__(self, seconds: float, sleep: Callable[[float], None] = time.sleep) -> None:
+        self.seconds, self._sleep = seconds, sleep
+
+    def run(self) -> None:
+        if self.seconds:
+            self._sleep(self.seconds)
+
+    def close(self) -> None:
+        pass
+
+
+class Busy:
+    def __init__(self, seconds: float, clock: Clock) -> None:
+        random = np.random.default_rng(0)
+        self._matrices = random.standard_normal((_STACK, _SIDE, _SIDE), np.float32)
+        self._product = np.empty_like(self._matrices)
+        self.pieces = calibrated(self._piece, seconds, clock)
+        self.seconds = timed(self.run, clock)
+
+    def run(self) -> None:
+        for _ in range(self.pieces):
+            self._piece()
+
+    def close(self) -> None:
+        pass
+
+    def _piece(self) -> None:
+        np.matmul(self._matrices, self._matrices, out=self._product)
+
+
+class Train:
+    """A step of scenario ``model`` in mode train, of as many samples as a batch has."""
+
+    def __init__(self, case: Mapping[str, Any], clock: Clock) -> None:
+        from .model import ModelScenario, check
+
+        asked = {
+            "model": case["model"],
+            "weights": None,
+            "mode": "train",
+            "tile": case["tile"],
+            "batch": case["batch"],
+            "channels": None,
+            "dtype": "float32",
+            "amp": False,
+            "compile": False,
+            "channels_last": False,
+            "checkpointing": False,
+            "halo": 0,
+            "device": case["device"],
+            "threads": None,
+            "seed": case["seed"],
+            "budget": None,
+            "trust_model": case.get("trust_model", False),
+        }
+        resolved, _ = check(asked)
+        self._model = ModelScenario(resolved)
+        self._wait = _synchroniser(self._model.device)
+        self.run()  # the first makes what all others use
+        self.seconds = timed(self.run, clock)
+
+    def run(self) -> None:
+        self._model.step(_untimed)
+        self._wait()
+
+    def close(self) -> None:
+        self._model.close()
+
+
+def calibrated(piece: Callable[[], None], seconds: float, clock: Clock) -> int:
+    """How many times ``piece`` must run to take so long."""
+    piece()
+    count = 1
+    while True:
+        began = clock()
+        for _ in range(count):
+            piece()
+        took = clock() - began
+        if took >= seconds / 4:
+            return max(1, round(count * seconds / took))
+        count *= 2
+
+
+def timed(run: Callable[[], None], clock: Clock) -> float:
+    """The median seconds of a few runs."""
+    took = []
+    for _ in range(_TRIALS):
+        began = clock()
+        run()
+        took.append(clock() - began)
+    return statistics.median(took)
+
+
+def _untimed(name: str) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()
+
+
+def _synchroniser(device: str) -> Callable[[], None]:
+    """What waits for all that was queued on a device."""
+    kind = device.partition(":")[0]
+    if kind == "cpu":
+        return lambda: None
+    import torch
+
+    backend = getattr(torch, kind)
+    if kind == "cuda":
+        return lambda: backend.synchronize(device)
+    synchronise: Callable[[], None] = backend.synchronize
+    return synchronise

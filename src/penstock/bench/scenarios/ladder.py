@@ -1,0 +1,270 @@
+"""Scenario ``ladder``: the same batches, a step further at each rung; see `reports.loader`.
+
+    L0  the bytes of the batch's chunks, which lie one after the other in a file of their own
+    L1  its chunks' files, each opened and read
+    L2  and decoded, into memory that is used again
+    L3  and copied into the batch, which is used again
+    L4  the loader
+    L5  the loader, and its batch on the device
+
+Up to L3 so many threads take one chunk after the other until the batch is done. The file of L0 is
+in the folder of the data, and loses its name before it is filled: it is gone with its process.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base import UsageError, require
+from ...data import Audit
+from ...instruments import PAGE_BLOCK, drop_pages, residency
+from ...loading import PatchGrid, Selection, locate, open_engine, with_checks
+from . import Phase, Scenario, Work, WrongResult
+from .loader import OURS, LoaderScenario
+from .sources import Source
+
+
+def rung(case: Mapping[str, Any]) -> Scenario:
+    """The scenario of a rung."""
+    made: Scenario = _RUNGS[case["rung"]](case)
+    return made
+
+
+class Together:
+    """So many threads that share out a list of pieces."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads)
+
+    def __call__(self, work: Callable[[Any], None], pieces: Sequence[Any]) -> None:
+        rest = iter(pieces)  # whose next piece only one thread can get
+
+        def take() -> None:
+            for piece in rest:
+                work(piece)
+
+        for future in [self._pool.submit(take) for _ in range(self._threads)]:
+            future.result()
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+
+class Step:
+    """A batch after the other, from the first again after the last."""
+
+    device = "cpu"
+
+    def __init__(self, case: Mapping[str, Any]) -> None:
+        self.case, self.source = case, Source(case)
+        self.batches = self.source.batches()
+        self.together = Together(case["threads"])
+        self.work: Work = {
+            "samples": case["batch"],
+            "bytes": case["batch"] * self.source.packed.sample_bytes,
+        }
+        self.facts: dict[str, Any] = dict(self.source.facts)
+        try:
+            self.set_up()
+        except BaseException:
+            self.close()
+            raise
+        self.facts |= self.source.prepare()
+        self.facts |= self.own_facts()
+        self._next = 0
+
+    def set_up(self) -> None: ...
+
+    def own_facts(self) -> dict[str, Any]:
+        return {}
+
+    def read(self, batch: int) -> None:
+        raise NotImplementedError
+
+    def step(self, phase: Phase) -> Work:
+        self.read(self._next)
+        self._next = (self._next + 1) % len(self.batches)
+        return self.work
+
+    def close(self) -> None:
+        self.together.close()
+        self.source.close()
+
+    def near(self) -> None:
+        if self.source.remote:
+            raise UsageError("the data is not on a disk of this machine")
+
+
+class DeviceRead(Step):
+    """L0: each thread reads its part of the batch's stretch of one file."""
+
+    _files: Sequence[int] = ()
+
+    def set_up(self) -> None:
+        self.near()
+        root = self.source.packed.root
+        files = [self.source.files_of(samples) for samples in self.batches]
+        sizes = [sum(path.stat().st_size for path in of) for of in files]
+        if (free := shutil.disk_usage(root).free) < 2 * sum(sizes):
+            raise UsageError(
+                f"{root} has {free} bytes free; reading its device is measured with a file of "
+                f"{sum(sizes)} and as much room again"
+            )
+        try:
+            with tempfile.NamedTemporaryFile(dir=root) as file:
+                # One for each thread: the kernel reads ahead of each open file by itself.
+                opened = range(self.case["threads"])
+                self._files = [os.open(file.name, os.O_RDONLY) for _ in opened]
+                for path in (path for of in files for path in of):
+                    with path.open("rb") as source:
+                        shutil.copyfileobj(source, file, PAGE_BLOCK)
+                file.flush()
+                if self.case["cache"] == "cold":
+                    drop_pages([Path(file.name)])
+                self._resident = residency([Path(file.name)])
+        except OSError as error:
+            raise UsageError(f"{root} takes no file to measure with: {error.strerror}") from error
+        self._edges = np.concatenate([[0], np.cumsum(sizes)]).tolist()
+        self._buffers = [memoryview(bytearray(PAGE_BLOCK)) for _ in self._files]
+
+    def own_facts(self) -> dict[str, Any]:
+        stored = self._edges[-1] / len(self.batches)
+        return {"resident": self._resident, "again": 0.0, "stored_bytes": stored}
+
+    def read(self, batch: int) -> None:
+        start, stop = self._edges[batch : batch + 2]
+        parts = np.linspace(start, stop, len(self._files) + 1).astype(int).tolist()
+        pieces = zip(self._files, self._buffers, pairwise(parts), strict=True)
+        self.together(self._read_part, list(pieces))
+
+    def _read_part(self, piece: tuple[int, memoryview, tuple[int, int]]) -> None:
+        file, buffer, (place, stop) = piece
+        while place < stop:
+            count = os.preadv(file, [buffer[: stop - place]], place)
+            if count == 0:
+                raise WrongResult(f"the file ended {stop - place} bytes early")
+            place += count
+
+    def close(self) -> None:
+        for file in self._files:
+            os.close(file)
+        super().close()
+
+
+class FilesRead(Step):
+    """L1."""
+
+    def set_up(self) -> None:
+        self.near()
+        self.engine = engine_of(self.source, "native")
+        self.tasks = [self.engine.chunks(*self.source.rows(items)) for items in self.batches]
+
+    def read(self, batch: int) -> None:
+        self.together(self.one, self.tasks[batch])
+
+    def one(self, task: Any) -> None:
+        self.engine.stored.give(task.fetch())
+
+
+class Decode(FilesRead):
+    """L2."""
+
+    def one(self, task: Any) -> None:
+        stored = task.fetch()
+        pool = self.engine.decoded[task.field.name]
+        chunk = pool.take(task.field.chunks, task.layout.dtype)
+        task.decode(stored, chunk)
+        self.engine.stored.give(stored)
+        pool.give(chunk)
+
+
+class Scatter(Step):
+    """L3."""
+
+    def set_up(self) -> None:
+        self.engine = engine_of(self.source, "auto")
+        self.tasks = [self.engine.tasks(*self.source.rows(items)) for items in self.batches]
+        self.out: dict[str, NDArray[Any]] = {
+            name: np.empty(field.out_shape(self.case["batch"]), field.dtype)
+            for name, field in self.engine.fields.items()
+        }
+
+    def read(self, batch: int) -> None:
+        self.together(lambda task: task.run(self.out, _go_on), self.tasks[batch])
+
+    def verify(self) -> None:
+        delivered = (int(sample) for samples in self.batches for sample in samples)
+        audit = Audit(with_checks(self.source.packed, delivered))
+        for index, samples in enumerate(self.batches):
+            self.read(index)
+            audit.batch(samples, self.out)
+        self.facts |= asdict(audit.result())
+        if not audit.result().right:
+            raise WrongResult(f"the batches are not those of the plan: {audit.result()}")
+
+
+class Queue(LoaderScenario):
+    """L4."""
+
+    def __init__(self, case: Mapping[str, Any]) -> None:
+        super().__init__({**case, "loader": OURS[0]})
+
+
+class Transfer(Queue):
+    """L5."""
+
+    def __init__(self, case: Mapping[str, Any]) -> None:
+        self._torch = require("torch", "infer")
+        if not self._torch.cuda.is_available():
+            raise UsageError("torch sees no CUDA device here")
+        super().__init__(case)
+        self.facts["device_name"] = self._torch.cuda.get_device_name()
+
+    def step(self, phase: Phase) -> Work:
+        work = super().step(phase)
+        assert self._batch is not None
+        for array in self._batch.values():
+            self._torch.from_numpy(array).to("cuda")
+        self._torch.cuda.synchronize()
+        return work
+
+
+_RUNGS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    "L0": DeviceRead,
+    "L1": FilesRead,
+    "L2": Decode,
+    "L3": Scatter,
+    "L4": Queue,
+    "L5": Transfer,
+}
+
+
+def engine_of(source: Source, name: str) -> Any:
+    """An engine that reads items of the case; ``auto`` is the one that the loader would choose."""
+    places = locate(source.place)
+    grids = dict.fromkeys(places, PatchGrid(tuple(source.patch))) if source.patch else {}
+    return open_engine(
+        name,
+        places,
+        Selection(patch=grids),
+        workers=source.threads,
+        fetch=source.requests,
+        cache_bytes=0,
+        missing="error",
+    )
+
+
+def _go_on() -> None:
+    """What tells a task that its batch is still wanted."""

@@ -1,0 +1,235 @@
+"""Scenario ``loader``: the wait for one batch, of our loader or of a contender.
+
+    setup     import the library; bring the page cache into the state that is asked for
+    step 1    open the data and wait for the first batch, with all the threads that it takes
+    step ...  wait for the next, in the same order for every loader
+    verify    the same batches again, from a loader made anew, by the checksums of the data set
+
+Where the data set has fewer batches than are asked for, they come again, in one epoch without an
+end: at an end a loader would wait for what it could not read ahead, and then have the rest ready.
+
+What was read ahead of the samples comes for nothing. So the warm-up takes as many batches as a
+loader reads ahead, if need be, and ``facts["fresh"]`` says which share of the samples' bytes was
+read while they were waited for: with less than all, the waits are too short.
+
+A step is the wait alone: what is done with a batch is for others to add. The checksums of a batch
+take as long as reading it, and in between two waits they would be time in which a loader reads
+ahead; so all batches that were timed are delivered once more, untimed, and every byte of every row
+is checked there. Anything but 0 duplicates, 0 missing and 0 wrong is a wrong result.
+
+Bytes and processor time are counted from the first batch to the last, of the whole tree of
+processes, so that what runs ahead at one end makes up for the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base import UsageError, frozen_garbage
+from ...data import Audit
+from ...loading import (
+    Contender,
+    Endless,
+    Field,
+    Price,
+    cut_of,
+    make_contender,
+    need_of,
+    price_order,
+    with_checks,
+)
+from . import Phase, Work, WrongResult
+from .sources import Counters, Source
+
+Batch = Mapping[str, NDArray[Any]]
+OURS = ("penstock", "penstock-native", "penstock-tensorstore")
+_PRICED = 64
+"""Batches whose reads are counted beforehand."""
+
+
+class LoaderScenario:
+    """A loader and the batches that it is to deliver."""
+
+    device = "cpu"
+
+    def __init__(self, case: Mapping[str, Any]) -> None:
+        self._case = case
+        self._source = Source(case)
+        self._packed, self._order = self._source.packed, self._source.order
+        self._timed_from = 1 + case["warmup"]
+        self.work: Work = {
+            "samples": case["batch"],
+            "bytes": case["batch"] * self._packed.sample_bytes,
+        }
+        try:  # made in vain: what is to be imported is imported, and what is missing is said
+            contender = self._make()
+            self._ahead = ahead_of(contender)
+            contender.close()
+        except BaseException:
+            self._source.close()
+            raise
+        self._further = max(0, self._ahead - case["warmup"]) if case["warmup"] else 0
+        if case["cache"] == "cold":  # what came once is in memory
+            spare = self._order.num_batches - self._timed_from - case["batches"]
+            self._further = min(self._further, max(0, spare))
+        self._source.further = self._further + self._ahead
+        self.facts: dict[str, Any] = {**self._source.facts, **self._source.prepare()}
+        self.facts["ahead"] = self._ahead
+        self._steps = 0
+        self._stored: int | None = None
+        """What had been read when the samples began, or one batch before."""
+        self._lead = 0
+        """Batches from then on that are no samples."""
+        self._still = contextlib.ExitStack()
+        self._contender: Contender | None = None
+        self._batches: Iterator[Batch] = iter(())
+        self._batch: Batch | None = None
+        self._before: Counters | None = None
+        self._taken = 0
+        """Batches, those of the steps and those that `_settle` takes."""
+
+    def step(self, phase: Phase) -> Work:
+        if self._steps and self._steps == self._timed_from - 1:
+            self._settle()
+        self._batch = self._next()
+        self._steps += 1
+        if self._before is None:
+            self._before = self._source.counters()
+            self._stored = self._before.stored
+        rows = {len(array) for array in self._batch.values()}
+        if rows != {self._case["batch"]}:
+            raise WrongResult(f"a batch has {sorted(rows)} rows, not {self._case['batch']}")
+        return self.work
+
+    def verify(self) -> None:
+        """Deliver the batches once more and check every row of them."""
+        assert self._before is not None
+        self._count(self._source.counters() - self._before, self._taken - 1)
+        self._close()
+        # A further epoch of the same seed would be the same batches again.
+        number = min(self._taken, self._order.num_batches)
+        delivered = (int(i) for n in range(number) for i in self._order.items(0, n))
+        audit = Audit(with_checks(self._packed, delivered))
+        self._contender = self._make()
+        self._batches = self._contender.batches()
+        for index in range(number):
+            audit.batch(self._order.items(0, index), next(self._batches, {}))
+        delivery = audit.result()
+        self.facts |= asdict(delivery) | {"verified_batches": number}
+        if not delivery.right:
+            raise WrongResult(
+                f"of {number * self._case['batch']} samples {delivery.duplicates} came twice, "
+                f"{delivery.missing} did not come and {delivery.wrong} arrays were wrong",
+                self.facts,
+            )
+
+    def close(self) -> None:
+        self._still.close()
+        self._close()
+        self._source.close()
+
+    def _make(self) -> Contender:
+        case = self._case
+        knobs: dict[str, Any] = {}
+        if case["loader"] in OURS:
+            knobs = {"fetch": self._source.requests, "patch": self._source.patch}
+        try:
+            order = Endless(**asdict(self._order))
+            contender = make_contender(
+                case["loader"], self._source.place, order, threads=case["threads"], **knobs
+            )
+            if case["loader"] in OURS:
+                contender.loader.order = order  # type: ignore[attr-defined]
+            return contender
+        except UsageError as error:  # the port of the slow server says nothing to anybody
+            raise UsageError(str(error).replace(self._source.url, case["data"])) from error
+
+    def _settle(self) -> None:
+        """Before the last wait of the warm-up: use up what was read ahead, and begin to count."""
+        # Whoever measures does this between warm-up and samples. Then it has nothing left to do,
+        # and nobody reads ahead meanwhile.
+        gc.collect()
+        self._still.enter_context(frozen_garbage())
+        for _ in range(self._further):
+            self._next()
+        self._stored, self._lead = self._source.counters().stored, 1
+
+    def _next(self) -> Batch:
+        if self._contender is None:
+            self._contender = self._make()
+            self._batches = self._contender.batches()
+        batch = next(self._batches, None)
+        if batch is None:
+            raise WrongResult(f"{self._case['loader']} ended after {self._taken} batches")
+        self._taken += 1
+        return batch
+
+    def _count(self, spent: Counters, batches: int) -> None:
+        self.facts["fresh"] = self._share_read()
+        if not batches:
+            return
+        delivered = batches * self.work["bytes"]
+        self.facts["cpu_s_per_gb"] = spent.cpu_s / (delivered / 1e9)
+        if spent.stored is None:
+            return
+        stored = spent.stored / batches
+        share = self._case["batch"] / self._packed.num_samples
+        self.facts["stored_bytes"] = stored
+        self.facts["read_amplification"] = stored / (self._source.stored_bytes * share)
+
+    def _share_read(self) -> float | None:
+        """Of the bytes of the samples, how much was read while they were waited for.
+
+        Where nobody counts, 0 if all of them may have been read before; else None.
+        """
+        batches = self._steps - self._timed_from
+        now = self._source.counters().stored
+        if now is None or self._stored is None:
+            return 0.0 if self._ahead >= batches else None
+        ahead = self._source.batches()
+        if self._source.patch is not None:
+            needs = [sum(p.stat().st_size for p in self._source.files_of(b)) for b in ahead]
+            return float((now - self._stored) / (batches + self._lead) / np.mean(needs))
+        # The smallest chunks, for nobody needs less than those of one array.
+        size = min(array.chunks[0] for array in self._packed.arrays.values())
+        chunks = [len(np.unique(samples // size)) for samples in ahead]
+        samples = max(self._case["batch"], size * sum(chunks) / len(chunks))
+        need = self._source.stored_bytes * samples / self._packed.num_samples
+        return float((now - self._stored) / (batches + self._lead) / need)
+
+    def _close(self) -> None:
+        self._batch, self._batches = None, iter(())
+        if self._contender is not None:
+            self._contender.close()
+            self._contender = None
+
+
+def ahead_of(contender: Any) -> int:
+    """Batches that a contender reads, at most, before they are asked for."""
+    ours = getattr(contender, "loader", None)
+    return int(ours.config.queue if ours is not None else getattr(contender, "ahead", 0))
+
+
+def check(case: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The case with the hash of its data set; raises `UsageError` for what makes no sense."""
+    with contextlib.closing(Source(case)) as source:
+        facts = {**source.facts, "price": str(price_of(source))}
+        return {**case, "dataset": source.facts["dataset"]}, facts
+
+
+def price_of(source: Source) -> Price:
+    """What the order of a case costs and buys."""
+    arrays = source.packed.arrays.items()
+    fields = [
+        cut_of(array) or Field(name, array.shape, array.chunks, array.dtype)
+        for name, array in arrays
+    ]
+    order = source.order
+    return price_order(order, need_of(fields, order, first=0), num_batches=_PRICED)

@@ -1,0 +1,397 @@
+"""Scenario ``model``: a real network at one tile and batch size, one forward or one training step.
+
+    inference   | forward |
+    train       | forward | backward | optimizer |
+
+The input is made on the host from a seed and lies on the device before the first step: what it
+costs to feed a network is for other scenarios to say. Everything else that a step needs is in the
+step, and nothing that it makes outlives it, so that no output of one step is alive in the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+from ...base import UsageError, describe
+from ...instruments import Gpu, canonical
+from ...models import (
+    Model,
+    channels_last,
+    find_devices,
+    load_model,
+    recompute_activations,
+    set_cuda_flags,
+)
+from ...training import epsilon_of
+from . import Phase, Work, WrongResult
+
+_LEARNING_RATE = 1e-5
+
+
+class ModelScenario:
+    """A network on its device with its input, ready to step."""
+
+    def __init__(self, case: Mapping[str, Any]) -> None:
+        device = _device(case)
+        self.device = str(device)
+        # Before anything of this process is there: the context and the libraries are the launch's.
+        self.driver_before = Gpu(device).used() if device.type == "cuda" else None
+        _try_dtype(case, device)
+        set_cuda_flags(case.get("tf32", False))
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+            if case["budget"]:
+                # Of torch's allocator alone: the context and the libraries come on top.
+                total = torch.cuda.get_device_properties(device).total_memory
+                torch.cuda.set_per_process_memory_fraction(min(1.0, case["budget"] / total), device)
+        if case["threads"]:
+            torch.set_num_threads(case["threads"])
+        model = _load(case)
+        shape = _shape(case, model)
+        self.facts = _facts(model, shape, device)
+        _prepare(case, model)
+        self._train = case["mode"] == "train"
+        self.work: Work = {
+            "samples": shape[0],
+            "pixels": shape[0] * math.prod(shape[2:]),
+            "useful_pixels": shape[0] * math.prod(n - 2 * case["halo"] for n in shape[2:]),
+        }
+
+        self._model, module = model, model.module.to(device)
+        self._input = _data(shape, case["seed"]).to(device, _dtype(case))
+        if case["channels_last"]:
+            for parameter in module.parameters():  # a net of images may hold weights of volumes
+                parameter.data = channels_last(parameter.data)
+            self._input = channels_last(self._input)
+        self._compiled = case["compile"]
+        self._net = torch.compile(module) if case["compile"] else module
+        self._amp = torch.float16 if device.type == "cuda" else torch.bfloat16
+        self._has_amp = case["amp"]
+        self._targets: dict[str, Tensor] = {}
+        self._heads: dict[str, torch.Size] = {}
+        if self._train:
+            self._optimizer = _optimizer(module, device, _dtype(case))
+            scaled = case["amp"] and self._amp == torch.float16
+            self._scaler = torch.amp.GradScaler(device.type, enabled=scaled)
+
+    @property
+    def compile_s(self) -> float | None:
+        """Seconds that torch.compile has taken so far."""
+        if not self._compiled:
+            return None
+        from torch._dynamo.utils import calculate_time_spent
+
+        spent: float | None = calculate_time_spent().get("total_wall_time")
+        return spent
+
+    def step(self, phase: Phase) -> Work:
+        first = not self._heads
+        result = self._train_step(phase) if self._train else self._infer_step()
+        # One number that is not finite where any of the outputs is not; a look at it in every
+        # step would make the device wait.
+        if first and not math.isfinite(float(result)):
+            raise WrongResult(f"model {self._model.name} returns values that are not finite")
+        return self.work
+
+    def close(self) -> None:
+        del self._net, self._model, self._input, self._targets
+        if self._train:
+            del self._optimizer
+
+    def _infer_step(self) -> Tensor | float:
+        with torch.inference_mode(), self._autocast():
+            heads = self._forward()
+            if self._heads:
+                return 0.0
+            self._heads = {name: head.shape for name, head in heads.items()}
+            return sum((_finite(head) for head in heads.values()), torch.zeros(()))
+
+    def _train_step(self, phase: Phase) -> Tensor:
+        with phase("forward"), self._autocast():
+            heads = self._forward()
+            if not self._heads:
+                self._heads = {name: head.shape for name, head in heads.items()}
+                self._targets = {
+                    name: _data(head.shape, seed).to(head.device)
+                    for seed, (name, head) in enumerate(heads.items())
+                }
+            loss = _loss(heads, self._targets)
+            del heads
+        with phase("backward"):
+            self._scaler.scale(loss).backward()
+        with phase("optimizer"):
+            self._scaler.step(self._optimizer)
+            self._scaler.update()
+            self._optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self._input.device.type, self._amp, self._has_amp)
+
+    def _forward(self) -> dict[str, Tensor]:
+        """The heads, of the shapes that the first step gave."""
+        heads = self._model.heads(self._net(self._input))
+        shapes = {name: head.shape for name, head in heads.items()}
+        if self._heads and shapes != self._heads:
+            raise WrongResult(
+                f"model {self._model.name} returned {_shown(self._heads)} at the first step and "
+                f"now {_shown(shapes)}"
+            )
+        return heads
+
+
+def check(case: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The case with what it leaves open filled in, and the facts of its model; nothing is measured.
+
+    Among the facts are ``flops`` of a step. They are counted here and not where a step is measured,
+    because to play a network on shapes makes torch import its compiler, 70 MB that would count as
+    the model's.
+
+    Raises `UsageError` for what cannot be measured: a model, weights, a device, a dtype or a tile
+    that will not do.
+    """
+    device = _device(case)
+    _try_dtype(case, device)
+    model = _load(case)
+    shape = _shape(case, model)
+    facts = _facts(model, shape, device)
+    _prepare(case, model)
+    # In this order the outer mode sees what the counter has decomposed.
+    uncounted, counter = _Uncounted(), FlopCounterMode(display=False)
+    try:
+        with uncounted, counter:
+            _play(model, shape, case)
+        facts["flops"] = counter.get_total_flops()
+        facts["flops_uncounted"] = dict(sorted(uncounted.calls.items()))
+    except UsageError:
+        raise
+    except Exception as error:
+        _try_for_real(model, (1, *shape[1:]), case, error)
+        facts["flops"] = facts["flops_uncounted"] = None
+    return {**case, "device": str(device), "channels": shape[1]}, facts
+
+
+def _try_for_real(
+    model: Model, shape: tuple[int, ...], case: Mapping[str, Any], error: Exception
+) -> None:
+    """A network that cannot be played on shapes (TorchScript, a choice by value) runs once."""
+    try:
+        if isinstance(error, ValueError):  # its own word on the shape
+            raise error
+        with torch.inference_mode():
+            model.module(torch.zeros(shape, dtype=_dtype(case)))
+    except Exception as error:
+        raise UsageError(
+            f"--tile-sizes {case['tile']}: model {model.name} does not take a batch of shape "
+            f"{shape} (batch, channels, sides): {describe(error)}"
+        ) from error
+
+
+@contextlib.contextmanager
+def _own_flags() -> Iterator[None]:
+    """`penstock.models.load` names the flags of ``infer``; here they have other names."""
+    try:
+        yield
+    except UsageError as error:
+        text = str(error).replace("--model-type", "--model").replace("--devices", "--device")
+        raise UsageError(text) from error
+
+
+def _device(case: Mapping[str, Any]) -> torch.device:
+    with _own_flags():
+        return find_devices([case["device"]])[0]
+
+
+def _try_dtype(case: Mapping[str, Any], device: torch.device) -> None:
+    """Raise `UsageError` where the device has no arithmetic of the case's dtype.
+
+    What float32 does not get through either, as on a card that others fill, is raised as it is.
+    """
+    _multiply(torch.float32, device)
+    try:
+        _multiply(_dtype(case), device)
+    except (RuntimeError, TypeError) as error:
+        raise UsageError(
+            f"--dtype {case['dtype']} is not supported on {device}: {describe(error)}"
+        ) from error
+
+
+def _multiply(dtype: torch.dtype, device: torch.device) -> None:
+    ones = torch.ones(2, 2, dtype=dtype, device=device)
+    ones.mm(ones)
+
+
+def _dtype(case: Mapping[str, Any]) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, case["dtype"])
+    return dtype
+
+
+def _load(case: Mapping[str, Any]) -> Model:
+    torch.manual_seed(case["seed"])  # of weights that are not loaded, and of dropout
+    with _own_flags():
+        # Untrained, it takes the same memory and time.
+        return load_model(
+            case["model"],
+            case["weights"],
+            case["channels"],
+            untrained=True,
+            trust=case.get("trust_model", False),
+        )
+
+
+def _shape(case: Mapping[str, Any], model: Model) -> tuple[int, ...]:
+    """Of the input: batch, channels, sides."""
+    sides = tuple(int(side) for side in case["tile"].split("x"))
+    if len(sides) == 1:
+        sides *= model.spatial_axes or 2
+    if model.spatial_axes not in (None, len(sides)):
+        raise UsageError(
+            f"--tile-sizes {case['tile']} has {len(sides)} axes; model {model.name} takes "
+            f"{model.spatial_axes}"
+        )
+    if min(sides) <= 2 * case["halo"]:
+        raise UsageError(
+            f"--halo {case['halo']} leaves nothing of --tile-sizes {case['tile']}: a side must be "
+            f"more than {2 * case['halo']}"
+        )
+    return (case["batch"], model.in_channels, *sides)
+
+
+def _prepare(case: Mapping[str, Any], model: Model) -> None:
+    """Put the module into the mode and the dtype that the case asks for, on the host."""
+    train = case["mode"] == "train"
+    if case["amp"] and case["dtype"] != "float32":
+        raise UsageError(
+            f"--amp casts float32 weights as it goes; it does not go with --dtype {case['dtype']}"
+        )
+    if case["checkpointing"] and not train:
+        raise UsageError("--checkpointing is of the backward pass; it needs --mode train")
+    if train and not any(p.requires_grad for p in model.module.parameters()):
+        raise UsageError(f"--mode train: model {model.name} has no parameters to train")
+    if case["dtype"] != "float32":
+        model.module.to(_dtype(case))
+    if train:  # torch.export programs are in eval mode for good
+        model.module.train()
+    if case["checkpointing"]:
+        recompute_activations(model.module, model.name)
+
+
+def _optimizer(
+    module: nn.Module, device: torch.device, dtype: torch.dtype
+) -> torch.optim.Optimizer:
+    trained = [p for p in module.parameters() if p.requires_grad]
+    options: dict[str, Any] = {"lr": _LEARNING_RATE, "eps": epsilon_of(dtype)}
+    try:
+        return torch.optim.AdamW(trained, **options, fused=True)
+    except RuntimeError:  # not on this device
+        return torch.optim.AdamW(trained, **options)
+
+
+def _data(shape: tuple[int, ...], seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _loss(heads: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> Tensor:
+    for name, head in heads.items():
+        if not head.requires_grad:
+            raise UsageError(f"--mode train: there is no gradient of the model's head {name!r}")
+    losses = [F.mse_loss(head.float(), targets[name]) for name, head in heads.items()]
+    return torch.stack(losses).sum()
+
+
+def _finite(head: Tensor) -> Tensor:
+    """0, or NaN where any value is not finite; nothing of the size of ``head`` is allocated."""
+    if not head.is_floating_point() or not head.numel():
+        return torch.zeros(())
+    low, high = torch.aminmax(head)  # a NaN anywhere makes both NaN
+    return (low * 0 + high * 0).float().cpu()
+
+
+def _shown(shapes: Mapping[str, torch.Size]) -> str:
+    return ", ".join(f"{name} {tuple(shape)}" for name, shape in shapes.items())
+
+
+def _facts(model: Model, shape: tuple[int, ...], device: torch.device) -> dict[str, Any]:
+    parameters = list(model.module.parameters())
+    on_cuda = device.type == "cuda"
+    return {
+        "model": model.name,
+        "code": model.code,
+        "parameters": model.parameters,
+        "trainable": sum(p.numel() for p in parameters if p.requires_grad),
+        "model_bytes": model.weight_bytes,
+        "structure": structure(model.module),
+        "tile_shape": list(shape[2:]),
+        "channels": shape[1],
+        # Of what torch computes on, which may be a slice of a card (MIG).
+        "device_memory": torch.cuda.get_device_properties(device).total_memory if on_cuda else None,
+    }
+
+
+def structure(module: nn.Module) -> str:
+    """A hash of what a network is made of, whatever its weights hold."""
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    shapes = sorted([name, list(t.shape), str(t.dtype)] for name, t in tensors)
+    classes = sorted([name, type(m).__qualname__] for name, m in module.named_modules())
+    return hashlib.sha256(canonical([shapes, classes]).encode()).hexdigest()[:16]
+
+
+class _Step(nn.Module):
+    """A network whose forward is a step, so that recomputing sees the same stand-in weights."""
+
+    def __init__(self, model: Model, train: bool) -> None:
+        super().__init__()
+        self.net, self.heads, self.train_ = model.module, model.heads, train
+
+    def forward(self, x: Tensor) -> None:
+        with torch.set_grad_enabled(self.train_):
+            heads = self.heads(self.net(x))
+            if self.train_:
+                targets = {name: torch.empty_like(h.float()) for name, h in heads.items()}
+                _loss(heads, targets).backward()
+
+
+def _play(model: Model, shape: tuple[int, ...], case: Mapping[str, Any]) -> None:
+    """A step without its optimizer, on shapes alone: it takes no memory and hardly any time."""
+    named = [*model.module.named_parameters(), *model.module.named_buffers()]
+    meta = {
+        f"net.{name}": torch.empty_like(t, device="meta").requires_grad_(t.requires_grad)
+        for name, t in named
+    }
+    x = torch.empty(shape, dtype=_dtype(case), device="meta")
+    torch.func.functional_call(_Step(model, case["mode"] == "train"), meta, (x,))
+
+
+_MOVES = frozenset(
+    "clone copy_ _to_copy detach _unsafe_view _reshape_alias lift_fresh fill_ zero_ empty_like "
+    "zeros_like ones_like full_like new_empty new_empty_strided new_zeros new_ones new_full".split()
+)
+"""Operators that allocate, fill or copy; no arithmetic."""
+
+
+class _Uncounted(TorchDispatchMode):
+    """Counts the calls of each operator that `FlopCounterMode` has no formula for. The optimizer's
+    are not played, and so in neither."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        takes_tensors = any("Tensor" in str(taken.type) for taken in func._schema.arguments)
+        counted = func.overloadpacket in flop_registry
+        if takes_tensors and not counted and not func.is_view and name not in _MOVES:
+            self.calls[name] += 1
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,186 @@
+"""Scenario ``queue``: a real loader, its queue, and a step that takes batches from it.
+
+    first step         get a batch, then wait until the queue is full: the prefill
+    every other step   | get | compute |   and then the depth of the queue is looked at
+
+So what is measured begins with a full queue, however long it took to fill. The batches are the
+loader's, read from the data and put into its buffers; a step holds its batch while it computes, as
+a training loop does. With no workers the same engine reads in the step itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Protocol
+
+import numpy as np
+
+from ...base import StageError, Stopped, UsageError
+from ...loading import Endless, Loader
+from . import Phase, Work, WrongResult
+from .compute import Compute
+from .compute import make as make_compute
+
+
+class Batches(Protocol):
+    """Where batches come from."""
+
+    in_hand: int
+    """Finished batches that its readers may hold while the queue is full."""
+
+    def get(self) -> Mapping[str, Any]:
+        """The next batch."""
+        ...
+
+    def depth(self) -> int:
+        """Batches that are ready and not taken."""
+        ...
+
+    def fill(self) -> None:
+        """Wait until the queue is full."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class QueueScenario:
+    """A loader and a step beside it."""
+
+    def __init__(
+        self,
+        case: Mapping[str, Any],
+        batches: Batches | None = None,
+        compute: Compute | None = None,
+    ) -> None:
+        self.device = "cpu"  # what a step queues on a GPU is awaited in it
+        # Timed before anybody reads, and so when nobody contends.
+        self._compute = compute or make_compute(case)
+        self._batches = batches or _open(case)
+        self._has_queue = case["workers"] > 0
+        self._taken: list[int] = []
+        self._left: list[int] = []
+        self._filled = False
+        self._held: Mapping[str, Any] | None = None
+        self.work: Work = {"samples": case["batch"]}
+        self.facts: dict[str, Any] = {
+            "compute_s": self._compute.seconds,
+            "in_hand": self._batches.in_hand,
+            "taken": self._taken,
+            "left": self._left,
+        }
+
+    def step(self, phase: Phase) -> Work:
+        self._held = None  # its buffer may be filled again
+        with phase("get"):
+            self._held = self._batches.get()
+        rows = {len(array) for array in self._held.values()}
+        if rows != {self.work["samples"]}:
+            raise WrongResult(f"a batch of {self.work['samples']} came with {sorted(rows)} samples")
+        if not self._filled:
+            self._filled = True
+            if self._has_queue:
+                self._batches.fill()
+            return self.work
+        if self._has_queue:
+            self._taken.append(self._batches.depth())
+        with phase("compute"):
+            self._compute.run()
+        if self._has_queue:
+            self._left.append(self._batches.depth())
+        return self.work
+
+    def close(self) -> None:
+        self._held = None
+        self._batches.close()
+        self._compute.close()
+
+
+def check(case: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    """The case as it is; raises `UsageError` for data that cannot be read in such batches."""
+    _loader(case, workers=1, queue=0).close()
+    return case, {}
+
+
+def _open(case: Mapping[str, Any]) -> Batches:
+    return FromLoader(case) if case["workers"] else InPlace(case)
+
+
+class FromLoader:
+    """The loader, with as many threads and as deep a queue as the case has."""
+
+    in_hand = 0  # a batch is begun only when there is room for it
+
+    def __init__(self, case: Mapping[str, Any]) -> None:
+        self._queue = case["queue"]
+        self._loader = _loader(case, workers=case["workers"], queue=self._queue)
+        self._batches = iter(self._loader)
+
+    def get(self) -> Mapping[str, Any]:
+        return next(self._batches)
+
+    def depth(self) -> int:
+        return self._loader.ready
+
+    def fill(self) -> None:
+        run = self._loader._run
+        assert run is not None
+        # What made the readers fail is raised by the next `get`.
+        with contextlib.suppress(Stopped, StageError):
+            if not run.fill(self._queue):
+                raise WrongResult(f"the batches ended before a queue of {self._queue} was full")
+
+    def close(self) -> None:
+        self._loader.close()
+
+
+class InPlace:
+    """No readers: who wants a batch reads it, into the same memory each time."""
+
+    in_hand = 0
+
+    def __init__(self, case: Mapping[str, Any]) -> None:
+        loader = _loader(case, workers=1, queue=0)  # for its engine and its order; never iterated
+        self._engine, self._order, self._place = loader.engine, loader.order, 0
+        self._first = loader.first_sample
+        self._arrays = {
+            name: np.empty(field.out_shape(case["batch"]), field.dtype)
+            for name, field in loader.fields.items()
+        }
+
+    def get(self) -> Mapping[str, Any]:
+        samples, patches = self._order.split(self._order.items(0, self._place))
+        self._place += 1
+        cut = patches if self._order.patches_per_sample > 1 else None
+        self._engine.read_into(samples + self._first, self._arrays, patches=cut)
+        return self._arrays
+
+    def depth(self) -> int:
+        return 0
+
+    def fill(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def _loader(case: Mapping[str, Any], *, workers: int, queue: int) -> Loader:
+    loader = Loader(
+        case["data"],
+        batch_size=case["batch"],
+        shuffle=case["shuffle"],
+        seed=case["seed"],
+        workers=workers,
+        queue=queue,
+        missing=case.get("missing", "error"),
+        patch=case.get("patch"),
+    )
+    samples = loader.order.num_items
+    if case["batch"] > samples:
+        raise UsageError(
+            f"--batch-size {case['batch']} is more than the {samples} samples of {case['data']}"
+        )
+    loader.order = Endless(**asdict(loader.order), reshuffled=True)
+    return loader

@@ -1,0 +1,198 @@
+"""Scenarios of the roofs of a machine: what it computes, moves and reads with nothing in the way.
+
+    matmul   a large square product                     floating-point operations per second
+    copy     an array far larger than the caches        bytes read and written per second
+    disk     a file of its own, in large blocks         bytes read per second
+
+A roof is measured and never quoted: a share of it is only as good as the number below it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from ...base import UsageError, describe, require, usable_cores
+from ...instruments import PAGE_BLOCK, drop_pages_of
+from . import Phase, Work, WrongResult
+
+FROM_DEVICE = 0.9
+"""Of a read that is said to come from the device, at least this share did."""
+
+
+class Matmul:
+    """The product of two square matrices, into memory that is there already."""
+
+    def __init__(self, case: Mapping[str, Any]) -> None:
+        torch = require("torch", "infer")
+        from ...models import set_cuda_flags
+
+        set_cuda_flags(case.get("tf32", False))
+        self.device = case["device"]
+        size, dtype = case["size"], getattr(torch, case["dtype"])
+        generator = torch.Generator().manual_seed(0)
+        self._left, self._right = (
+            torch.randn(size, size, generator=generator).to(self.device, dtype) for _ in range(2)
+        )
+        self._product = torch.empty_like(self._left)
+        self._matmul, self._checked = torch.mm, False
+        self.work: Work = {"flops": 2 * size**3, "bytes": 3 * size**2 * dtype.itemsize}
+        self.facts: Mapping[str, Any] = {
+            "threads": torch.get_num_threads() if self.device == "cpu" else None,
+            "tf32": torch.backends.cuda.matmul.allow_tf32 if "cuda" in self.device else None,
+        }
+
+    def step(self, phase: Phase) -> Work:
+        self._matmul(self._left, self._right, out=self._product)
+        if not self._checked:
+            self._check()
+        return self.work
+
+    def close(self) -> None:
+        del self._left, self._right, self._product
+
+    def _check(self) -> None:
+        """One element against float64; a product of length n has a deviation of about sqrt(n)."""
+        found = float(self._product[0, 0])
+        exact = float(self._left[0].cpu().double() @ self._right[:, 0].cpu().double())
+        if not abs(found - exact) <= 0.05 * len(self._left) ** 0.5:
+            raise WrongResult(f"an element of the product is {found}, not {exact}")
+        self._checked = True
+
+
+class MemoryCopy:
+    """One array copied over another; each byte counts as read once and written once.
+
+    A processor's caches also read what they are about to overwrite, which is not counted.
+    """
+
+    def __init__(self, case: Mapping[str, Any]) -> None:
+        self.device, count = case["device"], case["bytes"]
+        self.work: Work = {"bytes": 2 * count}
+        if self.device == "cpu":
+            # One thread does not fill the memory bus; numpy copies without the interpreter's lock.
+            threads = usable_cores()
+            self._pool = ThreadPoolExecutor(threads)
+            source = np.arange(count // 8, dtype=np.int64)
+            target = np.zeros_like(source)
+            edges = np.linspace(0, len(source), threads + 1).astype(int)
+            self._parts = [(target[a:b], source[a:b]) for a, b in pairwise(edges)]
+            self.facts: Mapping[str, Any] = {"threads": threads}
+        else:
+            torch = require("torch", "infer")
+            self._source = torch.arange(count // 8, device=self.device)
+            self._target = torch.zeros_like(self._source)
+            self.facts = {}
+        self._checked = False
+
+    def step(self, phase: Phase) -> Work:
+        if self.device == "cpu":
+            list(self._pool.map(lambda part: np.copyto(*part), self._parts))
+        else:
+            self._target.copy_(self._source)
+        if not self._checked:
+            self._check()
+        return self.work
+
+    def close(self) -> None:
+        if self.device == "cpu":
+            self._pool.shutdown()
+            self._parts.clear()
+        else:
+            del self._source, self._target
+
+    def _check(self) -> None:
+        last = self._parts[-1][0][-1] if self.device == "cpu" else self._target[-1]
+        if int(last) != self.work["bytes"] // 16 - 1:
+            raise WrongResult(f"the last element of the copy is {int(last)}")
+        self._checked = True
+
+
+class DiskRead:
+    """A file read from end to end; the phase ``read`` leaves out what it takes to empty the cache.
+
+    Where the pages must come from the device they are dropped before each read, and the kernel is
+    asked how many bytes it fetched: ``facts["source"]`` is "device", "page cache" (it kept them,
+    or the folder is in memory), or "unknown" where the kernel does not say. What a hypervisor or
+    the device itself keeps cannot be seen from here.
+    """
+
+    def __init__(self, case: Mapping[str, Any]) -> None:
+        self.device = "cpu"
+        self._folder, self._cached = Path(case["folder"]), case["cached"]
+        self._size = case["bytes"] // PAGE_BLOCK * PAGE_BLOCK or PAGE_BLOCK
+        self._buffer = memoryview(bytearray(PAGE_BLOCK))
+        self.facts: dict[str, Any] = {}
+        self.work: Work = {"bytes": self._size}
+        # A file without a name cannot be left behind, however the process ends.
+        try:
+            if (free := shutil.disk_usage(self._folder).free) < 2 * self._size:
+                raise UsageError(
+                    f"--folder {self._folder} has {free} bytes free; reading it is measured with a "
+                    f"file of {self._size} and as much room again"
+                )
+            self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115
+        except OSError as error:
+            raise UsageError(
+                f"--folder {self._folder} cannot be measured: {error.strerror}"
+            ) from error
+        try:
+            self._fill()
+        except OSError as error:
+            self._file.close()
+            raise UsageError(
+                f"--folder {self._folder} takes no file of {self._size} bytes: {describe(error)}"
+            ) from error
+
+    def step(self, phase: Phase) -> Work:
+        if not self._cached:
+            drop_pages_of(self._file.fileno())
+        before = _fetched()
+        with phase("read"):
+            count = self._read()
+        after = _fetched()
+        if count != self._size:
+            raise WrongResult(f"{count} of {self._size} bytes were read")
+        if before is None or after is None:
+            self.facts["source"] = "unknown"
+        else:
+            share = (after - before) / self._size
+            self.facts["fetched_share"] = min(share, self.facts.get("fetched_share", share))
+            kept = self.facts["fetched_share"] < FROM_DEVICE
+            self.facts["source"] = "page cache" if kept else "device"
+        return self.work
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _fill(self) -> None:
+        """No two blocks alike and none that compresses: some file systems and disks would see."""
+        random = np.random.default_rng(0)
+        for _ in range(self._size // PAGE_BLOCK):
+            self._file.write(random.bytes(PAGE_BLOCK))
+        os.fsync(self._file.fileno())  # what is still being written would slow the reading
+
+    def _read(self) -> int:
+        self._file.seek(0)
+        count = 0
+        while got := self._file.readinto(self._buffer):
+            count += got
+        return count
+
+
+def _fetched() -> int | None:
+    """Bytes that this process made the kernel fetch from a device; None where it does not say."""
+    with contextlib.suppress(AttributeError, psutil.Error, OSError):
+        count: int = psutil.Process().io_counters().read_bytes
+        return count
+    return None

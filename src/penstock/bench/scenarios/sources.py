@@ -1,0 +1,282 @@
+"""What the scenarios of loaders read, and its counters."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from ...base import UsageError
+from ...data import CHECKS, DOCUMENT, Packed, PackedArray, open_dataset, parse_document
+from ...instruments import Loopback, drop_pages, residency, warm_pages
+from ...loading import Location, Order, cut_of, open_dataset_or_array
+
+
+class Source:
+    """A data set where a case wants it: a folder, the same behind a slow server, a bucket."""
+
+    def __init__(self, case: Mapping[str, Any]) -> None:
+        self._case, self._closing = case, contextlib.ExitStack()
+        self.threads = int(case["threads"])
+        self.patch = case.get("patch")
+        self.further = 0
+        """Batches that may be read and are neither warm-up nor samples."""
+        self.remote = "://" in case["data"] or bool(case["latency_ms"])
+        self.requests = case["threads"] if self.remote else 0
+        """Requests that may be under way at once, where it is they that hide latency."""
+        if case["endpoint"]:
+            os.environ["AWS_ENDPOINT_URL"] = case["endpoint"]
+        self._server: Loopback | None = None
+        with contextlib.ExitStack() as closing:
+            self.packed = self._open(closing)
+            self.place: Any = case["data"]
+            if case["latency_ms"]:
+                self._server = closing.enter_context(
+                    Loopback(self.packed.root, case["latency_ms"] / 1e3)
+                )
+                self.place = {
+                    name: Location(
+                        f"{self._server.url}/{array.path.relative_to(self.packed.root)}", array.axes
+                    )
+                    for name, array in self.packed.arrays.items()
+                }
+            self.url = self._server.url if self._server else case["data"]
+            self.order = order_of(case, self.packed)
+            self._closing = closing.pop_all()
+        document = self.packed.document
+        self.stored_bytes = int(document["stored_bytes"])
+        self.facts: dict[str, Any] = {
+            "dataset": fingerprint(self.packed),
+            "samples": self.packed.num_samples,
+            "sample_bytes": self.packed.sample_bytes,
+            "compression_ratio": document["compression_ratio"],
+            "preset": document.get("preset"),
+            "arrays": {
+                name: {"shape": array.shape, "chunks": array.chunks, "shards": array.shards}
+                for name, array in self.packed.arrays.items()
+            },
+        }
+
+    def _open(self, closing: contextlib.ExitStack) -> Packed:
+        if "://" not in self._case["data"]:
+            return open_dataset_or_array(self._case["data"], patch=self.patch)
+        folder = Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="penstock-")))
+        _fetch_documents(self._case["data"], folder)
+        return open_dataset(folder, f"DATA {self._case['data']} as")
+
+    def batches(self) -> list[NDArray[np.int64]]:
+        """The samples of each batch that is read, in order."""
+        asked = self._case["batches"] + 1 + self._case["warmup"] + self.further
+        number = min(asked, self.order.num_batches)
+        return [self.order.items(0, index) for index in range(number)]
+
+    def rows(self, items: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+        """The sample and the patch of each, as an engine is asked for them."""
+        samples, patches = self.order.split(items)
+        return samples, None if self.patch is None else patches
+
+    def files(self) -> list[Path]:
+        """What the batches are stored in, in the order of the plan; empty where it is far away."""
+        if "://" in self._case["data"]:
+            return []
+        of = [files for samples in self.batches() for files in self.files_of(samples)]
+        return list(dict.fromkeys(of))
+
+    def files_of(self, samples: NDArray[np.int64]) -> list[Path]:
+        arrays = self.packed.arrays.values()
+        return [path for array in arrays for path in chunk_files(array, samples)]
+
+    def prepare(self) -> dict[str, Any]:
+        """Bring the page cache into the state of the case; what it was in then."""
+        files = self.files()
+        if not files:
+            return {"resident": None}
+        if self._case["cache"] == "cold":
+            drop_pages(files)
+        elif self._case["cache"] == "warm":
+            warm_pages(files)
+        found: dict[str, Any] = {"resident": residency(files)}
+        if self._case["cache"] == "cold":
+            found["again"] = self.read_again()
+        return found
+
+    def read_again(self) -> float:
+        """Of what the batches after the first read, the share that one before them has read: it
+        comes from memory, however cold the cache was."""
+        if self.patch is not None:
+            known: set[Path] = set()
+            shared = every = 0
+            for number, samples in enumerate(self.batches()):
+                own = set(self.files_of(samples))
+                if number:
+                    shared, every = shared + len(own & known), every + len(own)
+                known |= own
+            return shared / every if every else 0.0
+        seen: set[tuple[str, int]] = set()
+        again = total = 0
+        for number, samples in enumerate(self.batches()):
+            for name, array in self.packed.arrays.items():
+                chunks = {(name, chunk) for chunk in (samples // array.chunks[0]).tolist()}
+                if number:
+                    size = array.chunks[0] * array.sample_bytes
+                    again, total = again + len(chunks & seen) * size, total + len(chunks) * size
+                seen |= chunks
+        return again / total if total else 0.0
+
+    def counters(self) -> Counters:
+        """What this process and those below it have used so far; the slow server left out."""
+        served = self._server.served()["bytes"] if self._server else None
+        counted = Counters.of_tree(self._server.pid if self._server else None)
+        if self.remote:
+            return Counters(counted.cpu_s, served)
+        return counted
+
+    def close(self) -> None:
+        self._closing.close()
+
+
+def order_of(case: Mapping[str, Any], packed: Packed) -> Order:
+    """The order of a case, the same for every loader."""
+    if case["batch"] > packed.num_samples:
+        raise UsageError(
+            f"--batch-sizes {case['batch']} is more than the {packed.num_samples} samples of "
+            f"{case['data']}"
+        )
+    shapes = [cut_of(array) or array for array in packed.arrays.values()]
+    cuts = [cut.patches_per_sample for array in packed.arrays.values() if (cut := cut_of(array))]
+    return Order(
+        packed.num_samples // (cuts or [1])[0],
+        case["batch"],
+        seed=case["seed"],
+        shuffle=case["shuffle"],
+        window=case["window"] or 1,
+        chunk=max(each.chunks[0] for each in shapes),
+        patches_per_sample=(cuts or [1])[0],
+        drop_last=True,
+    )
+
+
+def fingerprint(packed: Packed) -> str:
+    """A hash of what is in a data set: its description and the checksums of its samples."""
+    found = hashlib.sha256(json.dumps(packed.document, sort_keys=True).encode())
+    for name in sorted(packed.checks):
+        found.update(packed.checks[name].tobytes())
+    return found.hexdigest()[:16]
+
+
+def chunk_files(array: PackedArray, samples: NDArray[np.int64]) -> list[Path]:
+    """The files that hold some samples of an array, each once: its chunks, or its shards."""
+    grid = array.shards or array.chunks
+    indices: Iterable[tuple[int, ...]]
+    if cut_of(array) is None:
+        along = [range(math.ceil(n / c)) for n, c in zip(array.shape[1:], grid[1:], strict=True)]
+        first = dict.fromkeys((samples // grid[0]).tolist())
+        indices = itertools.product(first, *along)
+    else:
+        indices = itertools.chain.from_iterable(
+            itertools.product(
+                *(
+                    range(part.start // size, -(-part.stop // size))
+                    for part, size in zip(array.box(item), grid, strict=True)
+                )
+            )
+            for item in samples.tolist()
+        )
+    return [
+        array.path / (array.prefix + array.separator.join(map(str, index)))
+        for index in dict.fromkeys(indices)
+    ]
+
+
+def _fetch_documents(url: str, folder: Path) -> None:
+    """Copy what describes a far data set, and its checksums, into a folder; none of its chunks."""
+    from ...data import explained_errors, read_object
+
+    def fetch(key: str, strict: bool = False) -> bytes | None:
+        found = read_object(url.rstrip("/"), key, strict=strict)
+        if found is not None:
+            (folder / key).parent.mkdir(parents=True, exist_ok=True)
+            (folder / key).write_bytes(found)
+        return found
+
+    document = fetch(DOCUMENT, strict=True)
+    if document is None:
+        raise UsageError(f"DATA {url}: no packed data set: there is no {DOCUMENT}")
+    where = f"DATA {url}"
+    with explained_errors(where):
+        described = parse_document(document.decode(), where)
+    try:
+        paths = [str(entry["path"]) for entry in described["arrays"].values()]
+        keys = [str(described["ids"]), CHECKS]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{where}: what describes it is malformed: {error!r}") from error
+    for key in keys + [f"{path}/{name}" for path in paths for name in (".zarray", "zarr.json")]:
+        fetch(key)
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What a tree of processes has used."""
+
+    cpu_s: float
+    stored: int | None
+    """Bytes that were asked for: of files, by the kernel's count, from memory or not; of the slow
+    server, by its own."""
+    _counting: ClassVar[int] = 0
+    """Bytes that this process has read to count."""
+
+    @classmethod
+    def of_tree(cls, without: int | None = None) -> Counters:
+        began, cpu_s = read_case_store(), 0.0
+        root = psutil.Process()
+        tree = (root, *root.children(recursive=True))
+        # To look for children is to read a line about every process of the machine.
+        stored = -(cls._counting + read_case_store() - began)
+        for process in tree:
+            if process.pid == without:
+                continue
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                # Those below it that have ended count with who waited for them.
+                cpu_s += times.user + times.system + times.children_user + times.children_system
+                if hasattr(process, "io_counters"):
+                    stored += process.io_counters().read_chars
+        Counters._counting += read_case_store() - began
+        return cls(cpu_s, max(stored, 0) + mapped_bytes() or None)
+
+    def __sub__(self, other: Counters) -> Counters:
+        stored = None
+        if self.stored is not None and other.stored is not None:
+            stored = self.stored - other.stored
+        return Counters(self.cpu_s - other.cpu_s, stored)
+
+
+def read_case_store() -> int:
+    """Bytes that this thread has read, 0 where nobody counts them."""
+    try:
+        found = Path("/proc/thread-self/io").read_text()
+    except OSError:
+        return 0
+    return int(found.partition("rchar:")[2].split()[0])
+
+
+def mapped_bytes() -> int:
+    """Of files that this process has mapped by TensorStore, which the kernel counts as no reading:
+    their lengths, as often as they were mapped."""
+    if (tensorstore := sys.modules.get("tensorstore")) is None:
+        return 0
+    found = tensorstore.experimental_collect_matching_metrics("/tensorstore/file/mmap_bytes")
+    return sum(int(value["value"]) for metric in found for value in metric["values"])

@@ -1,0 +1,219 @@
+"""Scenario ``train``: one whole training, as `penstock.training.loop` runs it.
+
+    first step    what a run pays before it begins: libraries, the data opened   nothing is counted
+    second step   the training, its validations and its checkpoints              samples, counted
+
+A sample is the time of a run, and a launch has one of it. The steps inside it have clocks of their
+own; what they say, the epochs, the scores and the memory stand in the run's folder, and without
+what grows with the epochs in the record's facts, under ``training``. The sampler of `telemetry`
+runs beside it, in ``OUT/telemetry.jsonl``.
+
+The case is the knobs of ``penstock train`` with
+
+    workload       what is trained
+    world_size     ranks; with ``distributed`` they are torchrun's, children of this process
+    profile_gpu    whether the use of GPUs is sampled
+    output_dir     added by whoever launches: of two launches of a case it differs
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from ...base import RESULTS, TrainConfig, UsageError, build, death_signal, for_children
+from ...cluster import NOT_A_RANK
+from ...instruments import Nvml, Sampler, read_rows
+from ...training import Workload, make_workload
+from . import Phase, Work
+
+TELEMETRY = "telemetry.jsonl"
+EVERY_S = 0.5
+_TOLD = "penstock train: "
+"""What its one sentence of failure begins with."""
+_LAST_LINES = 200
+_DIE_WITHIN_S = 30.0
+
+
+class TrainScenario:
+    """A training that is about to run."""
+
+    def __init__(self, case: Mapping[str, Any]) -> None:
+        from ...training import device_of
+
+        self._case, self._config = case, config_of(case)
+        cuda = device_of(self._config.device).type == "cuda"
+        # Of ranks in other processes nothing is read here; each keeps its own peaks.
+        self.device = "cuda:0" if cuda and not self._config.distributed else "cpu"
+        self._cuda, self._opened = cuda, False
+        self.facts: dict[str, Any] = {}
+
+    def step(self, phase: Phase) -> Work:
+        if not self._opened:
+            self._opened = True
+            self.facts |= data_facts(self._case, self._config)
+            return {}
+        out = self._config.output_dir
+        watched = self._case["world_size"] if self._cuda and self._case["profile_gpu"] else 0
+        with Sampler(out / TELEMETRY, EVERY_S, dict, {}, gpus=_used_gpus(watched)):
+            self._train()
+        results = _results(out)
+        self.facts["training"] = results
+        self.facts["utilisation"] = utilisation(read_rows(out / TELEMETRY)[1])
+        return {"samples": results["samples"]}
+
+    def close(self) -> None:
+        pass
+
+    def _train(self) -> None:
+        if self._config.distributed:
+            torchrun(self._case["workload"], self._config, self._case["world_size"])
+        else:
+            from ...training import train_workload
+
+            train_workload(self._case["workload"], self._config)
+
+
+def check(case: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The case, and what of its data and of this machine can be told before anything is trained.
+
+    Raises `UsageError` for data that cannot be trained on.
+    """
+    import torch
+
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return dict(case), {**data_facts(case, config_of(case)), "gpus": gpus}
+
+
+def config_of(case: Mapping[str, Any]) -> TrainConfig:
+    """The knobs of a case. What an earlier launch left in its folder is replaced."""
+    knobs = {name: value for name, value in case.items() if name in TrainConfig.model_fields}
+    return build(TrainConfig, knobs, {"overwrite": True})
+
+
+def data_facts(case: Mapping[str, Any], config: TrainConfig) -> dict[str, Any]:
+    workload: Workload = make_workload(case["workload"], config)
+    for split, samples in (("train", workload.train), ("val", workload.val)):
+        path = getattr(config, f"{split}_chips_path")
+        if len(samples) == 0:
+            where = f"--{split}-chips-path {path}" if path else case["workload"]
+            raise UsageError(f"{where} holds no sample to train or validate on")
+    facts: dict[str, Any] = {
+        "train_samples": len(workload.train),
+        "val_samples": len(workload.val),
+    }
+    vision = sys.modules.get("penstock.models.torchvision_ops")
+    if vision is not None:
+        facts["torchvision_operators"] = "compiled" if vision.COMPILED else "plain torch"
+    return facts
+
+
+def _results(out: Path) -> dict[str, Any]:
+    """As rank 0 wrote them: there they have no NaN, which a record cannot hold."""
+    results: dict[str, Any] = json.loads((out / RESULTS).read_text())
+    del results["history"]
+    return results
+
+
+def torchrun(workload: str, config: TrainConfig, ranks: int) -> None:
+    """Train on so many local ranks; the error of the first that failed is raised here."""
+    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+        settings = Path(folder) / "train.json"  # which is YAML too
+        settings.write_text(config.model_dump_json(exclude_unset=True))
+        command = [sys.executable, "-m", "torch.distributed.run"]
+        command += ["--nproc-per-node", str(ranks), "--local-addr", "127.0.0.1"]
+        command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
+        command += ["-m", "penstock", "train", workload, "--config", str(settings)]
+        _run(command)
+
+
+def _run(command: Sequence[str]) -> None:
+    """Run to its end; what it writes to stderr goes to ours. Nothing of it outlives this process.
+
+    Its ranks have sessions of their own, so to kill our group would leave them behind. torchrun
+    ends them when it is told to end, which the kernel does when we are gone.
+    """
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+        preexec_fn=death_signal(signal.SIGTERM),
+        env=for_children(),
+    )
+    said: deque[str] = deque(maxlen=_LAST_LINES)
+    assert process.stderr is not None
+    try:
+        with process.stderr as lines:
+            for line in lines:
+                said.append(line.rstrip())
+                sys.stderr.write(line)
+        code = process.wait()
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(_DIE_WITHIN_S)
+    if code:
+        raise RuntimeError(f"torchrun ended with exit code {code}: {_fault(said)}")
+
+
+def _fault(said: Iterable[str]) -> str:
+    """The sentence of the rank that failed first, or the last words."""
+    lines = [line for line in said if line]
+    told = [line for line in lines if line.startswith(_TOLD)]
+    told.sort(key=lambda line: line.endswith(NOT_A_RANK))
+    return (told or lines[-1:] or ["it said nothing"])[0].removeprefix(_TOLD)
+
+
+class _Used(Nvml):
+    """The GPUs that a run uses, of all that NVML shows."""
+
+    def __init__(self, uuids: Iterable[str]) -> None:
+        super().__init__()
+        self._uuids = frozenset(uuids)
+
+    def _find(self) -> list[tuple[int, str, Any]]:
+        return [
+            gpu for gpu in super()._find() if self._nvml.nvmlDeviceGetUUID(gpu[2]) in self._uuids
+        ]
+
+
+def _used_gpus(count: int) -> _Used:
+    """The first so many that torch sees. It knows a GPU of a partition by another name than NVML,
+    and then none is found."""
+    import torch
+
+    found = (getattr(torch.cuda.get_device_properties(i), "uuid", None) for i in range(count))
+    return _Used(f"GPU-{uuid}" for uuid in found if uuid is not None)
+
+
+def utilisation(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Means over a run: of its process tree, where 100 is one core kept busy, and of its GPUs.
+
+    >>> rows = [{"t": 0, "cpu_percent": None, "gpus": []}, {"t": 2, "cpu_percent": 150, "gpus": []}]
+    >>> utilisation([*rows, {"t": 3, "cpu_percent": 90.0, "gpus": []}])
+    {'cpu_percent': 130.0, 'gpu_percent': None}
+    """
+    spans = [
+        (now["t"] - before["t"], now["cpu_percent"])
+        for before, now in pairwise(rows)
+        if now["cpu_percent"] is not None
+    ]
+    seconds = sum(span for span, _ in spans)
+    busy = [gpu["util_percent"] for row in rows for gpu in row["gpus"] or ()]
+    known = [percent for percent in busy if percent is not None]
+    return {
+        "cpu_percent": sum(span * used for span, used in spans) / seconds if seconds else None,
+        "gpu_percent": sum(known) / len(known) if known else None,
+    }

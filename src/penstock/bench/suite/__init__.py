@@ -1,0 +1,1 @@
+"""The suite: presets of batch sizes and workers, each a training in a fresh process."""

@@ -1,0 +1,297 @@
+"""The suite: a preset's batch sizes and numbers of workers, each a training in a fresh process.
+
+    preset ── batch sizes × workers ──▶ cases ── check ──▶ launches ──▶ ledger ──▶ `suite_report`
+
+    OUT/suite.ledger/records.jsonl          a line for each launch
+    OUT/system_info.json                    what it ran on
+    OUT/benchmark_NAME_batch8_workers4/     the folder of a training, as `train` draws it, and
+                                            telemetry.jsonl; a second launch has _launch1 behind it
+
+Data, labels and devices are checked in a process of its own before anything is created.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ...base import (
+    ARGS,
+    TRAIN_DEFAULTS,
+    TRAIN_KNOBS,
+    PenstockError,
+    SuiteConfig,
+    TrainConfig,
+    UsageError,
+    build,
+    check_alone,
+    check_apart,
+    check_folder,
+    check_replaceable,
+    write_json,
+    writing_output,
+)
+from ...data import Chips, Split, channels_of, seen_again, split_folder
+from ...instruments import LEDGER_FILE as RECORDS
+from ...instruments import Ledger, Record, case_key
+from ...training import TRAIN_LOCK, TRAINS
+from ..launch.supervisor import LaunchRequest, ask_worker, run_launch
+from ..launch.sweep import SweepStep, launches_of, run_sweep
+from .preset import Preset
+
+SUITE_LEDGER, SUITE_SYSTEM, SUITE_REPORT = "suite.ledger", "system_info.json", "benchmark_report"
+FOLDERS = "benchmark_*_batch*_workers*"
+_LEFT = (ARGS, "telemetry.jsonl", RECORDS)
+"""Files of which a part of a suite that is a folder has one at least."""
+WORKLOAD = "detector"
+DATA = (
+    "train_data_root val_data_root train_label_file val_label_file train_chips_path val_chips_path "
+    "seed"
+).split()
+"""Knobs of a training that are the suite's too."""
+KEPT = ("world_size", "save_checkpoints", "profile_memory", "profile_gpu")
+"""Of a preset, what a case says beside the knobs of its training."""
+ROOTS: dict[str, Split] = {"train_data_root": "train", "val_data_root": "validation"}
+"""Knobs of a training, and the splits whose folders they name."""
+RULES = {"seconds": 0.0, "precision": 0.0, "warmup_samples": 0, "series": 1}
+"""One training in a launch."""
+
+Case = dict[str, Any]
+
+
+def with_roots(config: SuiteConfig, presets: Iterable[Preset]) -> SuiteConfig:
+    """The config with its roots spelled out, where all that it names is there.
+
+    Raises `UsageError`, for chips that are not there with the command that makes them.
+    """
+    if config.data_root is not None:
+        given = {knob: getattr(config, knob) for knob in ROOTS}
+        config = config.model_copy(update=roots_of(config.data_root, given))
+    for knob in ROOTS:
+        root = getattr(config, knob)
+        if root is not None and not root.is_dir():
+            raise UsageError(f"--{knob.replace('_', '-')} {root}: there is no such folder")
+    for split in ("train", "val"):
+        labels = getattr(config, f"{split}_label_file")
+        if labels is not None and not labels.is_file():
+            raise UsageError(f"--{split}-labels {labels}: there is no such file")
+        path = getattr(config, f"{split}_chips_path")
+        if path is None:
+            raise UsageError(f"--{split}-chips is required; {_how_to_cut(config)}")
+        try:
+            have = Chips(path).channels
+        except UsageError as error:
+            raise UsageError(f"--{split}-chips {error}; {_how_to_cut(config)}") from error
+        for one in presets:
+            if channels_of(one.channels) != have:
+                raise UsageError(
+                    f"preset {one.name} is for channels {one.channels} and --{split}-chips {path} "
+                    f"has {','.join(have)}"
+                )
+    return config
+
+
+def doubts_of_data(config: SuiteConfig) -> list[str]:
+    """What is to be said of the data before it is trained on."""
+    assert config.train_chips_path is not None and config.val_chips_path is not None
+    note = seen_again(Chips(config.train_chips_path), Chips(config.val_chips_path))
+    return [note] if note else []
+
+
+def roots_of(data_root: Path, given: Mapping[str, Path | None]) -> dict[str, Path]:
+    """The folder of each split: the one that is given, or the one in ``--data-root``."""
+    return {knob: given[knob] or split_folder(data_root, split) for knob, split in ROOTS.items()}
+
+
+def _how_to_cut(config: SuiteConfig) -> str:
+    """The command, with what the user has said of it."""
+    chips = config.train_chips_path
+    out = chips.parent if chips is not None and chips.name == "train" else Path("CHIPS")
+    flags = {
+        "--data-root": config.data_root or "DATA",
+        "--train-labels": config.train_label_file or "TRAIN.csv",
+        "--val-labels": config.val_label_file or "VALIDATION.csv",
+        "--output-dir": out,
+    }
+    words = [str(word) for pair in flags.items() for word in pair]
+    return f"to make {out}/train and {out}/val: penstock suite preprocess {shlex.join(words)}"
+
+
+def suite_cases(preset: Preset, config: SuiteConfig) -> list[Case]:
+    """Its batch sizes by its numbers of workers, each a case of scenario ``train``."""
+    of_others = frozenset().union(*TRAIN_KNOBS.values()) - TRAIN_KNOBS[WORKLOAD]
+    left_out = {*of_others, "output_dir", "resume", "overwrite"}
+    about = {"workload": WORKLOAD, "preset": preset.name}
+    about |= {name: getattr(preset, name) for name in KEPT}
+    cases = []
+    for batch, workers in itertools.product(
+        dict.fromkeys(preset.batch_sizes), dict.fromkeys(preset.num_workers_list)
+    ):
+        knobs = build(
+            TrainConfig,
+            TRAIN_DEFAULTS[WORKLOAD],
+            preset.train or {},
+            {name: getattr(config, name) for name in DATA},
+            {"epochs": preset.epochs, "learning_rate": preset.learning_rate},
+            {"batch_size": batch, "num_workers": workers, "distributed": preset.distributed},
+        )
+        cases.append({**knobs.model_dump(mode="json", exclude=left_out), **about})
+    return cases
+
+
+def checked_case(case: Case, timeout_s: float) -> Record:
+    """What a process of its own says of the data and of the machine: samples, and names of GPUs.
+
+    Raises `UsageError` for data that cannot be trained on, in the sentence of the training.
+    """
+    record = ask_worker("train", case, timeout_s)
+    if record.error is not None:
+        raise PenstockError(record.error.message)
+    return record
+
+
+def check_suite_output(config: SuiteConfig) -> None:
+    """Raise `UsageError` where ``--output-dir`` holds a suite and nobody said what is to become of
+    it."""
+    out = config.output_dir
+    check_folder(out, "--output-dir")
+    chips = {"--train-chips": config.train_chips_path, "--val-chips": config.val_chips_path}
+    check_apart(out, "--output-dir", chips)
+    if config.resume and config.overwrite:
+        raise UsageError("--resume goes on with what --overwrite would remove; give one")
+    if _parts(out) and not (config.resume or config.overwrite):
+        raise UsageError(
+            f"--output-dir {out} holds a suite; --resume runs what it lacks, --overwrite "
+            "replaces it"
+        )
+    for path in () if config.replace else _parts(out):
+        if path.is_file():
+            check_replaceable(path, "--output-dir")
+        elif any(path.iterdir()) and not any((path / name).is_file() for name in _LEFT):
+            raise UsageError(
+                f"--output-dir: {path} is in the way and is no part of a suite; --replace replaces "
+                "it all the same"
+            )
+
+
+def check_resumed_suite(config: SuiteConfig, cases: Iterable[Case], here: str) -> None:
+    """Raise `UsageError` where the ledger is of other runs, or of another machine than ``here``."""
+    ours = {case_key("train", case) for case in cases}
+    for record in _ledger(config.output_dir).records():
+        if record.key not in ours:
+            raise UsageError(
+                f"--resume: --output-dir {config.output_dir} holds another suite, with a run of "
+                f"{suite_case_name(record.case)} that is none of these; give another folder"
+            )
+        machine = record.environment.get("machine_key")
+        if machine and machine != here:
+            raise UsageError(
+                f"--resume: --output-dir {config.output_dir} was measured on another machine "
+                f"({machine}, not {here}); give another folder"
+            )
+
+
+def _ledger(out: Path) -> Ledger:
+    return Ledger(out / SUITE_LEDGER)
+
+
+def _parts(out: Path) -> list[Path]:
+    """What of a suite there is in a folder: one that was killed may have no ledger yet."""
+    names = (SUITE_LEDGER, SUITE_SYSTEM, f"{SUITE_REPORT}.*", f"{SUITE_REPORT}_*.png", FOLDERS)
+    return [path for name in names for path in out.glob(name)]
+
+
+def prepare_suite(config: SuiteConfig, system: Mapping[str, Any]) -> None:
+    """Make the folder, without what ``--overwrite`` replaces, and say in it what it is run on."""
+    out = config.output_dir
+    for path in out.glob(FOLDERS):
+        check_alone(path / TRAIN_LOCK, TRAINS)
+    for path in _parts(out) if config.overwrite else ():
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    try:
+        with writing_output(out / SUITE_SYSTEM, replace=config.replace) as draft:
+            write_json(draft, system)
+    except OSError as error:
+        raise UsageError(f"--output-dir {out} cannot be written: {error.strerror}") from error
+
+
+def run_suite(
+    cases: Sequence[Case], config: SuiteConfig, progress: Callable[[SweepStep], None]
+) -> list[Record]:
+    """Launch what is to be launched; the records of all cases, the resumed ones among them."""
+    out = config.output_dir
+
+    def start(request: LaunchRequest, **how: Any) -> Record:
+        folder = out / launch_folder(request.case, how["launch"])
+        check_alone(folder / TRAIN_LOCK, TRAINS)
+        shutil.rmtree(folder, ignore_errors=True)  # of a launch that was interrupted
+        told = replace(request, case={**request.case, "output_dir": str(folder)})
+        record = run_launch(told, **how)
+        if not request.case["save_checkpoints"]:
+            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+        return finished(record, request.case)
+
+    return run_sweep(
+        "train",
+        cases,
+        launches_of(config.effort),
+        _ledger(out),
+        rules=RULES,
+        timeout_s=config.timeout,
+        memory_limit=None,
+        seed=config.seed,
+        resume=config.resume,
+        run=start,
+        progress=progress,
+    )
+
+
+def launch_folder(case: Mapping[str, Any], launch: int) -> str:
+    name = f"benchmark_{case['preset']}_batch{case['batch_size']}_workers{case['num_workers']}"
+    return f"{name}_launch{launch}" if launch else name
+
+
+def suite_case_name(case: Mapping[str, Any]) -> str:
+    return (
+        f"{case['preset']}, batch {case['batch_size']}, "
+        f"{case['num_workers']} worker{'s' * (case['num_workers'] != 1)}"
+    )
+
+
+def finished(record: Record, case: Mapping[str, Any]) -> Record:
+    """A launch under the case that its folder is no part of, with the training's own seconds beside
+    those of the whole run, and the peaks of the processes that trained."""
+    told: dict[str, Any] = {"case": dict(case), "key": case_key(record.scenario, case)}
+    training = record.facts.get("training")
+    if training is not None:
+        seconds = {"training": training["training_s"], "validation": training["validation_s"]}
+        seconds |= phases_of(training)
+        told["samples_s"] = {**record.samples_s, **{name: (s,) for name, s in seconds.items()}}
+        peaks = {name: peak_of_ranks(training, name) for name in ("device_peak", "device_reserved")}
+        told["memory"] = record.memory.model_copy(update=peaks)
+    return record.model_copy(update=told)
+
+
+def peak_of_ranks(training: Mapping[str, Any], name: str) -> int | None:
+    """The most of any rank."""
+    peaks = (rank["memory"][name] for rank in training["ranks"])
+    return max((peak for peak in peaks if peak is not None), default=None)
+
+
+def phases_of(training: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds of each phase of all steps, the mean over ranks; a phase that no rank had is left
+    out."""
+    phases: dict[str, list[float]] = {}
+    for rank in training["ranks"]:
+        for name, times in rank["phases"].items():
+            if times is not None and name != "step":
+                phases.setdefault(name, []).append(times["total_s"])
+    return {name: sum(seconds) / len(seconds) for name, seconds in phases.items()}

@@ -1,0 +1,125 @@
+"""Which rank this process is, by the variables of what started it.
+
+    torchrun     RANK, WORLD_SIZE, LOCAL_RANK      and where to meet: MASTER_ADDR, MASTER_PORT
+    srun         SLURM_PROCID, SLURM_STEP_...      the step's own counts, not the job's
+    neither      one rank, or those that Fabric starts itself
+
+A job's counts (SLURM_NTASKS) stand in a batch script too, which is no rank, and differ from those
+of a step that was started with others; so only a step's are believed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..base import UsageError
+
+
+def job_of(environ: Mapping[str, str]) -> str:
+    """The number of this process's job: 12, or 12_3 of an array."""
+    if "SLURM_ARRAY_JOB_ID" in environ and "SLURM_ARRAY_TASK_ID" in environ:
+        return f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
+    return environ.get("SLURM_JOB_ID", "")
+
+
+PORT, PORTS = 15_000, 10_000
+"""A job's ranks meet at a port of their own: PORT + the number of the job, modulo PORTS."""
+
+NOT_A_RANK = "another rank has ended, and told why; this one cannot go on without it"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A rank among ranks."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    """Among those of its node."""
+    node: int = 0
+    nodes: int = 1
+    address: str = "127.0.0.1"
+    """Where all meet."""
+    port: int = 0
+    launched: bool = False
+    """Whether something has started the ranks, of which this is one."""
+
+    def variables(self) -> dict[str, str]:
+        """As torchrun sets them, for whoever asks for those."""
+        named = {
+            "RANK": self.rank,
+            "WORLD_SIZE": self.world_size,
+            "LOCAL_RANK": self.local_rank,
+            "GROUP_RANK": self.node,
+            "GROUP_WORLD_SIZE": self.nodes,
+            "MASTER_ADDR": self.address,
+            "MASTER_PORT": self.port,
+        }
+        return {name: str(value) for name, value in named.items()}
+
+
+def find_place(environ: Mapping[str, str]) -> Place:
+    """The place of a process with these variables."""
+    if all(name in environ for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")):
+        return Place(
+            rank=_number(environ, "RANK"),
+            world_size=_number(environ, "WORLD_SIZE"),
+            local_rank=_number(environ, "LOCAL_RANK"),
+            node=_number(environ, "GROUP_RANK", 0),
+            nodes=_number(environ, "GROUP_WORLD_SIZE", 1),
+            address=environ.get("MASTER_ADDR", "127.0.0.1"),
+            port=_number(environ, "MASTER_PORT", PORT),
+            launched=True,
+        )
+    if "SLURM_PROCID" in environ and "SLURM_STEP_NUM_TASKS" in environ:
+        nodes = _number(environ, "SLURM_STEP_NUM_NODES", 1)
+        return Place(
+            rank=_number(environ, "SLURM_PROCID"),
+            world_size=_number(environ, "SLURM_STEP_NUM_TASKS"),
+            local_rank=_number(environ, "SLURM_LOCALID"),
+            node=_number(environ, "SLURM_NODEID", 0),
+            nodes=nodes,
+            address=environ.get("MASTER_ADDR") or _meeting_point(environ, nodes),
+            port=_number(
+                environ, "MASTER_PORT", PORT + _number(environ, "SLURM_JOB_ID", 0) % PORTS
+            ),
+            launched=True,
+        )
+    # What Fabric starts itself, on the devices of one machine, has these two.
+    own = _number(environ, "LOCAL_RANK", 0)
+    return Place(rank=own, world_size=_number(environ, "WORLD_SIZE", 1), local_rank=own)
+
+
+def tasks_elsewhere(environ: Mapping[str, str]) -> int:
+    """How many ranks the SLURM job of this process has room for, where it is none of them: in a
+    batch script, or in the shell of an interactive job, which is a step of one task."""
+    started = "LOCAL_RANK" in environ or find_place(environ).world_size > 1
+    return 0 if started or "SLURM_JOB_ID" not in environ else _number(environ, "SLURM_NTASKS", 1)
+
+
+def first_host(nodes: str) -> str:
+    """The first of a list of hosts as SLURM writes it.
+
+    >>> first_host("raven[0123,0124]"), first_host("n[1-2],m3"), first_host("rack[1-2]n[3-4]")
+    ('raven0123', 'n1', 'rack1n3')
+    """
+    return re.sub(r"\[([^],-]*)[^]]*\]", r"\1", nodes).split(",")[0]
+
+
+def _meeting_point(environ: Mapping[str, str], nodes: int) -> str:
+    """The first node by its name; ranks of one node meet where nobody else can reach them."""
+    if nodes == 1:
+        return "127.0.0.1"
+    hosts = environ.get("SLURM_STEP_NODELIST", "")
+    if not hosts:
+        raise UsageError(f"{nodes} nodes, and neither MASTER_ADDR nor SLURM_STEP_NODELIST is set")
+    return first_host(hosts)
+
+
+def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = environ.get(name, "" if default is None else str(default))
+    if not re.fullmatch(r"\d{1,9}", text, re.ASCII):
+        raise UsageError(f"{name} is {text!r}, which is no number of ranks, nodes or ports")
+    return int(text)

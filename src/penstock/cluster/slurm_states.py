@@ -1,0 +1,216 @@
+"""What has become of jobs, by SLURM's own words.
+
+    squeue ──▶ scontrol show job ──▶ sacct -D ──▶ sacct -c
+    waits, runs   has just ended    accounting    a file of ended jobs, without accounting
+
+Each is asked for what those before it did not know. Their text is read: not every SLURM in use
+writes JSON. A job that was preempted or put back into the queue has not ended; it comes back
+under the same number, and accounting then has a row for each of its lives, of which the last tells.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from ..base import Incomplete, PenstockError, UsageError
+from .slurm_jobs import ask_slurm, complaint_of
+
+ENDS = frozenset(
+    "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY REVOKED TIMEOUT".split()
+)
+"""After these a job does not come back. After PREEMPTED and REQUEUED it does."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """Of a job, or of one of an array."""
+
+    id: str
+    """12, or 12_3 of an array."""
+    state: str
+    reason: str | None = None
+    """Why it waits, or has failed."""
+    exit_code: int | None = None
+    signal: int | None = None
+    """Of which it died."""
+    restarts: int | None = None
+    nodes: str | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDS
+
+    @property
+    def ok(self) -> bool:
+        return self.state == "COMPLETED"
+
+    def words(self) -> str:
+        told = [self.state]
+        if self.exit_code == Incomplete.exit_code and self.ended:
+            told.append(f"exit code {self.exit_code}: it was stopped, and --resume goes on")
+        elif self.exit_code:
+            told.append(f"exit code {self.exit_code}")
+        if self.signal:
+            told.append(f"killed by signal {self.signal}")
+        if self.reason is not None and not self.exit_code:  # of which it is NonZeroExitCode
+            told.append(self.reason)
+        if self.restarts:
+            told.append(f"{self.restarts} restart{'s' if self.restarts > 1 else ''}")
+        return ", ".join(told)
+
+
+def job_states(jobs: Sequence[str]) -> dict[str, list[JobState]]:
+    """Of each job what is known, an array's elements one by one; [] where nothing is."""
+    if not jobs:
+        return {}
+    wanted = [job.partition("_")[0] for job in jobs]
+    rows = _squeue(_heard(["squeue", "--noheader", "--format=%i|%T|%N|%r", _jobs(wanted)]))
+    return {job: _of(job, rows) for job in jobs}
+
+
+def _of(job: str, queue: Iterable[JobState]) -> list[JobState]:
+    found = _pick(job, queue)
+    if found and ("_" in job or "_" not in found[0].id):
+        return found  # all of it
+    ended = _pick(job, _scontrol(_heard(["scontrol", "--oneliner", "show", "job", job])))
+    known = {state.id for state in found}
+    found += [state for state in ended if state.id not in known]
+    if not found:
+        fields = "--format=JobID,State,ExitCode,NodeList"
+        accounting = ["sacct", "--noheader", "--parsable2", "--allocations", "--duplicates"]
+        found = _pick(job, _sacct(_heard([*accounting, fields, _jobs([job])])))
+    if not found:
+        fields = "--format=JobID,State,NodeList"
+        completion = ["sacct", "--noheader", "--parsable2", "--completion"]
+        found = _pick(job, _completion(_heard([*completion, fields, _jobs([job])])))
+    return found
+
+
+def cancel_jobs(jobs: Sequence[str]) -> None:
+    """Cancel jobs; those that have ended are no fault."""
+    ended = ask_slurm(["scancel", *jobs])
+    if ended.returncode or "error: " in ended.stderr:
+        complaint = complaint_of(ended)
+        if "already comp" not in complaint.lower():
+            raise UsageError(f"SLURM did not cancel {' '.join(jobs)}: {complaint}")
+
+
+def _jobs(jobs: Sequence[str]) -> str:
+    return f"--jobs={','.join(jobs)}"
+
+
+def _pick(job: str, rows: Iterable[JobState]) -> list[JobState]:
+    """The last of each element of a job, in their order."""
+    last = {}
+    for row in rows:
+        if _waits_in(job, row.id):
+            row = replace(row, id=job)
+        if job in (row.id, row.id.partition("_")[0]):
+            last[row.id] = row
+    return list(last.values())
+
+
+def _waits_in(job: str, row: str) -> bool:
+    """Whether an element of an array is one of those that wait, which share a row.
+
+    >>> _waits_in("5_4", "5_[1,4-6%2]"), _waits_in("5_4", "5_[0-8:2]"), _waits_in("5_4", "5_[5-9]")
+    (True, True, False)
+    """
+    array, _, element = job.partition("_")
+    shared = re.fullmatch(rf"{array}_\[([\d,:-]+)(%\d+)?\]", row)
+    if shared is None or not element:
+        return False
+    for part in shared[1].split(","):
+        first, _, rest = part.partition("-")
+        last, _, step = rest.partition(":")
+        if int(element) in range(int(first), int(last or first) + 1, int(step or 1)):
+            return True
+    return False
+
+
+def _heard(command: Sequence[str]) -> str:
+    """What a command says of jobs, "" where it knows none of them."""
+    ended = ask_slurm(command)
+    if ended.returncode == 0:
+        return ended.stdout
+    complaint = complaint_of(ended)
+    if command[0] == "sacct" or "invalid job id" in complaint.lower():
+        return ""  # no accounting here, or no such job
+    raise PenstockError(f"{command[0]}: {complaint}")
+
+
+def _squeue(text: str) -> list[JobState]:
+    """Rows of ``%i|%T|%N|%r``."""
+    rows = []
+    for line in text.split("\n"):
+        job, state, nodes, reason = (*line.strip().split("|", 3), "", "", "")[:4]
+        job = re.sub(r"\[(\d+)\]$", r"\1", job)  # one that waits alone is like others
+        if re.match(r"\d", job) and state:
+            rows.append(JobState(job, state, _told(reason), nodes=_told(nodes)))
+    return rows
+
+
+def _scontrol(text: str) -> list[JobState]:
+    """One job a line, ``Key=Value`` after ``Key=Value``."""
+    rows = []
+    for line in text.split("\n"):
+        values = dict(re.findall(r"(\S+?)=(\S*)", line)[::-1])  # the first of a name wins
+        state = re.search(r" JobState=([A-Z_]+) Reason=(.*?) Dependency=", line)
+        if "JobId" not in values or state is None:
+            continue
+        job = values["JobId"]
+        if "ArrayJobId" in values:
+            tasks = values.get("ArrayTaskId", "")  # those that wait share a row, as in squeue
+            job = f"{values['ArrayJobId']}_{tasks if tasks.isdecimal() else f'[{tasks}]'}"
+        code, signal = _exit(values.get("ExitCode", ""))
+        restarts = values.get("Restarts", "")
+        rows.append(
+            JobState(
+                job,
+                state[1],
+                _told(state[2]),
+                code,
+                signal,
+                int(restarts) if restarts.isdecimal() else None,
+                _told(values.get("NodeList", "")),
+            )
+        )
+    return rows
+
+
+def _sacct(text: str) -> list[JobState]:
+    """Rows of ``JobID|State|ExitCode|NodeList``, one for each life of a job."""
+    return _lives((*line.strip().split("|"), "", "", "")[:4] for line in text.split("\n"))
+
+
+def _completion(text: str) -> list[JobState]:
+    """Rows of ``JobID|State|NodeList``, likewise."""
+    rows = ((*line.strip().split("|"), "", "")[:3] for line in text.split("\n"))
+    return _lives((job, state, "", nodes) for job, state, nodes in rows)
+
+
+def _lives(cells: Iterable[Sequence[str]]) -> list[JobState]:
+    """Of job, state, exit code and nodes, where each further row of a job is another life."""
+    rows: list[JobState] = []
+    lives: dict[str, int] = {}
+    for job, state, code, nodes in cells:
+        if not re.match(r"\d", job) or not state:
+            continue
+        lives[job] = lives.get(job, -1) + 1
+        row = JobState(job, state.split()[0], None, *_exit(code), nodes=_told(nodes))
+        rows.append(replace(row, restarts=lives[job]))
+    return rows
+
+
+def _exit(text: str) -> tuple[int | None, int | None]:
+    """Exit code and signal of ``3:0``."""
+    match = re.fullmatch(r"(\d+):(\d+)", text)
+    return (int(match[1]), int(match[2])) if match else (None, None)
+
+
+def _told(text: str) -> str | None:
+    """SLURM's many words for nothing are None."""
+    text = text.strip()
+    return None if text in ("", "None", "(null)", "None assigned", "Unknown") else text

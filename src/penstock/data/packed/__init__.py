@@ -1,0 +1,1 @@
+"""The packed data set on disk: written, opened and audited."""

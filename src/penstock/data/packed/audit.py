@@ -1,0 +1,73 @@
+"""Checks that a loader delivered each sample once, with its true values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .checksums import checksum
+from .format import Packed
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What a loader made of a plan. All three must be 0."""
+
+    duplicates: int
+    """Samples that came more often than was planned."""
+    missing: int
+    """Samples that were planned and did not come."""
+    wrong: int
+    """Arrays of a sample that are not, byte for byte, those of the sample planned at that place."""
+
+    @property
+    def right(self) -> bool:
+        return self == Delivery(0, 0, 0)
+
+
+class Audit:
+    """Counts duplicates, missing and wrong samples. It goes by the bytes that came and asks no
+    loader what they are."""
+
+    def __init__(self, packed: Packed) -> None:
+        self._checks = packed.checks
+        self._sample_of = {
+            name: {int(check): sample for sample, check in enumerate(values)}
+            for name, values in packed.checks.items()
+        }
+        self._planned: Counter[tuple[str, int]] = Counter()
+        self._came: Counter[tuple[str, int]] = Counter()
+        self._wrong = 0
+
+    def batch(self, samples: NDArray[np.int64], batch: Mapping[str, NDArray[Any]]) -> None:
+        """Count one batch: ``samples`` were planned, ``batch`` has a row for each in each array."""
+        for name in self._checks:
+            self._planned.update((name, int(sample)) for sample in samples)
+            rows = batch.get(name, ())
+            for place, row in enumerate(rows):
+                check = checksum(row)
+                came: int | None = int(samples[place]) if place < len(samples) else None
+                if came is None or check != self._checks[name][came]:
+                    self._wrong += 1
+                    # Of samples that are alike, any: their bytes do not tell which one came.
+                    came = self._sample_of[name].get(check)
+                if came is not None:
+                    self._came[name, came] += 1
+
+    def result(self) -> Delivery:
+        """Of all batches so far, which is an epoch or a part of one that ends with a batch."""
+        # A sample comes in several arrays, and in the worst of them it is counted.
+        extra, lacking = self._came - self._planned, self._planned - self._came
+        return Delivery(_worst(extra), _worst(lacking), self._wrong)
+
+
+def _worst(counts: Counter[tuple[str, int]]) -> int:
+    by_sample: dict[int, int] = {}
+    for (_, sample), count in counts.items():
+        by_sample[sample] = max(count, by_sample.get(sample, 0))
+    return sum(by_sample.values())

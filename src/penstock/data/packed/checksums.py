@@ -1,0 +1,81 @@
+"""Checksums of planes, which can be combined into the checksum of a whole array."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..box import Box
+
+
+def checksum(array: NDArray[Any]) -> int:
+    """CRC-32 of the C-contiguous bytes of an array."""
+    return zlib.crc32(np.ascontiguousarray(array).data)
+
+
+_POLYNOMIAL = np.uint32(0xEDB88320)
+"""Of CRC-32, x to the power of 0 in the highest bit, as everywhere in this part."""
+_ONES = 0xFFFFFFFF
+
+
+class PlaneChecks:
+    """The CRC-32 of each plane (z) of a volume, which is cut in any way and comes in any order.
+
+    Within its first and its last step, which turn all bits round, CRC-32 is linear: that of a plane
+    is the sum (xor) of those of its rows, each among zeros. And zeros that follow a row multiply
+    it by a power of x modulo the polynomial.
+    """
+
+    def __init__(self, shape: Sequence[int], itemsize: int) -> None:
+        planes, rows, columns = shape
+        row_bytes = columns * itemsize
+        self._itemsize, self._columns = itemsize, columns
+        self._below = _power_of_x(8 * row_bytes * np.arange(rows - 1, -1, -1, dtype=np.int64))
+        """What the rows below a row multiply it by, shape (rows,)."""
+        whole = _power_of_x(np.array([8 * row_bytes * rows]))
+        of_zeros = _product(np.full(1, _ONES, np.uint32), whole) ^ np.uint32(_ONES)
+        self._checks = np.repeat(of_zeros, planes)
+
+    def of_piece(self, piece: Box, values: NDArray[Any]) -> NDArray[np.uint32]:
+        """What a piece contributes to each of its planes; may be called by many threads."""
+        flat = np.ascontiguousarray(values).reshape(-1, values.shape[-1])
+        # Begun with all ones, which the first step turns round, and with the last step undone.
+        linear = [zlib.crc32(row.data, _ONES) ^ _ONES for row in flat]
+        rows = np.array(linear, np.uint32).reshape(values.shape[:2])
+        planes = np.bitwise_xor.reduce(
+            _product(rows, self._below[piece.start[1] : piece.stop[1]]), axis=1
+        )
+        right = 8 * self._itemsize * (self._columns - piece.stop[2])
+        return _product(planes, _power_of_x(np.array([right])))
+
+    def add(self, piece: Box, contributed: NDArray[np.uint32]) -> None:
+        self._checks[piece.start[0] : piece.stop[0]] ^= contributed
+
+    def result(self) -> NDArray[np.uint32]:
+        """Shape (planes,); once every voxel has been in one piece."""
+        return self._checks
+
+
+def _product(a: NDArray[np.uint32], b: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Polynomials multiplied modulo that of CRC-32, element by element."""
+    product = np.zeros(np.broadcast_shapes(a.shape, b.shape), np.uint32)
+    one = np.uint32(1)
+    for bit in range(31, -1, -1):
+        product ^= (a >> np.uint32(bit) & one) * b
+        b = (b >> one) ^ (b & one) * _POLYNOMIAL  # times x
+    return product
+
+
+def _power_of_x(exponents: NDArray[np.int64]) -> NDArray[np.uint32]:
+    """x to these powers, modulo the polynomial of CRC-32."""
+    found = np.full(exponents.shape, 1 << 31, np.uint32)
+    square = np.full(1, 1 << 30, np.uint32)
+    left = exponents.copy()
+    while left.any():
+        found = np.where(left & 1, _product(found, square), found)
+        square, left = _product(square, square), left >> 1
+    return found

@@ -1,0 +1,248 @@
+"""A packed data set on disk: its document, arrays, ids and checksums, opened for reading."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base import UsageError
+
+FORMAT, VERSION = "penstock-packed", 1
+DOCUMENT = "dataset.json"
+"""What a folder is known by as a packed data set; see `penstock.data.packed.write`."""
+
+
+def read_text(path: Path, where: str) -> str:
+    """The text of a file of ``where``, or a `UsageError` that says why there is none."""
+    try:
+        return path.read_text()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{where}: {path.name} cannot be read: {error}") from error
+
+
+def parse_document(text: str, where: str, name: str = DOCUMENT) -> dict[str, Any]:
+    """What the document of a packed data set says; `UsageError` where it is none."""
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"{where}: {name} cannot be read: {error}") from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise UsageError(f"{where}: {name} is not that of a packed data set")
+    return document
+
+
+def check_version(document: Mapping[str, Any], where: str) -> None:
+    """Refuse a packed data set of a version that is not known here."""
+    if document.get("version") != VERSION:
+        raise UsageError(
+            f"{where}: version {document.get('version')} of the format; this Penstock reads "
+            f"{VERSION}"
+        )
+
+
+def chunk_names(meta: Mapping[str, Any]) -> tuple[str, str]:
+    """What the name of a chunk has before its numbers and between them, by its Zarr metadata.
+
+    >>> chunk_names({"zarr_format": 2})
+    ('', '.')
+    >>> chunk_names({"zarr_format": 3, "chunk_key_encoding": {"name": "default"}})
+    ('c/', '/')
+    """
+    if meta["zarr_format"] == 2:
+        return "", meta.get("dimension_separator", ".")
+    encoding = meta["chunk_key_encoding"]
+    default = encoding["name"] == "default"
+    separator = encoding.get("configuration", {}).get("separator", "/" if default else ".")
+    return f"c{separator}" if default else "", separator
+
+
+UNFINISHED = f"{DOCUMENT}.part"
+IDS, CHECKS, STATISTICS = "ids.npy", "checks.npz", "statistics.npz"
+_METADATA = {".zattrs", ".zarray", "zarr.json", "attributes.json"}
+VOLUME = "volume"
+"""What the one array of a volume is called."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayLayout:
+    """How one array of every sample looks. The sample axis, of one sample to a chunk, comes first
+    on disk and is left out here."""
+
+    axes: tuple[str, ...]
+    """Names of the axes; one of them is ``channels``."""
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...]
+    channels: tuple[str, ...]
+    """Names of the channels; see `channel_name`."""
+
+    @property
+    def channel_axis(self) -> int:
+        return self.axes.index("channels")
+
+    @property
+    def num_bytes(self) -> int:
+        """Of one decoded sample, without padding."""
+        return math.prod(self.shape) * np.dtype(np.float32).itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class PackedArray:
+    """One array of a data set, as its Zarr metadata has it."""
+
+    name: str
+    path: Path
+    axes: tuple[str, ...]
+    """``sample`` first."""
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...]
+    """The least that is decoded at once: of a sharded array, the chunks inside the shards."""
+    shards: tuple[int, ...] | None
+    dtype: np.dtype[Any]
+    zarr_format: int
+    prefix: str
+    """Of the name of a chunk, before its numbers."""
+    separator: str
+    """Between them."""
+    channels: tuple[str, ...]
+    """Names of the channels; empty where the data set does not give them."""
+
+    @property
+    def sample_bytes(self) -> int:
+        """Of one decoded sample, without padding."""
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
+
+    def box(self, item: int) -> tuple[slice, ...]:
+        """Where a sample lies in the array."""
+        return (slice(item, item + 1), *map(slice, self.shape[1:]))
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A packed data set that was finished."""
+
+    root: Path
+    arrays: Mapping[str, PackedArray]
+    ids: NDArray[np.int64]
+    """Of each sample, shape (samples,)."""
+    checks: Mapping[str, NDArray[np.uint32]]
+    """For each array, the CRC-32 of each sample's C-contiguous bytes, shape (samples,)."""
+    document: Mapping[str, Any]
+    """What `dataset.json` says."""
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.ids)
+
+    @property
+    def sample_bytes(self) -> int:
+        """Of one decoded sample over all arrays."""
+        return sum(array.sample_bytes for array in self.arrays.values())
+
+    @property
+    def stored_bytes(self) -> int:
+        """Of all chunks, as the files are long."""
+        return sum(stored_bytes(array.path) for array in self.arrays.values())
+
+    def statistics(self) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
+        """For each array the mean and the standard deviation (over ``n``) of each channel.
+
+        A channel that never changes has deviation 0, and one that holds NaN has NaN. Raises
+        `UsageError` for a volume, which has none.
+        """
+        if self.document.get("statistics") is None:
+            raise UsageError(f"{self.root}: holds no statistics; a volume has none")
+        with np.load(self.root / STATISTICS) as saved:
+            return {name: (saved[f"{name}.mean"], saved[f"{name}.std"]) for name in self.arrays}
+
+
+def channel_name(variable: str, level: str | None, offset: int | None) -> str:
+    """
+    >>> channel_name("tmp", "500", -1), channel_name("land", None, None)
+    ('tmp_500_t-1', 'land')
+    """
+    time = None if offset is None else f"t{offset:+d}"
+    return "_".join(part for part in (variable, level, time) if part is not None)
+
+
+def open_dataset(root: str | Path, name: str = "DATA") -> Packed:
+    """Open the data set in a folder. Raises `UsageError`, naming ``name``, where none is whole."""
+    root = Path(root)
+    where = f"{name} {root}"
+    if not (root / DOCUMENT).is_file():
+        if (root / UNFINISHED).is_file():
+            raise UsageError(f"{where}: a data set that was not finished; generate it again")
+        raise UsageError(f"{where}: no packed data set: there is no {DOCUMENT}")
+    document = read_document(root / DOCUMENT, where)
+    check_version(document, where)
+    try:
+        ids = np.load(root / document["ids"])
+        arrays = {
+            key: open_packed_array(root, key, entry, where)
+            for key, entry in document["arrays"].items()
+        }
+        with np.load(root / CHECKS) as saved:
+            checks = {key: saved[key] for key in arrays}
+    except OSError as error:
+        raise UsageError(f"{where}: {error.filename}: {error.strerror}") from error
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+        raise (
+            error
+            if isinstance(error, UsageError)
+            else UsageError(f"{where}: what describes it is malformed: {error!r}")
+        ) from error
+    lengths = {DOCUMENT: document.get("samples"), document["ids"]: len(ids)}
+    lengths |= {f"checks of {key}": len(values) for key, values in checks.items()}
+    lengths |= {str(array.path.name): array.shape[0] for array in arrays.values()}
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{what} {count}" for what, count in lengths.items())
+        raise UsageError(f"{where}: the numbers of samples differ: {told}")
+    return Packed(root, arrays, ids, checks, document)
+
+
+def read_document(path: Path, where: str) -> dict[str, Any]:
+    return parse_document(read_text(path, where), where, path.name)
+
+
+def open_packed_array(root: Path, name: str, entry: Mapping[str, Any], where: str) -> PackedArray:
+    path = root / entry["path"]
+    if (path / ".zarray").is_file():
+        found = json.loads((path / ".zarray").read_text())
+        version, chunks, shards, dtype = 2, found["chunks"], None, found["dtype"]
+    elif (path / "zarr.json").is_file():
+        found = json.loads((path / "zarr.json").read_text())
+        version, shards, dtype = 3, None, found["data_type"]
+        chunks = found["chunk_grid"]["configuration"]["chunk_shape"]
+        if found["codecs"][0]["name"] == "sharding_indexed":
+            shards, chunks = chunks, found["codecs"][0]["configuration"]["chunk_shape"]
+    else:
+        raise UsageError(f"{where}: {entry['path']} is no Zarr array")
+    axes = tuple(entry["axes"])
+    if len(axes) != len(found["shape"]) or axes[0] != "sample":
+        raise UsageError(
+            f"{where}: {entry['path']} has shape {tuple(found['shape'])} and axes {list(axes)}; "
+            "there must be a name for each, and sample first"
+        )
+    return PackedArray(
+        name,
+        path,
+        axes,
+        tuple(found["shape"]),
+        tuple(chunks),
+        tuple(shards) if shards else None,
+        np.dtype(dtype),
+        version,
+        *chunk_names(found),
+        tuple(entry.get("channels", ())),
+    )
+
+
+def stored_bytes(path: Path) -> int:
+    files = (file for file in path.rglob("*") if file.is_file() and file.name not in _METADATA)
+    return sum(file.stat().st_size for file in files)

@@ -1,0 +1,84 @@
+"""COCO's average precision of boxes, by faster-coco-eval, each image counted once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base import require
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageResult:
+    """What was found in one image, and what there was. Boxes are (n, 4): x0, y0, x1, y1."""
+
+    image: int | str
+    boxes: NDArray[np.float64]
+    scores: NDArray[np.float64]
+    labels: NDArray[np.int64]
+    true_boxes: NDArray[np.float64]
+    true_labels: NDArray[np.int64]
+
+
+def distinct(results: Iterable[ImageResult]) -> list[ImageResult]:
+    """One result of each image, in the order of the images.
+
+    Ranks that share a data set pad their shares to one length with images of others, which would
+    then count twice: https://github.com/pytorch/pytorch/issues/64905.
+    """
+    first: dict[int | str, ImageResult] = {}
+    for result in results:
+        first.setdefault(result.image, result)
+    return [first[image] for image in sorted(first, key=lambda image: (str(type(image)), image))]
+
+
+def coco_ap(results: Iterable[ImageResult], *, by_class: bool = True) -> dict[str, float | None]:
+    """COCO's average precision of boxes, each image once; None where there was nothing to find.
+
+    ``by_class`` is the mean over the classes; without it a box of any class finds any object.
+    """
+    images = distinct(results)
+    nothing: dict[str, float | None] = dict.fromkeys(("AP", "AP50", "AP75", "AR100"))
+    if not any(len(result.true_boxes) for result in images):
+        return nothing
+    if not any(len(result.boxes) for result in images):
+        return dict.fromkeys(nothing, 0.0)
+    module = require("faster_coco_eval", "train")
+
+    truths: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = []
+    for number, result in enumerate(images, 1):
+        for box, label in zip(result.true_boxes, result.true_labels, strict=True):
+            truths.append(_entry(len(truths) + 1, number, box, label, by_class) | {"iscrowd": 0})
+        for box, label, score in zip(result.boxes, result.labels, result.scores, strict=True):
+            entry = _entry(len(found) + 1, number, box, label, by_class)
+            found.append(entry | {"score": float(score)})
+    classes = sorted({entry["category_id"] for entry in (*truths, *found)})
+    document = {
+        "images": [{"id": number} for number in range(1, len(images) + 1)],
+        "annotations": truths,
+        "categories": [{"id": label, "name": str(label)} for label in classes],
+    }
+    truth = module.COCO(document)
+    evaluation = module.COCOeval_faster(truth, truth.loadRes(found), iouType="bbox")
+    evaluation.evaluate()
+    evaluation.accumulate()
+    evaluation.summarize()
+    stats = evaluation.stats
+    values = {"AP": stats[0], "AP50": stats[1], "AP75": stats[2], "AR100": stats[8]}
+    return {key: None if value < 0 else float(value) for key, value in values.items()}
+
+
+def _entry(number: int, image: int, box: NDArray[Any], label: int, by_class: bool) -> Any:
+    x0, y0, x1, y1 = (float(side) for side in box)
+    return {
+        "id": number,
+        "image_id": image,
+        "category_id": int(label) if by_class else 1,
+        "bbox": [x0, y0, x1 - x0, y1 - y0],
+        "area": (x1 - x0) * (y1 - y0),
+    }

@@ -1,0 +1,271 @@
+"""Chips on disk: what a detector trains on, a scene in a few files.
+
+    OUT/index.json                    what is here, written last
+    OUT/SCENE/chips.zarr              radar (row, column, channel, y, x), a shard is a row of chips
+    OUT/SCENE/bathymetry.npy, ...     the 500 m rasters as they are
+    OUT/SCENE/manifest.json           written after the chips: a scene without one is not there
+
+How a scene is cut is in `windows`, who cuts it in `preprocess`. Stored are the values of the
+rasters, unscaled, in the 16-bit floats that the real ones have unless 32 bits were asked for; a
+missing value is NaN.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base import UsageError, describe, read_json, require
+from .labels import Labels
+from .rasters import Coarse
+from .scene import CHANNELS, radar_of
+from .windows import Cut, Span, cuts_of, model_view
+
+FORMAT, VERSION = "penstock-chips", 1
+INDEX, MANIFEST, ARRAY = "index.json", "manifest.json", "chips.zarr"
+DTYPE = "float16"
+"""Of the values, where a manifest does not say another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """A chip and the labels in it. Points are rows and columns of the chip, and all that it sees:
+    those in ``core`` are its own."""
+
+    image: NDArray[np.float32]
+    """Scaled by `scenes.CHANNELS`, 0 where a value is missing; shape (channels, y, x)."""
+    valid: NDArray[np.bool_]
+    """Shape (masks, y, x): where the radar has values and, if there are others, where they have;
+    see `windows.view`."""
+    points: NDArray[np.float64]
+    """Shape (n, 2)."""
+    is_vessel: NDArray[np.int8]
+    is_fishing: NDArray[np.int8]
+    length_m: NDArray[np.float64]
+    confidence: NDArray[np.int8]
+    core: tuple[int, int, int, int]
+    """Half-open rows and columns of the chip: row0, row1, col0, col1."""
+    scene: str
+    offset: tuple[int, int]
+    """Row and column in the scene of the chip's first pixel."""
+
+
+class Chips:
+    """A folder of chips by number: scenes by name, chips by row and column, empty ones left out.
+
+    ``folder`` is what ``penstock preprocess`` wrote of one split; `UsageError` is raised for one
+    that is none, or that was not finished. The order is the same in every process. Nothing is held
+    open and no thread is kept, so that it may go to threads, worker processes and forks alike.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        index = _read_index(folder)
+        self.folder = folder
+        self.channels = tuple(str(name) for name in index["channels"])
+        self.radar = radar_of(self.channels)
+        self.chip_size = int(index["chip_size"])
+        self.overlap = int(index["overlap"])
+        self.scenes = tuple(str(name) for name in index["scenes"])
+        self.labels: dict[str, Labels] = {}
+        """Of each scene, in its own coordinates."""
+        self._cuts: dict[str, tuple[Cut, Cut]] = {}
+        self._dtypes: dict[str, np.dtype[Any]] = {}
+        self._places: list[tuple[str, int, int]] = []
+        self._coarse_places: dict[str, dict[str, list[float]]] = {}
+        self._input_bytes: dict[str, dict[str, int]] = {}
+        for name in self.scenes:
+            manifest = read_document(folder / name / MANIFEST)
+            if any(manifest[key] != index[key] for key in ("channels", "chip_size", "overlap")):
+                raise UsageError(
+                    f"{folder / name} is of other settings than {folder / INDEX}: a run that "
+                    "replaces them was not finished; run penstock preprocess again"
+                )
+            self._cuts[name] = cuts_of(tuple(manifest["size"]), self.chip_size, self.overlap)
+            self._dtypes[name] = np.dtype(manifest.get("dtype", DTYPE)).newbyteorder("<")
+            self.labels[name] = Labels.of(manifest["labels"])
+            self._coarse_places[name] = manifest["coarse"]
+            self._input_bytes[name] = {of: size for of, (size, _) in manifest["inputs"].items()}
+            kept = np.argwhere(np.asarray(manifest["valid_pixels"]) > 0)
+            self._places += [(name, int(row), int(column)) for row, column in kept]
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def scene_of(self, index: int) -> str:
+        return self._places[index][0]
+
+    def input_bytes(self, scene: str) -> dict[str, int]:
+        """The size of each channel's raster when the scene was cut."""
+        return self._input_bytes[scene]
+
+    @cached_property
+    def num_points(self) -> NDArray[np.int64]:
+        """Labels in the core of each chip: over all chips each label is counted once."""
+        counts = np.zeros(len(self), np.int64)
+        for index, (name, row, column) in enumerate(self._places):
+            rows, columns = self._cuts[name]
+            points = self.labels[name].points
+            counts[index] = np.count_nonzero(_inside(points, rows.core(row), columns.core(column)))
+        return counts
+
+    def read(self, index: int) -> Chip:
+        """One chip. Threads may read at once."""
+        name, row, column = self._places[index]
+        rows, columns = self._cuts[name]
+        radar = self._radar(name, row, column)
+        coarse = {of: self._coarse(name, of) for of in self.channels if of not in self.radar}
+        window = rows.read(row), columns.read(column)
+        offset = (rows.start(row), columns.start(column))
+        labels = self.labels[name]
+        labels = labels[_inside(labels.points, *window)]
+        image, valid = model_view(self.channels, radar, coarse, *window)
+        return Chip(
+            image=image,
+            valid=valid,
+            points=labels.points - np.array(offset),
+            is_vessel=labels.is_vessel,
+            is_fishing=labels.is_fishing,
+            length_m=labels.length_m,
+            confidence=labels.confidence,
+            core=(*rows.own(row), *columns.own(column)),
+            scene=name,
+            offset=offset,
+        )
+
+    def _radar(self, name: str, row: int, column: int) -> NDArray[np.floating[Any]]:
+        """The radar channels of a chip as they are stored."""
+        array = self.folder / name / ARRAY
+        shape = (len(self.radar), self.chip_size, self.chip_size)
+        try:
+            values = _read_chunk(shard_path(array, row), column, self._cuts[name][1].num)
+            return np.frombuffer(values, self._dtypes[name]).reshape(shape)
+        except (OSError, ValueError, OverflowError, RuntimeError) as error:
+            raise UsageError(
+                f"{array} cannot be read at chip {row}, {column}: {describe(error)}"
+            ) from error
+
+    def _coarse(self, name: str, channel: str) -> Coarse:
+        path = self.folder / name / f"{channel}.npy"
+        try:
+            values = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{path} cannot be read: {describe(error)}") from error
+        origin_row, origin_column, step_row, step_column = self._coarse_places[name][channel]
+        origin, step = (origin_row, origin_column), (step_row, step_column)
+        return Coarse(CHANNELS[channel].kind, values, origin, step)
+
+
+def seen_again(train: Chips, val: Chips) -> str:
+    """A sentence where scenes that are validated on are trained on too, by their names or by what
+    their rasters and labels are; else nothing."""
+    seen = {_identity(train, scene) for scene in train.scenes}
+    both = [s for s in val.scenes if s in train.scenes or _identity(val, s) in seen]
+    if not both:
+        return ""
+    return (
+        f"{len(both)} of {len(val.scenes)} scenes of {val.folder}, such as {both[0]}, are trained "
+        "on too: the scores of validation say nothing of scenes that are new"
+    )
+
+
+def _identity(chips: Chips, scene: str) -> str:
+    """The sizes of a scene's rasters and its labels; without labels scenes are not told apart."""
+    labels = chips.labels[scene]
+    told = [chips.input_bytes(scene), labels.as_lists()] if len(labels) else [scene]
+    return json.dumps(told, sort_keys=True, default=str)
+
+
+def _inside(points: NDArray[Any], rows: Span, columns: Span) -> NDArray[np.bool_]:
+    lower, upper = np.array([rows, columns]).T
+    return np.asarray(np.all((points >= lower) & (points < upper), axis=1))
+
+
+def _read_index(folder: Path) -> dict[str, Any]:
+    if not (folder / INDEX).is_file():
+        unfinished = any(folder.glob(f"*/{ARRAY}"))
+        why = "was not finished; run penstock preprocess again" if unfinished else "has no chips"
+        raise UsageError(f"{folder} {why}: there is no {INDEX}")
+    index = read_document(folder / INDEX)
+    if not index["scenes"]:
+        raise UsageError(f"{folder / INDEX} lists no scenes")
+    return index
+
+
+def metadata(shape: Sequence[int], dtype: str = DTYPE) -> dict[str, Any]:
+    """The zarr.json of chips. A chip is a chunk, a row of chips a shard, its index at its end."""
+    little = {"name": "bytes", "configuration": {"endian": "little"}}
+    blosc: dict[str, Any] = {"cname": "lz4", "clevel": 5, "shuffle": "bitshuffle", "blocksize": 0}
+    blosc["typesize"] = np.dtype(dtype).itemsize
+    sharding = {
+        "chunk_shape": [1, 1, *shape[2:]],
+        "codecs": [little, {"name": "blosc", "configuration": blosc}],
+        "index_codecs": [little],
+        "index_location": "end",
+    }
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": list(shape),
+        "data_type": dtype,
+        "fill_value": "NaN",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1, *shape[1:]]}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
+        "dimension_names": ["chip_row", "chip_column", "channel", "y", "x"],
+        "attributes": {},
+    }
+
+
+def shard_path(array: Path, row: int) -> Path:
+    return array / "c" / str(row) / "0" / "0" / "0" / "0"
+
+
+def write_shard(path: Path, chips: NDArray[np.floating[Any]]) -> None:
+    """One row of chips, synced to disk. No more than one chip is held encoded."""
+    blosc = require("numcodecs", "scenes").Blosc
+    codec = blosc("lz4", clevel=5, shuffle=blosc.BITSHUFFLE)
+    places = np.empty((len(chips), 2), "<u8")
+    path.parent.mkdir(parents=True)
+    with synced(path) as file:
+        for number, chip in enumerate(chips):
+            chunk = codec.encode(chip)
+            places[number] = file.tell(), len(chunk)
+            file.write(chunk)
+        file.write(places.tobytes())
+
+
+def _read_chunk(path: Path, number: int, of: int) -> bytes:
+    """Chunk ``number`` of a shard that holds so many, decoded."""
+    with path.open("rb") as file:
+        file.seek(-16 * of, os.SEEK_END)
+        offset, size = np.frombuffer(file.read(), "<u8").reshape(of, 2)[number].tolist()
+        file.seek(offset)
+        return bytes(require("numcodecs", "scenes").Blosc().decode(file.read(size)))
+
+
+@contextmanager
+def synced(path: Path) -> Iterator[BinaryIO]:
+    """A new file that is on the disk, and not only on its way there, when this ends."""
+    with path.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """An index or a manifest, of this version."""
+    document = read_json(path)
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise UsageError(f"{path} is not of a folder of chips")
+    if document.get("version") != VERSION:
+        raise UsageError(f"{path} is of version {document.get('version')}; known is {VERSION}")
+    return document

@@ -1,0 +1,188 @@
+"""xView3 as it lies on disk: a scene is a folder of rasters.
+
+    ROOT/train/05bc615a9b0e1159t/VH_dB.tif          10 m, sigma0 in dB, UTM
+                                 VV_dB.tif
+                                 bathymetry.tif     500 m, metres
+                                 owiWindSpeed.tif, owiWindDirection.tif, ...
+    ROOT/validation/590dd08f71056cacv/...
+    ROOT/05bc615a9b0e1159t_shoreline.npy            contours of (row, column), see `shoreline`
+    train.csv                                       a point for each object, see `labels`
+
+A `Scene` reads windows. One of 655 megapixels is never in memory.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+
+from ...base import UsageError, describe, require
+from .rasters import Coarse, Pixels, Values, read_coarse
+
+PIXEL_M, COARSE_M = 10, 500
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """A raster that a model may see."""
+
+    file: str
+    kind: Literal["radar", "linear", "nearest", "degrees"]
+    """How it reaches a window of 10 m pixels: as it is, or interpolated so."""
+    offset: float
+    scale: float
+    """A model sees ``(value - offset) / scale``: the same in every scene and chip."""
+    zero_is_missing: bool = False
+
+
+CHANNELS = {
+    "vh": Channel("VH_dB.tif", "radar", -40, 15),
+    "vv": Channel("VV_dB.tif", "radar", -40, 15),
+    "bathymetry": Channel("bathymetry.tif", "linear", 0, 1000),
+    "wind_speed": Channel("owiWindSpeed.tif", "linear", 0, 20, zero_is_missing=True),
+    "wind_direction": Channel("owiWindDirection.tif", "degrees", 0, 360),
+    "wind_quality": Channel("owiWindQuality.tif", "nearest", 0, 3),
+    "mask": Channel("owiMask.tif", "nearest", 0, 1),
+}
+
+
+def channels_of(text: str) -> tuple[str, ...]:
+    """``vh,vv,bathymetry`` as names, or the one that there is not."""
+    names = tuple(name.strip() for name in text.split(","))
+    for name in names:
+        if name not in CHANNELS:
+            raise UsageError(f"--channels {text}: there is no channel {name!r}; "
+                             f"there are {', '.join(CHANNELS)}")  # fmt: skip
+        if names.count(name) > 1:
+            raise UsageError(f"--channels {text}: {name} is given twice")
+    if not radar_of(names):
+        raise UsageError(f"--channels {text}: give vh or vv as well, in which the vessels are")
+    return names
+
+
+def radar_of(channels: Sequence[str]) -> tuple[str, ...]:
+    """Those of 10 m."""
+    return tuple(name for name in channels if CHANNELS[name].kind == "radar")
+
+
+class Scene:
+    """The rasters of one scene, opened; reads windows. One thread at a time.
+
+    Raises `UsageError`, naming the file, for a raster that is missing, corrupt or of another size.
+    """
+
+    def __init__(self, folder: Path, channels: Sequence[str]) -> None:
+        self.folder, self.name, self.channels = folder, folder.name, tuple(channels)
+        self._files: dict[str, Any] = {}
+        self._pixels: dict[str, Pixels] = {}
+        # The 10 m grid is that of the radar, even where only 500 m rasters are asked for.
+        radar = radar_of(channels) or ("vh",)
+        try:
+            for name in dict.fromkeys([*radar, *channels]):
+                self._files[name] = self._open(folder / CHANNELS[name].file)
+            self._pixels = {name: Pixels(folder / CHANNELS[name].file) for name in radar}
+            first = self._files[radar[0]]
+            self.size: tuple[int, int] = (first.height, first.width)
+            """Rows and columns of 10 m."""
+            for name in radar:
+                if (found := self._files[name].shape) != self.size:
+                    raise UsageError(
+                        f"{folder / CHANNELS[name].file} has {found[0]} x {found[1]} pixels and "
+                        f"{CHANNELS[radar[0]].file} {self.size[0]} x {self.size[1]}"
+                    )
+            self.coarse: dict[str, Coarse] = {
+                name: read_coarse(
+                    folder / CHANNELS[name].file,
+                    self._files[name],
+                    first,
+                    kind=CHANNELS[name].kind,
+                    zero_is_missing=CHANNELS[name].zero_is_missing,
+                )
+                for name in channels
+                if CHANNELS[name].kind != "radar"
+            }
+            """The 500 m rasters, which are small."""
+        except BaseException:
+            self.close()
+            raise
+
+    @staticmethod
+    def _open(path: Path) -> Any:
+        rasterio = require("rasterio", "scenes")
+        if not path.is_file():
+            raise UsageError(f"{path} is missing")
+        try:
+            with warnings.catch_warnings():
+                # Rasters without a place on Earth are taken to cover the same ground.
+                warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
+                return rasterio.open(path)
+        except rasterio.errors.RasterioIOError as error:
+            raise UsageError(f"{path} is no raster that can be read: {describe(error)}") from error
+
+    def read(self, name: str, rows: tuple[int, int], columns: tuple[int, int]) -> Values:
+        """A window of a channel in its own unit, NaN where there is no value.
+
+        ``rows`` and ``columns`` are half-open and lie inside the scene.
+        """
+        if CHANNELS[name].kind == "radar":
+            return self._pixels[name].read(rows, columns)
+        return self.coarse[name].read(rows, columns)
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        """Of a radar channel's values."""
+        return self._pixels[name].dtype
+
+    def rows_at_once(self, name: str) -> int:
+        """Radar is read best by so many whole rows, from a multiple of them on."""
+        return self._pixels[name].rows_at_once
+
+    def close(self) -> None:
+        for file in (*self._files.values(), *self._pixels.values()):
+            file.close()
+
+    def __enter__(self) -> Scene:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+Split = Literal["train", "validation"]
+
+SPLITS: dict[Split, tuple[str, ...]] = {
+    "train": ("train", "training"),
+    "validation": ("validation", "val"),
+}
+"""What the folder of a split is called."""
+
+
+def split_folder(data_root: Path, split: Split) -> Path:
+    """ROOT/train, or ROOT/training."""
+    names = SPLITS[split]
+    for name in names:
+        if (data_root / name).is_dir():
+            return data_root / name
+    raise UsageError(f"--data-root {data_root} has no folder {' or '.join(names)}")
+
+
+def scene_folders(data_root: Path, split: Split) -> dict[str, Path]:
+    """The scenes of a split by name, sorted."""
+    return scenes_in(split_folder(data_root, split))
+
+
+def scenes_in(folder: Path) -> dict[str, Path]:
+    """The scenes of a folder by name, sorted: all folders in it that have a raster."""
+    files = [channel.file for channel in CHANNELS.values()]
+    found = (path for path in folder.iterdir() if any((path / file).is_file() for file in files))
+    return {path.name: path for path in sorted(found)}

@@ -1,0 +1,201 @@
+"""Scenes that never were, written in the layout of xView3: rasters, shorelines, labels."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base import UsageError, require
+from .labels import COLUMNS, NO_SHORE_KM
+from .rasters import NODATA, FloatArray
+from .scene import COARSE_M, PIXEL_M
+from .shoreline import shoreline_path, write_shoreline
+from .synthetic import PITCH, SyntheticScene, Target
+
+TIFF: dict[str, dict[str, Any]] = {
+    "strips": {"tiled": False},
+    "deflate": {"tiled": False, "compress": "deflate", "zlevel": 1},
+    "tiled": {"tiled": True, "blockxsize": 512, "blockysize": 512, "compress": "deflate",
+              "zlevel": 1},
+}  # fmt: skip
+"""How the pixels of the 10 m rasters lie in their files. The accounts of the real ones differ."""
+_FOLDERS = ("train", "validation", "labels", "shoreline")
+
+
+def write_data_set(
+    root: Path,
+    size: tuple[int, int],
+    *,
+    scenes: int,
+    validation: int,
+    objects: int,
+    tiff: str,
+    seed: int,
+    progress: Callable[[int], None] = lambda done: None,
+) -> dict[str, int]:
+    """Synthetic scenes in the layout of xView3; how many labels each split has.
+
+    ROOT/train, ROOT/validation, ROOT/labels/{train,validation}.csv, ROOT/shoreline/.
+    """
+    try:
+        for folder in _FOLDERS:
+            (root / folder).mkdir(parents=True, exist_ok=True)
+        facts = {"size": size, "scenes": scenes, "validation": validation, "seed": seed}
+        (root / SYNTHETIC).write_text(json.dumps(facts) + "\n")
+    except OSError as error:
+        raise UsageError(f"OUT {root} cannot be written: {error.strerror}") from error
+    counts, done = {}, 0
+    for split, numbers in (
+        ("train", range(scenes - validation)),
+        ("validation", range(scenes - validation, scenes)),
+    ):
+        rows: list[dict[str, str]] = []
+        for number in numbers:
+            digest = hashlib.sha256(f"{seed} {number}".encode()).hexdigest()
+            name, scene_seed = digest[:16] + split[0], int(digest[16:24], 16)
+            scene = SyntheticScene(size, scene_seed, objects)
+            rows += write_scene(root / split / name, scene, tiff)
+            write_shoreline(shoreline_path(root / "shoreline", name), scene.shoreline)
+            done += 1
+            progress(done)
+        counts[split] = len(rows)
+        with (root / "labels" / f"{split}.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+    return counts
+
+
+SYNTHETIC = "synthetic.json"
+"""Says of a folder that it was made here and may be replaced; nothing else is ever removed."""
+
+
+def clear_data_set(root: Path, overwrite: bool) -> None:
+    """Make way for synthetic scenes: refuse what is there, or remove it if it may be."""
+    if not root.exists():
+        return
+    if not root.is_dir():
+        raise UsageError(f"OUT {root} is not a folder")
+    there = {path.name for path in root.iterdir()}
+    if not there:
+        return
+    if SYNTHETIC not in there:
+        raise UsageError(f"OUT {root} exists and holds no synthetic scenes; nothing was removed")
+    if not overwrite:
+        raise UsageError(f"OUT {root} exists; use --overwrite to replace it")
+    if strangers := sorted(there - {SYNTHETIC, *_FOLDERS}):
+        raise UsageError(f"OUT {root} holds {strangers[0]} beside its scenes; nothing was removed")
+    for name in there - {SYNTHETIC}:
+        shutil.rmtree(root / name)
+
+
+def write_scene(folder: Path, scene: SyntheticScene, tiff: str = "strips") -> list[dict[str, str]]:
+    """The rasters of a synthetic scene; the rows of its labels are returned."""
+    rasterio = require("rasterio", "scenes")
+    folder.mkdir(parents=True, exist_ok=True)
+    height, width = scene.size
+    rng = np.random.default_rng([scene.seed, 2])
+    zone, south = int(rng.integers(1, 61)), bool(rng.random() < 0.5)
+    crs = f"EPSG:32{7 if south else 6}{zone:02d}"
+    west, north = 300_000.0, float(rng.integers(300, 700) * 10_000)
+    common = {"driver": "GTiff", "count": 1, "dtype": "float32", "nodata": NODATA, "crs": crs}
+    fine = rasterio.Affine(PIXEL_M, 0, west, 0, -PIXEL_M, north)
+    # The real rasters hold 16-bit floats, and so do these.
+    layout = {**common, **TIFF[tiff], "height": height, "width": width, "transform": fine,
+              "nbits": 16, "BIGTIFF": "IF_SAFER"}  # fmt: skip
+    with (
+        rasterio.open(folder / "VH_dB.tif", "w", **layout) as vh_file,
+        rasterio.open(folder / "VV_dB.tif", "w", **layout) as vv_file,
+    ):
+        for first, vh, vv in scene.strips():
+            rows = (first, first + len(vh))
+            for file, values in ((vh_file, vh), (vv_file, vv)):
+                file.write(np.nan_to_num(values, nan=NODATA), 1, window=(rows, (0, width)))
+    layout = {**common, "transform": rasterio.Affine(COARSE_M, 0, west, 0, -COARSE_M, north)}
+    for name, values in _coarse_maps(scene).items():
+        layout |= {"height": values.shape[0], "width": values.shape[1]}
+        with rasterio.open(folder / name, "w", **layout) as file:
+            file.write(np.nan_to_num(values, nan=NODATA), 1)
+    to_earth = require("rasterio.warp", "scenes").transform
+    eastings = [west + PIXEL_M * (target.column + 0.5) for target in scene.targets]
+    northings = [north - PIXEL_M * (target.row + 0.5) for target in scene.targets]
+    places = to_earth(crs, "EPSG:4326", eastings, northings)
+    return [
+        _label_row(folder.name, number, target, longitude, latitude, rng)
+        for number, (target, longitude, latitude) in enumerate(
+            zip(scene.targets, places[0], places[1], strict=True)
+        )
+    ]
+
+
+def _coarse_maps(scene: SyntheticScene) -> dict[str, FloatArray]:
+    """The 500 m rasters. The wind is known at sea only, and not in all of it."""
+    step = COARSE_M // PIXEL_M // PITCH
+    rows, columns = (-(-side * PIXEL_M // COARSE_M) for side in scene.size)
+
+    def sampled(nodes: NDArray[Any]) -> FloatArray:
+        """Means over each pixel of 500 m, whose corners are nodes."""
+        nodes = (nodes[:-1] + nodes[1:]) / 2
+        nodes = (nodes[:, :-1] + nodes[:, 1:]) / 2
+        padding = [(0, max(0, n * step - have)) for n, have in zip((rows, columns), nodes.shape,
+                                                                   strict=True)]  # fmt: skip
+        padded = np.pad(nodes, padding, mode="edge")[: rows * step, : columns * step]
+        return np.asarray(padded.reshape(rows, step, columns, step).mean((1, 3)), np.float32)
+
+    depth, rough = sampled(scene.elevation), sampled(scene.roughness)
+    land = depth > 0
+    unknown = np.where(land | (rough > 1.5), np.float32(np.nan), np.float32(0))
+    # Averaging degrees is right here: the field is not wrapped before.
+    direction = sampled(scene.wind_direction) % 360
+    return {
+        "bathymetry.tif": depth,
+        "owiWindSpeed.tif": np.maximum(sampled(scene.wind_speed), np.float32(0.1)) + unknown,
+        "owiWindDirection.tif": direction + unknown,
+        "owiWindQuality.tif": np.digitize(rough, [-1, 0, 1]).astype(np.float32) + unknown,
+        "owiMask.tif": land.astype(np.float32),
+    }
+
+
+def _label_row(
+    scene: str,
+    number: int,
+    target: Target,
+    longitude: float,
+    latitude: float,
+    rng: np.random.Generator,
+) -> dict[str, str]:
+    """A row of the CSV with the gaps of real ones: AIS knows length and gear, eyes may not."""
+    faint = target.contrast_db < 9
+    confidence = "LOW" if faint else "MEDIUM" if target.contrast_db < 12 else "HIGH"
+    source = ("ais", "ais/manual", "manual")[rng.choice(3, p=[0.3, 0.3, 0.4])]
+    manual = source == "manual"
+    vessel, gear = str(target.kind != "platform"), str(target.kind == "fishing")
+    chance = rng.random(3)
+    if target.kind == "platform" or (manual and chance[0] < 0.6):
+        gear = ""
+    if manual and faint and chance[1] < 0.4:
+        vessel = gear = ""
+    length = "" if manual and chance[2] < 0.6 else f"{target.length_m:.1f}"
+    shore = target.shore_km if np.isfinite(target.shore_km) else NO_SHORE_KM
+    return dict.fromkeys(COLUMNS, "") | {
+        "detect_lat": f"{latitude:.6f}",
+        "detect_lon": f"{longitude:.6f}",
+        "vessel_length_m": length,
+        "source": source,
+        "detect_scene_row": str(round(target.row)),
+        "detect_scene_column": str(round(target.column)),
+        "is_vessel": vessel,
+        "is_fishing": gear,
+        "distance_from_shore_km": f"{shore:.2f}",
+        "scene_id": scene,
+        "confidence": confidence,
+        "detect_id": f"{scene}_{number:03d}",
+    }

@@ -1,0 +1,154 @@
+"""A scene cut into windows that overlap, each pixel owned by one of them.
+
+    scene   0 ├──────────────────────────────────────────────────┤ rows (and columns likewise)
+    chips     ├──────── chip 0 ────────┤                           chip_size pixels
+                                ├──────── chip 1 ────────┤         overlap of neighbours
+                                         ├──────── chip 2 ───────┤ the last is moved in, not padded
+    cores     ├────────── 0 ────────┼──── 1 ────┼──────── 2 ─────┤ each pixel belongs to one chip
+
+An object on the border of one chip lies well inside its neighbour, and belongs to the one in whose
+core it is. So nothing is cut in two and nothing is counted twice. What a model is trained on is cut
+like this, and so is what it looks at later; both reach it by `view`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base import UsageError
+from .rasters import Coarse, is_missing
+from .scene import CHANNELS, Scene, radar_of
+
+Span = tuple[int, int]
+"""Half-open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How one axis is cut into chips.
+
+    >>> cut = Cut(length=100, chip=40, overlap=10)
+    >>> [cut.read(i) for i in range(cut.num)]
+    [(0, 40), (30, 70), (60, 100)]
+    >>> [cut.core(i) for i in range(cut.num)]
+    [(0, 35), (35, 65), (65, 100)]
+    """
+
+    length: int
+    chip: int
+    overlap: int
+    padded: bool = False
+    """Let the last chip stick out, rather than move it in."""
+
+    @property
+    def num(self) -> int:
+        return max(1, -(-(self.length - self.overlap) // (self.chip - self.overlap)))
+
+    def start(self, index: int) -> int:
+        """First pixel of a chip. A scene that is shorter than a chip begins where its chip does."""
+        start = index * (self.chip - self.overlap)
+        return start if self.padded else max(0, min(start, self.length - self.chip))
+
+    def read(self, index: int) -> Span:
+        """What a chip sees of the scene."""
+        return self.start(index), min(self.start(index) + self.chip, self.length)
+
+    def core(self, index: int) -> Span:
+        """What a chip owns: up to the middle of what it shares with each neighbour."""
+        first = 0 if index == 0 else (self.start(index) + self.read(index - 1)[1]) // 2
+        last = index == self.num - 1
+        return first, self.length if last else (self.start(index + 1) + self.read(index)[1]) // 2
+
+    def own(self, index: int) -> Span:
+        """The core, counted from the first pixel of the chip."""
+        first, stop = self.core(index)
+        return first - self.start(index), stop - self.start(index)
+
+
+def cuts_of(size: tuple[int, int], chip: int, overlap: int) -> tuple[Cut, Cut]:
+    """The cuts of the rows and of the columns."""
+    if not 0 <= overlap < chip:
+        raise UsageError(f"--overlap {overlap} must be less than --chip-size {chip}")
+    return Cut(size[0], chip, overlap), Cut(size[1], chip, overlap)
+
+
+def read_row(
+    scene: Scene, channels: Sequence[str], rows: Span, columns: Cut, band: NDArray[Any]
+) -> NDArray[np.int64]:
+    """Fill ``band``, shape (chips, channels, y, x), from rows of a scene; count valid pixels.
+
+    What lies outside the scene is left alone beside it, and NaN below.
+    """
+    height = rows[1] - rows[0]
+    band[:, :, height:] = np.nan
+    spans = [columns.read(index) for index in range(columns.num)]
+    windows = [band[i, :, :height, : stop - first] for i, (first, stop) in enumerate(spans)]
+    for place, name in enumerate(channels):
+        if CHANNELS[name].kind == "radar":  # stored by lines: whole ones, each once
+            for first, stop in _slabs(rows, scene.rows_at_once(name)):
+                lines = scene.read(name, (first, stop), (0, scene.size[1]))
+                for window, span in zip(windows, spans, strict=True):
+                    window[place, first - rows[0] : stop - rows[0]] = lines[:, slice(*span)]
+        else:
+            for window, span in zip(windows, spans, strict=True):
+                window[place] = scene.read(name, rows, span)
+    radar = [channels.index(name) for name in radar_of(channels)]
+    return np.array([valid_pixels(window[radar]).sum() for window in windows])
+
+
+def _slabs(rows: Span, height: int) -> Iterator[Span]:
+    """``rows`` cut at the multiples of ``height``."""
+    first = rows[0]
+    while first < rows[1]:
+        stop = min((first // height + 1) * height, rows[1])
+        yield first, stop
+        first = stop
+
+
+def valid_pixels(radar: NDArray[Any]) -> NDArray[np.bool_]:
+    """Where every radar channel (channels, y, x) has a value; shape (y, x)."""
+    return np.asarray(~np.any([is_missing(channel) for channel in radar], axis=0))
+
+
+def planes_of(channels: Sequence[str]) -> int:
+    """How many planes a model sees of a window: the channels and the masks of `model_view`."""
+    return len(channels) + (1 if len(radar_of(channels)) == len(channels) else 2)
+
+
+def model_view(
+    channels: Sequence[str],
+    radar: NDArray[Any],
+    coarse: Mapping[str, Coarse],
+    rows: Span,
+    columns: Span,
+) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """What a model sees of a window: an image (channels, y, x) and its masks (masks, y, x).
+
+    Values are scaled by `scenes.CHANNELS` and by nothing that depends on the window; a missing one
+    is 0, which a real one may be too. So the first mask is true where every channel of the radar
+    has a value. Rasters of 500 m lack values elsewhere than it does, and winds in most of a scene:
+    where there are any, a second mask is true where each of them has one.
+
+    ``radar`` are the radar channels in their own unit, NaN missing; the others come from
+    ``coarse``, for the part of the window that lies inside the scene.
+    """
+    image = np.full((len(channels), *radar.shape[1:]), np.nan, np.float32)
+    inside = slice(rows[1] - rows[0]), slice(columns[1] - columns[0])
+    of_radar = radar_of(channels)
+    for place, name in enumerate(channels):
+        if name in of_radar:
+            image[place] = radar[of_radar.index(name)]
+        else:
+            image[place][inside] = coarse[name].read(rows, columns)
+        image[place] -= np.float32(CHANNELS[name].offset)
+        image[place] /= np.float32(CHANNELS[name].scale)
+    missing = np.isnan(image)
+    image[missing] = 0
+    fine = np.array([name in of_radar for name in channels])
+    kinds = [missing[fine]] if fine.all() else [missing[fine], missing[~fine]]
+    return image, np.stack([~of_kind.any(axis=0) for of_kind in kinds])

@@ -1,0 +1,322 @@
+"""The score of the xView3 challenge.
+
+    predictions ─┐                        ┌ localisation F1      every pair, stray and miss
+                 ├─ match, scene by scene ─┼ shore F1             those within 2 km of the shore
+    labels ──────┘   pairs under 200 m    ├ vessel F1, fishing F1    the classes of the pairs
+                                          └ length accuracy      the lengths of the pairs
+
+    aggregate = localisation x (1 + shore + vessel + fishing + length) / 5
+
+``strict_official`` gives the numbers of the official script of the xView3 challenge to the last
+digits. By default what is askew in them is put right:
+
+=====================================  =========================================================
+official                               here
+=====================================  =========================================================
+scenes without predictions drop out    their labels are missed
+predictions in scenes without labels   they are false
+  are never counted
+shore F1 skips scenes that have only   every scene counts
+  labels or only predictions there
+near the shore: labels by their        a pair by its label; a stray by the shoreline: perfect
+  column, predictions by shoreline       predictions score 1
+a vertex of the shoreline is far       it is near
+  from the shore
+far pairs compete with near ones,      they never do
+  but for ``costly_dist``
+a scene whose predictions were all     it is scored
+  dropped ends the script
+a missing length makes the accuracy    it is wrong by 100 %; a true length of 0 is unknown
+  NaN; a true length of 0 makes it 0
+what cannot be measured is 0           it is null, and so is the aggregate
+=====================================  =========================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base import UsageError, XView3Rules, require
+from .labels import LOW, NO, UNKNOWN, YES
+from .objects import Counts, Indices, Objects, match, more_pairs
+from .scene import PIXEL_M
+
+LONGEST_M = 500.0
+"""Lengths above it count as this much; the longest ship ever built was 458 m."""
+
+Shorelines = Callable[[str], Sequence[NDArray[np.float64]]]
+"""The contours of a scene by its id; see `penstock.data.scenes.shoreline.read_shoreline`."""
+
+
+@dataclass(frozen=True, slots=True)
+class XView3Score:
+    """The score and its parts, each from 0 to 1; None where there was nothing to measure it on."""
+
+    loc_fscore: float | None
+    loc_fscore_shore: float | None
+    vessel_fscore: float | None
+    fishing_fscore: float | None
+    length_acc: float | None
+    aggregate: float | None
+
+    location: Counts
+    shore: Counts | None
+    """None where no shorelines were given."""
+    vessel: Counts
+    fishing: Counts
+    lengths: int
+    """Pairs whose true length is known."""
+
+    def as_dict(self) -> dict[str, float | None]:
+        """The keys that the official script writes."""
+        return {
+            "loc_fscore": self.loc_fscore,
+            "loc_fscore_shore": self.loc_fscore_shore,
+            "vessel_fscore": self.vessel_fscore,
+            "fishing_fscore": self.fishing_fscore,
+            "length_acc": self.length_acc,
+            "aggregate": self.aggregate,
+        }
+
+
+def score_xview3(
+    predicted: Objects,
+    labels: Objects,
+    rules: XView3Rules | None = None,
+    shorelines: Shorelines | None = None,
+) -> XView3Score:
+    """Score predictions against labels, over all scenes of either.
+
+    Without ``shorelines``, or with a ``shore_tolerance`` of 0, there is no shore F1.
+    """
+    rules = rules or XView3Rules()
+    strict = rules.strict_official
+    predicted, labels = _kept(predicted, labels, rules)
+    pairs = _match_scenes(predicted, labels, rules)
+    location = _counts(pairs, predicted, labels)
+    shore = None
+    if shorelines is not None and rules.shore_tolerance:
+        of = _official_shore if strict else _shore
+        shore = of(predicted, labels, pairs, rules, shorelines)
+
+    of_prediction, of_label = pairs
+    true_vessel = labels.is_vessel[of_label]
+    vessel = _classes(predicted.is_vessel[of_prediction], true_vessel, strict)
+    known_vessel = true_vessel == YES
+    fishing = _classes(
+        predicted.is_fishing[of_prediction][known_vessel],
+        labels.is_fishing[of_label][known_vessel],
+        strict,
+    )
+    length_acc, lengths = _lengths(
+        predicted.length_m[of_prediction], labels.length_m[of_label], strict
+    )
+
+    parts = [
+        location.f1,
+        shore.f1 if shore is not None else None,
+        vessel.f1,
+        fishing.f1,
+        length_acc,
+    ]
+    if strict:
+        parts = [part or 0.0 for part in parts]
+    loc_fscore, loc_fscore_shore, vessel_fscore, fishing_fscore, length_acc = parts
+    return XView3Score(
+        loc_fscore,
+        loc_fscore_shore,
+        vessel_fscore,
+        fishing_fscore,
+        length_acc,
+        _aggregate(parts),
+        location,
+        shore,
+        vessel,
+        fishing,
+        lengths,
+    )
+
+
+def _kept(predicted: Objects, labels: Objects, rules: XView3Rules) -> tuple[Objects, Objects]:
+    """The predictions and the labels that are scored."""
+    if rules.strict_official:
+        labels = labels[np.isin(labels.scene, predicted.scene)]
+    if not rules.score_all:
+        if rules.drop_low_detect:
+            dropped, of_label = _match_scenes(predicted, labels, rules)
+            low = labels.confidence[of_label] == LOW
+            predicted = predicted[np.delete(np.arange(len(predicted)), dropped[low])]
+        labels = labels[labels.confidence > LOW]
+    if rules.strict_official:
+        predicted = predicted[np.isin(predicted.scene, labels.scene)]
+        if empty := sorted({*labels.scene} - {*predicted.scene}):
+            raise UsageError(
+                f"--strict-official: no prediction is left in scene {empty[0]}, where the official "
+                "script ends with an error; leave out --strict-official"
+            )
+    return predicted, labels
+
+
+def _aggregate(parts: Sequence[float | None]) -> float | None:
+    location, *others = parts
+    if location == 0:  # nothing was found, and whatever else there is to score counts for nothing
+        return 0.0
+    known = [part for part in others if part is not None]
+    if location is None or len(known) < len(others):
+        return None
+    return location * (1 + sum(known)) / 5
+
+
+def _match_scenes(predicted: Objects, labels: Objects, rules: XView3Rules) -> tuple[Indices, ...]:
+    """Pairs within each scene, as indices into all predictions and all labels."""
+    far: Literal["never", "costly", "as they are"] = "never"
+    if rules.strict_official:
+        far = "costly" if rules.costly_dist else "as they are"
+    pairs: list[tuple[Indices, Indices]] = [(np.empty(0, np.intp), np.empty(0, np.intp))]
+    for scene in np.intersect1d(predicted.scene, labels.scene):
+        here, there = (np.flatnonzero(objects.scene == scene) for objects in (predicted, labels))
+        rows, columns = match(
+            predicted.points[here], labels.points[there], rules.distance_tolerance, far=far
+        )
+        pairs.append((here[rows], there[columns]))
+    return tuple(np.concatenate(side) for side in zip(*pairs, strict=True))
+
+
+def _counts(pairs: tuple[Indices, ...], predicted: Objects, labels: Objects) -> Counts:
+    found = len(pairs[0])
+    return Counts(found, len(predicted) - found, len(labels) - found)
+
+
+def _shore(
+    predicted: Objects,
+    labels: Objects,
+    pairs: tuple[Indices, ...],
+    rules: XView3Rules,
+    shorelines: Shorelines,
+) -> Counts:
+    """A pair is near the shore as its label is, and a stray as the shoreline has it."""
+    of_prediction, of_label = pairs
+    near = labels.shore_km <= rules.shore_tolerance
+    found = int(near[of_label].sum())
+    strays = predicted[np.delete(np.arange(len(predicted)), of_prediction)]
+    false = 0
+    for scene in np.unique(strays.scene):
+        distance = _to_shore_km(strays.points[strays.scene == scene], scene, shorelines)
+        false += int((distance <= rules.shore_tolerance).sum())
+    return Counts(found, false, int(near.sum()) - found)
+
+
+def _official_shore(
+    predicted: Objects,
+    labels: Objects,
+    pairs: tuple[Indices, ...],
+    rules: XView3Rules,
+    shorelines: Shorelines,
+) -> Counts:
+    """Near labels and near predictions are matched anew, in the scenes that have both."""
+    counts = Counts()
+    reach_km = rules.shore_tolerance + rules.distance_tolerance / 1000
+    for scene in np.unique(labels.scene):
+        true = labels[(labels.scene == scene) & (labels.shore_km <= rules.shore_tolerance)]
+        found = predicted[predicted.scene == scene]
+        distance = _to_shore_km(found.points, scene, shorelines, itself=False)
+        found = found[distance <= reach_km]
+        if len(true) and len(found):
+            counts += _counts(_match_scenes(found, true, rules), found, true)
+    return counts
+
+
+def _to_shore_km(
+    points: NDArray[np.float64], scene: str, shorelines: Shorelines, *, itself: bool = True
+) -> NDArray[np.float64]:
+    """Distance of each point from the nearest vertex, infinite where the scene has no shore.
+
+    Without ``itself`` a vertex that the point stands on is passed over.
+    """
+    contours = [contour for contour in shorelines(str(scene)) if len(contour)]
+    if not contours or not len(points):
+        return np.full(len(points), np.inf)
+    cKDTree = require("scipy.spatial", "train").cKDTree
+    vertices = np.unique(np.concatenate(contours), axis=0)
+    distance, _ = cKDTree(vertices).query(points, k=[1, 2])
+    if not itself:
+        distance = np.where(distance == 0, np.inf, distance)
+    nearest: NDArray[np.float64] = distance.min(axis=1) * PIXEL_M / 1000
+    return nearest
+
+
+def _classes(predicted: NDArray[np.int8], true: NDArray[np.int8], strict: bool) -> Counts:
+    """Of the pairs whose class is known. A prediction that says nothing does not say yes; the
+    official script takes it for the opposite of the truth."""
+    predicted, true = predicted[true != UNKNOWN], true[true != UNKNOWN]
+    says_yes = (predicted == YES) | ((predicted == UNKNOWN) & strict & (true == NO))
+    return Counts(
+        int((says_yes & (true == YES)).sum()),
+        int((says_yes & (true == NO)).sum()),
+        int((~says_yes & (true == YES)).sum()),
+    )
+
+
+def _lengths(
+    predicted: NDArray[np.float64], true: NDArray[np.float64], strict: bool
+) -> tuple[float | None, int]:
+    """Accuracy of lengths, and of how many pairs."""
+    known = ~np.isnan(true) if strict else true > 0
+    predicted, true = predicted[known], true[known]
+    if not len(true):
+        return (0.0 if strict else None), 0
+    predicted, true = np.minimum(predicted, LONGEST_M), np.minimum(true, LONGEST_M)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        error = np.abs(predicted - true) / true
+    if not strict:
+        error[np.isnan(predicted)] = 1.0
+    return float(1.0 - np.minimum(error.mean(), 1.0)), len(true)
+
+
+def best_threshold(
+    predicted: Objects, labels: Objects, rules: XView3Rules | None = None, *, most: int = 16
+) -> tuple[float, float]:
+    """The least score worth keeping, and the localisation F1 that it gives; 0 and 0 where no
+    score gives any.
+
+    Every score is weighed by the pairs that there can be from it on, and those ``most`` that
+    promise most are scored. Choose it on scenes that are not the ones it is reported for.
+    """
+    rules = rules or XView3Rules()
+    best = (0.0, 0.0)
+    for threshold in sorted(_promising(predicted, labels, rules)[:most]):
+        score = score_xview3(predicted[predicted.score >= threshold], labels, rules)
+        if (score.loc_fscore or 0.0) > best[1]:
+            best = (threshold, score.loc_fscore or 0.0)
+    return best
+
+
+def _promising(predicted: Objects, labels: Objects, rules: XView3Rules) -> list[float]:
+    """The scores of predictions, first that which as a threshold gives the greatest F1. It is
+    exact, but where predictions are near to a LOW label and to another: which of both a pair is
+    of then depends on their distances, and here it is of the other."""
+    ordered = predicted[~np.isnan(predicted.score)]
+    ordered = ordered[np.argsort(-ordered.score, kind="stable")]
+    counted = labels if rules.score_all else labels[labels.confidence > LOW]
+    found, kept = _pairs_so_far(ordered, counted, rules), np.arange(1, len(ordered) + 1)
+    if rules.drop_low_detect and not rules.score_all:
+        kept -= _pairs_so_far(ordered, labels, rules) - found
+    f1 = 2 * found / np.maximum(kept + len(counted), 1)
+    last = np.flatnonzero(np.diff(ordered.score, append=-np.inf))  # of those of one score
+    scores: list[float] = ordered.score[last[np.argsort(-f1[last], kind="stable")]].tolist()
+    return scores
+
+
+def _pairs_so_far(ordered: Objects, labels: Objects, rules: XView3Rules) -> NDArray[np.int64]:
+    """How many pairs the first 1, 2, ... predictions can make."""
+    more = np.zeros(len(ordered), np.int64)
+    for scene in np.unique(ordered.scene):
+        here = ordered.scene == scene
+        there = labels.points[labels.scene == scene]
+        more[here] = more_pairs(ordered.points[here], there, rules.distance_tolerance)
+    return more.cumsum()

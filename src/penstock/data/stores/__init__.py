@@ -1,0 +1,3 @@
+"""One file per kind of store, each imported only when a spec asks for it."""
+
+from __future__ import annotations

@@ -1,0 +1,225 @@
+"""Key-value stores below paths and URLs: opening, listing and deleting, and their errors in plain
+words.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+from ...base import UsageError, absolute, describe, require, scrub
+
+
+def read_object(url: str, key: str, *, strict: bool = False) -> bytes | None:
+    """One object below a URL, None where there is none.
+
+    A store that may be read and not listed answers to a key that it lacks as to one that is
+    forbidden: that is None too, unless ``strict``.
+    """
+    root = open_kvstore(kvstore_of(f"{url}/"), url)
+    with explained_errors(url):
+        try:
+            found = root.read(key).result()
+        except (ValueError, OSError) as error:
+            if strict or "PERMISSION_DENIED" not in str(error):
+                raise
+            return None
+    return bytes(found.value) if found.state == "value" else None
+
+
+def read_key(url: str, key: str) -> str | None:
+    """The text of one object below a URL, None where there is none."""
+    found = read_object(url, key)
+    with explained_errors(url):
+        return None if found is None else found.decode()
+
+
+ts = require("tensorstore", "infer")
+
+# Metadata files, and a key that each has in a store; the others prove nothing.
+STORE_MARKERS = {
+    "zarr.json": "zarr_format",
+    ".zarray": "zarr_format",
+    ".zgroup": "zarr_format",
+    "attributes.json": "dimensions",
+    ".zattrs": None,
+    ".zmetadata": None,
+}
+# A key that a store has from the moment its deletion begins until another one stands in its place.
+# It holds the paths of its arrays, which nothing else tells any longer if the deleting is killed.
+DELETING = ".penstock-deleting"
+# Keys of a store: metadata files and chunks, such as 0.0.1, 0/0/1, c/0/1 or c.0.1.
+_PART = r"(?:c|(?:c\.)?\d+(?:\.\d+)*)"
+_NAMES = "|".join(map(re.escape, (*STORE_MARKERS, DELETING)))
+_STORE_KEY = re.compile(rf"(?:{_PART}/)*(?:{_PART}|{_NAMES})")
+
+
+_LONGEST = 300  # characters of a message
+
+# TensorStore retries an unreachable host for a quarter of an hour and says nothing. The first
+# opening is given a few seconds, since it may be a typing error in a host name; what a job reads
+# and writes afterwards one minute over HTTP, and three in a bucket, which may ask to slow down.
+IMPATIENT = {
+    f"{kind}_request_retries": {"max_retries": 4, "initial_delay": "200ms"}
+    for kind in ("s3", "gcs", "http")
+}
+
+
+def kvstore_of(path: str) -> Any:
+    """The TensorStore key-value store whose keys lie below a path or URL.
+
+    AWS_ENDPOINT_URL, the standard variable, redirects ``s3://`` to another server.
+    """
+    if path.startswith("file://"):
+        head, *chain = path.split("|", 1)
+        path = "|".join([f"file://{quote(settled_spec(unquote(head[7:])))}", *chain])
+    if "|" in path:  # TensorStore's own chain of stores, such as a zip file in a bucket
+        return path
+    if "://" not in path:
+        return {"driver": "file", "path": f"{absolute(path)}/"}
+    path = f"{path.rstrip('/')}/"
+    endpoint = os.environ.get("AWS_ENDPOINT_URL")
+    if path.startswith("s3://") and endpoint:
+        url = urlsplit(path)
+        key = unquote(url.path).lstrip("/")
+        return {"driver": "s3", "bucket": url.netloc, "path": key, "endpoint": endpoint}
+    return path
+
+
+def open_kvstore(spec: Any, where: str) -> Any:
+    """The open ``ts.KvStore`` of a spec or URL."""
+    with explained_errors(where):
+        return ts.KvStore.open(spec, context=ts.Context(IMPATIENT)).result()
+
+
+def is_store(root: Any, where: str) -> bool:
+    """Whether Zarr or N5 metadata lies there, or what a killed deletion of it left.
+
+    A folder of other things is a `UsageError`; one of folders alone, or of a key that was being
+    written when a run was killed, is empty.
+    """
+    with explained_errors(where):
+        found = {marker: root.read(marker).result() for marker in (*STORE_MARKERS, DELETING)}
+    found = {marker: read.value for marker, read in found.items() if read.state == "value"}
+    if DELETING in found:
+        return True
+    if any(STORE_MARKERS[marker] in _members(value) for marker, value in found.items()):
+        return True
+    folder = local_path(root.spec())
+    if found or (folder and folder.exists() and (not folder.is_dir() or _holds_files(folder))):
+        raise UsageError(f"{where}: holds something that is no Zarr or N5 store; it is left alone")
+    return False
+
+
+def _holds_files(folder: Path) -> bool:
+    names = (name for _, _, names in os.walk(folder) for name in names)
+    return not all(name.endswith(".__lock") for name in names)
+
+
+def half_deleted(root: Any) -> list[str] | None:
+    """The paths of the arrays of a store whose deletion was killed; None of any other."""
+    try:
+        read = root.read(DELETING).result()
+    except (ValueError, OSError, NotImplementedError):  # told of by what is read next
+        return None
+    if read.state != "value":
+        return None
+    return [str(path) for path in _members(read.value).get("arrays", ())]
+
+
+def check_deletable(root: Any, where: str, arrays: Sequence[str] = ()) -> None:
+    """Refuse to delete a store that holds what the layout of Zarr or N5 does not explain.
+
+    Deleting takes all that lies below it. ``arrays`` are paths of arrays that it says it holds.
+    All keys are listed, which costs less than the deleting.
+    """
+    with explained_errors(where):
+        keys = [key.decode(errors="replace") for key in root.list().result()]
+    prefixes = tuple(f"{path.strip('/')}/" for path in arrays)
+    foreign = []
+    for key in keys:
+        prefix = next((p for p in prefixes if key.startswith(p)), "")
+        if not _STORE_KEY.fullmatch(key.removeprefix(prefix)):
+            foreign.append(key)
+    if foreign:
+        first, *rest = sorted(foreign)
+        others = f" and {len(rest)} more" if rest else ""
+        raise UsageError(
+            f"{where}: also holds {first}{others}, which is no part of the array; nothing is "
+            "deleted, so move it away or write elsewhere"
+        )
+
+
+def _members(text: bytes) -> Mapping[str, Any]:
+    """The object that is the JSON ``text``, empty where it is none."""
+    try:
+        parsed = json.loads(text)
+    except ValueError:
+        return {}
+    return parsed if isinstance(parsed, dict) else {}
+
+
+def local_path(spec: Any) -> Path | None:
+    """The folder of a ``ts.KvStore.Spec``, None where it is not in a file system."""
+    parts = spec.to_json() if spec else {}
+    return Path(parts["path"]) if parts.get("driver") == "file" else None
+
+
+def store_folder(spec: Mapping[str, Any], array: Path | None) -> Path | None:
+    """The folder of the store that a local array lies in: above the spec's ``path``, which leads
+    into a group.
+
+    A key-value store may be a folder of many stores; then the first name on the way that ends like
+    a store's is meant.
+    """
+    while isinstance(spec.get("base"), Mapping):
+        spec = spec["base"]
+    if array is None:
+        return None
+    depth = len(Path(spec.get("path", "").strip("/")).parts)
+    folders = [array, *array.parents][depth::-1]
+    named = (folder for folder in folders if folder.suffix in (".zarr", ".n5"))
+    return next(named, folders[0] if folders[0].name else array)
+
+
+def address(spec: Any) -> str:
+    """One text for one place, however a ``ts.KvStore.Spec`` names it."""
+    return _address(spec.to_json()) if spec else "no key-value store"
+
+
+def _address(parts: Mapping[str, Any]) -> str:
+    path = parts.get("path", "").rstrip("/")
+    if parts["driver"] == "file":
+        return str(Path(path).resolve())
+    base = _address(parts["base"]) if isinstance(parts.get("base"), Mapping) else ""
+    host = parts.get("endpoint") or parts.get("base_url", "")
+    places = base, host.rstrip("/"), parts.get("bucket"), path.lstrip("/")
+    return f"{parts['driver']}://{'/'.join(filter(None, places))}"
+
+
+@contextmanager
+def explained_errors(where: str) -> Iterator[None]:
+    """Turn TensorStore's errors into a `UsageError` of one sentence."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except (ValueError, TypeError, NotImplementedError, OSError) as error:
+        raise UsageError(f"{where}: {first_sentence(error)}") from error
+
+
+def first_sentence(error: BaseException) -> str:
+    text = re.sub(r"\s*\[(source locations|[\w-]+)=.*", "", str(error), flags=re.DOTALL)
+    text = re.sub(r'^([A-Z_]+: )?(Error opening "\w+" driver: )?', "", text)
+    line = scrub(describe(ValueError(text)))
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]} ..."
+
+
+def settled_spec(path: str) -> str:
+    return f"{absolute(path)}{'/' * path.endswith('/')}"

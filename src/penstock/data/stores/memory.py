@@ -1,0 +1,147 @@
+"""Arrays in memory, and files mapped into it. Nothing is cached: nothing is decoded.
+
+A page of a mapped file counts as this process's memory once it is read, so each read gives the
+pages back; they stay in the system's page cache. Another thread that reads just then only maps
+them anew.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base import UsageError, describe
+from ..box import Box
+from .protocols import (
+    OUTPUT_DTYPES,
+    canonical,
+    check_dtype,
+    file_stamp,
+    is_file,
+    name_axes,
+    source_fingerprint,
+    to_five,
+)
+
+
+@dataclass(eq=False, repr=False)
+class MemorySource:
+    """Reads a numpy array; made by `open_array_source`."""
+
+    name: str
+    array: NDArray[Any]
+    """Along t c z y x, a view of the caller's array."""
+    dtype: np.dtype[Any]
+    axes: str
+    address: str
+    fingerprint: str
+    mapped: mmap.mmap | None = None
+    """The file that ``array`` views, where it is one."""
+    scale: tuple[float, ...] | None = None
+    units: tuple[str | None, ...] = (None,) * 5
+    translation: tuple[float, ...] = (0.0,) * 5
+    cache_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.domain = Box((0,) * 5, self.array.shape)
+        self.chunks: tuple[int, ...] = (1,) * 5
+        self.grid_origin: tuple[int, ...] = (0,) * 5
+
+    def read(self, box: Box, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        assert box in self.domain, f"{box} is not in {self.domain}"
+        if out is None:
+            out = np.empty(box.shape, self.dtype)
+        out[...] = self.array[box.slices]
+        if self.mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self.mapped.madvise(mmap.MADV_DONTNEED)
+        return out
+
+    @property
+    def tells_absent(self) -> None:
+        return None
+
+    def absent(self, cells: Sequence[Box]) -> list[Box]:
+        return []
+
+    def with_cache(self, num_bytes: int) -> MemorySource:
+        return self
+
+
+@dataclass(eq=False, repr=False)
+class MemorySink:
+    """Writes a numpy array in place; made by `open_array_sink`."""
+
+    name: str
+    array: NDArray[Any]
+    """Along t c z y x, a view of the caller's array."""
+    dtype: np.dtype[Any]
+    address: str
+    local_path: Path | None = None
+    exists: bool = True
+    root: Any = None
+
+    def __post_init__(self) -> None:
+        self.domain = Box((0,) * 5, self.array.shape)
+        self.write_grid: tuple[int, ...] = (1,) * 5
+        self.grid_origin: tuple[int, ...] = (0,) * 5
+        self.fingerprint = source_fingerprint(self.address, self.domain.shape)
+
+    def check(self) -> None:
+        """Nothing to do: nothing is deleted."""
+
+    def create(self) -> None:
+        """Nothing to do: the array is the caller's."""
+
+    def write(self, box: Box, array: NDArray[Any]) -> None:
+        assert box in self.domain, f"{box} is not in {self.domain}"
+        assert array.dtype == self.dtype, f"{array.dtype} is not {self.dtype}"
+        self.array[box.slices] = array
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+def open_array_source(array: NDArray[Any], *, name: str) -> MemorySource:
+    """A source over ``array``; its axes follow from its rank: yx, zyx, czyx or tczyx."""
+    address = _address(array)
+    return _source(array, name, name, address, source_fingerprint(address, array.shape))
+
+
+def open_npy(path: str, *, name: str) -> MemorySource:
+    """A source over a ``.npy`` file, mapped and so read on demand. Pickled objects are refused."""
+    where, file = f"{name} {path}", Path(path).expanduser()
+    if not is_file(file, where):
+        raise UsageError(f"{where}: no such file")
+    try:
+        array = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise UsageError(f"{where}: not a .npy array: {describe(error)}") from error
+    address = str(file.resolve())
+    return _source(
+        array, path, where, address, source_fingerprint(address, *file_stamp(file)), array.base
+    )
+
+
+def open_array_sink(array: NDArray[Any], *, name: str) -> MemorySink:
+    """A sink over ``array``; its axes follow from its rank: yx, zyx, czyx or tczyx."""
+    view = to_five(array, name_axes(None, array.ndim, name))
+    return MemorySink(name, view, check_dtype(array.dtype, name, OUTPUT_DTYPES), _address(array))
+
+
+def _source(
+    array: NDArray[Any], name: str, where: str, address: str, fingerprint: str, mapped: Any = None
+) -> MemorySource:
+    axes = name_axes(None, array.ndim, where)
+    dtype = check_dtype(array.dtype, where)
+    five = to_five(array, axes)
+    return MemorySource(name, five, dtype, canonical(axes), address, fingerprint, mapped)
+
+
+def _address(array: NDArray[Any]) -> str:
+    return f"memory:{array.__array_interface__['data'][0]:#x}"

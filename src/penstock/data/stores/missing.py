@@ -1,0 +1,138 @@
+"""Chunks of the input that its store does not hold, and that read as the fill value.
+
+Nothing is listed: a petabyte has too many keys. Each chunk is looked at once, as the block comes by
+that owns its first voxel. One that varies is there. Of one that is all one value the store is
+asked, which costs no more than reading it did. What is counted are the chunks that are decoded one
+by one: in shards, those inside them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base import UsageError
+from ..box import Box
+from ..grid import Grid, indices
+from .protocols import Source
+
+
+class ChunkVolume(Protocol):
+    """One time point, one group of channels."""
+
+    @property
+    def t(self) -> int: ...
+    @property
+    def channels(self) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkCount:
+    """Chunks of the input that a run read."""
+
+    read: int
+    absent: int
+    """Not held by the store: filled with its fill value."""
+
+    def line(self) -> str:
+        return (
+            f"Missing: {self.absent:,} of {self.read:,} chunks that were read are not in the input "
+            "and were filled; --missing error refuses that"
+        )
+
+
+class ChunkCounter:
+    """Counts the chunks of a source as blocks of it are read, by any number of threads."""
+
+    def __init__(
+        self, source: Source, volumes: Sequence[ChunkVolume], policy: Literal["fill", "error"]
+    ) -> None:
+        self._source, self._policy = source, policy
+        self._volumes = volumes
+        self._grid = Grid(source.domain, source.chunks, source.grid_origin)
+        self._firsts = _first_of_their_chunks(self._grid, volumes)
+        self._lock = threading.Lock()
+        self._read = self._absent = 0
+        self._tells = source.tells_absent
+
+    @property
+    def count(self) -> ChunkCount | None:
+        """None where the source does not tell."""
+        return ChunkCount(self._read, self._absent) if self._tells else None
+
+    def look(self, volume: int, owned: Box, seen: Box, array: NDArray[Any]) -> None:
+        """Count the chunks whose first voxel lies in ``owned`` (z y x). ``array`` holds the
+        channels of the volume over ``seen``, shape (channels, z, y, x).
+
+        Raises `FileNotFoundError` for one that is absent, where that is an error.
+        """
+        if not self._tells:
+            return
+        t, channels = self._volumes[volume].t, self._volumes[volume].channels
+        read, alike = 0, []
+        for place, channel in enumerate(channels):
+            if (t, channel) not in self._firsts:
+                continue
+            for cell in self._cells(t, channel, owned):
+                read += 1
+                part = cell[2:] & seen
+                if _all_alike(array[place][part.within(seen)]):
+                    alike.append(cell)
+        absent = self._source.absent(alike) if alike else []
+        if absent and self._policy == "error":
+            chunk = self._grid.touching(absent[0]).start
+            raise FileNotFoundError(
+                f"chunk {chunk} of {self._source.name} (t c z y x; voxels {absent[0].start} to "
+                f"{absent[0].stop}) is not there (--missing error)"
+            )
+        with self._lock:
+            self._read += read
+            self._absent += len(absent)
+
+    def _cells(self, t: int, channel: int, owned: Box) -> list[Box]:
+        """The chunks of a channel whose first voxel is owned."""
+        if owned.size == 0:
+            return []
+        lead = Box.of((t, channel), (1, 1))
+        cells = (self._grid.cell(index) for index in indices(self._grid.touching(lead + owned)))
+        return [
+            cell
+            for cell in cells
+            if all(
+                low <= start < high
+                for start, low, high in zip(cell.start[2:], owned.start, owned.stop, strict=True)
+            )
+        ]
+
+
+def check_knows_chunks(source: Source) -> None:
+    """Refuse ``--missing error`` for a source that does not tell which chunks it holds."""
+    if source.tells_absent is False:
+        raise UsageError(
+            f"--missing error: {source.name} does not tell which of its chunks it holds"
+        )
+
+
+def _first_of_their_chunks(grid: Grid, volumes: Sequence[ChunkVolume]) -> set[tuple[int, int]]:
+    """Of the time points and channels that one chunk holds, those that are read first."""
+    firsts: dict[tuple[int, ...], tuple[int, int]] = {}
+    for volume in volumes:
+        for t, channel in itertools.product((volume.t,), volume.channels):
+            axes = zip((t, channel), grid.anchor[:2], grid.step[:2], strict=True)
+            firsts.setdefault(tuple((i - o) // n for i, o, n in axes), (t, channel))
+    return set(firsts.values())
+
+
+def _all_alike(array: NDArray[Any]) -> bool:
+    """Whether all voxels have one value, or are all not a number."""
+    first = array[(0,) * array.ndim]
+    last = array[(-1,) * array.ndim]
+    if first != last and not (first != first and last != last):
+        return False
+    return bool(np.all(array != array) if first != first else np.all(array == first))

@@ -1,0 +1,353 @@
+"""TIFF files, OME-TIFF among them: read by tile or strip, decoded by the thread that asks.
+
+Axis letters are those of tifffile: ``S`` (samples, as in RGB) counts as c, and ``Q`` or ``I`` (a
+stack of unknown meaning) as z where there is no other. Physical sizes come from OME metadata.
+
+tifffile makes the best of a damaged file and only logs what is wrong. Here that is an error: a
+volume cut short must not pass for a smaller one.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base import UsageError, describe, require
+from ..box import Box
+from ..grid import Grid, flatten, indices
+from .memory import MemorySource
+from .protocols import (
+    AXES,
+    canonical,
+    check_dtype,
+    file_stamp,
+    is_file,
+    name_axes,
+    physical_size,
+    source_fingerprint,
+    to_five,
+    unit_name,
+)
+
+tifffile = require("tifffile", "infer")
+
+# What tifffile warns of although every voxel can be read.
+_HARMLESS = re.compile(
+    r"ParseError|GDAL_NODATA|_metadata>|Datetime|coercing|read_uic1tag|not stitched"
+)
+
+
+class TiffSource:
+    """Reads one series of a TIFF file; made by `open_ometiff_source`.
+
+    A page is five-dimensional to tifffile: planar samples, z, y, x, interleaved samples. A
+    segment, that is a tile or a strip, is one cell of a grid over a page. What `with_cache` keeps
+    are decoded segments, so that neighbouring blocks decode the strip they share only once.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        where: str,
+        file: Any,
+        series: Any,
+        axes: str,
+        fingerprint: str,
+        cache_bytes: int,
+    ) -> None:
+        self._arguments = (path, where, file, series, axes, fingerprint)
+        self._file, self._series, self._stored_axes = file, series, axes
+        page = series.keyframe
+        self._grid = Grid(Box((0,) * 5, page.shaped), _segment_shape(page))
+        sample_axis = 0 if page.shaped[0] > 1 else 4
+        self._page_axes = [{"Z": 1, "Y": 2, "X": 3}.get(a, sample_axis) for a in page.axes]
+        self._lead = Box((0,) * (len(axes) - len(page.axes)), series.shape[: -len(page.axes)])
+        self._recent = _Recent(cache_bytes)
+
+        self.name, self.cache_bytes = path, cache_bytes
+        self.axes, self.dtype = canonical(axes), check_dtype(series.dtype, where)
+        self.domain = Box((0,) * 5, _five(series.shape, axes))
+        steps = (*(1 for _ in self._lead.start), *(self._grid.step[a] for a in self._page_axes))
+        self.chunks = _five(steps, axes)
+        self.grid_origin: tuple[int, ...] = (0,) * 5
+        self.scale, self.units = _physical_size(file, self.domain.shape)
+        self.translation: tuple[float, ...] = (0.0,) * 5
+        self.address = str(Path(path).expanduser().resolve())
+        self.fingerprint = fingerprint
+
+    def read(self, box: Box, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        assert box in self.domain, f"{box} is not in {self.domain}"
+        places, stored = self._stored(box)
+        if out is None:
+            out = np.empty(box.shape, self.dtype)
+        others = tuple(i for i in range(len(AXES)) if i not in places)  # one voxel each
+        array = out.transpose(*others, *places).squeeze(tuple(range(len(others))))
+        num_lead = len(self._lead.start)
+        region = self._page_region(stored[num_lead:])
+        pages = stored[:num_lead]
+        # Views, not copies: five axes to a page, those that it has not of one voxel.
+        five = tuple(slice(None) if axis in self._page_axes else None for axis in range(5))
+        for index in indices(pages):
+            page = array[tuple(i - start for i, start in zip(index, pages.start, strict=True))]
+            self._read_page(flatten(index, self._lead), region, page[five])
+        return out
+
+    @property
+    def tells_absent(self) -> bool:
+        return True
+
+    def absent(self, cells: Sequence[Box]) -> list[Box]:
+        return [cell for cell in cells if not any(self._byte_counts(cell))]
+
+    def _byte_counts(self, box: Box) -> Iterator[int]:
+        """Of the segments that a box touches, as the file stores them."""
+        stored, num_lead = self._stored(box)[1], len(self._lead.start)
+        segments = self._grid.touching(self._page_region(stored[num_lead:]))
+        for index in indices(stored[:num_lead]):
+            with self._file.filehandle.lock:
+                counts = self._series[flatten(index, self._lead)].databytecounts
+            for cell in indices(segments):
+                yield counts[flatten(cell, self._grid.cells)]
+
+    def _stored(self, box: Box) -> tuple[list[int], Box]:
+        """Where the stored axes stand among t c z y x, and a box along them."""
+        places = [AXES.index(axis) for axis in self._stored_axes]
+        return places, Box(tuple(box.start[i] for i in places), tuple(box.stop[i] for i in places))
+
+    def with_cache(self, num_bytes: int) -> TiffSource:
+        return TiffSource(*self._arguments, num_bytes)
+
+    def _page_region(self, box: Box) -> Box:
+        start, stop = [0] * 5, [1] * 5
+        for place, axis in enumerate(self._page_axes):
+            start[axis], stop[axis] = box.start[place], box.stop[place]
+        return Box(tuple(start), tuple(stop))
+
+    def _read_page(self, number: int, region: Box, out: NDArray[Any]) -> None:
+        for index in indices(self._grid.touching(region)):
+            cell = self._grid.cell(index)
+            part = cell & region
+            segment = self._segment(number, flatten(index, self._grid.cells))
+            # A segment that the file leaves out is zero.
+            out[part.within(region)] = 0 if segment is None else segment[part.within(cell)[1:]]
+
+    def _segment(self, page_number: int, number: int) -> NDArray[Any] | None:
+        key = (page_number, number)
+        segment = self._recent.get(key)
+        if segment is None:
+            try:
+                segment = self._decode(page_number, number)
+            except (ValueError, RuntimeError, OSError, IndexError) as error:
+                place = f"{self.name}: page {page_number}, segment {number}"
+                raise OSError(f"{place}: {describe(error)}") from error
+            if segment is not None:
+                self._recent.put(key, segment)
+        return segment
+
+    def _decode(self, page_number: int, number: int) -> NDArray[Any] | None:
+        with self._file.filehandle.lock:  # one file position; pages are parsed on first use
+            page = self._series[page_number]
+            if page is None:
+                raise ValueError("the page is missing from the file")
+            if not page.databytecounts[number]:
+                return None
+            handle = page.parent.filehandle
+            if handle.closed:  # a further file of a set
+                handle.open()
+                weakref.finalize(self._file, handle.close)
+            handle.seek(page.dataoffsets[number])
+            encoded = handle.read(page.databytecounts[number])
+        if len(encoded) < page.databytecounts[number]:
+            raise ValueError(
+                f"the file ends after {len(encoded)} bytes of {page.databytecounts[number]}"
+            )
+        options = {}
+        if page.jpegtables is not None:
+            options = {"jpegtables": page.jpegtables, "jpegheader": page.keyframe.jpegheader}
+        segment: NDArray[Any] | None = page.keyframe.decode(encoded, number, **options)[0]
+        if segment is None:
+            raise ValueError("the segment cannot be decoded")
+        return segment
+
+
+class _Recent:
+    """Decoded segments by key, the least recently used dropped past a number of bytes."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self._bytes = limit, 0
+        self._segments: OrderedDict[tuple[int, int], NDArray[Any]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: tuple[int, int]) -> NDArray[Any] | None:
+        with self._lock:
+            if key not in self._segments:
+                return None
+            self._segments.move_to_end(key)
+            return self._segments[key]
+
+    def put(self, key: tuple[int, int], segment: NDArray[Any]) -> None:
+        with self._lock:
+            if key in self._segments:
+                return
+            self._segments[key] = segment
+            self._bytes += segment.nbytes
+            while self._bytes > self._limit:
+                self._bytes -= self._segments.popitem(last=False)[1].nbytes
+
+
+def open_ometiff_source(
+    path: str, *, level: int, cache_bytes: int, name: str
+) -> TiffSource | MemorySource:
+    """Open the first series of a TIFF file, or a ``level`` of its pyramid.
+
+    Samples stored in one piece are mapped into memory; else segments are read and decoded.
+    """
+    where, file_path = f"{name} {path}", Path(path).expanduser()
+    if "://" in path:
+        raise UsageError(f"{where}: TIFF is read from local files only")
+    if not is_file(file_path, where):
+        raise UsageError(f"{where}: no such file")
+    try:
+        with _no_complaints(where):
+            file = tifffile.TiffFile(file_path)
+            file.filehandle.set_lock(True)
+            # The last of the sources that share the file closes it.
+            weakref.finalize(file, file.filehandle.close)
+            levels = file.series[0].levels
+            num_pages = len(file.pages)
+    except UsageError:
+        raise
+    except (ValueError, RuntimeError, IndexError, OSError) as error:
+        raise UsageError(f"{where}: not a readable TIFF file: {describe(error)}") from error
+    if not 0 <= level < len(levels):
+        raise UsageError(f"{where}: level {level} does not exist; {len(levels)} levels do")
+    _check_size(file, levels[0], num_pages, where)
+    series = levels[level]
+    axes = _axes(series, where)
+    address = str(file_path.resolve())
+    stamp = source_fingerprint(address, *file_stamp(file_path), level)
+    if series.dataoffset is None:
+        return TiffSource(path, where, file, series, axes, stamp, cache_bytes)
+    dtype = series.dtype.newbyteorder(file.byteorder)
+    needed = series.dataoffset + math.prod(series.shape) * dtype.itemsize
+    if (size := file_path.stat().st_size) < needed:
+        raise UsageError(f"{where}: is shorter than its header says: {size} bytes of {needed}")
+    mapped: Any = np.memmap(file_path, dtype, "r", series.dataoffset, series.shape)
+    array = to_five(mapped, axes)
+    scale, units = _physical_size(file, array.shape)
+    return MemorySource(
+        name=path,
+        array=array,
+        dtype=check_dtype(dtype, where),
+        axes=canonical(axes),
+        address=address,
+        fingerprint=stamp,
+        mapped=mapped.base,
+        scale=scale,
+        units=units,
+    )
+
+
+@contextmanager
+def _no_complaints(where: str) -> Iterator[None]:
+    """Raise a `UsageError` for what tifffile logs in this thread; it is not logged then."""
+    logger, thread = logging.getLogger("tifffile"), threading.get_ident()
+    complaints: list[str] = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        if record.thread != thread or record.levelno < logging.WARNING:
+            return True
+        if not _HARMLESS.search(message := record.getMessage()):
+            complaints.append(message)
+        return False
+
+    logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        logger.removeFilter(keep)
+        # What follows from the first complaint, an exception too, tells less than it does.
+        if complaints:
+            first = complaints[0].splitlines()[0]
+            raise UsageError(f"{where}: is truncated or corrupt; tifffile says: {first}")
+
+
+def _check_size(file: Any, series: Any, num_pages: int, where: str) -> None:
+    """Refuse a series of another size than the metadata or the number of pages tells."""
+    size, pixels = math.prod(series.shape), _pixels(file)
+    if pixels is not None:
+        told = [int(pixels.get(f"Size{axis.upper()}", 0)) for axis in AXES]
+        source = "its OME metadata"
+    else:
+        told = list(file.shaped_metadata[0].get("shape", ())) if file.shaped_metadata else []
+        source = "its metadata"
+    if told and math.prod(told) not in (0, size):
+        raise UsageError(
+            f"{where}: is truncated or corrupt: {source} tells of {tuple(told)}, "
+            f"{series.shape} is there"
+        )
+    stored_by_page = series.dataoffset is None and series.kind in ("shaped", "imagej")
+    if stored_by_page and len(series) > num_pages:
+        raise UsageError(f"{where}: is truncated: {num_pages} pages of {len(series)} are there")
+
+
+def _pixels(file: Any) -> ElementTree.Element | None:
+    """The OME metadata of the first image; metadata that is no XML says nothing."""
+    try:
+        return ElementTree.fromstring(file.ome_metadata or "").find(".//{*}Pixels")
+    except ElementTree.ParseError:
+        return None
+
+
+def _axes(series: Any, where: str) -> str:
+    letters = series.axes.replace("S", "C")
+    if "Z" not in letters:
+        letters = letters.replace("Q", "Z").replace("I", "Z")
+    axes = name_axes(list(letters), len(letters), where)
+    if not series.axes.endswith(series.keyframe.axes):
+        raise UsageError(
+            f"{where}: pages of axes {series.keyframe.axes} in a series of axes {series.axes}"
+        )
+    return axes
+
+
+def _segment_shape(page: Any) -> tuple[int, ...]:
+    samples = page.shaped[4]
+    if page.is_tiled:
+        return (1, page.tiledepth, page.tilelength, page.tilewidth, samples)
+    return (1, 1, min(page.rowsperstrip, page.imagelength), page.imagewidth, samples)
+
+
+def _five(shape: tuple[int, ...], axes: str) -> tuple[int, ...]:
+    return tuple(shape[axes.index(axis)] if axis in axes else 1 for axis in AXES)
+
+
+def _physical_size(
+    file: Any, shape: tuple[int, ...]
+) -> tuple[tuple[float, ...] | None, tuple[str | None, ...]]:
+    """Voxel size and units along t c z y x of the first image, of ``shape`` at this level."""
+    scale: list[float] = [1.0] * len(AXES)
+    units: list[str | None] = [None] * len(AXES)
+    pixels = _pixels(file)
+    if pixels is None:
+        return None, tuple(units)
+    for place, axis in enumerate(AXES):
+        key = {"t": "TimeIncrement", "c": "none"}.get(axis, f"PhysicalSize{axis.upper()}")
+        if (size := physical_size(pixels.get(key))) is not None:
+            # A coarser level of a pyramid spans the same space in fewer voxels.
+            coarser = int(pixels.get(f"Size{axis.upper()}", shape[place])) / shape[place]
+            scale[place] = size * coarser
+            units[place] = unit_name(pixels.get(f"{key}Unit", "s" if axis == "t" else "µm"))
+    return tuple(scale) if any(units) else None, tuple(units)

@@ -1,0 +1,393 @@
+"""Paths and URLs: an OME-Zarr group (0.1 to 0.5), or the Zarr, N5 or precomputed array found there.
+
+Only metadata is handled here; every voxel goes through TensorStore.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from ...base import UsageError, scrub
+from ..box import Box
+from .kvstore import (
+    address,
+    check_deletable,
+    explained_errors,
+    half_deleted,
+    is_store,
+    kvstore_of,
+    local_path,
+    open_kvstore,
+    ts,
+)
+from .protocols import AXES, Source, axis_letter, physical_size
+from .tensorstore import (
+    TensorStoreSink,
+    TensorStoreSource,
+    label_spec,
+    open_tensorstore_source,
+    prepare_sink,
+)
+
+_SIDE = 128  # of a chunk in a volume: 4 MiB of uint16, the size that object stores serve well
+
+_DRIVER_OF_MARKER = {
+    "zarr.json": "zarr3",
+    ".zarray": "zarr",
+    "attributes.json": "n5",
+    "info": "neuroglancer_precomputed",
+}
+_AXIS_TYPES = {"t": "time", "c": "channel", "z": "space", "y": "space", "x": "space"}
+
+
+def open_omezarr_source(path: str, *, level: int, cache_bytes: int, name: str) -> TensorStoreSource:
+    """Open one level of the OME-Zarr group at ``path``, or the array there.
+
+    Axes, scale and position are the group's; a dataset's own are combined with its multiscale's.
+    """
+    where = f"{name} {scrub(path)}"
+    root = open_kvstore(kvstore_of(path), where)
+    try:
+        driver, attributes = _read_attributes(root, where)
+        image = _describe(attributes, level, where) if "multiscales" in attributes else None
+    except UsageError:
+        raise
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+        raise UsageError(f"{where}: its multiscales metadata is malformed: {error!r}") from error
+    if image is None:
+        return _open_array(path, root, level=level, cache_bytes=cache_bytes, name=name)
+    spec = {"driver": driver, "kvstore": kvstore_of(path), "path": image.pop("path")}
+    return open_tensorstore_source(spec, cache_bytes=cache_bytes, name=name, title=path, **image)
+
+
+def open_omezarr_sink(
+    path: str,
+    *,
+    domain: Box,
+    dtype: np.dtype[Any],
+    like: Source | None,
+    chunks: Sequence[int] | None,
+    shards: Sequence[int] | None,
+    overwrite: bool,
+    resume: bool,
+    ome_version: str | None,
+    at: Sequence[int] | None,
+    name: str,
+) -> TensorStoreSink:
+    """Prepare to write an OME-Zarr group, or an N5 array where ``path`` ends in ``.n5``.
+
+    The array has the shape of ``domain``, the axes of ``like`` and whatever others are longer than
+    1 or start off zero. Where its first voxel, at ``at`` in ``like``, is physically off zero,
+    OME-Zarr says so as a translation.
+    """
+    where = f"{name} {scrub(path)}"
+    root = open_kvstore(kvstore_of(path), where)
+    exists = is_store(root, where)
+    if exists and not (overwrite or resume):
+        raise UsageError(f"{where}: exists; use --overwrite to replace it")
+    arrays = half_deleted(root)
+    if exists and not resume and arrays is None:
+        arrays = _array_paths(root, where)
+    if arrays is not None:
+        check_deletable(root, where, arrays)
+    stays = exists and arrays is None
+    version = _version(path, root if stays else None, ome_version, like, shards, where)
+    layout = _lay_out(domain, dtype, like, chunks, shards, at or domain.start, where)
+    spec = label_spec(
+        {"kvstore": kvstore_of(path), **_ARRAY_SPECS[version](layout)},
+        axes=layout.axes[::-1] if version == "n5" else layout.axes,
+        origin=domain.start,
+        where=where,
+    )
+    goes = arrays is not None
+    spec.update(open_mode=ts.OpenMode(create=True, open=resume and not goes, delete_existing=goes))
+    sink = prepare_sink(spec, domain, dtype, where, path)
+    sink = replace(sink, root=root, replaces=arrays)
+    if version == "n5":
+        return sink
+    return replace(
+        sink,
+        local_path=local_path(root.spec()),
+        address=address(root.spec()),
+        documents=_documents(version, layout, path),
+    )
+
+
+def _array_paths(root: Any, where: str) -> list[str]:
+    """The paths of the arrays that the group at ``root`` describes."""
+    try:
+        multiscales = _read_attributes(root, where)[1].get("multiscales", ())
+        return [str(dataset["path"]) for image in multiscales for dataset in image["datasets"]]
+    except (KeyError, TypeError, AttributeError, UsageError):
+        return []
+
+
+@dataclass(frozen=True)
+class _Layout:
+    axes: str
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...]
+    shards: tuple[int, ...] | None
+    dtype: np.dtype[Any]
+    scale: tuple[float, ...]
+    """1 where it is not known."""
+    translation: tuple[float, ...]
+    """Physical position of the first voxel."""
+    units: tuple[str | None, ...]
+
+
+def _version(
+    path: str,
+    root: Any,
+    asked: str | None,
+    like: Source | None,
+    shards: Sequence[int] | None,
+    where: str,
+) -> str:
+    """``n5`` or a version of OME-Zarr: what is at ``root`` and stays there, what is asked, what
+    ``like`` has, or 0.5."""
+    if path.rstrip("/").endswith(".n5"):
+        version = "n5"
+    elif root is not None and root.read(".zgroup").result().state == "value":
+        version = "0.4"
+    else:
+        like_version = None if shards else getattr(like, "ome_version", None)
+        version = asked or ("0.4" if like_version == "0.4" else "0.5")
+    if version not in _ARRAY_SPECS:
+        raise UsageError(f"{where}: OME-Zarr {version} cannot be written; 0.4 and 0.5 can")
+    if shards and version != "0.5":
+        raise UsageError(f"{where}: shards {tuple(shards)} need OME-Zarr 0.5, this is {version}")
+    return version
+
+
+def _lay_out(
+    domain: Box,
+    dtype: np.dtype[Any],
+    like: Source | None,
+    chunks: Sequence[int] | None,
+    shards: Sequence[int] | None,
+    at: Sequence[int],
+    where: str,
+) -> _Layout:
+    five = _five(chunks, where) if chunks else _default_chunks(domain.shape, like)
+    outer = _five(shards, where) if shards else None
+    if outer and not chunks:
+        five = tuple(min(_SIDE, n) if a > 1 else 1 for a, n in enumerate(outer))
+        for axis, side in zip(AXES[2:], outer[2:], strict=True):
+            if side > _SIDE and side % _SIDE:
+                raise UsageError(
+                    f"{where}: --shards {side} (axis {axis}) is not a multiple of {_SIDE}, the "
+                    f"side of a chunk; give --shards {-(-side // _SIDE) * _SIDE} or --chunks too"
+                )
+    if outer and any(s % c for s, c in zip(outer, five, strict=True)):
+        raise UsageError(f"{where}: shards {outer} are not multiples of chunks {five}")
+    real = (like.axes if like else "") + "yx"
+    kept = [i for i, axis in enumerate(AXES) if axis in real or domain.stop[i] > 1]
+    scale = like.scale if like and like.scale else (1.0,) * len(AXES)
+    zero = like.translation if like else (0.0,) * len(AXES)
+    return _Layout(
+        axes="".join(AXES[i] for i in kept),
+        shape=tuple(domain.shape[i] for i in kept),
+        chunks=tuple(five[i] for i in kept),
+        shards=tuple(outer[i] for i in kept) if outer else None,
+        dtype=dtype,
+        scale=tuple(scale[i] for i in kept),
+        translation=tuple(zero[i] + at[i] * scale[i] for i in kept),
+        units=tuple(like.units[i] if like else None for i in kept),
+    )
+
+
+def _five(shape: Sequence[int], where: str) -> tuple[int, ...]:
+    if len(shape) not in (3, len(AXES)) or min(shape) < 1:
+        raise UsageError(f"{where}: chunk shape {tuple(shape)}; give z y x or t c z y x, each >= 1")
+    return (*(1,) * (len(AXES) - len(shape)), *shape)
+
+
+def _default_chunks(shape: tuple[int, ...], like: Source | None) -> tuple[int, ...]:
+    """One t and c, and in space the chunks of ``like`` where these are of a sensible size."""
+    space = shape[2:]
+    if like and 2**18 <= math.prod(like.chunks[2:]) <= 2**24:
+        sides = like.chunks[2:]
+    else:
+        sides = (_SIDE,) * 3 if space[0] > 1 else (1, 4 * _SIDE, 4 * _SIDE)
+    return (1, 1, *(min(side, n) for side, n in zip(sides, space, strict=True)))
+
+
+def _zarr2(layout: _Layout) -> dict[str, Any]:
+    return {
+        "driver": "zarr",
+        "path": "0",
+        "metadata": {
+            "shape": layout.shape,
+            "chunks": layout.chunks,
+            "dtype": layout.dtype.str,
+            "fill_value": layout.dtype.type(0).item(),
+            "dimension_separator": "/",
+            "compressor": {"id": "blosc", "cname": "zstd", "clevel": 5, "shuffle": 1},
+        },
+    }
+
+
+def _zarr3(layout: _Layout) -> dict[str, Any]:
+    bytes_codec = {"name": "bytes", "configuration": {"endian": "little"}}
+    blosc = {"cname": "zstd", "clevel": 5, "shuffle": "shuffle"}
+    codecs: list[Any] = [bytes_codec, {"name": "blosc", "configuration": blosc}]
+    if layout.shards:
+        sharding = {
+            "chunk_shape": layout.chunks,
+            "codecs": codecs,
+            "index_codecs": [bytes_codec, {"name": "crc32c"}],
+        }
+        codecs = [{"name": "sharding_indexed", "configuration": sharding}]
+    grid = {"chunk_shape": layout.shards or layout.chunks}
+    return {
+        "driver": "zarr3",
+        "path": "0",
+        "metadata": {
+            "shape": layout.shape,
+            "data_type": layout.dtype.name,
+            "chunk_grid": {"name": "regular", "configuration": grid},
+            "fill_value": layout.dtype.type(0).item(),
+            "codecs": codecs,
+            "dimension_names": list(layout.axes),
+        },
+    }
+
+
+def _n5(layout: _Layout) -> dict[str, Any]:
+    return {
+        "driver": "n5",
+        "metadata": {  # the fastest axis first
+            "dimensions": layout.shape[::-1],
+            "blockSize": layout.chunks[::-1],
+            "axes": list(layout.axes[::-1]),
+            "resolution": layout.scale[::-1],
+            "units": [unit or "" for unit in layout.units[::-1]],
+            "dataType": layout.dtype.name,
+            "compression": {"type": "blosc", "cname": "zstd", "clevel": 5, "shuffle": 1},
+        },
+    }
+
+
+_ARRAY_SPECS = {"0.4": _zarr2, "0.5": _zarr3, "n5": _n5}
+
+
+def _documents(version: str, layout: _Layout, path: str) -> dict[str, Any]:
+    """The metadata files of the group, by key; the one that tells a store for one comes first."""
+    multiscale = _multiscale(layout, path)
+    if version == "0.4":
+        attributes = {"multiscales": [{"version": "0.4", **multiscale}]}
+        return {".zgroup": {"zarr_format": 2}, ".zattrs": attributes}
+    ome = {"version": "0.5", "multiscales": [multiscale]}
+    return {"zarr.json": {"zarr_format": 3, "node_type": "group", "attributes": {"ome": ome}}}
+
+
+def _multiscale(layout: _Layout, path: str) -> dict[str, Any]:
+    axes = [
+        {"name": axis, "type": _AXIS_TYPES[axis], **({"unit": unit} if unit else {})}
+        for axis, unit in zip(layout.axes, layout.units, strict=True)
+    ]
+    transformations: list[dict[str, Any]] = [{"type": "scale", "scale": layout.scale}]
+    if any(layout.translation):
+        transformations.append({"type": "translation", "translation": layout.translation})
+    return {
+        "name": PurePosixPath(path).stem,
+        "axes": axes,
+        "datasets": [{"path": "0", "coordinateTransformations": transformations}],
+    }
+
+
+def _open_array(
+    path: str, root: Any, *, level: int, cache_bytes: int, name: str
+) -> TensorStoreSource:
+    where = f"{name} {scrub(path)}"
+    with explained_errors(where):
+        drivers = [
+            driver
+            for marker, driver in _DRIVER_OF_MARKER.items()
+            if root.read(marker).result().state == "value"
+        ]
+    if not drivers:
+        folder = local_path(root.spec())
+        missing = folder is not None and not folder.exists()
+        raise UsageError(
+            f"{where}: no such file or folder"
+            if missing
+            else f"{where}: neither an OME-Zarr image nor a Zarr, N5 or precomputed array"
+        )
+    if level != 0:
+        raise UsageError(f"{where}: level {level} does not exist; a plain array has level 0 only")
+    spec = {"driver": drivers[0], "kvstore": kvstore_of(path)}
+    return open_tensorstore_source(spec, cache_bytes=cache_bytes, name=name, title=path)
+
+
+def _read_attributes(root: Any, where: str) -> tuple[str, dict[str, Any]]:
+    """The driver of a group's arrays and its OME attributes, empty where there are none."""
+    ome = _read_json(root, "zarr.json", where).get("attributes", {}).get("ome")
+    return ("zarr3", ome) if ome else ("zarr", _read_json(root, ".zattrs", where))
+
+
+def _read_json(root: Any, key: str, where: str) -> dict[str, Any]:
+    with explained_errors(where):
+        found = root.read(key).result()
+    try:
+        parsed: dict[str, Any] = json.loads(found.value) if found.state == "value" else {}
+    except ValueError as error:
+        raise UsageError(f"{where}: {key} is not valid JSON: {error}") from error
+    return parsed
+
+
+def _describe(attributes: Mapping[str, Any], level: int, where: str) -> dict[str, Any]:
+    """Path, axis labels, scale, translation, units and version of one level."""
+    multiscale = attributes["multiscales"][0]
+    datasets = multiscale["datasets"]
+    if not 0 <= level < len(datasets):
+        raise UsageError(f"{where}: level {level} does not exist; 0 to {len(datasets) - 1} do")
+    # Axes were texts in 0.3 and not written down before that.
+    axes = [{"name": a} if isinstance(a, str) else a for a in multiscale.get("axes", AXES)]
+    labels = [axis["name"] for axis in axes]
+    return {
+        "path": datasets[level]["path"],
+        "labels": labels,
+        **_transform(datasets[level], labels, multiscale),
+        "units": {axis_letter(axis["name"]): axis.get("unit") for axis in axes},
+        "ome_version": attributes.get("version") or multiscale.get("version", "0.4"),
+    }
+
+
+def _transform(
+    dataset: Mapping[str, Any], labels: Sequence[str], multiscale: Mapping[str, Any]
+) -> dict[str, dict[str, float] | None]:
+    """The size of a voxel and the position of the first one, by axis.
+
+    Transformations apply in order, the dataset's before those of all the datasets; so a later scale
+    scales an earlier translation.
+    """
+    transformations = [
+        transformation
+        for holder in (dataset, multiscale)
+        for transformation in holder.get("coordinateTransformations", ())
+    ]
+    sizes, position = [1.0] * len(labels), [0.0] * len(labels)
+    for transformation in transformations:
+        kind = transformation["type"]
+        for axis in range(len(labels)):
+            if kind == "scale":
+                factor = physical_size(transformation["scale"][axis]) or 1.0
+                sizes[axis] *= factor
+                position[axis] *= factor
+            elif kind == "translation":
+                position[axis] += float(transformation["translation"][axis])
+    letters = [axis_letter(label) for label in labels]
+    known = any(transformation["type"] == "scale" for transformation in transformations)
+    return {
+        "scale": dict(zip(letters, sizes, strict=True)) if known else None,
+        "translation": dict(zip(letters, position, strict=True)),
+    }

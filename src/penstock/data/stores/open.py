@@ -1,0 +1,158 @@
+"""Opens a source or a sink by path, URL, spec or array: the one place that chooses a store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base import UsageError
+from ..box import Box
+from .protocols import AXES, OUTPUT_DTYPES, Sink, Source, Spec, check_dtype, is_file, suffix_of
+
+
+def open_source(
+    spec: Spec | NDArray[Any], *, level: int = 0, cache_bytes: int = 0, name: str = "--in-spec"
+) -> Source:
+    """Open an array for reading.
+
+    ``spec`` is a TensorStore spec (mapping, inline JSON or a ``.json`` file), a path or URL of an
+    OME-Zarr group, a Zarr, N5 or precomputed array, a ``.tif`` or ``.npy`` file, or a numpy array.
+    ``level`` picks a resolution level of OME-Zarr or TIFF. Raises `UsageError`, naming the flag
+    ``name``, for whatever cannot be opened, is empty or has axes or a dtype outside Penstock's.
+    """
+    source = _open_source(spec, level, cache_bytes, name)
+    where = name if source.name == name else f"{name} {source.name}"
+    for axis, length in zip(AXES, source.domain.shape, strict=True):
+        if length == 0:
+            raise UsageError(f"{where}: has 0 along {axis}; there is nothing to read")
+    return source
+
+
+def _open_source(spec: Spec | NDArray[Any], level: int, cache_bytes: int, name: str) -> Source:
+    parsed = spec if isinstance(spec, np.ndarray) else parse_spec(spec, name)
+    if level and (not isinstance(parsed, str) or suffix_of(parsed) == ".npy"):
+        raise UsageError(f"{name}: level {level} is asked but only OME-Zarr and TIFF have levels")
+    if isinstance(parsed, np.ndarray):
+        from . import memory
+
+        return memory.open_array_source(parsed, name=name)
+    if isinstance(parsed, dict):
+        from .tensorstore import open_tensorstore_source
+
+        return open_tensorstore_source(parsed, cache_bytes=cache_bytes, name=name)
+    match suffix_of(parsed):
+        case ".npy":
+            from . import memory
+
+            return memory.open_npy(parsed, name=name)
+        case ".tif" | ".tiff":
+            from . import ometiff
+
+            return ometiff.open_ometiff_source(
+                parsed, level=level, cache_bytes=cache_bytes, name=name
+            )
+        case _:
+            from . import omezarr
+
+            return omezarr.open_omezarr_source(
+                parsed, level=level, cache_bytes=cache_bytes, name=name
+            )
+
+
+def open_sink(
+    spec: Spec | NDArray[Any],
+    *,
+    domain: Box,
+    dtype: np.dtype[Any],
+    like: Source | None = None,
+    chunks: Sequence[int] | None = None,
+    shards: Sequence[int] | None = None,
+    overwrite: bool = False,
+    resume: bool = False,
+    ome_version: str | None = None,
+    at: Sequence[int] | None = None,
+    name: str = "--out-spec",
+) -> Sink:
+    """Open an array for writing, without creating or deleting anything before `Sink.create`.
+
+    A TensorStore spec says all by itself; ``domain`` (t c z y x) and ``dtype`` fill in what it
+    leaves open. A plain path or URL becomes an N5 array if it ends in ``.n5``, else an OME-Zarr
+    group with the array at ``0``, of ``domain``'s shape, with the axes, scale and position of
+    ``like``, in which ``at`` is the first voxel's coordinate, by default the same as in ``domain``;
+    ``chunks`` and ``shards`` (z y x, or t c z y x) and ``ome_version`` (``"0.4"``, ``"0.5"``) shape
+    it. ``overwrite`` deletes what is there; ``resume`` writes into it, or deletes the rest where a
+    killed run was deleting it. A numpy array is written in place. Raises `UsageError`, naming the
+    flag ``name``.
+    """
+    dtype = check_dtype(dtype, name, OUTPUT_DTYPES)
+    if isinstance(spec, np.ndarray):
+        from . import memory
+
+        return memory.open_array_sink(spec, name=name)
+    parsed = parse_spec(spec, name)
+    if isinstance(parsed, dict):
+        from .tensorstore import open_tensorstore_sink
+
+        return open_tensorstore_sink(
+            parsed, domain=domain, dtype=dtype, overwrite=overwrite, resume=resume, name=name
+        )
+    if (suffix := suffix_of(parsed)) in (".tif", ".tiff", ".npy", ".json"):
+        raise UsageError(
+            f"{name} {parsed}: cannot write {suffix}; what can be written is OME-Zarr (*.zarr), "
+            "N5 (*.n5) and any TensorStore spec"
+        )
+    from . import omezarr
+
+    return omezarr.open_omezarr_sink(
+        parsed,
+        domain=domain,
+        dtype=dtype,
+        like=like,
+        chunks=chunks,
+        shards=shards,
+        overwrite=overwrite,
+        resume=resume,
+        ome_version=ome_version,
+        at=at,
+        name=name,
+    )
+
+
+def parse_spec(text_or_mapping: Spec, name: str = "--in-spec") -> dict[str, Any] | str:
+    """A TensorStore spec as a dict, or the plain path or URL that it is instead.
+
+    >>> parse_spec('{"driver": "zarr"}')
+    {'driver': 'zarr'}
+    >>> parse_spec("s3://bucket/volume.zarr")
+    's3://bucket/volume.zarr'
+    """
+    if isinstance(text_or_mapping, Mapping):
+        return dict(text_or_mapping)
+    text = str(text_or_mapping).strip()
+    if text.startswith("{"):
+        return _parse_json(text, name)
+    path = Path(text).expanduser()
+    where = f"{name} {path}"
+    if path.suffix == ".json" and is_file(path, where):
+        try:
+            return _parse_json(path.read_text(encoding="utf-8", errors="replace"), where)
+        except OSError as error:
+            raise UsageError(f"{where}: {error.strerror}") from error
+    return text
+
+
+def _parse_json(text: str, where: str) -> dict[str, Any]:
+    try:
+        parsed = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(
+            f"{where}: not valid JSON at line {error.lineno} column {error.colno}: {error.msg}"
+        ) from error
+    if not isinstance(parsed, dict):
+        raise UsageError(f"{where}: expected a JSON object, got {type(parsed).__name__}")
+    return parsed

@@ -1,0 +1,251 @@
+"""Where arrays come from and go to: the Source and Sink protocols, and how one is opened.
+
+Every store is seen as five axes, ``t c z y x``; an axis that the data lacks has length 1. A store
+knows nothing of patches, models or devices, and does no blending: it reads a box and writes a box.
+Both calls block and may be made from any number of threads at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base import UsageError, redact, redacted
+from ..box import Box
+
+AXES = "tczyx"
+Spec = str | Path | Mapping[str, Any]
+
+_AXES_OF_RANK = {2: "yx", 3: "zyx", 4: "czyx", 5: "tczyx"}
+_ALIASES = {"time": "t", "channel": "c"}
+_UNITS = {
+    "nm": "nanometer",
+    "um": "micrometer",
+    "µm": "micrometer",  # the micro sign, U+00B5
+    "μm": "micrometer",  # the Greek letter, U+03BC
+    "mm": "millimeter",
+    "cm": "centimeter",
+    "m": "meter",
+    "ms": "millisecond",
+    "s": "second",
+    "min": "minute",
+    "h": "hour",
+}
+_DTYPES = (
+    *("bool", "uint8", "uint16", "uint32", "int8", "int16", "int32"),
+    *("float16", "float32", "float64"),
+)
+OUTPUT_DTYPES = (*_DTYPES, "uint64", "int64")
+"""Labels may be that large; what is read goes through floats."""
+
+
+@runtime_checkable
+class Source(Protocol):
+    """An array to read from."""
+
+    name: str
+    """What the user called it, for messages."""
+    domain: Box
+    """Five axes, literal coordinates; the origin may be non-zero."""
+    dtype: np.dtype[Any]
+    chunks: tuple[int, ...]
+    """The least that can be read without decoding the same bytes twice."""
+    grid_origin: tuple[int, ...]
+    """On each axis a coordinate where a chunk starts; it may lie outside ``domain``."""
+    axes: str
+    """The axes that the data really has, in order, e.g. ``"zyx"``."""
+    scale: tuple[float, ...] | None
+    """Physical size of a voxel along t c z y x, None where the store does not say."""
+    units: tuple[str | None, ...]
+    """The unit of each size in ``scale`` in full, e.g. ``"micrometer"``; None where unknown."""
+    translation: tuple[float, ...]
+    """Physical position of coordinate 0 along t c z y x; 0 where the store does not say."""
+    address: str
+    """Where the bytes are, the same for every way of naming that place; see `same_array`."""
+    fingerprint: str
+    """``address`` and a hash that changes when another window, level or array is meant, or when
+    the file (of a chunked store: its metadata file) is another one or was written again."""
+    cache_bytes: int
+    """The most decoded bytes that the store keeps; 0 keeps none."""
+
+    def read(self, box: Box, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """The voxels of ``box`` as a 5-D array in native byte order, the caller's to change.
+
+        They go to ``out`` where it is given, an array of that shape and dtype.
+        """
+        ...
+
+    @property
+    def tells_absent(self) -> bool | None:
+        """Whether the source can say which of its chunks it holds; None where it holds all."""
+        ...
+
+    def absent(self, cells: Sequence[Box]) -> list[Box]:
+        """Those of some chunks, each a box within ``domain``, that the store does not hold and that
+        read as its fill value."""
+        ...
+
+    def with_cache(self, num_bytes: int) -> Source:
+        """This source keeping up to ``num_bytes`` of decoded chunks.
+
+        A cache that the user's own spec sets stands, and memory needs none: look at the result's
+        ``cache_bytes``.
+        """
+        ...
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """An array to write to. Opening one creates nothing: `create` does, once the plan stands."""
+
+    name: str
+    domain: Box
+    dtype: np.dtype[Any]
+    write_grid: tuple[int, ...]
+    """The least that can be written without reading back: a shard, or a chunk where there are no
+    shards."""
+    grid_origin: tuple[int, ...]
+    """On each axis a coordinate where a cell of ``write_grid`` starts."""
+    local_path: Path | None
+    """The folder of the store where it is a local one: of an array in a group, the group's."""
+    address: str
+    """Everything at or below it is what `create` may delete; see `same_array`."""
+    fingerprint: str
+    """An address and a hash of the domain and of how it maps to what is stored: the same before
+    and after `create`."""
+    exists: bool
+    """Whether there is an array already that `create` will write into."""
+    root: Any
+    """TensorStore's key-value store at ``address``, None for an array in memory."""
+
+    def check(self) -> None:
+        """Raise `UsageError` where `create` would delete something and may not; changes nothing."""
+        ...
+
+    def create(self) -> None:
+        """Bring the array into being, or open the one that exists for writing."""
+        ...
+
+    def write(self, box: Box, array: NDArray[Any]) -> None:
+        """Write a 5-D array into ``box``; on return it is durable as far as the store can say."""
+        ...
+
+    def close(self) -> None:
+        """Finish metadata. Called once, after the last write of a job that succeeded."""
+        ...
+
+
+def same_array(source: Source, sink: Sink) -> bool:
+    """Whether creating or writing ``sink`` would touch what ``source`` reads.
+
+    True also where one lies inside the other's folder. Not foolproof: hard links, mounts and two
+    names of one server are not seen through.
+    """
+    return _lies_in(source.address, sink.address) or _lies_in(sink.address, source.address)
+
+
+def overlap(a: Sink, b: Sink) -> bool:
+    """Whether one of two sinks lies at or inside the other's address; see `same_array`."""
+    return _lies_in(a.address, b.address) or _lies_in(b.address, a.address)
+
+
+def _lies_in(inner: str, outer: str) -> bool:
+    return f"{inner}/".startswith(f"{outer}/")
+
+
+def source_fingerprint(address: str, *facts: Any) -> str:
+    """``address`` and a hash of it and of facts that JSON can hold."""
+    text = json.dumps(redacted([address, *facts]), sort_keys=True)
+    return f"{redact(address)}#{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def file_stamp(path: Path) -> list[Any]:
+    """What tells a version of a file from another: its path, size and time of writing."""
+    stat = path.stat()
+    return [str(path.resolve()), stat.st_size, stat.st_mtime_ns]
+
+
+def is_file(path: Path, where: str) -> bool:
+    """Whether a file is there; `UsageError` for a folder that may not be looked into."""
+    try:
+        return path.is_file()
+    except OSError as error:
+        raise UsageError(f"{where}: {error.strerror}") from error
+
+
+def suffix_of(path: str) -> str:
+    return Path(path.rstrip("/")).suffix.lower()
+
+
+def name_axes(labels: Sequence[str] | None, rank: int, where: str) -> str:
+    """The axes of an array, one letter each in stored order; by rank where it has no labels.
+
+    >>> name_axes(None, 3, "here"), name_axes(["X", "Y", "channel"], 3, "here")
+    ('zyx', 'xyc')
+    """
+    if labels is None:
+        if rank not in _AXES_OF_RANK:
+            raise UsageError(f"{where}: {rank} dimensions; 2 to 5 can be read")
+        return _AXES_OF_RANK[rank]
+    letters = [axis_letter(label) for label in labels]
+    if any(letter not in list(AXES) for letter in letters) or len(set(letters)) < len(letters):
+        raise UsageError(
+            f"{where}: axes {list(labels)}; each must be one of {', '.join(AXES)} and appear once"
+        )
+    if not {"y", "x"} <= set(letters):
+        raise UsageError(f"{where}: axes {list(labels)} lack y or x")
+    return "".join(letters)
+
+
+def axis_letter(label: str) -> str:
+    """``t``, ``c``, ``z``, ``y`` or ``x`` for the label of such an axis, else the label."""
+    return _ALIASES.get(label.lower(), label.lower())
+
+
+def canonical(axes: str) -> str:
+    """The same axes in the order t c z y x."""
+    return "".join(axis for axis in AXES if axis in axes)
+
+
+def to_five(array: Any, axes: str) -> Any:
+    """A view of ``array`` (numpy or TensorStore) along t c z y x; new axes have length 1."""
+    ordered = array.transpose([axes.index(axis) for axis in canonical(axes)])
+    return ordered[tuple(slice(None) if axis in axes else None for axis in AXES)]
+
+
+def check_dtype(dtype: Any, where: str, known: Sequence[str] = _DTYPES) -> np.dtype[Any]:
+    """``dtype`` (or its name) in native byte order; `UsageError` where Penstock cannot take it."""
+    dtype_name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+    if dtype_name not in known:
+        raise UsageError(f"{where}: dtype {dtype_name} is not one of {', '.join(known)}")
+    return np.dtype(dtype_name)
+
+
+def physical_size(told: Any) -> float | None:
+    """The size of a voxel that metadata tells of; None where it is unknown, which other programs
+    write as 0, as an empty text or as a number that is not finite.
+
+    >>> physical_size("0.5"), physical_size(""), physical_size(float("nan"))
+    (0.5, None, None)
+    """
+    try:
+        size = float(told)
+    except (TypeError, ValueError):
+        return None
+    return size if size and math.isfinite(size) else None
+
+
+def unit_name(symbol: str) -> str | None:
+    """A unit in full, as OME-Zarr writes it; None for the empty symbol.
+
+    >>> unit_name("um"), unit_name("micrometer")
+    ('micrometer', 'micrometer')
+    """
+    return _UNITS.get(symbol, symbol) or None

@@ -1,0 +1,222 @@
+"""How patches, blocks and units cut a volume, and how patches meet at their seams."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base import InferConfig, UsageError
+from ..data import Box, Grid
+
+Seam = Literal["trim", "blend"]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What travels the pipeline: some neighbouring patches of one volume."""
+
+    number: int
+    """Place in the visiting order of the whole job."""
+    volume: int
+    """Which of the job's (t, channel group) volumes."""
+    region: int
+    """Which region of that volume."""
+    patches: Box
+    """Indices in the patch grid."""
+    core: Box
+    """The voxels that its patches own, clipped to the volume."""
+    support: Box
+    """The voxels that it contributes to: the core when seams are trimmed, more when blended."""
+    read: Box
+    """The voxels that its patches see; may reach past the volume's edge."""
+
+    def __str__(self) -> str:
+        return f"block {self.number} {self.core}"
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Every cut of one spatial volume. All boxes are three axes, z y x, in source coordinates."""
+
+    domain: Box
+    patch: tuple[int, ...]
+    overlap: tuple[int, ...]
+    seam: Seam
+    unit: tuple[int, ...]
+    """Shape of a write unit."""
+    anchor: tuple[int, ...]
+    """Where the sink's own chunk grid begins, in source coordinates."""
+    region: tuple[int, ...]
+    """Shape of a region, whole units: within one, each patch is computed once, and what is
+    half done is held in memory; a patch on a border is computed for each side."""
+    patches_per_block: tuple[int, ...]
+
+    @property
+    def stride(self) -> tuple[int, ...]:
+        return tuple(p - o for p, o in zip(self.patch, self.overlap, strict=True))
+
+    @property
+    def before(self) -> tuple[int, ...]:
+        """Voxels of context that a patch reads before its core."""
+        return tuple(o // 2 for o in self.overlap)
+
+    @property
+    def after(self) -> tuple[int, ...]:
+        return tuple(o - o // 2 for o in self.overlap)
+
+    @property
+    def units(self) -> Grid:
+        return Grid(self.domain, self.unit, self.anchor)
+
+    @property
+    def regions(self) -> Grid:
+        return Grid(self.domain, self.region, self.anchor)
+
+    @property
+    def cores(self) -> Grid:
+        """The patch grid, by what each patch owns."""
+        return Grid(self.domain, self.stride, self.domain.start)
+
+    def patch_read(self, index: Sequence[int]) -> Box:
+        """What the patch at an index sees; may reach past the volume's edge."""
+        start = [
+            i * s + o - b
+            for i, s, o, b in zip(index, self.stride, self.domain.start, self.before, strict=True)
+        ]
+        return Box.of(start, self.patch)
+
+    def patches_for(self, box: Box) -> Box:
+        """Indices of the patches that contribute to a box."""
+        if self.seam == "blend":
+            box = box.grow(self.after, self.before) & self.domain
+        return self.cores.touching(box)
+
+    def read_of(self, patches: Box) -> Box:
+        """What some patches see together."""
+        last = tuple(i - 1 for i in patches.stop)
+        return Box(self.patch_read(patches.start).start, self.patch_read(last).stop)
+
+    def core_of(self, patches: Box) -> Box:
+        first, last = self.cores.cell(patches.start), self.cores.cell([i - 1 for i in patches.stop])
+        return Box(first.start, last.stop)
+
+    def support_of(self, patches: Box) -> Box:
+        if self.seam == "trim":
+            return self.core_of(patches)
+        return self.read_of(patches) & self.domain
+
+    def blocks_of(self, region: Box) -> Grid:
+        """The index boxes of a region's blocks.
+
+        Block lines are anchored in the global patch grid, not in the region, so a blended sum
+        adds the same numbers in the same order whatever the region.
+        """
+        return Grid(self.patches_for(region), self.patches_per_block)
+
+    def blocks(self, number: int = 0, volume: int = 0) -> Iterator[Block]:
+        """Every block of the volume in visiting order, numbered from ``number``."""
+        for flat, region in enumerate(self.regions):
+            for patches in self.blocks_of(region):
+                core, support = self.core_of(patches), self.support_of(patches)
+                yield Block(number, volume, flat, patches, core, support, self.read_of(patches))
+                number += 1
+
+    def count_blocks(self) -> int:
+        return math.prod(
+            int((-(-stop // n) - first // n).sum())
+            for (first, stop), n in zip(
+                self._patches_by_axis(), self.patches_per_block, strict=True
+            )
+        )
+
+    def count_patches(self) -> int:
+        """Patches computed, those on region borders counted for each side."""
+        return math.prod(int((stop - first).sum()) for first, stop in self._patches_by_axis())
+
+    def _patches_by_axis(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        # Regions form a product grid, so what they sum to is a product of one short sum an axis.
+        return (self.patches_along(axis) for axis in range(len(self.patch)))
+
+    def regions_along(self, axis: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Start and stop of each region along an axis: two arrays of shape (regions,)."""
+        cells, step, anchor = self.regions.cells, self.region[axis], self.anchor[axis]
+        lines = anchor + step * np.arange(cells.start[axis], cells.stop[axis] + 1, dtype=np.int64)
+        lines = lines.clip(self.domain.start[axis], self.domain.stop[axis])
+        return lines[:-1], lines[1:]
+
+    def patches_along(self, axis: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """`patches_for` each region along an axis: first and stop, two arrays (regions,)."""
+        low, high, stride = self.domain.start[axis], self.domain.stop[axis], self.stride[axis]
+        start, stop = self.regions_along(axis)
+        if self.seam == "blend":
+            start = np.maximum(start - self.after[axis], low)
+            stop = np.minimum(stop + self.before[axis], high)
+        return (start - low) // stride, -((low - stop) // stride)
+
+
+@dataclass(frozen=True, slots=True)
+class PatchShape:
+    """A patch and its overlap, always three axes, and how many of them the model sees."""
+
+    patch: tuple[int, ...]
+    overlap: tuple[int, ...]
+    model_axes: Literal[2, 3]
+
+
+def per_axis(values: Sequence[int], *, plane: bool, thin: int) -> tuple[int, ...]:
+    """One number or one for each axis, as z y x; ``thin`` is the z of a plane."""
+    if len(values) == 3:
+        return tuple(values)
+    if len(values) == 2:
+        return (thin, *values)
+    return (thin if plane else values[0], values[0], values[0])
+
+
+def patch_shape(config: InferConfig, has_z: bool, model_axes: int | None) -> PatchShape:
+    """The patch of a job: two axes where the patch has two or the net is two-dimensional.
+
+    Raises `UsageError` where patch, overlap, trim and net contradict each other.
+    """
+    axes = len(config.patch) if len(config.patch) > 1 else (model_axes or (3 if has_z else 2))
+    if model_axes is not None and axes != model_axes:
+        raise UsageError(
+            f"--patch {' '.join(map(str, config.patch))} has {axes} axes but the model is made of "
+            f"{model_axes}-D convolutions"
+        )
+    plane = axes == 2
+    patch = per_axis(config.patch, plane=plane, thin=1)
+    overlap = per_axis(config.overlap, plane=plane, thin=0)
+    if len(config.overlap) == 1:
+        # One number is meant for the axes that can share it; an axis of one voxel cannot.
+        overlap = tuple(0 if p == 1 else o for p, o in zip(patch, overlap, strict=True))
+    for name, p, o in zip("zyx", patch, overlap, strict=True):
+        if o >= p:
+            raise UsageError(f"--overlap {o} must be less than --patch {p} (axis {name})")
+        trim = config.trim_voxels if config.seam_mode == "trim" and p > 1 else None
+        if trim is not None and 2 * trim > o:
+            raise UsageError(
+                f"--trim-voxels {trim} needs an --overlap of at least "
+                f"{2 * trim}, not {o} (axis {name})"
+            )
+    return PatchShape(patch, overlap, 2 if plane else 3)
+
+
+def block_halo(config: InferConfig, geometry: Geometry) -> tuple[int, ...]:
+    """Voxels around a write unit, z y x, that count in its own percentiles: no more than its
+    patches see on either side of it, so that it is as many around every unit.
+
+    Nothing else depends on a halo here: a patch always sees its true neighbours, whatever unit
+    they belong to.
+    """
+    if config.halo is not None:
+        halo = per_axis(config.halo, plane=False, thin=0)
+    elif config.seam_mode == "blend":
+        halo = tuple(max(1, min(8, p // 8)) for p in geometry.patch)
+    else:
+        halo = geometry.before if config.trim_voxels is None else (config.trim_voxels,) * 3
+    return tuple(map(min, halo, geometry.before))

@@ -1,0 +1,169 @@
+"""What the heads of a model are, and what becomes of their values for it.
+
+    intensity   brought back to the range of the input, blended; in the dtype of the input
+    scores      blended, never brought back; float32
+    labels      never brought back, never blended: the patch that owns a voxel decides; in the
+                integers of the net, and never through a float
+
+An output that exists, or ``--out-dtype``, says another dtype. What a head is, the user says, the
+registry of models knows, or `judge` finds on a patch of the input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+
+from ..base import HEAD_KINDS, HeadKind, UsageError
+
+Origin = Literal["said", "known", "assumed"]
+
+_WIDE = ("int32", "uint32", "int64", "uint64", "float64")
+
+
+def is_wide(dtype: np.dtype[Any]) -> bool:
+    """Whether a dtype holds values that float32 does not.
+
+    >>> is_wide(np.dtype("uint32")), is_wide(np.dtype("uint16"))
+    (True, False)
+    """
+    return dtype.name in _WIDE
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one output takes of the model: a head, or a channel of the only one."""
+
+    name: str
+    channels: int
+    dtype: str
+    """Of the head, by torch's name."""
+    channel: int | None = None
+    """Of the only head, where its channels are dealt out."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadPlan:
+    """How the values of a head get from the net to the output."""
+
+    name: str
+    channels: int
+    kind: HeadKind
+    origin: Origin
+    dtype: np.dtype[Any]
+    """Of the output."""
+    work: np.dtype[Any]
+    """What values are brought back in and blended patches are added up in: float32, or float64
+    where the dtypes need it."""
+    blended: bool
+    denormalized: bool
+
+    @property
+    def kept(self) -> np.dtype[Any]:
+        """The dtype in which blocks, and units under way, hold the values."""
+        return self.work if self.blended else self.dtype
+
+    def line(self) -> str:
+        """The head for a reader."""
+        assumed = ", assumed (--head-kind says otherwise)" if self.origin == "assumed" else ""
+        back = "denormalised" if self.denormalized else "not denormalised"
+        seam = "blended" if self.blended else "trimmed"
+        return f"{self.name}: {self.kind}{assumed}; {back}, {seam}, {self.dtype}"
+
+
+def said_kinds(said: Sequence[str] | None, parts: Sequence[Part]) -> list[HeadKind | None]:
+    """What ``--head-kind`` says of each part, None where it says nothing.
+
+    Raises `UsageError` for a name that no head has, and for too few or too many.
+    """
+    if said is None:
+        return [None] * len(parts)
+    named = dict(word.rsplit("=", 1) for word in said if "=" in word)
+    if named:
+        known = [part.name for part in parts] + [_head_of(part) for part in parts]
+        for name in named:
+            if name not in known:
+                shown = ", ".join(part.name for part in parts)
+                raise UsageError(f"--head-kind {name!r}: the model has no such head, but {shown}")
+        return [_kind(named.get(part.name, named.get(_head_of(part)))) for part in parts]
+    if len(said) not in (1, len(parts)):
+        raise UsageError(
+            f"--head-kind names {len(said)} kinds but the model has {len(parts)} head(s)"
+        )
+    return [_kind(said[0] if len(said) == 1 else said[i]) for i in range(len(parts))]
+
+
+def _head_of(part: Part) -> str:
+    return part.name if part.channel is None else part.name.rpartition(".")[0]
+
+
+def _kind(word: str | None) -> HeadKind | None:
+    return next((kind for kind in HEAD_KINDS if kind == word), None)
+
+
+def default_dtype(kind: HeadKind, part: Part, source: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype of a new output. Labels that a net returns as floats become int32."""
+    if kind == "intensity":
+        return source
+    if kind == "scores":
+        return np.dtype(np.float32)
+    if part.dtype == "bool":
+        return np.dtype(np.uint8)
+    return np.dtype(part.dtype if "int" in part.dtype else np.int32)
+
+
+def whole_range(dtype: np.dtype[Any]) -> tuple[int, int]:
+    """The integers that a dtype holds, every one between the two.
+
+    >>> whole_range(np.dtype("float32"))
+    (-16777216, 16777216)
+    """
+    if dtype.kind == "b":
+        return 0, 1
+    if dtype.kind == "f":
+        most = 2 ** (np.finfo(dtype).nmant + 1)
+        return -most, most
+    info = np.iinfo(dtype)
+    return int(info.min), int(info.max)
+
+
+@lru_cache
+def float_range(dtype: np.dtype[Any]) -> tuple[float, float] | None:
+    """Below the first and from the second on, a float is clipped on its way into a dtype; None
+    where none is.
+
+    >>> float_range(np.dtype("uint8"))
+    (-0.5, 255.5)
+    """
+    if dtype.kind == "f":
+        most = float(np.finfo(dtype).max)
+        return (-most, float(np.nextafter(most, np.inf))) if dtype.itemsize == 2 else None
+    low, high = whole_range(dtype)
+    return low - 0.5, high + 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Clipped:
+    """How much of an output was clipped to the range of its dtype."""
+
+    head: str
+    output: str
+    dtype: str
+    clipped: int
+    values: int
+    """Voxels, each channel counted."""
+
+    @property
+    def share(self) -> float:
+        return self.clipped / self.values if self.values else 0.0
+
+    def line(self) -> str:
+        return (
+            f"Clipped: {100 * self.share:.1f} % of {self.output} (head {self.head}, "
+            f"{self.clipped:,} of {self.values:,} values) were outside the range of {self.dtype}; "
+            "give a wider --out-dtype, or say what the head is by --head-kind"
+        )

@@ -1,0 +1,116 @@
+"""The bytes that a plan needs on the host and on a device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..data import Box
+from .traffic import BlockShape
+
+RUNTIME_BYTES = 80 * 2**20
+"""Thread stacks, arenas and what codecs hold: measured, see benchmarks/README.md."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a plan must know of source, sinks, model and machine."""
+
+    domain: Box
+    """Spatial domain of the source, z y x."""
+    source_itemsize: int
+    source_chunk: tuple[int, ...]
+    """Spatial, z y x."""
+    chunk_bytes: int
+    """Of a chunk when it is decoded, all its axes."""
+    source_origin: tuple[int, ...]
+    """A corner of the source's chunk grid."""
+    source_is_float: bool
+    source_cache: int | None
+    """Bytes of decoded chunks that the source keeps by the user's own word; None: ours to set."""
+    source_caches: bool
+    """Whether the source can keep decoded chunks at all."""
+    num_volumes: int
+    """(t, channel group) pairs."""
+    batch: int
+    """Patches gathered before a forward."""
+    in_channels: int
+    out_channels: tuple[int, ...]
+    """Of each head."""
+    out_itemsizes: tuple[int, ...]
+    sum_itemsizes: tuple[int, ...]
+    """Of what each head's patches are added up in; 0 for a head that is not blended."""
+    write_grids: tuple[tuple[int, ...], ...]
+    """Spatial write grid of each sink."""
+    anchor: tuple[int, ...]
+    """Where the sinks' chunk grids begin, in source coordinates."""
+    weight_bytes: int
+    forward_bytes: int | None
+    """Most bytes in one forward of a full batch, None where unknown."""
+    devices: tuple[str, ...]
+    """Device types, one for each device."""
+    base_bytes: int
+    """What this process holds already, model weights included."""
+    available_bytes: int
+    """What the machine could still give it."""
+    cores: int
+    """That decode chunks at once."""
+    device_bytes: int | None
+    """Free memory of the smallest device, None on the CPU."""
+    cast_bytes: int = 0
+    """Of the weights in half precision, which autocast keeps beside them."""
+    work_itemsize: int = 4
+    """Of what patches are normalised and brought back in."""
+    heads: tuple[str, ...] = ()
+    """What each head is taken for, for a reader."""
+    notes: tuple[str, ...] = ()
+    """What the plan should say of how the model is run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Predicted peak of host memory, by cause, bytes."""
+
+    base: int
+    forward: int
+    blocks: int
+    assembly: int
+    writing: int
+    cache: int
+    decoding: int
+    """Chunks that are decoded, and too many for the cache."""
+    runtime: int = RUNTIME_BYTES
+
+    @property
+    def total(self) -> int:
+        return sum(getattr(self, name) for name in self.__slots__)
+
+
+def chunks_of_block(facts: Facts, block: BlockShape) -> int:
+    """Chunks of the source that a block touches at most."""
+    lengths = zip(block.read.shape, facts.source_chunk, facts.domain.shape, strict=True)
+    return math.prod(min(-(-(n - 1) // chunk) + 1, -(-all_ // chunk)) for n, chunk, all_ in lengths)
+
+
+def block_bytes_of(facts: Facts, read: int, support: int) -> int:
+    """What was read and what came of it: memory of both is kept for the next block. Of floats, also
+    a byte for each voxel that says whether it was finite."""
+    came = support * (sum(block_voxel_bytes(facts)) + facts.source_is_float)
+    return read * facts.in_channels * facts.source_itemsize + came
+
+
+def block_voxel_bytes(facts: Facts) -> list[int]:
+    """Bytes for each voxel of a block, head by head: of sums where it is blended."""
+    each = zip(facts.out_channels, facts.out_itemsizes, facts.sum_itemsizes, strict=True)
+    return [channels * (sums or out) for channels, out, sums in each]
+
+
+def unit_voxel_bytes(facts: Facts) -> list[int]:
+    """The same of a unit, whose buffers hold sums and, cast from these, what is written."""
+    each = zip(facts.out_channels, facts.out_itemsizes, facts.sum_itemsizes, strict=True)
+    return [channels * max(sums, out) for channels, out, sums in each]
+
+
+def in_words(shape: Sequence[int]) -> str:
+    return " x ".join(str(n) for n in shape)

@@ -1,0 +1,400 @@
+"""Everything known before a byte moves: counts, bytes, amplifications, memory, and the refusal.
+
+A `Plan` is arithmetic on shapes. It opens nothing and reads nothing; `infer` gathers the `Facts`
+and carries the plan out. A job that cannot fit is refused here, with the two numbers and the flag
+that would mend it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ..base import InferConfig, Refused, UsageError, format_bytes, format_count, significant
+from .geometry import Block, Geometry, PatchShape, per_axis
+from .memory import (
+    Facts,
+    Memory,
+    block_bytes_of,
+    block_voxel_bytes,
+    chunks_of_block,
+    in_words,
+    unit_voxel_bytes,
+)
+from .traffic import BlockShape, CacheLevel, largest_block, open_peak, reads
+
+BLOCK_VOXELS = 3_000_000
+"""A compute block grows until its read region would hold more. Small blocks are cheap to have in
+flight and touch little fresh memory; below this the cost of a block as such begins to show."""
+UNIT_VOXELS = 2**22
+"""A fitted write unit grows until it would hold more; small ones are let go, and safe, sooner."""
+OWN_UNIT_VOXELS = 2**24
+"""The same where each unit has percentiles, and so patches, of its own: 256 cubed, as small ones
+would share few patches."""
+
+
+def select(selection: Sequence[str | int], start: int, stop: int, flag: str) -> tuple[int, ...]:
+    """The coordinates that ``all``, ``3``, ``0:5`` or several of these name within a domain.
+
+    >>> select(["0:2", 5], 0, 6, "--t")
+    (0, 1, 5)
+    """
+    chosen: list[int] = []
+    for item in (part for value in selection for part in str(value).split(",")):
+        try:
+            if item == "all":
+                chosen += range(start, stop)
+            elif ":" in item:
+                low, high, *step = (int(n) if n else None for n in item.split(":"))
+                low, high = start if low is None else low, stop if high is None else high
+                several = range(low, high, *[n for n in step if n])
+                # One more than the input has is out of its range: the rest need not be spelt out.
+                chosen += several[: stop - start + 1]
+            else:
+                chosen.append(int(item))
+        except (ValueError, TypeError):
+            raise UsageError(f"{flag} {item!r} is not all, an index or a range like 0:5") from None
+    if not chosen:
+        raise UsageError(f"{flag} {' '.join(map(str, selection))} names nothing")
+    for value in chosen:
+        if not start <= value < stop:
+            raise UsageError(f"{flag} {value} is out of range: the input has {start} to {stop - 1}")
+    if len(set(chosen)) < len(chosen):
+        raise UsageError(f"{flag} {' '.join(map(str, selection))} names one index twice")
+    return tuple(chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A job as numbers. Rates are not here: nothing has been measured yet."""
+
+    facts: Facts
+    geometry: Geometry
+    shape: PatchShape
+    batch: int
+    num_units: int
+    num_blocks: int
+    num_patches: int
+    block_budget: int
+    """Bytes of blocks under way for each device, from the start of reading to the end of
+    stitching; see `block_bytes`."""
+    write_budget: int
+    """Bytes of finished units that may wait to be written."""
+    cache_bytes: int
+    memory: Memory
+    memory_limit: int
+    device_peak: int | None
+    voxels: int
+    """Voxels of all volumes, one channel: what throughput is counted in."""
+    read_bytes: int
+    """Decoded bytes that reading must touch, amplification included."""
+    statistics_bytes: int
+    """Decoded bytes of the pass that finds global percentiles."""
+    input_bytes: int
+    output_bytes: int
+
+    @property
+    def patch_amplification(self) -> float:
+        """Computed voxels for each voxel of the volume."""
+        return self.num_patches * math.prod(self.shape.patch) / self.voxels
+
+    @property
+    def read_amplification(self) -> float:
+        """Decoded bytes for each byte of the input."""
+        return self.read_bytes / self.input_bytes
+
+    @property
+    def write_amplification(self) -> float:
+        """1: a unit is whole chunks and is written once. Anything else was refused."""
+        return 1.0
+
+    def block_bytes(self, block: Block | BlockShape) -> int:
+        """What a block holds on the host: what was read of it, and later what came of it."""
+        return block_bytes_of(self.facts, block.read.size, block.support.size)
+
+    @property
+    def largest_block_bytes(self) -> int:
+        return self.block_bytes(largest_block(self.geometry))
+
+    @property
+    def read_buffer_bytes(self) -> int:
+        """Room for what is read of any block."""
+        values = largest_block(self.geometry).hull.size * self.facts.in_channels
+        return values * self.facts.source_itemsize
+
+    @property
+    def block_buffer_bytes(self) -> int:
+        """Room for one head of any block."""
+        return largest_block(self.geometry).support.size * max(block_voxel_bytes(self.facts))
+
+    @property
+    def unit_buffer_bytes(self) -> int:
+        """Room for one head of any unit, sums as well as what is written of them."""
+        return math.prod(self.geometry.unit) * max(unit_voxel_bytes(self.facts))
+
+    def refuse(self) -> None:
+        """Raise `Refused` where host or device cannot hold the job."""
+        if self.memory.total > self.memory_limit:
+            causes = ("base", "forward", "assembly", "blocks", "writing", "decoding")
+            parts = {name: getattr(self.memory, name) for name in causes}
+            cure = {
+                "base": "a smaller model",
+                "forward": "a smaller --batch or --patch",
+                "assembly": f"a smaller --block (now {in_words(self.geometry.unit)})",
+                "blocks": "fewer --prep-workers",
+                "writing": "fewer --writer-workers",
+                "decoding": "an input of smaller chunks",
+            }[max(parts, key=lambda n: parts[n])]
+            raise Refused(
+                f"this job needs {format_bytes(self.memory.total)} of host memory but may take "
+                f"{format_bytes(self.memory_limit)}; give {cure} or a larger --max-memory"
+            )
+        free = self.facts.device_bytes
+        if self.device_peak is not None and free is not None and self.device_peak > free:
+            raise Refused(
+                f"this job needs {format_bytes(self.device_peak)} on each device but "
+                f"{format_bytes(free)} are free; give a smaller --batch (now {self.batch})"
+            )
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """The plan for a reader: (what, how much)."""
+        geometry, memory, facts, size = self.geometry, self.memory, self.facts, format_bytes
+        yield "volume", f"{in_words(geometry.domain.shape)} voxels, {facts.num_volumes} volume(s)"
+        patches = f"{format_count(self.num_patches)} patches in batches of {self.batch}"
+        shape = (
+            f"{in_words(self.shape.patch)}, overlap {in_words(self.shape.overlap)}, {geometry.seam}"
+        )
+        yield "patch", f"{shape}; {patches}"
+        for head in facts.heads:
+            yield "head", head
+        per_block, unit = in_words(geometry.patches_per_block), in_words(geometry.unit)
+        blocks = f"{format_count(self.num_blocks)} blocks of {per_block} patches"
+        if self.num_blocks == self.num_units:
+            blocks = f"{format_count(self.num_blocks)} blocks, one for each to write"
+        yield "to compute", blocks
+        yield "to write", f"{format_count(self.num_units)} blocks of {unit} voxels"
+        if len(geometry.regions) > 1:
+            yield (
+                "regions",
+                f"{format_count(len(geometry.regions))} of {in_words(geometry.region)} voxels",
+            )
+        yield (
+            "amplification",
+            (
+                f"patches {significant(self.patch_amplification)}, "
+                f"reading {significant(self.read_amplification)}, "
+                f"writing {significant(self.write_amplification)}"
+            ),
+        )
+        extra = f", {size(self.statistics_bytes)} more for percentiles"
+        yield (
+            "reads",
+            (
+                f"{size(self.read_bytes)} decoded for {size(self.input_bytes)} of input"
+                f"{extra if self.statistics_bytes else ''}"
+            ),
+        )
+        yield "computes", f"{format_count(self.num_patches * math.prod(self.shape.patch))} voxels"
+        yield "writes", f"{size(self.output_bytes)} before compression"
+        yield "host memory", f"{size(memory.total)} of {size(self.memory_limit)} at most"
+        for part in memory.__slots__:
+            yield f"  {part}", size(getattr(memory, part))
+        if self.device_peak is not None:
+            yield "device memory", f"{size(self.device_peak)} on each device"
+        if facts.forward_bytes is None:
+            yield "note", "the model could not be sized in advance: its own memory is not counted"
+        for note in facts.notes:
+            yield "note", note
+
+
+def make_plan(config: InferConfig, facts: Facts, shape: PatchShape) -> Plan:
+    """Fit what the user left open, check what they set, count everything.
+
+    Of all regions and read caches that fit the memory, the plan takes the one that computes and
+    reads least: a region is the whole volume where that fits.
+
+    Raises `UsageError` for a block that does not match the output's chunks. What does not fit
+    is still planned, so that it can be shown; `Plan.refuse` says no.
+    """
+    unit = fit_unit(config, facts, shape)
+    limit = config.max_memory or facts.base_bytes + int(0.8 * facts.available_bytes)
+    plans = [
+        _count(config, facts, shape, _geometry(config, facts, shape, unit, region), cache, limit)
+        for region in _regions(config, facts, unit)
+        for cache in _cache_levels(facts)
+    ]
+    fitting = [plan for plan in plans if plan.memory.total <= limit]
+    if not fitting:
+        return min(plans, key=lambda plan: plan.memory.total)
+    return min(fitting, key=lambda p: p.patch_amplification + p.read_amplification / 4)
+
+
+def fit_unit(config: InferConfig, facts: Facts, shape: PatchShape) -> tuple[int, ...]:
+    """The write unit: what the user said, if it is whole chunks of every sink, or a fitted one."""
+    grid = tuple(math.lcm(*axis) for axis in zip(*facts.write_grids, strict=True))
+    extent = facts.domain.shape
+    if config.block is None:
+        unit = list(grid)
+        most = OWN_UNIT_VOXELS if config.normalize == "percentile" else UNIT_VOXELS
+        while True:
+            growing = [a for a in range(3) if unit[a] < extent[a]]
+            axis = min(growing, key=lambda a: (unit[a], -a), default=None)
+            if axis is None or math.prod(unit) * 2 > most:
+                return tuple(unit)
+            unit[axis] *= 2
+    block = per_axis(config.block, plane=False, thin=grid[0])
+    for name, b, p, n in zip("zyx", block, shape.patch, extent, strict=True):
+        if b < p and b < n:
+            raise UsageError(f"--block {b} is smaller than --patch {p} (axis {name})")
+    for name, b, g, n in zip("zyx", block, grid, extent, strict=True):
+        if b % g and b < n:
+            raise UsageError(
+                f"--block {b} is not a multiple of the output's {g} (its chunks or shards along "
+                f"{name}): each would be written more than once; give --block {-(-b // g) * g}"
+            )
+    return tuple(-(-min(b, n) // g) * g for b, g, n in zip(block, grid, extent, strict=True))
+
+
+def _regions(config: InferConfig, facts: Facts, unit: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Region shapes to weigh, largest first; z is swept, so it is never cut."""
+    if config.normalize == "percentile":
+        yield unit
+        return
+    units = [-(-n // u) + 1 for n, u in zip(facts.domain.shape, unit, strict=True)]
+    while True:
+        yield tuple(n * u for n, u in zip(units, unit, strict=True))
+        axis = 1 if units[1] * unit[1] >= units[2] * unit[2] else 2
+        if units[axis] == 1:
+            axis = 3 - axis
+        if units[axis] == 1:
+            return
+        units[axis] = -(-units[axis] // 2)
+
+
+def _cache_levels(facts: Facts) -> tuple[CacheLevel, ...]:
+    if not facts.source_caches:
+        return ("none",)
+    return ("layer", "row", "none")
+
+
+def _geometry(
+    config: InferConfig,
+    facts: Facts,
+    shape: PatchShape,
+    unit: tuple[int, ...],
+    region: tuple[int, ...],
+) -> Geometry:
+    stride = tuple(p - o for p, o in zip(shape.patch, shape.overlap, strict=True))
+    counts = [-(-n // s) for n, s in zip(facts.domain.shape, stride, strict=True)]
+    if config.normalize == "percentile":
+        # Each region is one block: its percentiles are needed before its first patch. Blocks end
+        # at multiples of this in the global grid, so it must be all of it.
+        per_block = counts
+    else:
+        per_block = [1, 1, 1]
+        while growing := [a for a in range(3) if per_block[a] < counts[a]]:
+            axis = min(growing, key=lambda a: (per_block[a] * stride[a], -a))
+            per_block[axis] += 1
+            read = (n * s + o for n, s, o in zip(per_block, stride, shape.overlap, strict=True))
+            if math.prod(read) * facts.in_channels > BLOCK_VOXELS:
+                per_block[axis] -= 1
+                break
+    return Geometry(
+        domain=facts.domain,
+        patch=shape.patch,
+        overlap=shape.overlap,
+        seam="blend" if any(facts.sum_itemsizes) else "trim",
+        unit=unit,
+        anchor=facts.anchor,
+        region=region,
+        patches_per_block=tuple(per_block),
+    )
+
+
+def _count(
+    config: InferConfig,
+    facts: Facts,
+    shape: PatchShape,
+    geometry: Geometry,
+    level: CacheLevel,
+    limit: int,
+) -> Plan:
+    out_bytes = sum(c * i for c, i in zip(facts.out_channels, facts.out_itemsizes, strict=True))
+    held_bytes = sum(unit_voxel_bytes(facts))
+    largest = largest_block(geometry)
+    block_bytes = block_bytes_of(facts, largest.read.size, largest.support.size)
+    lanes = len(facts.devices)
+    # A batch under way can hold patches of as many blocks as it has rows, and none of these is let
+    # go before the batch is full: there must be room for all of them and for one block more.
+    one_patch = block_bytes_of(facts, math.prod(shape.patch), math.prod(shape.patch))
+    least = facts.batch * one_patch + 2 * block_bytes
+    block_budget = least + max(1, config.prep_workers // lanes) * block_bytes
+    if config.max_inflight_batches is not None:
+        allowed = config.max_inflight_batches * facts.batch * one_patch
+        block_budget = min(block_budget, max(least, allowed))
+    on_host = all(device == "cpu" for device in facts.devices)
+    blocks = lanes * block_budget
+    if not on_host:  # two blocks of each go up at a time; torch pins memory in powers of two
+        read_bytes = largest.read.size * facts.in_channels * facts.source_itemsize
+        blocks += lanes * 2 * (1 << (read_bytes - 1).bit_length())
+
+    patch_values = facts.batch * math.prod(shape.patch)
+    channels = facts.in_channels + sum(facts.out_channels)
+    buffers = patch_values * facts.work_itemsize * channels
+    computing = max(facts.forward_bytes or 0, buffers) + facts.cast_bytes
+    forward = (computing + patch_values * facts.work_itemsize) if on_host else 0
+
+    unit_voxels = min(math.prod(geometry.unit), geometry.domain.size)
+    write_budget = (config.writer_workers + 1) * unit_voxels * out_bytes
+    waiting = min(write_budget // out_bytes, geometry.domain.size * facts.num_volumes)
+    writing = waiting * held_bytes
+    if geometry.seam == "blend":  # each writer makes the dtype of the sink out of the sums
+        writing += config.writer_workers * unit_voxels * out_bytes
+    cached, decoded = reads(geometry, facts.source_chunk, level, origin=facts.source_origin)
+    channel_bytes = facts.in_channels * facts.source_itemsize
+    cache = cached * channel_bytes
+    if facts.source_cache is not None:
+        cache = facts.source_cache
+    elif cache:
+        # What a store notes of each chunk counts, too; a cache that holds all but one chunk of
+        # what comes round again holds none of it.
+        cache += cache // 32 + 2**20
+    at_once = min(facts.cores, config.prep_workers * chunks_of_block(facts, largest))
+    decoding = max(0, at_once * facts.chunk_bytes - cache)
+    device_peak = None
+    if not on_host:
+        device_peak = facts.weight_bytes + computing + buffers + block_budget
+    input_bytes = geometry.domain.size * facts.in_channels * facts.source_itemsize
+    return Plan(
+        facts=facts,
+        geometry=geometry,
+        shape=shape,
+        batch=facts.batch,
+        num_units=len(geometry.units) * facts.num_volumes,
+        num_blocks=geometry.count_blocks() * facts.num_volumes,
+        num_patches=geometry.count_patches() * facts.num_volumes,
+        block_budget=block_budget,
+        write_budget=write_budget,
+        cache_bytes=cache,
+        memory=Memory(
+            base=facts.base_bytes,
+            forward=forward,
+            blocks=blocks,
+            assembly=open_peak(geometry) * held_bytes,
+            writing=writing,
+            cache=cache,
+            decoding=decoding,
+        ),
+        memory_limit=limit,
+        device_peak=device_peak,
+        voxels=geometry.domain.size * facts.num_volumes,
+        read_bytes=decoded * channel_bytes * facts.num_volumes,
+        statistics_bytes=(
+            input_bytes * facts.num_volumes * (2 if facts.source_itemsize > 2 else 1)
+            if config.normalize == "global"
+            else 0
+        ),
+        input_bytes=input_bytes * facts.num_volumes,
+        output_bytes=geometry.domain.size * out_bytes * facts.num_volumes,
+    )

@@ -1,0 +1,144 @@
+"""How patches become a volume again: who owns a voxel (trim), or how much each counts (blend).
+
+``axis_weights`` says what each patch along one axis contributes; the weight of a voxel is the
+product over its axes. `Assembly` joins blocks into write units in host memory and gives a unit
+out when its last voxel has arrived. It must be fed blocks in visiting order: then a sum of
+overlapping patches is always taken in the same order and the result is the same to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..data import Box, indices
+from .geometry import Block, Geometry
+
+
+def window(patch: int, overlap: int, floor: float) -> NDArray[np.float64]:
+    """The raw blending window of one axis, shape (patch,): a raised cosine over the overlap.
+
+    ``floor`` is the least weight, so that no voxel of a patch is thrown away altogether.
+    """
+    ramp = np.ones(patch)
+    if overlap:
+        rise = np.sin(np.pi * (np.arange(overlap) + 0.5) / (2 * overlap)) ** 2
+        ramp[:overlap] = rise
+        ramp[-overlap:] = np.minimum(ramp[-overlap:], rise[::-1])
+    return np.maximum(ramp, floor)
+
+
+def axis_weights(
+    patch: int, overlap: int, floor: float, index: int, count: int
+) -> NDArray[np.float64]:
+    """Weights of patch ``index`` of ``count`` along one axis, shape (patch,), float64.
+
+    Over the patches that cover a voxel they add up to one, at the volume's edges as well.
+    """
+    reach = (patch - 1) // (patch - overlap)
+    # Patches far from both edges are all alike.
+    left, right = min(index, reach), min(count - 1 - index, reach)
+    return _axis_weights(patch, overlap, floor, left, left + right + 1)
+
+
+@lru_cache(maxsize=256)
+def _axis_weights(
+    patch: int, overlap: int, floor: float, index: int, count: int
+) -> NDArray[np.float64]:
+    raw = window(patch, overlap, floor)
+    stride = patch - overlap
+    total = np.zeros(patch)
+    for other in range(count):
+        shift = (other - index) * stride
+        low, high = max(0, shift), min(patch, shift + patch)
+        total[low:high] += raw[low - shift : high - shift]
+    weights: NDArray[np.float64] = raw / total
+    return weights
+
+
+@dataclass(slots=True)
+class Unit:
+    """A write unit under way: one box of one volume, an array for each head of the model."""
+
+    volume: int
+    index: tuple[int, ...]
+    box: Box
+    arrays: list[NDArray[Any]]
+    """One for each head, shape (channels, z, y, x)."""
+    missing: int
+    """Voxels of block support that have not arrived yet."""
+
+
+@dataclass(slots=True)
+class Assembly:
+    """Blocks in, in visiting order; whole units out."""
+
+    geometry: Geometry
+    empty: Callable[[int, tuple[int, ...]], NDArray[Any]]
+    """``empty(head, spatial shape)`` makes the array of a unit; of zeros where sums are taken."""
+    blended: Sequence[bool]
+    """Of each head: whether its patches are added up, or each voxel comes from the one that owns
+    it."""
+    wanted: Callable[[int, tuple[int, ...]], bool] = lambda volume, index: True
+    """False for a unit that was written by an earlier run."""
+    open: dict[tuple[int, tuple[int, ...]], Unit] = field(default_factory=dict)
+
+    def add(self, block: Block, heads: Sequence[NDArray[Any]]) -> Iterator[Unit]:
+        """Merge a block's heads, each (channels, z, y, x) of its support or, where it is not
+        blended, of its core; yield units now whole."""
+        geometry = self.geometry
+        region = geometry.regions[block.region]
+        support = block.support & region
+        for index in indices(geometry.units.touching(support)):
+            if not self.wanted(block.volume, index):
+                continue
+            unit = self._unit(block.volume, index)
+            for array, head, blended in zip(unit.arrays, heads, self.blended, strict=True):
+                held = block.support if blended else block.core
+                part = held & region & unit.box
+                if part.size == 0:  # of a patch that owns nothing here
+                    continue
+                where = (slice(None), *part.within(unit.box))
+                which = (slice(None), *part.within(held))
+                if blended:
+                    np.add(array[where], head[which], out=array[where])
+                else:
+                    array[where] = head[which]
+            unit.missing -= (support & unit.box).size
+            if unit.missing == 0:
+                yield self.open.pop((block.volume, index))
+
+    def _unit(self, volume: int, index: tuple[int, ...]) -> Unit:
+        key = (volume, index)
+        if key not in self.open:
+            box = self.geometry.units.cell(index)
+            arrays = [self.empty(head, box.shape) for head in range(len(self.blended))]
+            self.open[key] = Unit(volume, index, box, arrays, self._contributions(box))
+        return self.open[key]
+
+    def _contributions(self, box: Box) -> int:
+        """Voxels that blocks will bring to a unit, each block's share counted.
+
+        Blocks form a product grid, so the count factors into one sum for each axis.
+        """
+        geometry = self.geometry
+        region_cell = geometry.regions.touching(box)
+        region = geometry.regions.cell(region_cell.start)
+        blocks = geometry.blocks_of(region)
+        total = 1
+        for axis in range(len(box.start)):
+            covered = 0
+            for i in range(blocks.cells.start[axis], blocks.cells.stop[axis]):
+                index = list(blocks.cells.start)
+                index[axis] = i
+                share = geometry.support_of(blocks.cell(index))
+                low = max(share.start[axis], box.start[axis])
+                high = min(share.stop[axis], box.stop[axis])
+                covered += max(0, high - low)
+            total *= covered
+        return total

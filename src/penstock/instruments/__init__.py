@@ -1,0 +1,8 @@
+"""Clocks, samplers and statistics: measuring, and keeping what was measured.
+
+What is measured, and what it means for a user, is decided in other wings.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

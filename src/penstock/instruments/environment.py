@@ -1,0 +1,290 @@
+"""The environment block of a record: on what a launch ran, and who else was there.
+
+    machine      processor, cores, physical_cores, memory_bytes, architecture, system, kernel
+    machine_key  a hash of what of it stays: two records of unlike keys are not compared
+    limits       what this process may use of it: affinity, cgroup_cpus, cgroup_memory_bytes
+    gpus         by NVML; empty where there are none, null where reading them failed
+    libraries    versions
+    git          commit and dirty of the current directory's repository
+    variables    environment variables that steer threads and devices; no others are read
+    load         one_minute, busy_processes: those of others above a tenth of a core
+
+What cannot be read is null. Nothing here imports torch: what only torch knows is in `torch_flags`,
+for the process that has it anyway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from .. import __version__
+from .gpus import Nvml
+from .machine import ProcessKey
+from .record import canonical
+
+Block = dict[str, Any]
+
+LIBRARIES = (
+    "penstock", "numpy", "torch", "triton", "zarr", "tensorstore", "bitsandbytes", "peft",
+)  # fmt: skip
+ENVIRONMENT_VARIABLES = (
+    "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES", "KMP_AFFINITY",
+    "KMP_BLOCKTIME", "MALLOC_ARENA_MAX", "MKL_NUM_THREADS", "NVIDIA_TF32_OVERRIDE",
+    "OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_WAIT_POLICY", "OPENBLAS_NUM_THREADS",
+    "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+)  # fmt: skip
+BUSY = 0.1
+"""Cores."""
+WATCH_S = 0.25
+"""The kernel counts a process's time in ticks of 10 ms, so a tenth of a core needs some time."""
+ANSWER_WITHIN_S = 5.0
+
+
+def collect_environment() -> Block:
+    """Read everything. It takes a quarter of a second, for which it watches the other processes."""
+    began, before = time.perf_counter(), _cpu_seconds_of_others()
+    machine, gpus = _machine(), _gpus()
+    block: Block = {
+        "machine": machine,
+        "machine_key": machine_key(machine, gpus),
+        "limits": _limits(),
+        "gpus": gpus,
+        "libraries": {"python": platform.python_version()}
+        | {name: _version(name) for name in LIBRARIES},
+        "git": _git(),
+        "variables": {
+            name: os.environ[name] for name in ENVIRONMENT_VARIABLES if name in os.environ
+        },
+    }
+    time.sleep(max(0.0, began + WATCH_S - time.perf_counter()))
+    after, seconds = _cpu_seconds_of_others(), time.perf_counter() - began
+    busy = [key for key in after if after[key] - before.get(key, 0.0) > BUSY * seconds]
+    block["load"] = {"one_minute": psutil.getloadavg()[0], "busy_processes": len(busy)}
+    return block
+
+
+def machine_key(machine: Block, gpus: list[Block] | None) -> str:
+    """A hash of what of a machine stays the same from day to day.
+
+    Clocks and free memory do not; and the same machine says a few MB more or less of its memory
+    from one kernel to the next.
+    """
+    memory = machine["memory_bytes"]
+    stable = [
+        machine["processor"],
+        machine["cores"],
+        memory and round(memory / 2**30),
+        machine["architecture"],
+        gpus and [gpu["name"] for gpu in gpus],
+    ]
+    return hashlib.sha256(canonical(stable).encode()).hexdigest()[:16]
+
+
+def torch_flags() -> Block:
+    """What torch was built with, and the switches that change how fast or how exactly it counts."""
+    import torch
+
+    cuda = torch.cuda.is_available()
+    cudnn = torch.backends.cudnn
+    return {
+        "threads": torch.get_num_threads(),
+        "interop_threads": torch.get_num_interop_threads(),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "tf32": {"matmul": torch.backends.cuda.matmul.allow_tf32, "cudnn": cudnn.allow_tf32},
+        "cudnn_benchmark": cudnn.benchmark,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "cuda": torch.version.cuda,
+        "cudnn": cudnn.version() if cuda else None,
+        "device_capability": list(torch.cuda.get_device_capability()) if cuda else None,
+    }
+
+
+def _machine() -> Block:
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "physical_cores": psutil.cpu_count(logical=False),
+        "memory_bytes": psutil.virtual_memory().total,
+        "architecture": platform.machine(),
+        "system": platform.system(),
+        "kernel": platform.release(),
+    }
+
+
+def _processor() -> str | None:
+    """The model's name. `platform.processor` is empty on most Linux systems."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() in ("model name", "Model", "cpu model"):
+                return value.strip()
+    if sys.platform == "darwin":
+        return _said(["sysctl", "-n", "machdep.cpu.brand_string"])
+    return platform.processor() or None
+
+
+class _Gpus(Nvml):
+    """What of every GPU stays the same while a job runs."""
+
+    def __call__(self) -> list[Block]:
+        found = self._find()
+        nvml = self._nvml
+        questions: dict[str, Callable[[Any], Any]] = {
+            "memory_bytes": lambda gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).total,
+            "driver": lambda gpu: nvml.nvmlSystemGetDriverVersion(),
+            "power_limit_w": lambda gpu: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000,
+            "ecc": lambda gpu: bool(nvml.nvmlDeviceGetEccMode(gpu)[0]),
+            "mig": lambda gpu: bool(nvml.nvmlDeviceGetMigMode(gpu)[0]),
+            # Of this card in this slot. What runs now says less: an idle link slows down.
+            "pcie_generation": lambda gpu: nvml.nvmlDeviceGetMaxPcieLinkGeneration(gpu),
+            "pcie_width": lambda gpu: nvml.nvmlDeviceGetMaxPcieLinkWidth(gpu),
+        }
+        return [
+            {"index": index, "name": name}
+            | {key: self._ask(question, gpu) for key, question in questions.items()}
+            for index, name, gpu in found
+        ]
+
+
+def _gpus() -> list[Block] | None:
+    try:
+        return _Gpus()()
+    except Exception:  # NVML's errors have no type that is known before NVML is imported
+        return None
+
+
+CGROUPS = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
+
+
+def cgroup_folders(controller: str) -> list[Path]:
+    """The control groups that hold this process, innermost first, of both versions of cgroups.
+
+    In a container the names may be those of the host, and only the outermost folder is there.
+    """
+    try:
+        lines = MEMBERSHIP.read_text().splitlines()
+    except OSError:
+        return []
+    folders = []
+    for line in lines:
+        _, controllers, name = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        root = CGROUPS / controller if controllers else CGROUPS
+        inner = root / name.lstrip("/")
+        around = [folder for folder in (inner, *inner.parents) if folder.is_relative_to(root)]
+        folders += [folder for folder in around if folder.is_dir()]
+    return folders
+
+
+def available_memory() -> int:
+    """Bytes that this process could still take: the machine's, or those of the control group that
+    leaves it least."""
+    left = [_left_in(folder) for folder in cgroup_folders("memory")]
+    available = [psutil.virtual_memory().available, *(n for n in left if n is not None)]
+    return int(min(available))
+
+
+def _left_in(folder: Path) -> int | None:
+    """Bytes that a control group has left, by either version's files; None where it has no limit.
+
+    Pages of files that nobody uses count as free: the kernel drops them before it says no.
+    """
+    for limit, used, unused in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        with contextlib.suppress(OSError, ValueError):  # no such file, or the limit is "max"
+            left = int((folder / limit).read_text()) - int((folder / used).read_text())
+            with contextlib.suppress(OSError, ValueError):
+                words = (folder / "memory.stat").read_text().split()
+                left += int(words[words.index(unused) + 1])
+            return left
+    return None
+
+
+def _limits() -> Block:
+    cpus, memory = [], []
+    for folder in cgroup_folders("cpu"):
+        share = _numbers(folder / "cpu.max") or [
+            *_numbers(folder / "cpu.cfs_quota_us"),
+            *_numbers(folder / "cpu.cfs_period_us"),
+        ]
+        if len(share) == 2 and share[0] > 0:  # else "max", or -1: all that there is
+            cpus.append(share[0] / share[1])
+    for folder in cgroup_folders("memory"):
+        memory += _numbers(folder / "memory.max") + _numbers(folder / "memory.limit_in_bytes")
+    # The first version says a number beyond any machine where there is no limit.
+    real = [limit for limit in memory if limit < psutil.virtual_memory().total]
+    return {
+        "affinity": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "cgroup_cpus": min(cpus, default=None),
+        "cgroup_memory_bytes": min(real, default=None),
+    }
+
+
+def _numbers(path: Path) -> list[int]:
+    try:
+        return [int(word) for word in path.read_text().split() if word != "max"]
+    except OSError:
+        return []
+
+
+def _version(library: str) -> str | None:
+    try:
+        return __version__ if library == "penstock" else metadata.version(library)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git() -> Block | None:
+    """Files that git does not track, such as the results of a run, do not make it dirty."""
+    # A file monitor is a program that a repository may name; it is not ours to start.
+    command = "git --no-optional-locks -c core.fsmonitor=false status --porcelain=v2 --branch"
+    status = _said([*command.split(), "--untracked-files=no"])
+    if status is None:
+        return None
+    lines = status.splitlines()
+    oid = next((line.split()[-1] for line in lines if line.startswith("# branch.oid")), None)
+    return {
+        "commit": None if oid == "(initial)" else oid,
+        "dirty": any(not line.startswith("#") for line in lines),
+    }
+
+
+def _said(command: list[str]) -> str | None:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=ANSWER_WITHIN_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _cpu_seconds_of_others() -> dict[ProcessKey, float]:
+    """Of every process but this one and those below it."""
+    this = psutil.Process()
+    ours = {this.pid, *(child.pid for child in this.children(recursive=True))}
+    return {
+        (process.pid, process.info["create_time"]): times.user + times.system
+        for process in psutil.process_iter(["cpu_times", "create_time"])
+        if process.pid not in ours and (times := process.info["cpu_times"]) is not None
+    }
+
+
+def commit_of(git: Mapping[str, Any] | None) -> str | None:
+    return f"{git['commit']}{'+dirty' * git['dirty']}" if git and git.get("commit") else None

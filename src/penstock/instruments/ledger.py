@@ -1,0 +1,214 @@
+"""The ledger: an append-only file of records, one JSON line for each launch.
+
+    FOLDER/records.jsonl
+
+A launch is on the disk before the next begins. A process that is killed while it writes leaves a
+line without its newline: half a record, which a reader passes over and the next `append` cuts off.
+Anything else that is no record is an error that names its line. Nothing is rewritten, so a ledger
+may be read, copied and appended to by several processes at once. CSV and Parquet are exports.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from ..base import UsageError, describe, require, to_cell, writing_output
+from . import record as records_of
+from .record import Record
+from .stats.intervals import median_interval
+
+try:
+    import fcntl
+except ImportError:  # Windows: there a ledger is one process's at a time
+    fcntl = None  # type: ignore[assignment]
+
+LEDGER_FILE = "records.jsonl"
+
+
+class Ledger:
+    """The records of a folder. It is made by the first `append`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = Path(folder) / LEDGER_FILE
+
+    def append(self, record: Record) -> None:
+        """Add a record, whole and for good: it is on the disk when this returns."""
+        line = record.line().encode() + b"\n"
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            created = not self.path.exists()
+            with self.path.open("a+b", buffering=0) as file:
+                if fcntl is not None:
+                    fcntl.flock(file, fcntl.LOCK_EX)  # given back when the file is closed
+                _mend(file)
+                written = file.write(line)
+                if written != len(line):
+                    raise OSError(f"{written} of {len(line)} bytes of a record were written")
+                os.fsync(file.fileno())
+            if created:
+                _sync_folder(self.path.parent)
+        except OSError as error:
+            raise UsageError(f"{self.path} cannot be written: {error}") from error
+
+    def records(self) -> list[Record]:
+        """In the order in which they were appended; none where nothing was."""
+        return read_ledger(self.path) if self.path.exists() else []
+
+
+def read_ledger(path: Path) -> list[Record]:
+    """The records of a ledger's folder, or of a file of such lines by any name, ``.gz`` or not."""
+    path = Path(path)
+    path = path / LEDGER_FILE if path.is_dir() else path
+    try:
+        content = path.read_bytes()
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        why = getattr(error, "strerror", None) or describe(error)
+        raise UsageError(f"the ledger {path} cannot be read: {why}") from error
+    *lines, rest = content.split(b"\n")
+    if _is_json(rest):
+        lines.append(rest)
+    elif rest and not rest.startswith(b"{"):  # no torn record: `_mend` would cut off a user's text
+        raise UsageError(f"{path} is no ledger: it ends with {rest[:40]!r}")
+    return [_parse(line, path, number) for number, line in enumerate(lines, 1)]
+
+
+def launches_done(records: Iterable[Record]) -> set[tuple[str, int]]:
+    """The launches, as (key, launch), that need not run again.
+
+    One that failed is among them: that it ran out of memory or of time is its result.
+    """
+    return {(record.key, record.launch) for record in records}
+
+
+def _parse(line: bytes, path: Path, number: int) -> Record:
+    try:
+        return records_of.parse_record(line)
+    except ValueError as error:
+        raise UsageError(f"{path}, line {number}: {error}") from error
+
+
+def _is_json(rest: bytes) -> bool:
+    """Whether a last line lacks only its newline: no shorter piece of a record is JSON."""
+    try:
+        json.loads(rest)
+    except ValueError:
+        return False
+    return True
+
+
+def _mend(file: IO[bytes]) -> None:
+    """End the last line, or cut off the half of one that a kill left."""
+    if file.seek(0, os.SEEK_END) == 0:
+        return
+    file.seek(-1, os.SEEK_END)
+    if file.read() == b"\n":
+        return
+    file.seek(0)
+    content = file.read()
+    rest = content.rpartition(b"\n")[2]
+    if _is_json(rest):
+        file.write(b"\n")
+    else:
+        file.truncate(len(content) - len(rest))
+
+
+def _sync_folder(folder: Path) -> None:
+    """The name of a new file is on the disk only when its folder is."""
+    if fcntl is None:  # nor can a folder be opened there
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def ledger_to_csv(records: Sequence[Record], path: Path, replace: bool = False) -> None:
+    """One row for each launch, with statistics in place of samples; what is not known is empty."""
+
+    def write(draft: Path) -> None:
+        rows = [row(record) for record in records]
+        with draft.open("w", newline="", encoding="utf-8") as file:
+            table = csv.DictWriter(file, _columns(rows), lineterminator="\n")
+            table.writeheader()
+            table.writerows({name: to_cell(value) for name, value in each.items()} for each in rows)
+
+    _replace(path, write, replace)
+
+
+def ledger_to_parquet(records: Sequence[Record], path: Path, replace: bool = False) -> None:
+    """The rows of `ledger_to_csv`, and the raw samples as lists: ``samples.step`` and so on."""
+    arrow = require("pyarrow", "parquet")
+    parquet = require("pyarrow.parquet", "parquet")
+
+    def column(values: list[Any]) -> Any:
+        try:
+            return arrow.array(values)
+        except (arrow.ArrowInvalid, arrow.ArrowTypeError):  # a knob that is a number or a word
+            return arrow.array([None if value is None else str(value) for value in values])
+
+    def write(draft: Path) -> None:
+        rows = [
+            row(record) | {f"samples.{name}": list(raw) for name, raw in record.samples_s.items()}
+            for record in records
+        ]
+        columns = {name: column([cells.get(name) for cells in rows]) for name in _columns(rows)}
+        parquet.write_table(arrow.table(columns), draft)
+
+    _replace(path, write, replace)
+
+
+def row(record: Record) -> dict[str, Any]:
+    """A record as flat cells, each named by where it stands: ``case.batch``, ``step.median_s``."""
+    cells: dict[str, Any] = {
+        name: getattr(record, name)
+        for name in ("id", "time", "scenario", "key", "launch", "order", "status")
+    }
+    cells["machine_key"] = record.environment.get("machine_key")
+    cells |= {f"case.{name}": _flat(value) for name, value in record.case.items()}
+    cells |= {f"work.{name}": value for name, value in record.work.items()}
+    cells |= {"stop": record.stop, "steps_per_sample": record.steps_per_sample}
+    for name, samples in record.samples_s.items():
+        median = median_interval(samples)
+        cells |= {
+            f"{name}.n": median.n,
+            f"{name}.median_s": median.value,
+            f"{name}.low_s": median.low,
+            f"{name}.high_s": median.high,
+        }
+    warmup = record.warmup.model_dump(exclude={"samples_s"})
+    cells |= {f"warmup.{name}": _flat(value) for name, value in warmup.items()}
+    cells |= {f"memory.{name}": _flat(value) for name, value in record.memory.model_dump().items()}
+    error = record.error
+    cells["error.stage"] = error and error.stage
+    cells["error.message"] = error and error.message
+    return cells
+
+
+def _flat(value: Any) -> Any:
+    return records_of.canonical(value) if isinstance(value, list | tuple | dict) else value
+
+
+def _columns(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Every name that any row has, each kind beside its like, as the rows first show them."""
+    names = dict.fromkeys(name for cells in rows for name in cells)
+    kinds = list(dict.fromkeys(name.partition(".")[0] for name in names))
+    return sorted(names, key=lambda name: kinds.index(name.partition(".")[0]))
+
+
+def _replace(path: Path, write: Callable[[Path], None], replace: bool) -> None:
+    """Write a file whole or not at all."""
+    try:
+        with writing_output(path, replace=replace) as draft:
+            write(draft)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error}") from error

@@ -1,0 +1,128 @@
+"""What a machine and its processes use now: CPU, memory, disks, network, GPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple, Protocol, TypeVar
+
+import psutil
+
+ProcessKey = tuple[int, float]
+"""The process id and when that process began: ids are used again."""
+Pair = tuple[int, int]
+"""Bytes (read, written) or (sent, received), counted since a moment that does not move."""
+Answer = TypeVar("Answer")
+
+
+class Usage(NamedTuple):
+    """What one process holds, and what it has used since it began."""
+
+    cpu_seconds: float
+    rss: int
+    threads: int
+    disk: Pair | None
+    """None where the system does not say."""
+
+
+Processes = Mapping[ProcessKey, Usage]
+
+
+class Machine(Protocol):
+    """Where the readings come from. A method may raise or return None for what it cannot read."""
+
+    def processes(self) -> Processes:
+        """This process and all below it."""
+        ...
+
+    def pss(self) -> int | None:
+        """Bytes, of the same processes."""
+        ...
+
+    def disk(self) -> Pair | None:
+        """Bytes that every process has read and written."""
+        ...
+
+    def network(self) -> Pair | None:
+        """Bytes that every process has sent and received."""
+        ...
+
+
+class ThisMachine:
+    """What psutil reads of the machine it runs on."""
+
+    def __init__(self, pid: int | None = None) -> None:
+        """Watch the tree below a process, this one by default."""
+        self._root = psutil.Process(pid)
+
+    def processes(self) -> Processes:
+        found = {}
+        for process in self._tree():
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ended while we looked
+                found[process.pid, process.create_time()] = self._usage(process)
+        return found
+
+    def pss(self) -> int | None:
+        total = 0
+        for process in self._tree():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                pss: int | None = getattr(process.memory_full_info(), "pss", None)
+                if pss is None:
+                    return None
+                total += pss
+        return total
+
+    def disk(self) -> Pair | None:
+        counters = psutil.disk_io_counters(nowrap=False)
+        return counters and (counters.read_bytes, counters.write_bytes)
+
+    def network(self) -> Pair | None:
+        counters = psutil.net_io_counters(nowrap=False)
+        return counters and (counters.bytes_sent, counters.bytes_recv)
+
+    def _tree(self) -> list[psutil.Process]:
+        return [self._root, *self._root.children(recursive=True)]
+
+    @staticmethod
+    def _usage(process: psutil.Process) -> Usage:
+        with process.oneshot():
+            cpu = process.cpu_times()
+            disk = None
+            if hasattr(process, "io_counters"):  # macOS has none
+                with contextlib.suppress(psutil.AccessDenied):
+                    io = process.io_counters()
+                    disk = io.read_bytes, io.write_bytes
+            return Usage(
+                cpu.user + cpu.system, process.memory_info().rss, process.num_threads(), disk
+            )
+
+
+def peak_rss() -> int:
+    """The most bytes that this process has held.
+
+    Linux tells it of what runs (VmHWM). What `getrusage` tells is also what the parent held as it
+    started this process, and that may be much more.
+    """
+    with contextlib.suppress(OSError, KeyError):
+        return kernel_memory()["VmHWM"]
+    try:
+        import resource
+    except ImportError:  # Windows
+        held = psutil.Process().memory_info()
+        return int(getattr(held, "peak_wset", held.rss))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_UNIT
+
+
+def kernel_memory(status: Path = Path("/proc/self/status")) -> dict[str, int]:
+    """What Linux counts of a process's memory, in bytes by its own names: VmHWM is the peak.
+
+    Raises `OSError` where there is no such file.
+    """
+    fields = re.findall(r"(\w+):\s+(\d+) kB", status.read_text())
+    return {name: int(kib) * 1024 for name, kib in fields}
+
+
+_MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024

@@ -1,0 +1,91 @@
+"""The phases of a training step, on the clock of whoever does the work.
+
+    │ data_wait │ transfer │ forward │ backward │ communication │ optimizer │
+    begin      lap        lap       lap        lap             lap        lap
+
+A *lap* ends a phase: all since the lap before belongs to it, so the phases of a step add up to the
+step and nothing is counted twice. `communication` is what of it is exposed: from the moment when
+the last gradients were computed to that when all ranks had their sum; what is summed while other
+gradients are still being computed costs nothing and is not seen.
+
+On a CPU a lap reads the clock. On a GPU it records an event on the stream, which costs a few
+microseconds and makes nobody wait; the times are read when `drain` is called, outside of the
+steps. All of them are the device's own, the wait for data too: a host that runs ahead may wait for
+a batch while the device computes, and that holds nothing up.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from .spans import Clock
+
+PHASES = ("data_wait", "transfer", "forward", "backward", "communication", "optimizer")
+
+
+Seconds = dict[str, float]
+"""Of one step: ``step`` and those of its phases that it had."""
+
+
+class Laps:
+    """For work that has ended when its call returns."""
+
+    drain_every = 1
+    """Steps after which to ask for their times."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._steps: list[list[tuple[str, Any]]] = []
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._marks = [("", self._mark())]
+
+    def lap(self, phase: str) -> None:
+        """A phase ends."""
+        self._marks.append((phase, self._mark()))
+
+    def end(self) -> None:
+        """The step ends, with its last lap."""
+        self._steps.append(self._marks)
+
+    def drain(self) -> list[Seconds]:
+        """The steps since the last call."""
+        steps, self._steps = self._steps, []
+        return [self._seconds(marks) for marks in steps]
+
+    def _seconds(self, marks: list[tuple[str, Any]]) -> Seconds:
+        seconds = {"step": self._between(marks[0][1], marks[-1][1])}
+        for (_, before), (phase, after) in pairwise(marks):
+            seconds[phase] = seconds.get(phase, 0.0) + self._between(before, after)
+        return seconds
+
+    def _mark(self) -> Any:
+        return self._clock()
+
+    def _between(self, before: Any, after: Any) -> float:
+        return float(after - before)
+
+
+class DeviceLaps(Laps):
+    """For work that is queued on a CUDA device."""
+
+    drain_every = 50
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        self._steps = []
+
+    def drain(self) -> list[Seconds]:
+        if self._steps:
+            self._backend.synchronize()
+        return super().drain()
+
+    def _mark(self) -> Any:
+        event = self._backend.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _between(self, before: Any, after: Any) -> float:
+        return float(before.elapsed_time(after)) / 1e3

@@ -1,0 +1,184 @@
+"""The record of a launch: what was asked, what was measured, on what; one JSON line.
+
+A **case** is one point of a sweep: a scenario and all its knobs. A **launch** is one fresh process
+that measures one case. Its **record** holds the raw samples, so that statistics can be taken anew;
+what is not known is null, never 0. A launch that failed has a record too.
+
+History of the schema (a file of any version loads for ever):
+
+    1   first
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ..base import UsageError, redacted
+
+SCHEMA = 1
+
+Status = Literal[
+    "ok", "oom_device", "oom_host", "timeout", "crash", "unsupported", "wrong_result"
+]  # fmt: skip
+
+FAILED: Mapping[str, str] = {
+    "oom_device": "ran out of device memory",
+    "oom_host": "ran out of host memory",
+    "timeout": "did not end in time",
+    "crash": "crashed",
+    "unsupported": "is not supported here",
+    "wrong_result": "gave a wrong result",
+}
+"""What a launch that is not ok did, in words."""
+
+
+class _Part(BaseModel):
+    # What a later version of Penstock adds within a schema is kept. A number that is not finite
+    # has no spelling in JSON: it would be written as null and never be read again.
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
+
+
+class Warmup(_Part):
+    """What ran before the first sample; never part of a statistic."""
+
+    setup_s: float | None = None
+    """Imports, building the scenario, first allocations."""
+    first_s: float | None = None
+    """The first call alone: lazy initialisation, compilation, autotuning."""
+    compile_s: float | None = None
+    """What of the first calls torch.compile took; null where nothing is compiled."""
+    samples_s: tuple[float, ...] = ()
+    """The calls after the first."""
+    settled: bool | None = None
+    """Whether the rule saw a steady state before its caps; False is shown as "unstable"."""
+
+
+class Memory(_Part):
+    """Bytes. Peaks span setup, warm-up and samples."""
+
+    host_baseline: int | None = None
+    """Resident in the process before the scenario was built."""
+    host_peak: int | None = None
+    """Process tree, sampled by the supervisor; PSS where several processes share pages."""
+    host_peak_kernel: int | None = None
+    """The kernel's own high-water mark of the measured process (VmHWM)."""
+    host_shared: int | None = None
+    """What of it are pages of files and of shared memory, which a memory limit does not count."""
+    host_counted: int | None = None
+    """Peak of what a memory limit counts: private mappings, touched or not."""
+    device_allocated: int | None = None
+    """Alive in tensors after the last step."""
+    device_peak: int | None = None
+    """Most that was alive in tensors."""
+    device_reserved: int | None = None
+    """Most that torch's allocator held."""
+    device_driver: int | None = None
+    """Most that the driver (NVML) counted on the device above what it held before the launch."""
+    alloc_retries: int | None = None
+    """Times the allocator had to give its cache back to go on; above 0 is on the cliff."""
+
+
+class Failure(_Part):
+    """Why a launch is not ok."""
+
+    stage: str
+    """What it was doing: start, setup, warmup, measure, report."""
+    message: str
+    """One sentence."""
+    stderr: str = ""
+    """The end of what it wrote there."""
+
+
+class Record(_Part):
+    """One launch."""
+
+    schema_version: int = Field(SCHEMA, alias="schema")
+    id: str
+    time: str
+    """ISO 8601 with its offset, when the launch began."""
+    scenario: str
+    case: dict[str, Any]
+    """All knobs, plain values."""
+    key: str
+    """`case_key` of the scenario and the case."""
+    launch: int
+    """Its number among the launches of the case, from 0."""
+    order: int | None = None
+    """Its place in the shuffled order of its sweep."""
+    status: Status
+    work: dict[str, float] = {}
+    """Counted work of one step: samples, pixels, useful_pixels, bytes, flops ..."""
+    steps_per_sample: int = 1
+    """Each sample is a block of so many steps, timed together, divided by their number."""
+    samples_s: dict[str, tuple[float, ...]] = {}
+    """Raw seconds per step: ``step`` (host wall clock), ``device`` (by device events), and one for
+    each phase, such as forward, backward, optimizer."""
+    stop: Literal["precise", "noise_stable", "budget"] | None = None
+    """Why sampling ended."""
+    warmup: Warmup = Warmup()
+    memory: Memory = Memory()
+    clocks: tuple[dict[str, Any], ...] = ()
+    """GPU clocks (MHz), temperature, power and throttle reasons around the samples."""
+    facts: dict[str, Any] = {}
+    """What the scenario says of itself: model, parameters, structure hash, uncounted operators."""
+    environment: dict[str, Any] = {}
+    error: Failure | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.status == "ok"
+
+    def line(self) -> str:
+        """The record as one line of JSON, without its newline."""
+        return self.model_dump_json(by_alias=True)
+
+
+def canonical(value: Any) -> str:
+    """JSON in the one spelling that hashes are taken of."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def case_key(scenario: str, case: Mapping[str, Any]) -> str:
+    """A hash of what a launch measures: equal cases have equal keys, on every machine.
+
+    >>> case_key("model", {"batch": 1, "tile": [8]}) == case_key("model", {"tile": [8], "batch": 1})
+    True
+    """
+    return hashlib.sha256(canonical(redacted([scenario, dict(case)])).encode()).hexdigest()[:16]
+
+
+class _Header(BaseModel):
+    """What is read of a line first: a later schema may have changed all the rest."""
+
+    schema_version: int = Field(alias="schema")
+
+
+def parse_record(line: str | bytes) -> Record:
+    """A record from its line.
+
+    Raises `UsageError` for a line of a newer schema and `ValueError` for what is no record.
+    """
+    try:
+        schema = _Header.model_validate_json(line).schema_version
+        if schema > SCHEMA:
+            raise UsageError(
+                f"the record is of schema {schema}, newer than the {SCHEMA} that this version of "
+                "Penstock reads; upgrade Penstock"
+            )
+        return Record.model_validate_json(line)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from None
+
+
+def json_schema() -> dict[str, Any]:
+    """The published JSON Schema of a record."""
+    return Record.model_json_schema(by_alias=True) | {
+        "$schema": "https://json-schema.org/draft/2020-12/schema"
+    }

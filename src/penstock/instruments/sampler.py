@@ -1,0 +1,315 @@
+"""Telemetry: what a job takes from its machine, sampled in the background, a row at a time on disk.
+
+It watches and never steers: a reading that fails is null and is named once in ``monitor_error``,
+and the job goes on. Each row reaches the operating system before the next is taken, so a killed
+job leaves every row but the one it was writing.
+
+The first line of the file is the header; every other line is a row:
+
+    t, time                        seconds since the start (monotonic); unix time
+    cpu_percent                    process tree; 100 is one core kept busy
+    rss_bytes, processes, threads  process tree; pages that processes share are counted in each
+    pss_bytes                      process tree; shared pages are divided among those who share
+                                   them. Linux only and slow, so null on most rows
+    read_, write_bytes_per_s       process tree, what reached a disk (not the page cache)
+    machine_read_, machine_write_bytes_per_s
+                                   every process, every disk
+    net_sent_, net_recv_bytes_per_s
+                                   every process, every interface of this network namespace, the
+                                   loopback included: a local object store is seen twice, once
+                                   sent and once received
+    gpus                           one entry per GPU that NVML shows, whether this job uses it or
+                                   not: index, name, util_percent, memory_bytes. Empty where
+                                   there is none, null where reading them failed
+    gauges                         sizes of the queues, and what else the job counts
+
+A rate spans the time since the row before, so those of the first row are null. A process that
+ends between two rows takes the counts since the earlier of them with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from io import FileIO
+from pathlib import Path
+from typing import NamedTuple
+
+from ..base import UsageError, describe
+from .gpus import Nvml, TelemetryRow
+from .machine import Answer, Machine, Pair, Processes, ThisMachine, Usage
+from .spans import Clock
+
+SCHEMA = 1
+PSS_EVERY_S = 10.0
+"""PSS makes the kernel walk the page tables of a process while it holds their lock."""
+STOP_WITHIN_S = 5.0
+"""How long a job waits at its end for a reading that hangs, on a dead mount for example."""
+MIB = 2**20
+
+
+class TelemetryReading(NamedTuple):
+    """The counters of one moment; None is what could not be read."""
+
+    t: float
+    processes: Processes | None
+    disk: Pair | None
+    network: Pair | None
+
+
+def rates(before: TelemetryReading | None, after: TelemetryReading) -> TelemetryRow:
+    """What was used per second between two readings, null where either side is missing.
+
+    >>> then = TelemetryReading(0, None, (0, 0), None)
+    >>> now = TelemetryReading(2, None, (10, 0), None)
+    >>> rates(then, now)["machine_read_bytes_per_s"]
+    5.0
+    """
+    before = before or TelemetryReading(after.t, None, None, None)
+    seconds = after.t - before.t
+    cpu, read, written = _growth(before.processes, after.processes)
+    machine_read, machine_written = _differences(before.disk, after.disk)
+    sent, received = _differences(before.network, after.network)
+    counts = {
+        "read_bytes_per_s": read,
+        "write_bytes_per_s": written,
+        "machine_read_bytes_per_s": machine_read,
+        "machine_write_bytes_per_s": machine_written,
+        "net_sent_bytes_per_s": sent,
+        "net_recv_bytes_per_s": received,
+    }
+    row = {"cpu_percent": _per_second(cpu and 100 * cpu, seconds)}
+    return row | {name: _per_second(count, seconds) for name, count in counts.items()}
+
+
+def _growth(
+    before: Processes | None, after: Processes | None
+) -> tuple[float | None, float | None, float | None]:
+    """CPU seconds, bytes read and bytes written by the tree since ``before``.
+
+    A process that was not there before began since, so all that it has used counts. One that has
+    gone is in neither sum, so that its end never reads as negative use.
+    """
+    if before is None or after is None:
+        return None, None, None
+    new = Usage(0.0, 0, 0, (0, 0))
+    pairs = [(before.get(key, new), usage) for key, usage in after.items()]
+    cpu = sum(now.cpu_seconds - then.cpu_seconds for then, now in pairs)
+    moved = [_differences(then.disk, now.disk) for then, now in pairs]
+    return cpu, _total(read for read, _ in moved), _total(written for _, written in moved)
+
+
+def _total(counts: Iterable[int | None]) -> int | None:
+    """None where any is None: part of a sum would read as the whole."""
+    total = 0
+    for count in counts:
+        if count is None:
+            return None
+        total += count
+    return total
+
+
+def _differences(before: Pair | None, after: Pair | None) -> tuple[int | None, int | None]:
+    """None too where a counter ran backwards: it began again, or an interface went away."""
+    if before is None or after is None:
+        return None, None
+    first, second = after[0] - before[0], after[1] - before[1]
+    return (None if first < 0 else first), (None if second < 0 else second)
+
+
+def _per_second(count: float | None, seconds: float) -> float | None:
+    return None if count is None or seconds <= 0 else round(count / seconds, 2)
+
+
+class Sampler:
+    """Appends one row to ``path`` every ``interval`` seconds, until `stop`.
+
+    ``gauges`` returns the sizes of the queues now; ``queues`` names each with the most it holds,
+    0 where it has no bound. One file is one run: a file that exists is replaced. Only the
+    constructor and `open` raise, and only `UsageError`, before the job has begun.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        interval: float,
+        gauges: Callable[[], Mapping[str, float]],
+        queues: Mapping[str, int],
+        *,
+        clock: Clock = time.perf_counter,
+        machine: Machine | None = None,
+        gpus: Callable[[], list[TelemetryRow]] | None = None,
+    ) -> None:
+        if not interval > 0:
+            raise UsageError(f"the metrics interval must be above 0 seconds, not {interval}")
+        self._path, self._interval = Path(path), interval
+        self._gauges, self._queues = gauges, dict(queues)
+        self._clock, self._machine, self._gpus = clock, machine or ThisMachine(), gpus or Nvml()
+        self._file: FileIO | None = None
+        self._before: TelemetryReading | None = None
+        self._next_pss = 0.0
+        self._peak_rss: int | None = None
+        self._faults: dict[str, str] = {}
+        self._unsaid: list[str] = []
+        self._torn = False
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
+
+    @property
+    def peak_rss(self) -> int | None:
+        """The most bytes that the process tree was seen to hold; None before the first reading."""
+        return self._peak_rss
+
+    @property
+    def faults(self) -> Mapping[str, str]:
+        """The first failure of each reading, by the name of the reading."""
+        return dict(self._faults)
+
+    def start(self) -> None:
+        """Write the header, and a row now and after every interval."""
+        self.open()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Write a last row and end. It may be called twice, or without `start`."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join(STOP_WITHIN_S)
+        if self._file is not None and not self._thread.is_alive():
+            self._file.close()
+
+    def __enter__(self) -> Sampler:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def open(self) -> None:
+        """Write the header only, for a caller that calls `sample` at moments of its own."""
+        header = {
+            "schema": SCHEMA,
+            "queues": self._queues,
+            "interval": self._interval,
+            "pid": os.getpid(),
+            "cpu_count": os.cpu_count(),
+        }
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            # Unbuffered: a row is one call to the system, so a kill leaves it whole or absent,
+            # and a forked child holds no copy of half a row.
+            self._file = self._path.open("wb", buffering=0)
+            self._file.write(_line(header))
+        except OSError as error:
+            raise UsageError(f"metrics cannot be written to {self._path}: {error}") from error
+        self._started = self._clock()
+
+    def sample(self) -> TelemetryRow:
+        """Read everything once, append the row and return it. What fails is null in it."""
+        machine, now = self._machine, self._clock()
+        t = now - self._started
+        reading = TelemetryReading(
+            now,
+            self._attempt("processes", machine.processes, None),
+            self._attempt("disk", machine.disk, None),
+            self._attempt("network", machine.network, None),
+        )
+        row: TelemetryRow = {"t": round(t, 4), "time": round(time.time(), 3)}
+        row |= rates(self._before, reading) | _held(reading.processes)
+        self._before = reading
+        if row["rss_bytes"] is not None:
+            self._peak_rss = max(row["rss_bytes"], self._peak_rss or 0)
+        row["pss_bytes"] = None
+        if t >= self._next_pss:
+            self._next_pss = t + PSS_EVERY_S
+            row["pss_bytes"] = self._attempt("pss", machine.pss, None)
+        row["gpus"] = self._attempt("gpus", self._gpus, None)
+        row["gauges"] = self._attempt("gauges", self._read_gauges, dict.fromkeys(self._queues))
+        if self._unsaid:
+            row["monitor_error"] = "; ".join(self._unsaid)
+        self._attempt("file", lambda: self._append(row), None)
+        return row
+
+    def _run(self) -> None:
+        self.sample()
+        while not self._stopped.wait(self._interval):
+            self.sample()
+        self.sample()
+
+    def _read_gauges(self) -> dict[str, float | None]:
+        return dict.fromkeys(self._queues) | {
+            name: _finite(value) for name, value in self._gauges().items()
+        }
+
+    def _append(self, row: TelemetryRow) -> None:
+        assert self._file is not None
+        # After a write that failed half way, the next row begins a line of its own.
+        line = b"\n" * self._torn + _line(row)
+        self._torn = True
+        written = self._file.write(line)
+        if written != len(line):
+            raise OSError(f"{written} of {len(line)} bytes of a row were written")
+        self._torn = False
+        self._unsaid.clear()
+
+    def _attempt(self, name: str, read: Callable[[], Answer], otherwise: Answer) -> Answer:
+        """``read()``, or ``otherwise`` where it fails, which the next row says once per name."""
+        try:
+            return read()
+        except Exception as error:  # a monitor must not end the job it watches
+            if name not in self._faults:
+                self._faults[name] = f"{name}: {type(error).__name__}: {describe(error)}"
+                self._unsaid.append(self._faults[name])
+            return otherwise
+
+
+def _held(processes: Processes | None) -> TelemetryRow:
+    """What the tree holds now."""
+    if processes is None:
+        return dict.fromkeys(("rss_bytes", "processes", "threads"))
+    return {
+        "rss_bytes": sum(usage.rss for usage in processes.values()),
+        "processes": len(processes),
+        "threads": sum(usage.threads for usage in processes.values()),
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    """A number that JSON can hold; a gauge that knows nothing, None or NaN, is null."""
+    if value is None or not math.isfinite(value):
+        return None
+    return value if isinstance(value, int) else float(value)  # numpy's become ours
+
+
+def _line(record: TelemetryRow) -> bytes:
+    return json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+
+
+def read_rows(path: Path) -> tuple[TelemetryRow, list[TelemetryRow]]:
+    """The header and the rows that `Sampler` wrote.
+
+    A line that is not whole is left out: the writer was killed, or the disk was full, while it
+    was written.
+    """
+    records = []
+    with Path(path).open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                records.append(json.loads(line))
+            if not records:
+                break
+    if not records or not isinstance(records[0], dict) or records[0].get("schema") != SCHEMA:
+        raise UsageError(f"{path} does not begin with the header of a metrics file")
+    return records[0], [row for row in records[1:] if isinstance(row, dict)]
+
+
+def set_aside(path: Path) -> None:
+    """Give the rows of an earlier part of a run a number, where there are some."""
+    if path.exists():
+        number = len(list(path.parent.glob(f"{path.stem}*{path.suffix}")))
+        path.rename(path.with_stem(f"{path.stem}-{number}"))

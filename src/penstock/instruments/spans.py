@@ -1,0 +1,151 @@
+"""Clocks: what each stage of a job did, on which block, and how long it waited for it.
+
+A stage wraps its work in ``with probe.span("read", block)`` and its waiting in
+``with probe.waiting("read")``. The probe keeps totals for each stage for ever, and every span
+only where a trace file was asked for; it is written while the job runs and opens in Perfetto or
+chrome://tracing. Stages of a job read no clock of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from ..base import begin_output, end_output
+
+Clock = Callable[[], float]
+
+
+@dataclass(slots=True)
+class StageTotals:
+    """One stage of a job, all its threads added up."""
+
+    busy: float = 0.0
+    """Thread-seconds of work."""
+    waited: float = 0.0
+    """Thread-seconds spent waiting for input, for room or for a neighbour."""
+    count: int = 0
+    threads: int = 0
+
+
+class Probe:
+    """Collects spans from any number of threads."""
+
+    def __init__(self, trace: Path | None = None, clock: Clock = time.perf_counter) -> None:
+        self.clock = clock
+        self.started = clock()
+        self.stages: dict[str, StageTotals] = {}
+        self._lock = threading.Lock()
+        self._threads: dict[str, set[int]] = {}
+        self._trace: IO[str] | None = None
+        if trace is not None:
+            trace.parent.mkdir(parents=True, exist_ok=True)
+            begin_output(trace)
+            self._trace = trace.open("w")
+            self._trace.write("[\n")
+
+    @contextlib.contextmanager
+    def span(self, stage: str, what: object = "") -> Iterator[None]:
+        """Time one piece of work."""
+        start = self.clock()
+        yield
+        self.record(stage, start, self.clock(), what, waiting=False)
+
+    @contextlib.contextmanager
+    def waiting(self, stage: str) -> Iterator[None]:
+        """Time a wait."""
+        start = self.clock()
+        yield
+        self.record(stage, start, self.clock(), "", waiting=True)
+
+    @property
+    def elapsed(self) -> float:
+        return self.clock() - self.started
+
+    def totals(self) -> dict[str, StageTotals]:
+        with self._lock:
+            return {
+                name: StageTotals(s.busy, s.waited, s.count, len(self._threads[name]))
+                for name, s in self.stages.items()
+            }
+
+    def close(self) -> None:
+        """End the trace; later spans are only counted."""
+        with self._lock:
+            end = {"name": "end", "ph": "i", "ts": 0, "pid": 1, "tid": 0, "s": "g"}
+            self._write(json.dumps(end) + "\n]\n", last=True)
+
+    def record(self, stage: str, start: float, end: float, what: object, *, waiting: bool) -> None:
+        """A span that is over: seconds by the clock that this was given."""
+        thread = threading.get_ident()
+        with self._lock:
+            totals = self.stages.setdefault(stage, StageTotals())
+            self._threads.setdefault(stage, set()).add(thread)
+            if waiting:
+                totals.waited += end - start
+            else:
+                totals.busy += end - start
+                totals.count += 1
+            if self._trace is not None and end > start:
+                event = {
+                    "name": f"{stage} (waits)" if waiting else stage,
+                    "cat": "wait" if waiting else "busy",
+                    "ph": "X",
+                    "ts": round((start - self.started) * 1e6, 1),
+                    "dur": round((end - start) * 1e6, 1),
+                    "pid": 1,
+                    "tid": thread,
+                    "args": {"block": str(what)},
+                }
+                self._write(json.dumps(event) + ",\n")
+
+    def _write(self, text: str, *, last: bool = False) -> None:
+        """Add to the trace, if there still is one: a full disk costs the trace, not the job."""
+        trace = self._trace
+        if trace is None:
+            return
+        try:
+            trace.write(text)
+            if last:
+                self._trace = None
+                trace.close()
+                end_output(Path(trace.name))
+        except OSError as error:
+            self._trace = None
+            with contextlib.suppress(OSError):  # what is still to be flushed has no room either
+                trace.close()
+            reason = error.strerror or error
+            warnings.warn(f"--trace ends early: {reason}", RuntimeWarning, stacklevel=2)
+
+
+def bottleneck(
+    stages: Mapping[str, StageTotals], seconds: float, cpu_seconds: float, cores: int
+) -> str:
+    """What held a job back, in one sentence, from its own numbers.
+
+    Where the processor was nearly full, stages that compete for it cannot be told apart by how long
+    they took, so the processor is named, and beside it the stage that worked most.
+    """
+    if not any(stage.busy for stage in stages.values()):
+        return "There was nothing left to do."
+    most = max(stages, key=lambda name: stages[name].busy)
+    share = stages[most].busy / sum(stage.busy for stage in stages.values())
+    if cpu_seconds >= 0.85 * cores * seconds:
+        return (
+            f"Bound by the processor: {cpu_seconds / seconds:.1f} of {cores} cores were busy; "
+            f"{share:.0%} of all work was in {most}."
+        )
+    fullest = max(stages, key=lambda name: stages[name].busy / stages[name].threads)
+    stage = stages[fullest]
+    busy = stage.busy / stage.threads / seconds
+    return (
+        f"Bound by {fullest}: its {stage.threads} thread(s) were busy {busy:.0%} of the time; "
+        f"{cpu_seconds / seconds:.1f} of {cores} cores were in use."
+    )

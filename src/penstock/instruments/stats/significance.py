@@ -1,0 +1,193 @@
+"""Statistics of timings: medians with intervals, when to begin, when to stop, what differs.
+
+Times are skewed, have outliers and come in modes, so nothing here assumes a distribution and
+nothing is thrown away. A launch (a fresh process) is the unit of replication: its samples only
+estimate its median, and two medians of one process say nothing of the next process. Hence:
+
+    while samples come       `block_size`, `WarmupRule`, `StopRule`
+    samples of one launch    `median_interval`, `drift`
+    launches of one case     `hierarchical_bootstrap_ratio`, `mann_whitney`
+    a matrix of cases        `permutation_test`, `benjamini_hochberg`
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .intervals import CONFIDENCE, Floats, Interval, mad
+
+
+def _same_spread(earlier: Sequence[float], later: Sequence[float]) -> bool:
+    level = float(np.median(later))
+    spread = mad(later)
+    others = np.quantile([*earlier[1:], *later], (0.25, 0.75))
+    outlier = others[1] + max(1.5 * (others[1] - others[0]), 0.05 * level)
+    fall = float(np.mean(earlier) - np.mean(later))
+    moved = np.abs(np.quantile(earlier, (0.25, 0.75)) - np.quantile(later, (0.25, 0.75)))
+    return bool(
+        earlier[0] <= outlier
+        and -0.5 * level <= fall <= 0.1 * level
+        and moved.max() <= max(0.05 * level, spread)
+        and abs(mad(earlier) - spread) <= 0.1 * level
+    )
+
+
+NOISES = 64
+"""So many values of the noise in a row are looked at to say that it is stable."""
+
+
+def launch_medians(launches: Sequence[ArrayLike]) -> Floats:
+    """The median of each launch's samples."""
+    return np.array([np.median(np.asarray(samples, np.float64)) for samples in launches])
+
+
+def hierarchical_bootstrap_ratio(
+    a: Sequence[ArrayLike],
+    b: Sequence[ArrayLike],
+    draws: int,
+    rng: np.random.Generator,
+    confidence: float = CONFIDENCE,
+) -> Interval:
+    """The median of ``b``'s launch medians over that of ``a``'s, with a bootstrapped interval.
+
+    Each draw takes launches with replacement and, within each of them, samples with replacement:
+    what is known of a launch is as uncertain as its samples are few. One launch on a side tells
+    nothing of the next one: the interval is open.
+    """
+    value = float(np.median(launch_medians(b)) / np.median(launch_medians(a)))
+    n = min(len(a), len(b))
+    if n < 2:
+        return Interval(value, None, None, n)
+    ratios = _resampled_medians(b, draws, rng) / _resampled_medians(a, draws, rng)
+    low, high = np.quantile(ratios, ((1 - confidence) / 2, (1 + confidence) / 2))
+    return Interval(value, float(low), float(high), n)
+
+
+def _resampled_medians(
+    launches: Sequence[ArrayLike], draws: int, rng: np.random.Generator
+) -> Floats:
+    """Medians of resampled launches' medians of resampled samples.
+
+    To take n of n sorted samples with replacement and find their median is to look up the median
+    of n uniform random ranks, and that rank is beta distributed: one random number for each launch
+    and not n. Where n is even, the upper of the two middle ranks is the least of the n/2 that are
+    above the lower one.
+    """
+    samples = [np.sort(np.asarray(launch, np.float64)) for launch in launches]
+    sizes = np.array([len(launch) for launch in samples])
+    starts = np.cumsum(sizes) - sizes
+    values = np.concatenate(samples)
+
+    picks = rng.integers(len(samples), size=(draws, len(samples)))
+    n, start = sizes[picks], starts[picks]
+    middle = (n + 1) // 2
+    lower = rng.beta(middle, n + 1 - middle)
+    upper = lower + (1 - lower) * (1 - rng.random(lower.shape) ** (2 / n))
+    upper = np.where(n % 2, lower, upper)
+    # A rank of exactly 1 is possible in floating point.
+    indices = start + np.minimum((np.stack([lower, upper]) * n).astype(int), n - 1)
+    resampled: Floats = np.median(values[indices].mean(axis=0), axis=1)
+    return resampled
+
+
+def mann_whitney(a: ArrayLike, b: ArrayLike) -> float:
+    """Two-sided p of the Mann-Whitney test, exact for any size and with ties.
+
+    Every way to share the ranks out between the two sides is counted by its sum of ranks.
+
+    >>> round(mann_whitney([1, 2, 3, 4, 5], [6, 7, 8, 9, 10]), 4)
+    0.0079
+    """
+    left, right = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    values = np.concatenate([left, right])
+    # Twice the mean rank of equal values is a whole number.
+    _, place, ties = np.unique(values, return_inverse=True, return_counts=True)
+    ranks = (2 * np.cumsum(ties) - ties + 1)[place]
+    ways = np.zeros((len(left) + 1, int(ranks.sum()) + 1))
+    ways[0, 0] = 1
+    for rank in ranks:  # with each rank, a choice of k others becomes one of k + 1
+        ways[1:, rank:] += ways[:-1, :-rank].copy()
+    chosen, observed = ways[-1], int(ranks[: len(left)].sum())
+    tail = min(chosen[: observed + 1].sum(), chosen[observed:].sum())
+    return float(min(1.0, 2 * tail / chosen.sum()))
+
+
+_RELABELLINGS = 4000
+_NEGLIGIBLE = 1e-4
+"""Added to every standard error, relative: launches that are equal to the tick of the clock are not
+infinitely sure."""
+
+
+def permutation_test(
+    pairs: Sequence[tuple[ArrayLike, ArrayLike]], rng: np.random.Generator
+) -> Floats:
+    """Two-sided p for each pair of launch medians, in a matrix of such pairs.
+
+    Where nothing changed, which launches are called A is arbitrary: relabelled in every other way
+    they show what chance does. Five launches against five can be relabelled in 252 ways, so that
+    alone no p is less than 0.008, and after a correction for 200 cases one large change would be
+    lost. So the statistic is one without a unit (Welch's t of the logarithms), and a difference
+    is looked up among the relabellings of all cases with as many launches.
+    """
+    p = np.ones(len(pairs))
+    alike: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for i, (a, b) in enumerate(pairs):
+        alike[len(np.asarray(a)), len(np.asarray(b))].append(i)
+    for (n, m), cases in alike.items():
+        if min(n, m) < 2:
+            continue
+        logs = np.log([np.concatenate([np.asarray(side) for side in pairs[i]]) for i in cases])
+        t = _welch(logs, relabellings(n, m, rng))
+        everything = np.sort(t, axis=None)
+        # What is equal but for rounding counts as equal.
+        as_large = everything.size - np.searchsorted(everything, t[:, 0] * (1 - 1e-9))
+        p[cases] = as_large / everything.size
+    return p
+
+
+def relabellings(n: int, m: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """Which of n + m launches are called A: first those that are, then all ways or some."""
+    total = math.comb(n + m, n)
+    if total <= _RELABELLINGS:
+        chosen = np.array(list(combinations(range(n + m), n)))  # the first is 0 .. n-1
+    else:
+        chosen = rng.permuted(np.tile(np.arange(n + m), (_RELABELLINGS, 1)), axis=1)[:, :n]
+        chosen[0] = np.arange(n)
+    labels = np.zeros((len(chosen), n + m), bool)
+    np.put_along_axis(labels, chosen, True, axis=1)
+    return labels
+
+
+def _welch(logs: Floats, labels: NDArray[np.bool_]) -> Floats:
+    """|t| of every case (rows) under every labelling (columns)."""
+    logs = logs - logs.mean(axis=1, keepdims=True)
+    means, errors = [], []
+    for side in (labels, ~labels):
+        n = int(side[0].sum())
+        mean = logs @ side.T / n
+        variance = np.maximum((logs**2 @ side.T - n * mean**2) / (n - 1), 0)
+        means.append(mean)
+        errors.append(variance / n)
+    t: Floats = np.abs(means[0] - means[1]) / (np.sqrt(errors[0] + errors[1]) + _NEGLIGIBLE)
+    return t
+
+
+def benjamini_hochberg(p: ArrayLike) -> Floats:
+    """p adjusted for their number: those at 0.05 or less hold 5 % false alarms at most.
+
+    >>> benjamini_hochberg([0.01, 0.04, 0.03]).tolist()
+    [0.03, 0.04, 0.04]
+    """
+    values = np.asarray(p, np.float64)
+    order = np.argsort(values)[::-1]
+    share = len(values) / np.arange(len(values), 0, -1)
+    adjusted: NDArray[Any] = np.empty_like(values)
+    adjusted[order] = np.minimum(1, np.minimum.accumulate(values[order] * share))
+    return adjusted

@@ -1,0 +1,8 @@
+"""Batches of samples or patches, read ahead: which items, which chunks, into which buffer.
+
+`engines` read chunks; `contenders` are other loaders to compare with.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,137 @@
+"""Any array, or a packed data set, opened as samples that a loader can be measured on."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..base import UsageError
+from ..data import (
+    DOCUMENT,
+    UNFINISHED,
+    Packed,
+    PackedArray,
+    checksum,
+    first_level_of,
+    open_dataset,
+    open_packed_array,
+    stored_bytes,
+)
+from .engines.selection import Location, Selection
+from .fields import Field, PatchGrid
+
+
+@dataclass(frozen=True, slots=True)
+class PatchedArray(PackedArray):
+    """An array whose patches count as samples."""
+
+    cut: Field
+    """How they are cut."""
+
+    @property
+    def sample_bytes(self) -> int:
+        """Of one decoded patch, without padding."""
+        return self.cut.item_nbytes
+
+    def box(self, item: int) -> tuple[slice, ...]:
+        """Where a patch lies in the array."""
+        field = self.cut
+        assert field.patch is not None
+        sample, patch = divmod(item, field.patches_per_sample)
+        box = [slice(sample, sample + 1), *(slice(0, n) for n in field.shape[1:])]
+        for (axis, start), size in zip(
+            field.patch_start(patch).items(), field.patch.shape, strict=True
+        ):
+            box[axis] = slice(start, start + size)
+        return tuple(box[len(field.shape) - len(self.shape) :])
+
+
+def cut_of(array: PackedArray) -> Field | None:
+    """How an array's patches are cut, where these count as samples."""
+    return array.cut if isinstance(array, PatchedArray) else None
+
+
+def open_dataset_or_array(
+    place: str | Path, name: str = "DATA", patch: Sequence[int] | None = None
+) -> Packed:
+    """A packed data set, or one array (Zarr, N5, the first level of an OME-Zarr image) as if it
+    were one: axis 0 counts its samples, and it has no checksums until `with_checks` reads some.
+
+    With a ``patch``, the patches that `Loader` cuts count as samples.
+    """
+    packed = _open_any(place, name)
+    if patch is None:
+        return packed
+    selection = Selection(patch=dict.fromkeys(packed.arrays, PatchGrid(tuple(patch))))
+    arrays, counts = {}, set()
+    for key, array in packed.arrays.items():
+        field = selection.field(
+            key, Location(str(array.path), array.axes), array.shape, array.chunks, array.dtype,
+            volume=selection.is_volume(key, len(array.shape)),
+        )  # fmt: skip
+        whole: dict[str, Any] = {own.name: getattr(array, own.name) for own in fields(array)}
+        arrays[key] = PatchedArray(**whole, cut=field)
+        counts.add(field.shape[0] * field.patches_per_sample)
+    if len(counts) > 1:
+        raise UsageError(f"{name}: --patch cuts the arrays into different numbers of patches")
+    document = {**packed.document, "patch": list(patch)}
+    return Packed(packed.root, arrays, np.arange(counts.pop()), {}, document)
+
+
+def _open_any(place: str | Path, name: str) -> Packed:
+    path = Path(place)
+    known = (path / DOCUMENT, path / UNFINISHED)
+    if any(file.is_file() for file in known) or not path.is_dir():
+        return open_dataset(path, name)
+    path = Path(first_level_of(str(path)))
+    where = f"{name} {path}"
+    if not any((path / m).is_file() for m in (".zarray", "zarr.json", "attributes.json")):
+        return open_dataset(path, name)  # which says that it is none
+    try:
+        array = _open_array_alone(path, where)
+    except (OSError, KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"{where}: holds no array: {error!r}") from error
+    stored, decoded = stored_bytes(path), math.prod(array.shape) * array.dtype.itemsize
+    document = {
+        "path": str(path), "shape": array.shape, "chunks": array.chunks, "shards": array.shards,
+        "dtype": str(array.dtype), "stored_bytes": stored,
+        "compression_ratio": decoded / stored if stored else None,
+    }  # fmt: skip
+    return Packed(path.parent, {array.name: array}, np.arange(array.shape[0]), {}, document)
+
+
+def _open_array_alone(path: Path, where: str) -> PackedArray:
+    if (path / "attributes.json").is_file():
+        found = json.loads((path / "attributes.json").read_text())
+        shape, chunks = tuple(found["dimensions"]), tuple(found["blockSize"])
+        dtype = np.dtype(found["dataType"]).newbyteorder(">")
+        axes = ("sample", *map(str, range(1, len(shape))))
+        return PackedArray("data", path, axes, shape, chunks, None, dtype, 2, "", "/", ())
+    metadata = next(path / n for n in (".zarray", "zarr.json") if (path / n).is_file())
+    ndim = len(json.loads(metadata.read_text())["shape"])
+    entry = {"path": path.name, "axes": ["sample", *map(str, range(1, ndim))]}
+    return open_packed_array(path.parent, "data", entry, where)
+
+
+def with_checks(packed: Packed, samples: Iterable[int]) -> Packed:
+    """The data set with the checksums of some samples at least. Where it brings none, each of them
+    is read alone by TensorStore, as no loader reads it."""
+    if packed.checks:
+        return packed
+    from .engines.tensorstore import open_plainly
+
+    checks = {}
+    for name, array in packed.arrays.items():
+        stored = open_plainly(str(array.path))
+        checks[name] = np.zeros(packed.num_samples, np.uint32)
+        for sample in sorted(set(samples)):
+            checks[name][sample] = checksum(stored[array.box(sample)].read().result())
+    return replace(packed, checks=checks)

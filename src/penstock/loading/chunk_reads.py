@@ -1,0 +1,90 @@
+"""Which chunks a batch reads, and where their parts go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .fields import ChunkRead, Field, Index, patch_template
+from .order import Order
+from .permutation import Items
+from .price import Need
+
+
+def chunk_reads(
+    field: Field, samples: NDArray[np.integer[Any]], patches: NDArray[np.integer[Any]] | None = None
+) -> list[ChunkRead]:
+    """The chunks that a batch reads, each once, sorted, with what goes where.
+
+    ``samples`` are numbers along axis 0 of the array, one a row; ``patches`` the patch of each.
+    Neighbouring rows from neighbouring places of one chunk are one copy.
+    """
+    depth = field.chunks[0]
+    numbers = samples.tolist()
+    places = [0] * len(numbers) if patches is None else patches.tolist()
+    rows: dict[tuple[int, int, int], list[tuple[int, int]]] = {}  # (chunk, patch, time)
+    for time, offset in enumerate(field.offsets):
+        for row, (sample, patch) in enumerate(zip(numbers, places, strict=True)):
+            chunk, inside = divmod(sample + offset, depth)
+            rows.setdefault((chunk, patch, time), []).append((row, inside))
+    with_time = len(field.offsets) > 1
+    reads: dict[tuple[int, ...], list[tuple[Index, Index]]] = {}
+    for chunk, patch, time in sorted(rows):
+        for first, inside, count in _stretches(rows[chunk, patch, time]):
+            to = slice(first, first + count)
+            head: Index = (to, time) if with_time else (to,)
+            of: Index = (slice(inside, inside + count),)
+            for tail, copies in patch_template(field, patch):
+                here = reads.setdefault((chunk, *tail), [])
+                for copy_to, copy_of in copies:
+                    here.append((head + copy_to, of + copy_of))
+    order = reads if patches is None else sorted(reads)
+    return [ChunkRead(index, reads[index]) for index in order]
+
+
+def chunk_indices(
+    field: Field, samples: NDArray[np.integer[Any]], patches: NDArray[np.integer[Any]] | None = None
+) -> list[tuple[int, ...]]:
+    """The chunks of `chunk_reads`, in its order, without what goes where."""
+    depth, numbers = field.chunks[0], samples.tolist()
+    places = [0] * len(numbers) if patches is None else patches.tolist()
+    wanted = {
+        ((sample + offset) // depth, patch)
+        for sample, patch in zip(numbers, places, strict=True)
+        for offset in field.offsets
+    }
+    return sorted({(chunk, *tail) for chunk, at in wanted for tail, _ in patch_template(field, at)})
+
+
+def _stretches(pairs: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """Pairs (row, place) as stretches (row, place, length) that rise together."""
+    stretches: list[tuple[int, int, int]] = []
+    for row, inside in pairs:
+        if stretches:
+            first, start, count = stretches[-1]
+            if row == first + count and inside == start + count:
+                stretches[-1] = (first, start, count + 1)
+                continue
+        stretches.append((row, inside, 1))
+    return stretches
+
+
+def need_of(fields: Iterable[Field], order: Order, first: int) -> Callable[[Items], Need]:
+    """What the items of an order need of some fields, for `penstock.loading.price.price_order`.
+
+    ``first`` is the sample along axis 0 that the order counts as 0: `valid_samples(...).start`.
+    """
+    fields = tuple(fields)
+
+    def need(items: Items) -> Need:
+        samples, patches = order.split(items)
+        chunks: dict[Hashable, int] = {}
+        for field in fields:
+            for index in chunk_indices(field, samples + first, patches):
+                chunks[field.name, index] = field.chunk_nbytes
+        return Need(chunks, len(items) * sum(field.item_nbytes for field in fields))
+
+    return need

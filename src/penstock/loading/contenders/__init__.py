@@ -1,0 +1,1 @@
+"""Loaders that are compared, each behind the same protocol."""

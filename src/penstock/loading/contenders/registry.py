@@ -1,0 +1,47 @@
+"""The loaders that are compared, by name."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from ...base import UsageError
+from ..order import Order
+
+CONTENDERS = {
+    "penstock": "penstock.loading.contenders.ours:Ours",
+    "penstock-tensorstore": "penstock.loading.contenders.ours:OursByTensorStore",
+    "penstock-native": "penstock.loading.contenders.ours:OursNative",
+    "tensorstore-loop": "penstock.loading.contenders.tensorstore_read:TensorStoreLoop",
+    "tensorstore-read": "penstock.loading.contenders.tensorstore_read:TensorStoreRead",
+    "torch": "penstock.loading.contenders.torch_workers:TorchWorkers",
+    "dask-sample": "penstock.loading.contenders.dask_xarray:DaskSample",
+    "dask-stacked": "penstock.loading.contenders.dask_xarray:DaskStacked",
+    "xbatcher": "penstock.loading.contenders.xbatcher:Xbatcher",
+    "zarr": "penstock.loading.contenders.zarr_python:Zarr",
+    "zarr-stacked": "penstock.loading.contenders.zarr_python:ZarrStacked",
+    "zarrs": "penstock.loading.contenders.zarr_python:Zarrs",
+}
+"""Loaders that a benchmark compares, each ``module:Class`` called as `make_contender` says."""
+
+
+class Contender(Protocol):
+    """A loader as a benchmark sees it: the batches of one epoch, in the order that it was given."""
+
+    def batches(self) -> Iterator[Mapping[str, NDArray[Any]]]: ...
+
+    def close(self) -> None: ...
+
+
+def make_contender(name: str, data: Any, order: Order, *, threads: int, **knobs: Any) -> Contender:
+    """A contender by name. `MissingDependency` says what to install for one that is not there."""
+    if name not in CONTENDERS:
+        raise UsageError(f"there is no loader {name!r}; known are {', '.join(CONTENDERS)}")
+    module, _, attribute = CONTENDERS[name].partition(":")
+    contender: Contender = getattr(importlib.import_module(module), attribute)(
+        data, order, threads=threads, **knobs
+    )
+    return contender

@@ -1,0 +1,65 @@
+"""What the contenders share: arrays to open, whole samples to deliver, an order to keep.
+
+Each of the others is a few lines of how its library is used by those who use it well. None is
+tuned beyond its documentation, and none is held back: nothing is decoded that need not be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ...base import StageError, UsageError, describe, require
+from ..engines.selection import Location, locate
+from ..order import Order
+from ..permutation import Items
+
+
+def arrays_of(data: Any, who: str) -> dict[str, Location]:
+    """Where the arrays of a data set lie: in folders, or below URLs."""
+    places = locate(data)
+    for place in places.values():
+        if "://" not in place.url and not Path(place.url).is_dir():
+            raise UsageError(f"loader {who}: there is no array at {place.url}")
+    return places
+
+
+def open_zarr(url: str, who: str) -> Any:
+    """A Zarr array of zarr-python, over a network by obstore."""
+    zarr = require("zarr", "loaders")
+    store: Any = url
+    if "://" in url:
+        # Settings of the environment, such as AWS_ENDPOINT_URL, hold.
+        remote = require("obstore.store", "loaders").from_url(
+            url, client_options={"allow_http": True}
+        )
+        store = require("zarr.storage", "loaders").ObjectStore(remote, read_only=True)
+    try:
+        return zarr.open_array(store, mode="r")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"loader {who}: no Zarr array at {url}: {describe(error)}") from error
+
+
+@contextmanager
+def reading(url: str) -> Iterator[None]:
+    """Tells of an error in which array it was; which chunk, these libraries mostly do not say."""
+    try:
+        yield
+    except Exception as error:
+        raise StageError("read", url, error) from error
+
+
+def whole_samples(order: Order, who: str) -> None:
+    """Refuse an order of patches."""
+    if order.patches_per_sample != 1:
+        raise UsageError(
+            f"loader {who} reads whole samples, not {order.patches_per_sample} patches of each"
+        )
+
+
+def samples_of(order: Order, epoch: int) -> Iterator[Items]:
+    """The samples of each batch of this rank."""
+    for batch in range(order.num_batches):
+        yield order.items(epoch, batch)

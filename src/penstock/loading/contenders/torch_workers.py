@@ -1,0 +1,100 @@
+"""torch's `DataLoader` over a map-style data set, its worker processes spawned.
+
+Each worker reads a sample by zarr-python, collates its batch and hands it over in shared memory.
+Workers are spawned and never forked: the libraries that read hold threads, and a fork of a process
+with threads may wait for ever. They are kept from epoch to epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from numpy.typing import NDArray
+
+from ...base import require
+from ..order import Order
+from .stacked import arrays_of, open_zarr, reading, samples_of, whole_samples
+
+_AHEAD = 2
+"""Batches that each worker reads ahead: torch's own default."""
+
+
+class Samples:
+    """A map-style data set. What is pickled for a worker are paths; arrays are opened there."""
+
+    def __init__(self, urls: dict[str, str], num_samples: int) -> None:
+        self._urls, self._num_samples = urls, num_samples
+        self._arrays: dict[str, Any] | None = None
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def __getitem__(self, sample: int) -> dict[str, NDArray[Any]]:
+        if self._arrays is None:
+            self._arrays = {name: open_zarr(url, "torch") for name, url in self._urls.items()}
+        found = {}
+        for name, array in self._arrays.items():
+            with reading(self._urls[name]):
+                found[name] = array[sample]
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_arrays": None}
+
+
+def _one_thread(worker: int) -> None:
+    """In a worker: the processes are the parallelism."""
+    require("zarr", "loaders").config.set({"async.concurrency": 1, "threading.max_workers": 1})
+
+
+class _Batches:
+    """A batch sampler: the samples of each batch of an epoch."""
+
+    def __init__(self, order: Order) -> None:
+        self.order, self.epoch = order, 0
+
+    def __len__(self) -> int:
+        return self.order.num_batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (samples.tolist() for samples in samples_of(self.order, self.epoch))
+
+
+class TorchWorkers:
+    """``DataLoader(num_workers=threads)``; with 0 it reads in this process."""
+
+    name = "torch"
+
+    def __init__(self, data: Any, order: Order, *, threads: int) -> None:
+        whole_samples(order, self.name)
+        data_module = require("torch.utils.data", "loaders")
+        require("zarr", "loaders")
+        urls = {name: place.url for name, place in arrays_of(data, self.name).items()}
+        self._batches = _Batches(order)
+        self.ahead = _AHEAD * threads
+        self._running: Iterator[dict[str, NDArray[Any]]] | None = None
+        self._loader: Any = data_module.DataLoader(
+            Samples(urls, order.num_samples),
+            batch_sampler=self._batches,
+            num_workers=threads,
+            prefetch_factor=_AHEAD if threads else None,
+            multiprocessing_context="spawn" if threads else None,
+            persistent_workers=threads > 0,
+            worker_init_fn=_one_thread if threads else None,
+        )
+
+    def batches(self, epoch: int = 0) -> Iterator[dict[str, NDArray[Any]]]:
+        self._batches.epoch = epoch
+        self._running = self._epoch()
+        return self._running
+
+    def _epoch(self) -> Iterator[dict[str, NDArray[Any]]]:
+        for batch in self._loader:
+            yield {name: tensor.numpy() for name, tensor in batch.items()}
+
+    def close(self) -> None:
+        """Workers end when nobody holds the iterator of the loader any longer."""
+        if self._running is not None:
+            self._running.close()  # type: ignore[attr-defined]
+        self._running = self._loader = None

@@ -1,0 +1,228 @@
+"""Which arrays, samples and statistics an engine reads."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ...base import UsageError
+from ...data import DOCUMENT, check_version, first_level_of, parse_document, read_text
+from ..fields import Field
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+class Location(NamedTuple):
+    """Where one array lies."""
+
+    url: str
+    """A path, or a URL that TensorStore knows."""
+    axes: tuple[str, ...] = ()
+    """The names of its axes where the data set tells them, ``sample`` first."""
+
+
+def locate(data: Any) -> dict[str, Location]:
+    """The arrays of a data set: a packed folder, one array, or a mapping of name to path or URL."""
+    if isinstance(data, Mapping):
+        return {
+            str(name): place if isinstance(place, Location) else Location(str(place))
+            for name, place in data.items()
+        }
+    url = str(data).rstrip("/")
+    if "://" in url:
+        from ...data import read_key
+
+        text = read_key(url, DOCUMENT)
+    else:
+        url = str(Path(url).expanduser())
+        if not Path(url).exists():
+            raise UsageError(f"{url}: there is no such folder")
+        text = read_text(Path(url, DOCUMENT), url) if Path(url, DOCUMENT).is_file() else None
+    if text is None:
+        return {"data": Location(first_level_of(url))}
+    packed = parse_document(text, url)
+    check_version(packed, url)
+    try:
+        return {
+            name: Location(f"{url}/{entry['path']}", tuple(entry.get("axes", ())))
+            for name, entry in packed["arrays"].items()
+        }
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{url}: what describes it is malformed: {error!r}") from error
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What an item wants of each array; see the same names of `penstock.loading.fields.Field`."""
+
+    offsets: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    channels: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    patch: Mapping[str, Any] = field(default_factory=dict)
+    normalise: Mapping[str, Normaliser] = field(default_factory=dict)
+    channel_axis: Mapping[str, int] = field(default_factory=dict)
+    """Where it is not the axis that the data set calls ``channels``, or else the last."""
+
+    def check(self, names: Sequence[str]) -> None:
+        for what in ("offsets", "channels", "patch", "normalise", "channel_axis"):
+            if unknown := sorted(set(getattr(self, what)) - set(names)):
+                raise UsageError(
+                    f"{what} names {', '.join(unknown)}; the arrays are {', '.join(names)}"
+                )
+
+    def is_volume(self, name: str, ndim: int) -> bool:
+        """Whether the patches cut all of an array's axes, 0 too: then it is one sample."""
+        grid = self.patch.get(name)
+        if grid is None:
+            return False
+        axes = grid.axes or range(ndim - len(grid.shape), ndim)
+        return all(-ndim <= axis < ndim for axis in axes) and (0 in axes or -ndim in axes)
+
+    def field(
+        self,
+        name: str,
+        place: Location,
+        shape: Any,
+        chunks: Any,
+        dtype: Any,
+        *,
+        volume: bool = False,
+    ) -> Field:
+        """What an item wants of an array; ``volume`` puts an axis of one sample before its own."""
+        default = place.axes.index("channels") if "channels" in place.axes else -1
+        channel_axis, grid = self.channel_axis.get(name, default), self.patch.get(name)
+        if volume and grid is not None:  # axes that are counted from behind stay the same
+            behind = len(shape)
+            shape, chunks = (1, *shape), (1, *chunks)
+            channel_axis -= behind if channel_axis >= 0 else 0
+            grid = replace(grid, axes=tuple(a - behind if a >= 0 else a for a in grid.axes))
+        selected = Field(
+            name,
+            shape=tuple(shape),
+            chunks=tuple(chunks),
+            dtype=np.dtype(dtype).newbyteorder("="),
+            offsets=tuple(self.offsets.get(name, (0,))),
+            channels=tuple(self.channels[name]) if name in self.channels else None,
+            channel_axis=channel_axis,
+            patch=grid,
+        )
+        if name in self.normalise:
+            self.normalise[name].check(selected, place.url)
+        return selected
+
+
+class Normaliser:
+    """``(x - mean) / std`` in place, with one mean and one std for each channel of an array, or
+    one for all.
+
+    Bit-identical to numpy's expression in the dtype of the array.
+    """
+
+    _PIECE = 1 << 18  # bytes: what stays in a core's own cache between the two steps
+
+    def __init__(self, mean: ArrayLike, std: ArrayLike) -> None:
+        try:
+            self.mean, self.std = (
+                np.atleast_1d(mean).astype(float),
+                np.atleast_1d(std).astype(float),
+            )
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"normalise: mean and std are not lists of numbers: {error}") from None
+        if self.mean.ndim > 1 or self.mean.shape != self.std.shape:
+            raise UsageError(
+                f"normalise: mean {self.mean.shape} and std {self.std.shape} are not two lists of "
+                "one number for each channel"
+            )
+        bad = np.flatnonzero(~(np.isfinite(self.mean) & np.isfinite(self.std) & (self.std >= 0)))
+        if bad.size:
+            at = int(bad[0])
+            raise UsageError(
+                f"normalise: channel {at} has mean {self.mean[at]} and std {self.std[at]}; both "
+                "must be finite, and no std below 0"
+            )
+        self.std[self.std == 0] = 1  # a channel that never changes becomes 0, as in scikit-learn
+
+    def check(self, field: Field, where: str) -> None:
+        if field.dtype.kind != "f":
+            raise UsageError(f"{where}: normalise needs floats, its dtype is {field.dtype}")
+        number = field.shape[field.channel_axis]
+        if len(self.mean) not in (1, number):
+            raise UsageError(
+                f"{where}: normalise has {len(self.mean)} channels, the array has {number}"
+            )
+
+    def rows(self, channels: Any, axis: int, shape: Sequence[int], dtype: Any) -> Rows:
+        """What `apply` needs for arrays of a shape whose channels along ``axis`` are these."""
+        axis %= len(shape)
+        both = []
+        for values, neutral in ((self.mean, 0), (self.std, 1)):
+            padded = np.full(shape[axis], neutral, dtype)  # the last chunk is wider than its data
+            chosen = values if len(values) == 1 else values[channels]
+            padded[: shape[axis] if len(values) == 1 else len(chosen)] = chosen
+            row = padded.reshape([-1 if a == axis else 1 for a in range(len(shape))])
+            if axis == len(shape) - 1 and axis > 0:  # one long row, not many of a few channels
+                row = np.broadcast_to(row, [1] * (axis - 1) + list(shape[-2:]))
+                row = row.reshape((*row.shape[:-2], -1))
+            both.append(np.ascontiguousarray(row))
+        return Rows(both[0], both[1])
+
+    @classmethod
+    def apply(cls, array: NDArray[Any], rows: Rows) -> None:
+        """Normalise an array of the shape that the rows were made for; a C-contiguous one is
+        quicker."""
+        if array.ndim > rows.mean.ndim and array.flags.c_contiguous:
+            array = array.reshape((*array.shape[:-2], -1))
+        elif array.ndim > rows.mean.ndim:  # a view, whose two last axes cannot be one
+            last = array.shape[-2:]
+            rows = Rows(*(row.reshape((*row.shape[:-1], *last)) for row in rows))
+        for piece, mean, std in cls._pieces(array, rows.mean, rows.std):
+            np.subtract(piece, mean, out=piece)
+            np.divide(piece, std, out=piece)
+
+    @classmethod
+    def _pieces(cls, *arrays: NDArray[Any]) -> Iterator[tuple[NDArray[Any], ...]]:
+        """The same small parts of arrays that broadcast against the first."""
+        first = arrays[0]
+        if first.nbytes <= cls._PIECE or first.ndim < 2:
+            yield arrays
+            return
+        if len(first) == 1:
+            yield from cls._pieces(*(a[0] for a in arrays))
+            return
+        step = max(1, cls._PIECE * len(first) // first.nbytes)
+        for start in range(0, len(first), step):
+            part = slice(start, start + step)
+            yield from cls._pieces(*(a[part] if len(a) > 1 else a for a in arrays))
+
+
+class Rows(NamedTuple):
+    """Mean and std, laid out so that they broadcast in long runs."""
+
+    mean: NDArray[Any]
+    std: NDArray[Any]
+
+
+def read_statistics(path: Path) -> dict[str, Normaliser]:
+    """Saved statistics: JSON ``{name: {"mean": [...], "std": [...]}}``, or an npz with arrays
+    ``name.mean`` and ``name.std``."""
+    try:
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as file:
+                names = sorted({key.rpartition(".")[0] for key in file})
+                return {n: Normaliser(file[f"{n}.mean"], file[f"{n}.std"]) for n in names}
+        saved = json.loads(path.read_text())
+        return {
+            name: Normaliser(entry["mean"], entry["std"])
+            for name, entry in saved.items()
+            if isinstance(entry, dict) and {"mean", "std"} <= set(entry)
+        }
+    except (OSError, EOFError, ValueError, KeyError, AttributeError, zipfile.BadZipFile) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"normalise {path}: {error}") from error

@@ -1,0 +1,296 @@
+"""Any array that TensorStore opens, read straight into the batch: shards, S3, GCS, HTTP, N5.
+
+    ts.array(batch).write(array[samples])
+
+TensorStore reads, decodes and copies in threads of its own: ``workers`` of them copy, ``fetch``
+requests are under way. The loader only starts a read, and the next one before the last has ended;
+whoever wants the batch waits for it.
+
+Two things make it quick. Files of this machine are mapped and not read: a chunk is decoded from the
+page cache, without a buffer of its own and that buffer's page faults. And samples that follow one
+another are a slice: an index for each of them is copied value by value where a chunk has several.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base import StageError, UsageError, require
+from ...data import explained_errors, kvstore_of, plainly, read_key, read_object
+from ...instruments import is_safe_to_map
+from ..fields import Field
+from ..permutation import Items
+from .engine import Check, Engine, Traffic
+from .selection import Arrays, Location, Normaliser, Rows, Selection
+
+ts = require("tensorstore", "infer")
+
+_IN_FLIGHT = 4
+"""Reads that are asked for at once, at most, each one array of one batch; two of each array."""
+REQUESTS = tuple(
+    f"{kind}_concurrency" for kind in ("file_io", "s3_request", "gcs_request", "http_request")
+)
+"""TensorStore's resources that bound how many reads are under way."""
+_PATIENCE = {
+    f"{kind}_request_retries": {"max_retries": 5, "initial_delay": "1s"}
+    for kind in ("s3", "gcs", "http")
+}
+"""Waits of 1, 2, 4, 8 and 16 s: half a minute for a network that falters. By itself TensorStore
+would try for a quarter of an hour, in which a training stands still and says nothing."""
+_MARKERS = {".zarray": "zarr", "zarr.json": "zarr3", "attributes.json": "n5"}
+_UNFILLED = {"fill_missing_data_reads": False}
+"""A chunk that is missing is an error."""
+_UNCHANGED = {"recheck_cached_metadata": "open", "recheck_cached_data": "open"}
+"""What is read stays as it was when it was opened."""
+
+
+class TensorStoreEngine(Engine):
+    """Reads whatever TensorStore reads, through a context of its own."""
+
+    name = "tensorstore"
+
+    def __init__(
+        self,
+        places: Mapping[str, Location],
+        selection: Selection,
+        *,
+        workers: int,
+        fetch: int,
+        cache_bytes: int,
+        missing: str,
+    ) -> None:
+        self.drivers = min(_IN_FLIGHT, 2 * len(places))
+        settings: dict[str, Any] = {
+            **_PATIENCE,
+            "data_copy_concurrency": {"limit": workers},
+            "cache_pool": {"total_bytes_limit": cache_bytes},
+        }
+        if fetch:
+            settings |= {kind: {"limit": fetch} for kind in REQUESTS}
+        elif all(is_safe_to_map(place.url) for place in places.values()):
+            # Who maps a file does not wait for it: as many as decode are enough.
+            settings |= {
+                "file_io_mode": {"mode": "memmap"}, "file_io_concurrency": {"limit": workers}
+            }  # fmt: skip
+        context = ts.Context(settings)
+        self.arrays: dict[str, Any] = {}
+        fields: dict[str, Field] = {}
+        for name, place in places.items():
+            array = self.arrays[name] = _open(place.url, missing, context)
+            chunks = array.chunk_layout.read_chunk.shape or array.shape
+            volume = selection.is_volume(name, array.ndim)
+            fields[name] = selection.field(
+                name, place, array.shape, chunks, array.dtype.numpy_dtype, volume=volume
+            )
+            if volume:
+                self.arrays[name] = array[ts.newaxis]
+        self.fields = fields
+        self.normalisers = dict(selection.normalise)
+        self._rows: dict[tuple[str, int], Rows] = {}
+        self.locations = {name: place.url for name, place in places.items()}
+        self.scratch_bytes = cache_bytes + workers * max(f.chunk_nbytes for f in fields.values())
+        self.pending: set[Any] = set()
+        self.lock = threading.Lock()
+
+    def tasks(self, samples: Items, patches: Items | None = None) -> list[FieldTask]:
+        return [FieldTask(self, field, samples, patches) for field in self.fields.values()]
+
+    def normalise(
+        self, field: Field, batch: NDArray[Any], samples: NDArray[Any], patches: Items | None
+    ) -> None:
+        """In place; ``samples`` are those of each row, at each offset where there are several."""
+        normaliser = self.normalisers.get(field.name)
+        if normaliser is None:
+            return
+        axis = field.channel_axis % len(field.shape)
+        if axis == 0:  # a number for each sample
+            which = samples if len(normaliser.mean) > 1 else np.zeros_like(samples)
+            wide = (*which.shape, *[1] * (batch.ndim - which.ndim))
+            both = (normaliser.mean, normaliser.std)
+            rows = Rows(*(values[which].astype(batch.dtype).reshape(wide) for values in both))
+            Normaliser.apply(batch, rows)
+            return
+        for row, item in enumerate(batch):
+            start = 0 if patches is None else field.patch_start(int(patches[row])).get(axis, 0)
+            Normaliser.apply(item, self._rows_of(field, normaliser, axis, start))
+
+    def _rows_of(self, field: Field, normaliser: Normaliser, axis: int, start: int) -> Rows:
+        """Of an item whose channels begin at ``start``."""
+        if (field.name, start) not in self._rows:
+            shape, place = field.item_shape, axis - len(field.shape)
+            channels = list(field.channels or range(start, start + shape[place]))
+            rows = normaliser.rows(channels, place, shape, field.dtype)
+            self._rows[field.name, start] = rows
+        return self._rows[field.name, start]
+
+    def bytes_in_flight(self, rows: int, batches: int) -> int:
+        """Of all that a task asks for at once the bytes may have come and wait to be decoded, or be
+        decoded and wait to be copied; those that are just decoded count as scratch."""
+        tasks = [
+            field.most_chunks(rows) * field.chunk_nbytes
+            for field in self.fields.values()
+            for _ in range(batches)
+        ]
+        return sum(sorted(tasks, reverse=True)[: self.drivers])
+
+    @property
+    def reads_alone(self) -> bool:  # type: ignore[override]
+        """Not where values are normalised, for which a thread is needed."""
+        return not self.normalisers
+
+    @contextmanager
+    def explained(self, name: str) -> Iterator[None]:
+        """What TensorStore raises within names the array that was read."""
+        try:
+            with plainly():
+                yield
+        except (ValueError, OSError, NotImplementedError) as error:
+            raise StageError("read", self.locations[name], error) from error
+
+    def cancel(self) -> None:
+        with self.lock:
+            pending = list(self.pending)
+        for future in pending:
+            future.cancel()
+
+
+@dataclass(frozen=True, eq=False)
+class FieldTask:
+    """One array of one batch."""
+
+    engine: TensorStoreEngine
+    field: Field
+    samples: Items
+    patches: Items | None
+
+    @property
+    def nbytes(self) -> int:
+        return self.field.item_nbytes * len(self.samples)
+
+    def fetch(self) -> None:
+        """TensorStore fetches by itself."""
+
+    def run(self, out: Arrays, check: Check, fetched: None = None) -> Traffic:
+        traffic = self.begin(out).wait(check)
+        self.engine.normalise(self.field, out[self.field.name], self._wanted, self.patches)
+        return traffic
+
+    def begin(self, out: Arrays) -> FieldReading:
+        """Start reading; nothing is normalised."""
+        batch, engine = out[self.field.name], self.engine
+        target = ts.array(batch)
+        with engine.explained(self.field.name):
+            futures = [
+                target[rows].write(view[ts.d[:].translate_to[0]])
+                for rows, view in self._views(engine.arrays[self.field.name])
+            ]
+        with engine.lock:
+            engine.pending.update(futures)
+        return FieldReading(engine, self.field.name, futures, batch.nbytes)
+
+    @property
+    def _wanted(self) -> NDArray[Any]:
+        """The sample of each row, (row,), or those at each offset, (row, time)."""
+        wanted: NDArray[Any] = self.samples[:, None] + np.array(self.field.offsets)
+        return wanted[:, 0] if len(self.field.offsets) == 1 else wanted
+
+    def _views(self, array: Any) -> list[tuple[slice, Any]]:
+        """Rows of the batch and what of the array goes there; patches go one by one."""
+        field, wanted = self.field, self._wanted
+        inner: list[Any] = [slice(None)] * (len(field.shape) - 1)
+        if field.channels is not None:
+            inner[field.channel_axis % len(field.shape) - 1] = np.array(field.channels)
+        if self.patches is None or field.patch is None:
+            return [(slice(0, len(wanted)), _outer(array, inner)[_plain(wanted)])]
+        views: list[tuple[slice, Any]] = []
+        sizes = dict(zip(field.patch_axes, field.patch.shape, strict=True))
+        for row, patch in enumerate(self.patches.tolist()):
+            for axis, start in field.patch_start(patch).items():
+                inner[axis - 1] = slice(start, start + sizes[axis])
+            view = _outer(array, inner)[_plain(wanted[row : row + 1])]
+            views.append((slice(row, row + 1), view))
+        return views
+
+
+@dataclass(frozen=True, eq=False)
+class FieldReading:
+    """One array of one batch on its way."""
+
+    engine: TensorStoreEngine
+    name: str
+    futures: list[Any]
+    nbytes: int
+
+    def done(self) -> bool:
+        return all(future.done() for future in self.futures)
+
+    def end_within(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        for future in self.futures:
+            with contextlib.suppress(Exception):
+                future.exception(timeout=max(0.0, until - time.monotonic()))
+
+    def wait(self, check: Check) -> Traffic:
+        try:
+            check()  # a `cancel` before the futures were known would have missed them
+            with self.engine.explained(self.name):
+                for future in self.futures:
+                    future.result()
+        finally:
+            with self.engine.lock:
+                self.engine.pending.difference_update(self.futures)
+        return Traffic(None, self.nbytes)
+
+
+def _plain(wanted: NDArray[Any]) -> Any:
+    """Samples that follow one another as a slice; others, and those with a time axis, as they are.
+
+    >>> _plain(np.array([3, 4, 5])), _plain(np.array([3, 5, 4]))
+    (slice(3, 6, None), array([3, 5, 4]))
+    """
+    if wanted.ndim > 1 or (np.diff(wanted) != 1).any():
+        return wanted
+    return slice(int(wanted[0]), int(wanted[-1]) + 1)
+
+
+def _outer(array: Any, inner: list[Any]) -> Any:
+    """``array[:, inner...]``, each index along an axis of its own."""
+    return array.oindex[(slice(None), *inner)] if inner else array
+
+
+def open_plainly(url: str) -> Any:
+    """An array as TensorStore opens it by itself."""
+    with explained_errors(url):
+        spec = {"driver": "auto", "kvstore": kvstore_of(f"{url}/")}
+        return ts.open(spec, read=True, open=True).result()
+
+
+def _holds(url: str, marker: str) -> bool:
+    if Path(url).is_dir():  # which needs no threads of TensorStore's
+        return Path(url, marker).is_file()
+    return read_key(url, marker) is not None
+
+
+def _open(url: str, missing: str, context: Any) -> Any:
+    driver = next((d for marker, d in _MARKERS.items() if _holds(url, marker)), None)
+    if driver is None:
+        for marker in _MARKERS:
+            read_object(url, marker, strict=True)  # what was forbidden is told
+        raise UsageError(f"{url}: there is none of {', '.join(_MARKERS)}")
+    spec = {"driver": driver, "kvstore": kvstore_of(f"{url}/"), **_UNCHANGED}
+    with explained_errors(url):
+        opened = ts.open({**spec, **_UNFILLED}, context=context, read=True, open=True).result()
+        # N5 says zero for what it lacks; for Zarr without a fill value TensorStore makes that up.
+        if missing == "fill" and (driver == "n5" or opened.fill_value is not None):
+            opened = ts.open(spec, context=context, read=True, open=True).result()
+        return opened

@@ -1,0 +1,163 @@
+"""The metadata of Zarr arrays that the native engine reads: chunks, codecs, fill values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...base import UsageError, require
+from ...data import chunk_names
+
+numcodecs = require("numcodecs", "loaders")
+numcodecs.blosc.use_threads = False
+
+
+DECODED_INTO = ("blosc", "lz4", "zstd")
+"""Codecs of which a chunk says how long it will be, so that it is decoded right into its array; but
+for a rare Zstandard frame, which takes what others do and is not counted."""
+
+
+class Unsupported(UsageError):
+    """The array is sound, and TensorStore reads it."""
+
+
+@dataclass(frozen=True)
+class ChunkLayout:
+    """A Zarr array's metadata, as far as reading chunks needs it."""
+
+    folder: str
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...]
+    dtype: np.dtype[Any]
+    """As stored; its byte order may be foreign."""
+    codecs: tuple[Any, ...]
+    """In the order in which they decode; without any, the values are stored as they are."""
+    fill_value: Any
+    """None where the store has none."""
+    prefix: str
+    separator: str
+
+    @property
+    def copies(self) -> int:
+        """Whole chunks, at most, that decoding one takes besides its file and the array it fills.
+
+        A last codec that decodes into the array takes none, and a checksum is looked at where it
+        lies. Any other takes what it was given, what it makes of that, and, in parts, that again.
+        """
+        made = [codec for codec in self.codecs[:-1] if codec.codec_id != "crc32c"]
+        made += [
+            codec for codec in self.codecs[-1:] if codec.codec_id not in (*DECODED_INTO, "crc32c")
+        ]
+        return 3 if made else 0
+
+    def path(self, index: Sequence[int]) -> str:
+        """The file of a chunk."""
+        own = index[-len(self.shape) :]  # a field may put an axis of one sample before the array's
+        return f"{self.folder}/{self.prefix}{self.separator.join(map(str, own))}"
+
+
+def read_layout(url: str) -> ChunkLayout:
+    """The layout of a local Zarr array; `Unsupported` for what only TensorStore reads."""
+    if "://" in url and not url.startswith("file://"):
+        raise _unsupported(url, "it is remote")
+    folder = url.removeprefix("file://").rstrip("/")
+    for name, parse in ((".zarray", _layout_v2), ("zarr.json", _layout_v3)):
+        if (path := Path(folder, name)).is_file():
+            try:
+                return parse(folder, json.loads(path.read_text()))
+            except (KeyError, TypeError, json.JSONDecodeError) as error:
+                raise UsageError(f"{path}: not the metadata of a Zarr array: {error!r}") from error
+            except (ValueError, OverflowError) as error:  # such as a fill value of -1 in uint8
+                if isinstance(error, UsageError):
+                    raise
+                raise _unsupported(folder, str(error)) from error
+    if Path(folder).exists():
+        raise _unsupported(folder, "it has neither .zarray nor zarr.json")
+    raise UsageError(f"{folder}: there is no such array")
+
+
+def _unsupported(where: str, reason: str) -> Unsupported:
+    return Unsupported(f"{where}: {reason}; engine native cannot read that, engine tensorstore may")
+
+
+def _layout_v2(folder: str, meta: Mapping[str, Any]) -> ChunkLayout:
+    if meta["order"] != "C" and len(meta["shape"]) > 1:
+        raise _unsupported(folder, f"its chunks are in order {meta['order']}")
+    if not isinstance(meta["dtype"], str):
+        raise _unsupported(folder, "its dtype is a record")
+    dtype = np.dtype(meta["dtype"])
+    if dtype.kind not in "biuf":
+        raise _unsupported(folder, f"its dtype is {meta['dtype']}")
+    stored = [*(meta.get("filters") or ()), *filter(None, [meta["compressor"]])]
+    prefix, separator = chunk_names(meta)
+    return ChunkLayout(
+        folder=folder,
+        shape=tuple(meta["shape"]),
+        chunks=tuple(meta["chunks"]),
+        dtype=dtype,
+        codecs=tuple(_codec(folder, config) for config in reversed(stored)),
+        fill_value=_fill_value(meta["fill_value"], dtype),
+        prefix=prefix,
+        separator=separator,
+    )
+
+
+_V3_CODECS = {
+    "blosc": {"id": "blosc"},
+    "zstd": {"id": "zstd"},
+    "gzip": {"id": "gzip"},
+    "crc32c": {"id": "crc32c", "location": "end"},
+}
+
+
+def _layout_v3(folder: str, meta: Mapping[str, Any]) -> ChunkLayout:
+    if meta["node_type"] != "array":
+        raise UsageError(f"{folder}: a Zarr {meta['node_type']}, not an array; name one inside it")
+    grid = meta["chunk_grid"]
+    if grid["name"] != "regular":
+        raise _unsupported(folder, f"its chunk grid is {grid['name']}")
+    first, *rest = meta["codecs"]
+    names = [codec["name"] for codec in meta["codecs"]]
+    if names[0] != "bytes" or not set(names[1:]) <= set(_V3_CODECS):
+        what = "it is sharded" if "sharding_indexed" in names else f"its codecs are {names}"
+        raise _unsupported(folder, what)
+    data_type = meta["data_type"]
+    if not isinstance(data_type, str) or data_type not in _V3_DTYPES:
+        raise _unsupported(folder, f"its data type is {data_type}")
+    dtype = np.dtype(meta["data_type"])
+    if first.get("configuration", {}).get("endian", "little") == "big":
+        dtype = dtype.newbyteorder(">")
+    prefix, separator = chunk_names(meta)
+    return ChunkLayout(
+        folder=folder,
+        shape=tuple(meta["shape"]),
+        chunks=tuple(grid["configuration"]["chunk_shape"]),
+        dtype=dtype,
+        codecs=tuple(_codec(folder, _V3_CODECS[c["name"]]) for c in reversed(rest)),
+        fill_value=_fill_value(meta["fill_value"], dtype),
+        prefix=prefix,
+        separator=separator,
+    )
+
+
+_V3_DTYPES = frozenset(
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
+)
+
+
+def _codec(folder: str, config: Mapping[str, Any]) -> Any:
+    try:
+        return numcodecs.get_codec(dict(config))
+    except (ValueError, TypeError, ImportError) as error:
+        raise _unsupported(folder, f"numcodecs cannot make the codec {dict(config)}") from error
+
+
+def _fill_value(value: Any, dtype: np.dtype[Any]) -> Any:
+    if isinstance(value, str) and value.startswith("0x"):  # the bits of a float
+        return np.uint64(int(value, 16)).astype(f"u{dtype.itemsize}").view(dtype.newbyteorder("="))
+    return None if value is None else np.asarray(value, dtype)[()]

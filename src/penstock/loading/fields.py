@@ -1,0 +1,407 @@
+"""What a batch reads and where it goes: chunk reads with their destinations, as plain data.
+
+    array   (sample, lat, lon, channels)            batch  (row, [time,] lat, lon, channels)
+            ┌────┬────┬──┐                                  ┌───────────┐
+            │ 0  │ 1  │ 2│  chunks of one sample            │           │ row 0
+            └────┴────┴──┘                                  ├───────────┤
+                        ╎ padding of the last chunk         │           │ row 1
+                                                            └───────────┘
+
+What one sample reads, but for its number, is the same for every sample: that template is made
+once, and a batch is the template times its samples. Each chunk appears once, however many rows want
+it, in the order of the chunks' indices. Nothing here opens a file or holds a sample.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base import UsageError
+
+Index = tuple[Any, ...]
+"""What numpy takes between brackets: slices, and a whole number for the time axis of a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class PatchGrid:
+    """Equal boxes of a sample, one every ``stride``, the last flush with the end of its axis.
+
+    >>> grid = PatchGrid((4,))
+    >>> [grid.start((i,), (10,)) for i in range(*grid.counts((10,)))]
+    [(0,), (4,), (6,)]
+    """
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...] = ()
+    """Voxels from patch to patch; the patch's own shape where none is given."""
+    axes: tuple[int, ...] = ()
+    """Axes of the array that are cut; the last ones where none are given."""
+
+    def __post_init__(self) -> None:
+        for name in ("stride", "axes"):
+            given = getattr(self, name)
+            if given and len(given) != len(self.shape):
+                raise UsageError(
+                    f"the patch {self.shape} has {len(self.shape)} axes, its {name} {given} "
+                    f"has {len(given)}"
+                )
+        if min(self.shape + self.stride, default=0) < 1:
+            raise UsageError(f"patch {self.shape} and stride {self.stride} must be at least 1")
+
+    def counts(self, lengths: Sequence[int]) -> tuple[int, ...]:
+        """Patches along each cut axis of the given lengths."""
+        return tuple(
+            -(-(length - size) // step) + 1
+            for length, size, step in zip(lengths, self.shape, self.steps, strict=True)
+        )
+
+    def start(self, place: Sequence[int], lengths: Sequence[int]) -> tuple[int, ...]:
+        """Where the patch at a place of the grid begins along each cut axis."""
+        return tuple(
+            min(i * step, length - size)
+            for i, length, size, step in zip(place, lengths, self.shape, self.steps, strict=True)
+        )
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        return self.stride or self.shape
+
+
+@dataclass(slots=True)
+class ChunkRead:
+    """One chunk and all that a batch wants of it: ``batch[to] = chunk[of]`` for each copy."""
+
+    index: tuple[int, ...]
+    copies: list[tuple[Index, Index]]
+    """Pairs (to, of): where in the batch, and what of the chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One stored array and what an item wants of it. Axis 0 is the sample."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Of the array: (samples, ...)."""
+    chunks: tuple[int, ...]
+    dtype: np.dtype[Any]
+    offsets: tuple[int, ...] = (0,)
+    """Samples that an item wants, relative to its own: (-1, 0) is the one before and itself.
+    Two or more become an axis of their own behind the rows of the batch."""
+    channels: tuple[int, ...] | None = None
+    """Those wanted of the channel axis, in this order; None for all."""
+    channel_axis: int = -1
+    patch: PatchGrid | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", np.dtype(self.dtype))
+        if len(self.shape) != len(self.chunks):
+            raise UsageError(f"{self.name}: shape {self.shape} and chunks {self.chunks} differ")
+        if min(self.shape, default=0) < 1:
+            raise UsageError(
+                f"{self.name}: an array of shape {self.shape} holds no samples: that takes an axis "
+                "0 that counts them, and no axis of length 0"
+            )
+        if min(self.chunks) < 1 or not self.offsets:
+            raise UsageError(f"{self.name}: chunks {self.chunks} or offsets {self.offsets} empty")
+        if not self.valid:
+            raise UsageError(
+                f"{self.name}: no sample of its {self.shape[0]} has all offsets {self.offsets}"
+            )
+        ndim = len(self.shape)
+        if not -ndim <= self.channel_axis < ndim:
+            raise UsageError(
+                f"{self.name}: channel_axis {self.channel_axis} is not an axis of {self.shape}"
+            )
+        if self.channels is not None:
+            if self._channel_axis == 0:
+                raise UsageError(f"{self.name}: its samples, axis 0, cannot be its channels too")
+            number = self.shape[self._channel_axis]
+            wrong = [c for c in self.channels if not 0 <= c < number]
+            if wrong or not self.channels:
+                raise UsageError(
+                    f"{self.name}: channels {wrong} are not among its {number} (0 to {number - 1})"
+                )
+        for axis, size in zip(self.patch_axes, self.patch.shape if self.patch else (), strict=True):
+            twice = self.patch_axes.count(axis) > 1
+            if twice or not 0 < axis < ndim or size > self.shape[axis]:
+                raise UsageError(
+                    f"{self.name}: patch {self.patch} does not fit {self.shape}, of which axis 0 "
+                    "counts the samples"
+                )
+            if self.channels is not None and axis == self._channel_axis:
+                raise UsageError(f"{self.name}: axis {axis} is cut by patch and by channels")
+
+    @property
+    def _channel_axis(self) -> int:
+        return self.channel_axis % len(self.shape)
+
+    @property
+    def patch_axes(self) -> tuple[int, ...]:
+        """Axes that are cut into patches, counted from the front."""
+        if self.patch is None:
+            return ()
+        ndim = len(self.shape)
+        if self.patch.axes:
+            return tuple(axis + ndim if axis < 0 else axis for axis in self.patch.axes)
+        return tuple(range(ndim - len(self.patch.shape), ndim))
+
+    @property
+    def patch_counts(self) -> tuple[int, ...]:
+        """Patches along each cut axis; a patch's number counts them with the last axis fastest."""
+        if self.patch is None:
+            return ()
+        return self.patch.counts([self.shape[axis] for axis in self.patch_axes])
+
+    @property
+    def patches_per_sample(self) -> int:
+        return math.prod(self.patch_counts)
+
+    def patch_start(self, patch: int) -> dict[int, int]:
+        """Where a patch begins: cut axis to coordinate."""
+        if self.patch is None:
+            return {}
+        place = [int(i) for i in np.unravel_index(patch, self.patch_counts)]
+        start = self.patch.start(place, [self.shape[axis] for axis in self.patch_axes])
+        return dict(zip(self.patch_axes, start, strict=True))
+
+    @property
+    def valid(self) -> range:
+        """The samples for which every offset exists."""
+        return range(
+            max(0, -min(self.offsets)), min(self.shape[0], self.shape[0] - max(self.offsets))
+        )
+
+    @property
+    def item_shape(self) -> tuple[int, ...]:
+        """The shape of one row of a batch: ([time,] ...)."""
+        shape = list(self.shape)
+        for axis, size in zip(self.patch_axes, self.patch.shape if self.patch else (), strict=True):
+            shape[axis] = size
+        if self.channels is not None:
+            shape[self._channel_axis] = len(self.channels)
+        time = (len(self.offsets),) if len(self.offsets) > 1 else ()
+        return (*time, *shape[1:])
+
+    def out_shape(self, batch_size: int) -> tuple[int, ...]:
+        """The shape of a batch: (rows, [time,] ...)."""
+        return (batch_size, *self.item_shape)
+
+    @property
+    def item_nbytes(self) -> int:
+        """Bytes of one row of a batch."""
+        return math.prod(self.item_shape) * self.dtype.itemsize
+
+    @property
+    def chunk_nbytes(self) -> int:
+        """Bytes of a decoded chunk; the last ones are padded to the same size."""
+        return math.prod(self.chunks) * self.dtype.itemsize
+
+    def most_chunks(self, rows: int) -> int:
+        """The most chunks that a batch of so many rows can need."""
+        of_array = [
+            -(-length // chunk) for length, chunk in zip(self.shape, self.chunks, strict=True)
+        ]
+        of_item = [1, *of_array[1:]]
+        for axis in self.patch_axes:
+            # A box of one voxel is in one chunk, and each chunk's length more may be in one more.
+            size = self.item_shape[axis - len(self.shape)]
+            of_item[axis] = min(of_item[axis], (size - 2) // self.chunks[axis] + 2)
+        if self.channels is not None:
+            axis = self._channel_axis
+            of_item[axis] = len({channel // self.chunks[axis] for channel in self.channels})
+        return min(rows * len(self.offsets) * math.prod(of_item), math.prod(of_array))
+
+    @property
+    def run_nbytes(self) -> int:
+        """Bytes that lie together both in a chunk and in a batch: what one step of a copy moves.
+
+        Short runs make the copy, not the disk, the limit: 13 float32 channels last are 52 bytes.
+        """
+        _, copies = patch_template(self, 0)[0]
+        run = self.dtype.itemsize
+        to, of = copies[0]
+        for axis in reversed(range(1, len(self.shape))):
+            place = axis - len(self.shape)
+            if of[place].step not in (None, 1):
+                break
+            length = of[place].stop - of[place].start
+            run *= length
+            if length != self.chunks[axis] or to[place] != slice(0, self.item_shape[place]):
+                break
+        return run
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Arrays that are one array in a batch: the channels of each behind those of the one before,
+    and of each array one offset after the other. What has no channels is one.
+
+        u (sample, lat, lon, level)   ──▶  (row, lat, lon, [u at t-1 | u at t | ps at t])
+        ps (sample, lat, lon)
+    """
+
+    name: str
+    fields: tuple[Field, ...]
+    flat: frozenset[str] = frozenset()
+    """The names of those without channels."""
+
+    def __post_init__(self) -> None:
+        told = f"stack {self.name}"
+        if not self.fields:
+            raise UsageError(f"{told}: names no array")
+        for what, found in (
+            ("dtypes", {f.name: str(f.dtype) for f in self.fields}),
+            ("channel axes", {f.name: f._channel_axis for f in self._deep}),
+            ("shapes but for channels", {f.name: self._shape(f) for f in self.fields}),
+        ):
+            if len(set(found.values())) > 1:
+                each = ", ".join(f"{name} {value}" for name, value in found.items())
+                raise UsageError(f"{told}: the {what} of its arrays differ: {each}")
+        if self.axis == 0:
+            raise UsageError(f"{told}: its samples, axis 0, cannot be its channels too")
+
+    @property
+    def _deep(self) -> list[Field]:
+        return [field for field in self.fields if field.name not in self.flat]
+
+    @property
+    def axis(self) -> int:
+        """The axis of the channels in a batch: where the arrays have it, else the last."""
+        return self._deep[0]._channel_axis if self._deep else len(self.fields[0].shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.fields[0].dtype
+
+    @property
+    def channels(self) -> list[tuple[str, int, int]]:
+        """What each channel is: array, offset and the array's channel (0 where it has none)."""
+        return [
+            (field.name, offset, channel)
+            for field in self.fields
+            for offset in field.offsets
+            for channel in field.channels or range(self._depth(field))
+        ]
+
+    def _depth(self, field: Field) -> int:
+        """Its channels at one offset."""
+        if field.name in self.flat:
+            return 1
+        return field.item_shape[field._channel_axis - len(field.shape)]
+
+    def _shape(self, field: Field) -> tuple[int, ...]:
+        """Of an item, without time and channels."""
+        times = len(field.item_shape) - len(field.shape) + 1
+        shape = list(field.item_shape[times:])
+        if field.name not in self.flat:
+            del shape[field._channel_axis - 1]
+        return tuple(shape)
+
+    def out_shape(self, batch_size: int) -> tuple[int, ...]:
+        """The shape of a batch: (rows, ...) with all channels."""
+        shape = [batch_size, *self._shape(self.fields[0])]
+        shape.insert(self.axis, len(self.channels))
+        return tuple(shape)
+
+    @property
+    def item_nbytes(self) -> int:
+        """Bytes of one row of a batch."""
+        return math.prod(self.out_shape(1)) * self.dtype.itemsize
+
+    def parts(self, batch: NDArray[Any]) -> dict[str, NDArray[Any]]:
+        """Views of a batch: where each array goes, in the shape that it would have alone."""
+        views: dict[str, NDArray[Any]] = {}
+        start = 0
+        before: Index = (slice(None),) * self.axis
+        for field in self.fields:
+            times, depth = len(field.offsets), self._depth(field)
+            own = batch[(*before, slice(start, start + times * depth))]
+            start += times * depth
+            view = own.reshape((*own.shape[: self.axis], times, depth, *own.shape[self.axis + 1 :]))
+            if field.name in self.flat:
+                view = view[(*before, slice(None), 0)]
+            views[field.name] = np.moveaxis(view, self.axis, 1) if times > 1 else view[(*before, 0)]
+        return views
+
+
+def valid_samples(fields: Iterable[Field]) -> range:
+    """The samples that are valid in every field. Raises `UsageError` where there are none, or the
+    arrays are not equally long."""
+    fields = tuple(fields)
+    lengths = {field.name: field.shape[0] for field in fields}
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{name} {count}" for name, count in lengths.items())
+        raise UsageError(f"the numbers of samples of the arrays differ: {told}")
+    ranges = [field.valid for field in fields]
+    common = range(max(r.start for r in ranges), min(r.stop for r in ranges))
+    if not common:
+        raise UsageError(f"no sample is valid in every field: {ranges}")
+    return common
+
+
+_Piece = tuple[tuple[int, ...], list[tuple[Index, Index]]]
+"""A chunk of a sample and its copies, but for their places along the sample axis."""
+
+
+@lru_cache(maxsize=4096)
+def patch_template(field: Field, patch: int) -> list[_Piece]:
+    """What one patch of a sample reads along all axes but that of the samples."""
+    begins = field.patch_start(patch)
+    along = []
+    for axis in range(1, len(field.shape)):
+        if axis == field._channel_axis and field.channels is not None:
+            runs = _runs(field.channels, field.chunks[axis])
+        else:
+            begin = begins.get(axis, 0)
+            size = field.item_shape[axis - len(field.shape)]
+            runs = _cuts(begin, begin + size, field.chunks[axis])
+        along.append(runs)
+    pieces: dict[tuple[int, ...], list[tuple[Index, Index]]] = {}
+    for parts in product(*along):
+        index = tuple(part[0] for part in parts)
+        copy = tuple(part[1] for part in parts), tuple(part[2] for part in parts)
+        pieces.setdefault(index, []).append(copy)
+    return sorted(pieces.items(), key=itemgetter(0))
+
+
+_Stretch = tuple[int, slice, slice]
+"""Along one axis: the chunk, where to in the batch, what of the chunk."""
+
+
+def _cuts(start: int, stop: int, chunk: int) -> list[_Stretch]:
+    """An interval of an axis, cut at the chunks' borders."""
+    runs = []
+    for number in range(start // chunk, (stop - 1) // chunk + 1):
+        low, high = max(start, number * chunk), min(stop, (number + 1) * chunk)
+        origin = number * chunk
+        runs.append((number, slice(low - start, high - start), slice(low - origin, high - origin)))
+    return runs
+
+
+def _runs(channels: Sequence[int], chunk: int) -> list[_Stretch]:
+    """Chosen places of an axis as few strided slices, each within one chunk."""
+    runs, first = [], 0
+    while first < len(channels):
+        last = first + 1
+        step = max(1, channels[last] - channels[first]) if last < len(channels) else 1
+        number, origin = channels[first] // chunk, channels[first] // chunk * chunk
+        while (
+            last < len(channels)
+            and channels[last] - channels[last - 1] == step
+            and channels[last] // chunk == number
+        ):
+            last += 1
+        low, high = channels[first] - origin, channels[last - 1] - origin
+        runs.append((number, slice(first, last), slice(low, high + 1, step)))
+        first = last
+    return runs

@@ -1,0 +1,425 @@
+"""Batches of a chunked array, read ahead by threads, into memory that is used again.
+
+    order ──▶ plan ──tickets──▶ [fetch] ──▶ decode + scatter ──▶ done ──▶ [transform] ──▶ next()
+                │                                                                          │
+                └──────◀── Ring: a buffer comes back when the user holds no view of it ◀───┘
+
+One thread plans: it takes the next batch of the order, waits until there may be one more ahead and
+for a buffer, and hands out the batch's tasks (chunks) as tickets. Tickets are taken in that order,
+so all workers are on the oldest unfinished batch, and go on to the next when no ticket of it is
+left. A batch is handed on by number when its last task has ended. So the order and the bytes of
+batches depend on nothing but the seed: neither on the number of workers nor on who was quick.
+Where decoded chunks are kept, whoever has to let one go looks at batches further ahead first.
+
+The first error of any thread is what `next` raises. Threads live for one iteration and are gone
+when it ends: at its end, at a ``break``, at an error, or at `Loader.close`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..base import (
+    LoaderConfig,
+    Refused,
+    UsageError,
+    build,
+    format_bytes,
+    require,
+    speaks_python,
+    usable_cores,
+)
+from .chunk_reads import need_of
+from .engines.engine import Engine, Traffic
+from .engines.open import open_engine
+from .engines.selection import Normaliser, Selection, locate, read_statistics
+from .fields import Field, PatchGrid, Stack, valid_samples
+from .iteration import Batch, EpochRun, Transform
+from .order import Order, Position
+from .price import Price, price_order
+from .ring import Ring, aligned
+from .torch_dataset import as_torch_dataset
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Loader:
+    """An iterable of `Batch`; each iteration is an epoch.
+
+        with Loader("data/", batch_size=16, shuffle="block", workers=8) as loader:
+            for epoch in range(2):
+                for batch in loader:
+                    step(batch["inputs"], batch["targets"])
+
+    ``data`` is a packed data set, one Zarr array, or a mapping of names to paths or URLs. What an
+    item is: ``offsets`` are the samples that it wants relative to its own ((-1, 0) is the one
+    before and itself), ``channels`` those of the channel axis, ``patch`` the boxes that a sample is
+    cut into; a patch of as many axes as the array has makes the whole array, a volume, one sample
+    (shuffle its patches by ``global``). Each is one value for all arrays or a mapping from their
+    names. ``normalise`` is a file of statistics (see `read_statistics`) or a mapping of name to
+    (mean, std). ``stack`` makes one array of several, ``{"inputs": ["u", "v", "ps"]}``: along their
+    channels where they have such an axis (``channel_axis``, ``channels``, or by that name in a
+    packed data set), and an array without is one channel; times at ``offsets`` are channels too
+    (see `Stack`, and ``loader.stacks["inputs"].channels``). ``transform`` is called with each
+    batch, one after another in order; it changes the batch or returns a mapping in its place.
+    ``knobs`` are the fields of `LoaderConfig`.
+
+    An iteration begins where `load_state_dict` or `set_epoch` said, else with the next epoch; an
+    epoch left by ``break`` or by an error counts as done, unless the `state_dict` of that moment is
+    loaded. A new iteration ends the one before.
+
+    Raises `UsageError` for what cannot be read so, `Refused` where ``max_memory`` is too little;
+    while iterating, `StageError` with the chunk's path.
+    """
+
+    @speaks_python(LoaderConfig)
+    def __init__(
+        self,
+        data: Any,
+        *,
+        offsets: Any = None,
+        channels: Any = None,
+        patch: Any = None,
+        channel_axis: Any = None,
+        normalise: Any = None,
+        stack: Mapping[str, Sequence[str]] | None = None,
+        transform: Transform | None = None,
+        **knobs: Any,
+    ) -> None:
+        self.config = config = build(LoaderConfig, knobs)
+        if transform is not None and not callable(transform):
+            raise UsageError(f"transform {transform!r} cannot be called")
+        places = locate(data)
+        names = list(places)
+        selection = Selection(
+            offsets=_numbers(names, "offsets", offsets),
+            channels=_numbers(names, "channels", channels),
+            patch=_grids(names, patch),
+            channel_axis=_for_each(names, "channel_axis", channel_axis, operator.index),
+            normalise=_normalisers(normalise, names),
+        )
+        self._open = partial(
+            open_engine,
+            places=places,
+            selection=selection,
+            workers=config.workers or usable_cores(),
+            fetch=config.fetch,
+            cache_bytes=config.cache,
+            missing=config.missing,
+        )
+        self.engine: Engine = self._open(config.engine)
+        """What reads; printed, it says which engine that is and why."""
+        self.fields = self.engine.fields
+        deep = {*selection.channel_axis, *selection.channels}
+        deep |= {name for name, place in places.items() if "channels" in place.axes}
+        self.stacks = _stacks(stack, self.fields, frozenset(self.fields) - deep)
+        """The arrays of a batch that hold several of ``fields``."""
+        self.transform = transform
+        samples = valid_samples(self.fields.values())
+        patches = {name: field.patches_per_sample for name, field in self.fields.items()}
+        if len(set(patches.values())) > 1:
+            raise UsageError(f"patch cuts the arrays into different numbers of patches: {patches}")
+        self.first_sample = samples.start
+        """Sample along axis 0 of the arrays that the order counts as 0."""
+        self.order = Order(
+            num_samples=len(samples),
+            batch_size=config.batch_size,
+            seed=config.seed,
+            shuffle=config.shuffle,
+            window=config.window,
+            chunk=max(field.chunks[0] for field in self.fields.values()),
+            patches_per_sample=next(iter(patches.values())),
+            rank=config.rank,
+            world_size=config.world_size,
+            drop_last=config.drop_last,
+        )
+        nbytes = sum(
+            aligned(whole.item_nbytes * config.batch_size) for whole in self.arrays.values()
+        )
+        # Torch's allocator of pinned memory gives powers of two.
+        self.batch_bytes = 1 << (nbytes - 1).bit_length() if config.pin else nbytes
+        """Bytes of one buffer of the ring."""
+        self._ring = Ring(self.batch_bytes, self._buffers(), self._limit(), config.pin)
+        self._position, self._begun = Position(0, 0), False
+        self._run: EpochRun | None = None
+        self._process = os.getpid()
+
+    @property
+    def arrays(self) -> dict[str, Field | Stack]:
+        """What a batch holds, by name."""
+        stacked = {field.name for stack in self.stacks.values() for field in stack.fields}
+        alone = {name: field for name, field in self.fields.items() if name not in stacked}
+        return {**self.stacks, **alone}
+
+    def _buffers(self) -> int:
+        """Those that are ahead, and the one in use."""
+        return max(1, self.config.queue) + 1
+
+    def _limit(self) -> int | None:
+        """The most buffers that may exist, None without a limit; refuses what cannot work."""
+        limit = self.config.max_memory
+        if limit is None:
+            return None
+        needed = self._buffers()
+        if limit < self.scratch_bytes + needed * self.batch_bytes:
+            self._save_memory()
+        scratch = self.scratch_bytes
+        room = (limit - scratch) // self.batch_bytes
+        if room < needed:
+            remedy = f"queue {room - 1} would fit" if room >= 2 else "lower batch_size"
+            raise Refused(
+                f"max_memory {format_bytes(limit)} is too little for {needed} batches of "
+                f"{format_bytes(self.batch_bytes)} (queue {self.config.queue} and one in use) and "
+                f"{format_bytes(scratch)} of scratch and cache; {remedy}"
+            )
+        return room
+
+    def _save_memory(self) -> None:
+        """With the engine that needs less, where any will do."""
+        self.engine.save_memory()
+        if self.config.engine != "auto" or self.engine.name == "native":
+            return
+        first, needed = self.engine, self.scratch_bytes
+        with contextlib.suppress(UsageError):  # then there is no other
+            self.engine = self._open("native")
+            self.engine.save_memory()
+            self.engine.reason = "it fits max_memory"
+            if self.scratch_bytes >= needed:
+                self.engine = first
+
+    @property
+    def scratch_bytes(self) -> int:
+        """The most memory that is taken besides the batches."""
+        rows, ahead = self.config.batch_size, self._buffers() - 1
+        return self.engine.scratch_bytes + self.engine.bytes_in_flight(rows, ahead)
+
+    def price(self, epoch: int = 0) -> Price:
+        """What the order costs in reads and buys in mixing; printed, it is a sentence."""
+        return price_order(
+            self.order,
+            need_of(self.fields.values(), self.order, self.first_sample),
+            epoch=epoch,
+            cache_bytes=self.config.cache,
+            foreseen=self.engine.foreseen,
+        )
+
+    # --- iteration -------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self.order.num_batches
+
+    def __iter__(self) -> Batches:
+        self._check_process()
+        self._stop()
+        if self._begun:
+            self._finished()
+        self._run = None  # an error in it may hold a batch
+        self._ring.begin()
+        self._run = EpochRun(
+            self.engine,
+            self._ring,
+            self.order,
+            self._position,
+            first_sample=self.first_sample,
+            arrays=self.arrays,
+            stacks=self.stacks,
+            transform=self.transform,
+            queue=self.config.queue,
+        )
+        return Batches(self, self._run)
+
+    @property
+    def ready(self) -> int:
+        """Batches that wait to be taken."""
+        return self._run.ready if self._run is not None else 0
+
+    @property
+    def traffic(self) -> Traffic:
+        """Bytes read and decoded in the present iteration, or in the last one."""
+        return self._run.traffic if self._run is not None else Traffic()
+
+    def close(self) -> None:
+        """End the iteration and its threads. May be called twice, and iterated again after."""
+        self._stop()
+        self._ring.clear()
+        self.engine.clear()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _stop(self) -> None:
+        if self._run is not None and os.getpid() == self._process:
+            self._run.stop()
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise UsageError(
+                f"this loader was made in process {self._process} and its threads do not live on "
+                f"in the fork {os.getpid()}: make it in the process that uses it, with no worker "
+                "processes (num_workers=0)"
+            )
+
+    def __reduce__(self) -> Any:
+        raise UsageError(
+            "a loader cannot be sent to another process; it has threads of its own: use it with "
+            "num_workers=0 and set its workers instead"
+        )
+
+    # --- state -----------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        return self._position.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin the next iteration with this epoch; a place inside it, once loaded, stands."""
+        if self._begun or epoch != self._position.epoch:
+            self._stop()
+            self._begin_at(replace(self.order, skip=0), Position(epoch, 0))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader stands after the batches that were taken; a few numbers."""
+        return self.order.state_dict(self._position.epoch, self._position.batch)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state, with as many workers and ranks and in such batches as this loader
+        has: at the first item that no batch before it had."""
+        order, position = self.order.resume(state)
+        self._stop()
+        self._begin_at(order, position)
+
+    def _begin_at(self, order: Order, position: Position) -> None:
+        self.order, self._position, self._begun = order, position, False
+
+    def _took(self, number: int) -> None:
+        self._position, self._begun = Position(self._position.epoch, number + 1), True
+
+    def _finished(self) -> None:
+        self._begin_at(replace(self.order, skip=0), Position(self._position.epoch + 1, 0))
+
+    # --- torch -----------------------------------------------------------------------------------
+
+    def as_torch(self) -> torch.utils.data.IterableDataset[dict[str, torch.Tensor]]:
+        """This loader as a dataset of dicts of tensors, which share the batch's memory.
+
+        Give it to Lightning's ``fit`` as it is: then a checkpoint holds its state, and a run that
+        is resumed goes on with the next batch, or with the next epoch. Elsewhere also for
+        ``torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=0)``, whose place is in
+        `state_dict`. With ``pin=True`` the tensors are pinned already.
+        """
+        require("torch", "loaders")
+        return as_torch_dataset(self)
+
+
+class Batches(Iterator[Batch]):
+    """One iteration of a loader. Its threads end with it."""
+
+    def __init__(self, loader: Loader, run: EpochRun) -> None:
+        self._loader, self._run, self._ended = loader, run, False
+        # Not __del__: this is also called before the interpreter ends, while threads still run.
+        self._end = weakref.finalize(self, _stop_in, loader._process, run)
+
+    def __next__(self) -> Batch:
+        if self._ended:  # as of any iterator, however often one asks
+            raise StopIteration
+        self._loader._check_process()
+        batch = self._run.take()
+        if batch is None:
+            self._ended = True
+            self.close()
+            if self._run is self._loader._run:
+                self._loader._finished()
+            raise StopIteration
+        self._loader._took(batch.number)
+        return batch
+
+    def close(self) -> None:
+        self._end()
+
+
+def _stop_in(process: int, run: EpochRun) -> None:
+    if os.getpid() == process:  # a fork has none of the threads
+        run.stop()
+
+
+def _for_each(
+    names: Sequence[str], what: str, value: Any, parse: Callable[[Any], Any]
+) -> dict[str, Any]:
+    """A value for each name of a mapping, one value for every array, or nothing."""
+    if value is None:
+        return {}
+    try:
+        if isinstance(value, Mapping):
+            return {name: parse(one) for name, one in value.items()}
+        return dict.fromkeys(names, parse(value))
+    except TypeError:
+        number = "a whole number" if parse is operator.index else "a list of whole numbers"
+        raise UsageError(f"{what} {value!r} is not {number}, nor one for each array") from None
+
+
+def _numbers(names: Sequence[str], what: str, value: Any) -> dict[str, tuple[int, ...]]:
+    return _for_each(names, what, value, lambda numbers: tuple(map(operator.index, numbers)))
+
+
+def _grids(names: Sequence[str], value: Any) -> dict[str, PatchGrid]:
+    """The patches of each array, given as a `PatchGrid` or as the shape of one."""
+
+    def parse(grid: Any) -> PatchGrid:
+        return grid if isinstance(grid, PatchGrid) else PatchGrid(tuple(map(operator.index, grid)))
+
+    return _for_each(names, "patch", value, parse)
+
+
+def _stacks(value: Any, fields: Mapping[str, Field], flat: frozenset[str]) -> dict[str, Stack]:
+    """The arrays that become one, given by their names."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or any(isinstance(own, str) for own in value.values()):
+        raise UsageError(f"stack {value!r} is not a mapping of a name to a list of arrays")
+    parts = [name for own in value.values() for name in own]
+    unknown = sorted({str(name) for name in parts if name not in fields})
+    if unknown:
+        raise UsageError(f"stack names {', '.join(unknown)}; the arrays are {', '.join(fields)}")
+    if len(set(parts)) < len(parts):
+        raise UsageError(
+            f"stack {value!r} has an array twice; DATA may be a mapping that gives it two names"
+        )
+    if taken := sorted(set(value) & (set(fields) - set(parts))):
+        raise UsageError(f"stack {', '.join(taken)}: an array that is not stacked has that name")
+    return {
+        str(name): Stack(str(name), tuple(fields[part] for part in own), flat & set(own))
+        for name, own in value.items()
+    }
+
+
+def _normalisers(value: Any, names: Sequence[str]) -> dict[str, Normaliser]:
+    if value is None:
+        return {}
+    if isinstance(value, str | Path):
+        saved = read_statistics(Path(value))
+        found = {name: saved[name] for name in names if name in saved}
+        if not found:
+            raise UsageError(
+                f"normalise {value} holds statistics of {', '.join(saved) or 'nothing'}, and the "
+                f"arrays are {', '.join(names)}; DATA may be a mapping of such names to paths"
+            )
+        return found
+    try:
+        return {n: v if isinstance(v, Normaliser) else Normaliser(*v) for n, v in value.items()}
+    except (TypeError, AttributeError):
+        raise UsageError(
+            f"normalise {value!r} is neither a file of statistics nor a mapping of names to "
+            "(mean, std)"
+        ) from None

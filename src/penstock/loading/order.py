@@ -1,0 +1,261 @@
+"""Which samples, in which order: an epoch as a function, never as a list.
+
+    position   0 1 2 3 │ 4 5 6 7 │ 8 9 …      in the epoch; cut into global batches
+    item       7 2 9 0 │ 5 …                  a keyed permutation of the positions
+    rank       0 1 0 1 │ 0 1 …                rank r takes rows r, r + world_size, … of each batch
+
+An *item* is one patch of one sample: ``item = sample * patches_per_sample + patch``. The item at a
+position follows from (seed, epoch, position) alone, by arithmetic: so any batch can be asked for
+first, a plan of 100 million samples takes no more memory than one of ten, and the order knows
+nothing of workers, ranks or batch sizes. That is why a job may resume with other ones, at any item.
+
+`price` says what an order costs in reads and what it buys in mixing. Nothing here touches an array
+of data or a file; which chunks an item needs is told by `penstock.loading.fields`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+
+from ..base import UsageError
+from .permutation import GOLDEN, Items, Words, invert, make_key, mix_words, permute
+
+Shuffle = Literal["none", "sample", "block", "global"]
+
+
+class Position(NamedTuple):
+    """A place in a run: so many batches of this epoch are done."""
+
+    epoch: int
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The items of every batch of every epoch, for one rank of ``world_size``.
+
+    Every rank has equally many batches of equal length. The items that do not fill a last global
+    batch are dropped with ``drop_last`` (other ones each epoch, unless the shuffle is "none");
+    else the last batch is shorter: what is left, filled up to a multiple of ``world_size`` with
+    the epoch's first items again. One rank alone therefore sees every item exactly once.
+
+    >>> Order(num_samples=5, batch_size=2).items(epoch=0, batch=2).tolist()
+    [4]
+    """
+
+    num_samples: int
+    batch_size: int
+    """Items in a batch of one rank."""
+    seed: int = 0
+    shuffle: Shuffle = "none"
+    """none: in order. sample: samples permuted, the patches of a sample together and in order.
+    block: windows of neighbouring chunks permuted, and the items within each. global: all items."""
+    window: int = 1
+    """Chunks in a window of the block shuffle."""
+    chunk: int = 1
+    """Samples in a chunk."""
+    patches_per_sample: int = 1
+    rank: int = 0
+    world_size: int = 1
+    drop_last: bool = False
+    skip: int = 0
+    """Items at the beginning of the epoch that are in no batch, so that the rest of an epoch can be
+    cut into other batches than it began with: see `resume`."""
+
+    def __post_init__(self) -> None:
+        for name in "num_samples batch_size window chunk patches_per_sample world_size".split():
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} {getattr(self, name)} must be at least 1")
+        if self.shuffle not in get_args(Shuffle):
+            raise UsageError(
+                f"shuffle {self.shuffle!r} is not one of {', '.join(get_args(Shuffle))}"
+            )
+        if not 0 <= self.rank < self.world_size:
+            raise UsageError(f"rank {self.rank} is not one of the {self.world_size} ranks from 0")
+        if self.num_batches == 0:
+            raise UsageError(
+                f"an epoch of {self.num_items} items does not fill one global batch of "
+                f"{self.global_batch} ({self.batch_size} x {self.world_size} ranks); "
+                "lower batch_size, or keep the last batch with drop_last=False"
+            )
+
+    @property
+    def num_items(self) -> int:
+        return self.num_samples * self.patches_per_sample
+
+    @property
+    def global_batch(self) -> int:
+        """Items in a batch of all ranks together."""
+        return self.batch_size * self.world_size
+
+    @property
+    def num_batches(self) -> int:
+        """Batches in an epoch, the same on every rank."""
+        cut = self.num_items - self.skip
+        return cut // self.global_batch if self.drop_last else -(-cut // self.global_batch)
+
+    @property
+    def num_positions(self) -> int:
+        """Where an epoch's last batch ends: the items handed out by all ranks, those seen twice
+        counted twice, and what is skipped."""
+        if self.drop_last:
+            return self.skip + self.num_batches * self.global_batch
+        cut = self.num_items - self.skip
+        return self.skip + -(-cut // self.world_size) * self.world_size
+
+    def items(self, epoch: int, batch: int) -> Items:
+        """This rank's items of a batch, shape (batch_size,), or less for a short last batch."""
+        return self._items_of(epoch, batch, self.rank, self.world_size)
+
+    def run_of_items(self, epoch: int, batches: range) -> list[Items]:
+        """`items` of consecutive batches, for less than each by itself: numpy is asked but once."""
+        positions = [self._positions(batch, self.rank, self.world_size) for batch in batches]
+        ends = np.cumsum([len(own) for own in positions])[:-1]
+        return np.split(self.items_at(epoch, np.concatenate(positions)), ends)
+
+    def global_items(self, epoch: int, batch: int) -> Items:
+        """The items of all ranks; those of rank r are rows r, r + world_size, ..."""
+        return self._items_of(epoch, batch, 0, 1)
+
+    def _items_of(self, epoch: int, batch: int, first: int, step: int) -> Items:
+        return self.items_at(epoch, self._positions(batch, first, step))
+
+    def _positions(self, batch: int, first: int, step: int) -> Items:
+        if not 0 <= batch < self.num_batches:
+            raise IndexError(f"batch {batch} is not one of the {self.num_batches} of an epoch")
+        start = self.skip + batch * self.global_batch
+        stop = min(start + self.global_batch, self.num_positions)
+        return np.arange(start + first, stop, step, dtype=np.int64)
+
+    def items_at(self, epoch: int, positions: Items) -> Items:
+        """The items at some positions of an epoch; past its end it begins again."""
+        positions = positions % self.num_items
+        key = make_key(self.seed, epoch)
+        if self.shuffle == "none":
+            return positions
+        if self.shuffle == "global":
+            return permute(positions, self.num_items, key)
+        if self.shuffle == "sample":
+            sample, patch = np.divmod(positions, self.patches_per_sample)
+            return permute(sample, self.num_samples, key) * self.patches_per_sample + patch
+        return self._in_windows(positions, key)
+
+    @property
+    def window_items(self) -> int:
+        """Items in a full window of the block shuffle."""
+        return self.window * self.chunk * self.patches_per_sample
+
+    def _in_windows(self, positions: Items, key: Words) -> Items:
+        size = self.window_items
+        last = (self.num_items - 1) // size  # the last window may be short
+        short = self.num_items - last * size
+        visited = int(invert([last], last + 1, key)[0])  # when it is its turn
+        missing = np.where(positions >= visited * size + short, size - short, 0)
+        turn, inside = np.divmod(positions + missing, size)  # as if every window were full
+        window = permute(turn, last + 1, key)
+        inner = mix_words(key ^ (mix_words(window.astype(np.uint64) + GOLDEN)))
+        return window * size + permute(inside, np.where(window == last, short, size), inner)
+
+    def split(self, items: Items) -> tuple[Items, Items]:
+        """The sample and the patch of each item."""
+        sample, patch = np.divmod(items, self.patches_per_sample)
+        return sample, patch
+
+    # --- state -----------------------------------------------------------------------------------
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """What defines the sequence of items, whatever the ranks and batch sizes; JSON values."""
+        plan: dict[str, Any] = {
+            "algorithm": 1,
+            "num_samples": self.num_samples,
+            "patches_per_sample": self.patches_per_sample,
+            "shuffle": self.shuffle,
+        }
+        if self.shuffle == "block":
+            plan["window"], plan["chunk"] = self.window, self.chunk
+        return plan
+
+    def state_dict(self, epoch: int, batch: int) -> dict[str, Any]:
+        """The state after ``batch`` batches of an epoch; its size does not depend on anything."""
+        done = min(self.skip + batch * self.global_batch, self.num_items)
+        epoch = operator.index(epoch)  # of numpy too, and JSON takes it
+        return {"seed": self.seed, "epoch": epoch, "items_done": done, "plan": self.plan}
+
+    def resume(self, state: Mapping[str, Any]) -> tuple[Order, Position]:
+        """The order of the rest of a state's epoch, and where in it to go on.
+
+        The state may have been saved with other ranks or batch sizes, after any item. The items
+        that remain are those that remained then, in the same global sequence: they are cut into
+        batches of this order from where the state stands. So the first of them need not begin where
+        a batch of a whole epoch does, and `skip` of the order that is returned says by how much;
+        the next epoch is this order's own again. A state of another plan or seed is refused.
+        """
+        missing = [key for key in ("seed", "epoch", "items_done", "plan") if key not in state]
+        if missing:
+            raise UsageError(f"the loader state lacks {', '.join(missing)}")
+        if not isinstance(state["plan"], Mapping):
+            raise UsageError(f"the loader state's plan {state['plan']!r} is not a mapping")
+        saved, own = {"seed": state["seed"], **state["plan"]}, {"seed": self.seed, **self.plan}
+        for name in own | saved:
+            if own.get(name) != saved.get(name):
+                raise UsageError(
+                    f"the loader state was saved with {name} {saved.get(name)!r} and cannot be "
+                    f"resumed with {name} {own.get(name)!r}"
+                )
+        epoch, done = state["epoch"], state["items_done"]
+        for name, number, most in (("epoch", epoch, None), ("items_done", done, self.num_items)):
+            whole = isinstance(number, int) and not isinstance(number, bool) and number >= 0
+            if not whole or (most is not None and number > most):
+                raise UsageError(
+                    f"the loader state's {name} {number!r} is not a whole number from 0"
+                    + (f" to {most}" if most is not None else "")
+                )
+        left = self.num_items - done
+        if left < (self.global_batch if self.drop_last else 1):
+            return replace(self, skip=0), Position(epoch + 1, 0)
+        batch, skip = divmod(done, self.global_batch)
+        return replace(self, skip=skip), Position(epoch, batch)
+
+    def from_state(self, state: Mapping[str, Any]) -> Position:
+        """Where this order goes on from a state, for those who keep to its batches.
+
+        As `resume`, but a state is refused that stands inside a batch of this order.
+        """
+        order, position = self.resume(state)
+        if order.skip:
+            done = state["items_done"]
+            raise UsageError(
+                f"the loader state stands after {done} items, inside a global batch of "
+                f"{self.global_batch} ({self.batch_size} x {self.world_size} ranks); "
+                f"choose a batch_size for which {done} is a whole number of global batches"
+            )
+        return position
+
+
+@dataclass(frozen=True)
+class Endless(Order):
+    """Whole batches of one rank, epoch after epoch without a break: for benchmarks whose loaders
+    should neither run dry for want of samples nor begin anew."""
+
+    reshuffled: bool = False
+    """Each epoch in an order of its own; else the first one's comes again."""
+
+    @property
+    def num_batches(self) -> int:
+        return 2**48
+
+    def items(self, epoch: int, batch: int) -> Items:
+        turn, place = divmod(batch, self.num_items // self.batch_size)
+        first = place * self.batch_size
+        return self.items_at(
+            epoch + turn * self.reshuffled, np.arange(first, first + self.batch_size)
+        )
+
+    def run_of_items(self, epoch: int, batches: range) -> list[Items]:
+        return [self.items(epoch, batch) for batch in batches]

@@ -1,0 +1,160 @@
+"""What an order costs in reads, and how well it mixes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from .cache import Foresight, NextUseCache
+from .order import Order
+from .permutation import Items
+
+
+class Need(NamedTuple):
+    """What some items need."""
+
+    chunks: Mapping[Hashable, int]
+    """Bytes of each chunk when decoded, padding and all."""
+    used: int
+    """Bytes that the items have of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What an order costs in reads, and how well it mixes."""
+
+    read_amplification: float
+    """Bytes decoded / bytes used, when each batch reads each of its chunks once."""
+    read_amplification_cached: float
+    """The same with the cache. It starts empty, so over a part of an epoch this is too high, rather
+    than too low."""
+    mixing: float
+    """Distinct chunks that the items of a global batch begin in / items in it: 1 when every item is
+    of another chunk."""
+    lag: float
+    """Mean distance between consecutive items, relative to that of a random order (1)."""
+    num_batches: int
+    """Batches that were looked at."""
+    exact: bool
+    """Whether they were all of the epoch's."""
+
+    def __str__(self) -> str:
+        cached = ""
+        if self.read_amplification_cached != self.read_amplification:
+            cached = f" ({self.read_amplification_cached:.2f} with the cache)"
+        looked = "" if self.exact else f", by {self.num_batches} batches"
+        return (
+            f"{self.read_amplification:.2f} bytes decoded for each that is used{cached}; "
+            f"{self.mixing:.2f} distinct chunks to an item, and one item {self.lag:.2f} times as "
+            f"far from the next as at random{looked}"
+        )
+
+
+_MOST_ITEMS = 200_000
+"""Items that `price_order` looks at rather than sample fewer."""
+_MOST_PATCHES = 8192
+"""Patches of which `price_order` asks for the chunk that each begins in."""
+
+
+def price_order(
+    order: Order,
+    need: Callable[[Items], Need] | None = None,
+    *,
+    epoch: int = 0,
+    num_batches: int = 256,
+    cache_bytes: int = 0,
+    foreseen: int = 0,
+) -> Price:
+    """The price of an order for one rank, from at most ``num_batches`` batches of an epoch.
+
+    ``need`` says which chunks some items need (`need_of`); without it whole
+    chunks of ``order.chunk`` samples are counted, an item as one byte. The cache sees at most
+    ``foreseen`` uses of chunks ahead of a batch, see `Foresight`. A block order is followed through
+    whole windows, since a chunk that is half used would count in full.
+    """
+    need = need or _whole_chunks(order)
+    run = min(num_batches, order.num_batches)
+    if order.shuffle == "block" and order.window_items <= _MOST_ITEMS:
+        windows = -(-run * order.global_batch // order.window_items)
+        run = min(-(-windows * order.window_items // order.global_batch), order.num_batches)
+
+    decoded = used = 0
+    for batch in _spread(order.num_batches, run):
+        chunks, own = need(order.items(epoch, batch))
+        decoded, used = decoded + sum(chunks.values()), used + own
+    plain = decoded / used
+    cached = plain
+    if cache_bytes:
+        cached = _cached_amplification(order, need, epoch, run, cache_bytes, foreseen)
+
+    # Of patches each is looked at by itself, so that many to a batch are so many batches fewer.
+    looked = run if order.patches_per_sample == 1 else -(-_MOST_PATCHES // order.global_batch)
+    shares = []
+    for batch in _spread(order.num_batches, min(run, looked)):
+        items = order.global_items(epoch, batch)
+        shares.append(_num_chunks(order, need, items) / len(items))
+    return Price(
+        read_amplification=plain,
+        read_amplification_cached=cached,
+        mixing=float(np.mean(shares)),
+        lag=_lag(order, epoch),
+        num_batches=run,
+        exact=run == order.num_batches,
+    )
+
+
+def _num_chunks(order: Order, need: Callable[[Items], Need], items: Items) -> int:
+    """Distinct chunks that some items begin in."""
+    if order.patches_per_sample == 1:
+        return len(np.unique(order.split(items)[0] // order.chunk))
+    return len({next(iter(need(items[i : i + 1]).chunks)) for i in range(len(items))})
+
+
+def _whole_chunks(order: Order) -> Callable[[Items], Need]:
+    def need(items: Items) -> Need:
+        chunks = np.unique(order.split(items)[0] // order.chunk).tolist()
+        return Need(dict.fromkeys(chunks, order.chunk * order.patches_per_sample), len(items))
+
+    return need
+
+
+def _spread(length: int, count: int) -> list[int]:
+    """``count`` numbers of ``range(length)``, evenly apart."""
+    return [i * length // count for i in range(count)]
+
+
+def _cached_amplification(
+    order: Order,
+    need: Callable[[Items], Need],
+    epoch: int,
+    run: int,
+    cache_bytes: int,
+    foreseen: int,
+) -> float:
+    cache: NextUseCache[Hashable, bool] = NextUseCache(cache_bytes)
+    needs = (need(order.items(epoch, batch)) for batch in range(order.num_batches))
+    foresight = Foresight(cache, needs, lambda need: need.chunks, foreseen)
+    decoded = used = 0
+    for _ in range(run):
+        taken = foresight.take()
+        assert taken is not None
+        (chunks, own), first = taken
+        used += own
+        for use, (key, nbytes) in enumerate(chunks.items(), first):
+            if cache.get(key, use) is None:
+                decoded += nbytes
+                cache.put(key, True, nbytes)
+    return decoded / used
+
+
+def _lag(order: Order, epoch: int) -> float:
+    if order.num_items < 2:
+        return 1.0
+    pairs = order.num_items - 1
+    positions = np.array(_spread(pairs, min(pairs, _MOST_ITEMS)), np.int64)
+    here, there = order.items_at(epoch, positions), order.items_at(epoch, positions + 1)
+    at_random = (order.num_items + 1) / 3  # of two distinct items
+    return float(np.abs(there - here).mean() / at_random)

@@ -1,0 +1,106 @@
+"""A ring of buffers that are lent to batches, and come back when the last view is gone."""
+
+from __future__ import annotations
+
+import weakref
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base import Refused, UsageError, format_bytes, require
+
+_ALIGN = 64
+
+
+class Ring:
+    """Buffers of one size, each lent for one batch and back when no view of it is left.
+
+    What is lent is an array over a `memoryview` of the buffer. Numpy makes every further view keep
+    that array alive, and torch keeps the view; so the end of that one array is the end of all.
+    It may come in any thread, even inside the garbage collector: the callback puts the buffer into
+    a `SimpleQueue`, which allows that, and takes no lock. Only one thread, the planner, lends.
+
+    A pinned buffer whose views are gone may still be read by a copy to the device that was asked
+    for and has not begun. So the planner waits for all that was asked of the device by then.
+    """
+
+    def __init__(self, nbytes: int, usual: int, limit: int | None, pin: bool) -> None:
+        self.nbytes, self._usual, self._limit, self._pin = nbytes, usual, limit, pin
+        self.made = 0
+        """Buffers that exist: lent or free."""
+        self._most = usual
+        self._device = -1
+        """The CUDA device that whoever iterates is on; threads begin on the first."""
+        self._free: list[NDArray[np.uint8]] = []
+        self._returned: SimpleQueue[NDArray[np.uint8] | None] = SimpleQueue()
+
+    def begin(self) -> None:
+        """Back to the usual number of buffers, as those come back that were made beyond it."""
+        self._most = self._usual
+        if self._pin:
+            self._device = _cuda().current_device()
+
+    def lend(self) -> NDArray[np.uint8] | None:
+        """A buffer of whatever was in it before; None where one must come back first."""
+        while not self._returned.empty():
+            self._take_back(self._returned.get())
+        if not self._free and self.made >= self._most:
+            return None
+        buffer = self._free.pop() if self._free else self._make()
+        root = np.frombuffer(buffer.data, np.uint8)
+        weakref.finalize(root, self._returned.put, buffer).atexit = False
+        return root
+
+    def wait(self) -> None:
+        """Until a buffer comes back, or `wake` is called."""
+        self._take_back(self._returned.get())
+
+    def wake(self) -> None:
+        self._returned.put(None)
+
+    def grow(self) -> None:
+        """Allow one buffer more, since the user holds the others."""
+        if self._limit is not None and self._most >= self._limit:
+            raise Refused(
+                f"all {self._most} batches of {format_bytes(self.nbytes)} that max_memory allows "
+                "are still held; let go of some (copy what must be kept), or raise max_memory"
+            )
+        self._most += 1
+
+    def clear(self) -> None:
+        """Let free buffers go."""
+        self._most = 0
+        self.lend()
+        self._most = self._usual
+
+    def _take_back(self, buffer: NDArray[np.uint8] | None) -> None:
+        if buffer is not None:
+            if self._pin:
+                _cuda().synchronize(self._device)
+            self._free.append(buffer)
+        while self._free and self.made > self._most:
+            self._free.pop()
+            self.made -= 1
+
+    def _make(self) -> NDArray[np.uint8]:
+        self.made += 1
+        if not self._pin:
+            return np.empty(self.nbytes, np.uint8)
+        torch = require("torch", "loaders")
+        pinned: NDArray[np.uint8] = torch.empty(
+            self.nbytes, dtype=torch.uint8, pin_memory=True
+        ).numpy()
+        return pinned
+
+
+def _cuda() -> Any:
+    cuda = require("torch", "loaders").cuda
+    if not cuda.is_available():
+        raise UsageError("pin needs a CUDA device, and torch sees none")
+    return cuda
+
+
+def aligned(count: int) -> int:
+    return -(-count // _ALIGN) * _ALIGN

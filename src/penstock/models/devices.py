@@ -1,0 +1,124 @@
+"""Devices by name, and modules placed on them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+from torch import Tensor, nn
+
+from ..base import UsageError
+from .load import computed_attributes
+
+
+def placed(module: nn.Module, device: torch.device, channels_last: bool) -> nn.Module:
+    """A module on a device, its convolutions laid out channels last where that is asked for: what
+    tensor cores take, and a third to a half faster on a CPU as well.
+
+    The module given stays as it is. What of it lies there as it should is shared and not copied.
+    """
+    there = _tensors(module, device, channels_last)
+    memo: dict[int, Any] = {id(tensor): there[name] for name, tensor in _own_tensors(module)}
+    if device.type == "cpu" and all(key == id(tensor) for key, tensor in memo.items()):
+        return module
+    memo |= {id(tensor): tensor.detach().to(device) for tensor in computed_attributes(module)}
+    copied = copy.deepcopy(module, memo).to(device)  # a TorchScript module knows nothing of memos
+    for part in copied.modules():
+        if isinstance(part, torch.fx.GraphModule):
+            _move_literals(part, device)
+    return copied
+
+
+def _own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+
+
+def _tensors(
+    module: nn.Module, device: torch.device | str, channels_last: bool
+) -> dict[str, Tensor]:
+    """Parameters and buffers by name as they are to lie on a device; the module's own where they
+    do."""
+    layouts: dict[int, torch.memory_format] = {}
+    for part in module.modules():
+        if channels_last and isinstance(part, nn.Conv2d | nn.Conv3d):
+            kernels = (t for t in part.parameters() if t.ndim in CHANNELS_LAST)
+            layouts |= {id(kernel): CHANNELS_LAST[kernel.ndim] for kernel in kernels}
+    found: dict[str, Tensor] = {}
+    for name, tensor in _own_tensors(module):
+        with torch.no_grad():
+            there = tensor.to(device, memory_format=layouts.get(id(tensor), torch.preserve_format))
+        if there is not tensor and isinstance(tensor, nn.Parameter):
+            there = nn.Parameter(there, tensor.requires_grad)
+        found[name] = there
+    return found
+
+
+def _move_literals(program: torch.fx.GraphModule, device: torch.device) -> None:
+    """Have what an exported program makes itself made on a device: its graph names another."""
+    for node in program.graph.nodes:
+        if "device" in node.kwargs:
+            node.kwargs = {**node.kwargs, "device": device}
+        elif node.target is torch.ops.aten.to.device:
+            node.args = (node.args[0], device, *node.args[2:])
+    program.recompile()
+
+
+def find_devices(names: Sequence[str]) -> list[torch.device]:
+    """Devices by name, each checked to be there; ``auto`` is every CUDA device, or the best left.
+
+    Raises `UsageError` that says what is there instead.
+    """
+    found = []
+    for name in names:
+        if name == "auto":
+            return _all_devices()
+        try:
+            device = torch.device(name)
+        except RuntimeError as error:
+            raise UsageError(f"--devices {name!r} is no device; try cpu, cuda:0 or mps") from error
+        count = torch.cuda.device_count()
+        if device.type == "cuda" and (device.index or 0) >= count:
+            raise UsageError(f"--devices {name}: this machine has {count} CUDA devices; try cpu")
+        if device.type == "mps" and not torch.backends.mps.is_available():
+            raise UsageError("--devices mps: this machine has no MPS device; try cpu")
+        if device.type not in ("cpu", "cuda", "mps"):
+            raise UsageError(f"--devices {name!r} is not supported; try cpu, cuda:0 or mps")
+        if device.type == "cuda":  # without an index it is the first, and equal to it
+            device = torch.device("cuda", device.index or 0)
+        found.append(device)
+    if not found:
+        raise UsageError("--devices names no device")
+    if len(set(found)) < len(found):
+        raise UsageError(f"--devices {' '.join(names)} names one device twice")
+    return found
+
+
+def _all_devices() -> list[torch.device]:
+    if torch.cuda.is_available():
+        return [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
+    return [torch.device("mps" if torch.backends.mps.is_available() else "cpu")]
+
+
+def set_cuda_flags(tf32: bool, cudnn_benchmark: bool = False) -> None:
+    """How CUDA computes in float32: in TF32 or not, for products and convolutions alike.
+
+    Left to itself, torch does so in convolutions alone. What cuDNN finds fastest, where it is let
+    to time its algorithms, may differ from run to run, and with it the last bits of a result.
+    """
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.cudnn.benchmark = cudnn_benchmark
+
+
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""By the axes of a tensor: (sample, channel, [plane,] row, column)."""
+
+
+def channels_last(tensor: Tensor) -> Tensor:
+    """The tensor with its channels innermost, where it has the axes of images or of volumes."""
+    form = CHANNELS_LAST.get(tensor.ndim)
+    return tensor if form is None else tensor.contiguous(memory_format=form)

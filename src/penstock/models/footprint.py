@@ -1,0 +1,158 @@
+"""What one forward holds in memory, by a run on shapes alone."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..base import UsageError
+from . import user_code
+from .devices import CHANNELS_LAST, placed
+from .load import Head, Model
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What one forward returns and holds."""
+
+    heads: tuple[Head, ...]
+    peak_bytes: int | None
+    """Most bytes alive at once in one forward, input and output included and weights not;
+    None where the net could not be played on shapes."""
+    channels_last: bool = True
+    """False for a net that fails where its input and its convolutions are laid out so."""
+
+
+class _Peak(TorchDispatchMode):
+    """Adds up the storages that are alive while operators run."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Keeps torch from importing its compiler, a second of work, for a mode that has no use
+        for it. Where torch no longer asks, it is only slower."""
+        return False
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.alive = self.peak = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        convolves = func is torch.ops.aten.convolution.default
+        if convolves and any(_is_last(tensor) for tensor in args[:2]):
+            out = out.to(memory_format=CHANNELS_LAST[out.ndim])  # on shapes alone it forgets to
+        for tensor in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(tensor, Tensor):
+                self.track(tensor)
+        if convolves:
+            # The libraries below may lay input and output out anew while they work.
+            self.peak = max(self.peak, self.alive + args[0].nbytes + out.nbytes)
+        return out
+
+    def track(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._known:
+            self._known.add(key)
+            self.alive += storage.nbytes()
+            self.peak = max(self.peak, self.alive)
+            weakref.finalize(storage, self._release, key, storage.nbytes())
+
+    def _release(self, key: int, count: int) -> None:
+        self._known.discard(key)
+        self.alive -= count
+
+
+def _is_last(tensor: Tensor) -> bool:
+    axes = tensor.ndim
+    return axes in CHANNELS_LAST and tensor.stride(1) == 1 and math.prod(tensor.shape[2:]) > 1
+
+
+def _zeros(
+    model: Model, shape: Sequence[int], channels_last: bool, device: str | None = None
+) -> Tensor:
+    """An input laid out as a lane lays it out."""
+    layout = CHANNELS_LAST[len(shape)] if channels_last else torch.contiguous_format
+    empty = torch.empty(tuple(shape), dtype=model.dtype, device=device, memory_format=layout)
+    return empty.zero_()
+
+
+def measure_footprint(model: Model, shape: Sequence[int]) -> Footprint:
+    """Play a forward of the input ``shape`` (batch, channels, spatial...) on shapes alone.
+
+    A net that does not allow it (TorchScript, or a choice by value) is run once on zeros on the
+    CPU instead, on two of the batch at most, and its peak is then unknown.
+
+    Raises `UsageError` where the net does not take the shape or returns another one.
+    """
+    peak: int | None
+    for channels_last in (True, False):
+        counter = _Peak()
+        try:
+            if isinstance(model.module, torch.jit.ScriptModule):
+                raise TypeError("its operators are not seen")
+            # A copy without its weights: those of the module are not touched.
+            there = placed(model.module, torch.device("meta"), channels_last)
+            with torch.no_grad(), counter:
+                x = _zeros(model, shape, channels_last, "meta")
+                outputs = there(x)
+            peak = counter.peak
+            break
+        except UsageError:
+            raise
+        except Exception:
+            continue
+    else:
+        outputs, shape, channels_last = _run_once(model, shape)
+        peak = None
+    heads = model.heads(outputs)
+    for name, tensor in heads.items():
+        if tensor.ndim == len(shape) and tensor.shape[0] != shape[0]:
+            raise UsageError(
+                f"model {model.name} turns a batch of {shape[0]} into one of {tensor.shape[0]}"
+            )
+        if tensor.ndim != len(shape) or tuple(tensor.shape[2:]) != tuple(shape[2:]):
+            raise UsageError(
+                f"model {model.name} turns a patch of {tuple(shape[2:])} into "
+                f"{tuple(tensor.shape[2:])} (head {name}); the two must be equal"
+            )
+        if tensor.is_complex():
+            raise UsageError(f"model {model.name} returns complex numbers (head {name})")
+    found = tuple(Head(name, tensor.shape[1], tensor.dtype) for name, tensor in heads.items())
+    return Footprint(found, peak, channels_last)
+
+
+def _run_once(model: Model, shape: Sequence[int]) -> tuple[Any, Sequence[int], bool]:
+    """What the net returns on the CPU, for which input, and whether laid out channels last.
+
+    Two of a batch show what becomes of the batch axis, and a batch for a GPU takes a CPU long; only
+    a net that was exported for one size of batch is given all of it.
+    """
+    few = (min(2, shape[0]), *shape[1:])
+    sizes = [tuple(shape)]
+    if few != sizes[0] and not isinstance(model.module, torch.fx.GraphModule):
+        sizes = [few, *sizes]
+    failed: Exception | None = None
+    with torch.no_grad():  # what the net keeps of a forward stays of use for a training
+        for channels_last in (True, False):
+            module = placed(model.module, torch.device("cpu"), channels_last)
+            for size in sizes:
+                try:
+                    return module(_zeros(model, size, channels_last)), size, channels_last
+                except Exception as error:
+                    failed = error
+    assert failed is not None
+    raise UsageError(
+        f"model {model.name} does not take a batch of shape {tuple(shape)} "
+        f"(batch, channels, spatial; see --batch, --patch and --in-channels): "
+        f"{user_code.error_in_user_code(failed)}"
+    ) from failed

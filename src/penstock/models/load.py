@@ -1,0 +1,264 @@
+"""Models: found by name, by ``package.module:function``, by ``file.py:function`` or in a file.
+
+A `Model` is a module ready to run plus what a plan must know of it: channels, spatial axes, what
+its heads return, and how many bytes one batch of it holds at its peak. That peak is found without
+running the net: its operators are played on shapes alone. Files are read with safetensors or with
+``weights_only=True``, programs by `exported` and `torchscript`; nothing is unpickled. A ``.py``
+that the user names is code, and is run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.fx
+from torch import Tensor, nn
+
+from ..base import HeadKind, MissingDependency, UsageError, describe
+from ..data import is_file
+from . import exported, torchscript, user_code
+from .registry import PROGRAMS, REGISTRY, check_model_name
+from .weights import load_weights
+
+
+class Identity(nn.Module):
+    """Returns its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+class _Wrapped(nn.Module):
+    """A plain function as a module."""
+
+    def __init__(self, function: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(x)
+
+
+@dataclass(frozen=True)
+class Head:
+    """One output of a model."""
+
+    name: str
+    channels: int
+    dtype: torch.dtype = torch.float32
+
+
+@dataclass(frozen=True)
+class Model:
+    """A module in eval mode and the facts that a plan needs."""
+
+    name: str
+    module: nn.Module
+    in_channels: int
+    spatial_axes: int | None
+    """2 or 3 where the net is made of such convolutions, None where it takes any."""
+    parameters: int
+    weight_bytes: int
+    code: str
+    """A hash of the file that the user named; empty for a model of the registry or a module."""
+    kind: HeadKind | None = None
+    """What its heads are, where the registry knows."""
+    weightless_dtype: torch.dtype = torch.float32
+    """What it takes where it has no weights."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What it takes: the dtype of its first weights."""
+        weights = (p.dtype for p in self.module.parameters() if p.is_floating_point())
+        return next(weights, self.weightless_dtype)
+
+    def heads(self, outputs: Any) -> dict[str, Tensor]:
+        """A forward's result, whatever its form, as named tensors (batch, channels, z, y, x)."""
+        if isinstance(outputs, Tensor):
+            return {"out": outputs}
+        if isinstance(outputs, Mapping):
+            heads = {str(name): head for name, head in outputs.items()}
+        elif isinstance(outputs, list | tuple):
+            heads = {f"out{i}": head for i, head in enumerate(outputs)}
+        else:
+            heads = {"out": outputs}
+        for name, head in heads.items():
+            if not isinstance(head, Tensor):
+                raise UsageError(
+                    f"model {self.name} returns a {type(head).__name__} as {name}, not a tensor"
+                )
+        return heads
+
+
+def load_model(
+    model: str | nn.Module,
+    weights: str | Path | None = None,
+    in_channels: int | None = None,
+    *,
+    untrained: bool = False,
+    trust: bool = False,
+) -> Model:
+    """Find a model and put its weights in; one that has none of its own may be left `untrained`.
+
+    `in_channels` is how many channels it takes; by default what the module says of itself in an
+    attribute of that name, else what its first convolution takes; a factory that has a parameter of
+    that name is given it. A module may also say how many
+    `spatial_axes` it has, and turn a public checkpoint into its own state dict (`from_public`).
+    A model file is read as operators and tensors and no more, unless `trust` gives it to torch.
+
+    Raises `UsageError` for an unknown name, a factory that fails, or weights of another model.
+    """
+    name = model if isinstance(model, str) else type(model).__name__
+    module, weights = _find(model, weights, in_channels, trust)
+    entry = REGISTRY.get(model) if isinstance(model, str) else None
+    if entry is not None and entry.needs_weights and weights is None and not untrained:
+        raise UsageError(f"--model-type {model} has no weights of its own; give --weights")
+    if weights is not None:
+        load_weights(module, name, Path(weights))
+    if not isinstance(module, torch.fx.GraphModule):  # an exported program is what it is
+        module.eval()
+    first = next((m for m in module.modules() if isinstance(m, nn.Conv2d | nn.Conv3d)), None)
+    channels = in_channels or getattr(module, "in_channels", None)
+    if channels is None:
+        channels = first.in_channels if first is not None else 1
+    axes = getattr(module, "spatial_axes", None)
+    if axes is None and first is not None:
+        axes = 2 if isinstance(first, nn.Conv2d) else 3
+    tensors = [*module.parameters(), *module.buffers()]
+    return Model(
+        name=name,
+        module=module,
+        in_channels=int(channels),
+        spatial_axes=axes,
+        parameters=sum(p.numel() for p in module.parameters()),
+        weight_bytes=sum(t.numel() * t.element_size() for t in tensors),
+        code=_code_hash(model) if isinstance(model, str) else "",
+        kind=entry.kind if entry is not None else None,
+    )
+
+
+@contextlib.contextmanager
+def float32_default() -> Iterator[None]:
+    """Weights and buffers of ours are made in float32, whatever the caller's default is."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _code_hash(text: str) -> str:
+    """A hash of the file behind a model that is no part of Penstock."""
+    if text in REGISTRY:
+        return ""
+    place = text.rpartition(":")[0] or text
+    path = Path(place)
+    if not path.is_file():
+        path = Path(getattr(importlib.import_module(place), "__file__", None) or "")
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
+
+
+def _find(
+    model: str | nn.Module,
+    weights: str | Path | None,
+    in_channels: int | None,
+    trust: bool,
+) -> tuple[nn.Module, str | Path | None]:
+    if isinstance(model, nn.Module):
+        return model, weights
+    if model in REGISTRY:
+        entry = REGISTRY[model]
+        with float32_default():
+            return _call(entry.factory, in_channels), weights or entry.weights
+    if model.endswith(PROGRAMS):
+        return _load_program(Path(model), trust), weights
+    if ":" in model:
+        return _call(model, in_channels), weights
+    check_model_name(model, "--model-type")
+    raise UsageError(f"--model-type {model!r} is unknown")
+
+
+def _call(text: str, in_channels: int | None) -> nn.Module:
+    """Import ``module:function`` or ``file.py:function``: a module, what makes one, or a function
+    that is the model itself.
+
+    A factory with a parameter ``in_channels`` is told how many there are to be.
+    """
+    try:
+        with user_code.find_reference(text) as named:
+            made = named if isinstance(named, nn.Module) else _made(named, in_channels)
+    except MissingDependency:
+        raise
+    except UsageError as error:
+        raise UsageError(f"--model-type {error}") from error.__cause__
+    except Exception as error:
+        raise UsageError(
+            f"--model-type {text} could not be made: {user_code.error_in_user_code(error)}"
+        ) from error
+    if isinstance(made, nn.Module):
+        return made
+    if callable(made):
+        return _Wrapped(made)
+    raise UsageError(f"--model-type {text} returned a {type(made).__name__}, not a module")
+
+
+def _made(named: Any, in_channels: int | None) -> Any:
+    """What a factory makes; a function that must be given something else than ``in_channels`` is
+    no factory but the model."""
+    try:
+        parameters = inspect.signature(named).parameters
+    except ValueError:  # one of a library in C, such as torch.sigmoid
+        return named
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [p.name for p in parameters.values() if p.default is p.empty and p.kind in kinds]
+    if not inspect.isclass(named) and needed not in ([], ["in_channels"]):
+        return named
+    if in_channels and "in_channels" in parameters:
+        return named(in_channels=in_channels)
+    return named()
+
+
+def _load_program(path: Path, trust: bool) -> nn.Module:
+    """A torch.export program (.pt2) or a TorchScript archive; torch's own readers, which run code
+    of the file, are given one that is trusted."""
+    if not is_file(path, f"--model-type {path}"):
+        raise UsageError(f"--model-type {path}: there is no such file")
+    try:
+        if path.suffix == ".pt2":
+            return torch.export.load(path).module() if trust else exported.load(path)
+        if not trust:
+            return torchscript.load(path)
+        module: nn.Module = torch.jit.load(str(path), map_location="cpu")
+        return module
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"--model-type {path} is neither a torch.export program nor TorchScript: "
+            f"{describe(error)}"
+        ) from error
+
+
+def computed_attributes(module: nn.Module) -> Iterator[Tensor]:
+    """Plain attributes that were computed of weights, as `torch.nn.utils.weight_norm` leaves them:
+    torch copies none of these."""
+    held: list[Any] = [vars(part) for part in module.modules()]
+    while held:
+        value = held.pop()
+        if isinstance(value, Tensor):
+            if not value.is_leaf:
+                yield value
+        elif isinstance(value, Mapping):
+            held += value.values()
+        elif isinstance(value, list | tuple):
+            held += value

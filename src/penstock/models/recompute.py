@@ -1,0 +1,58 @@
+"""Gradient checkpointing of any module: memory for time.
+
+A model that knows how does it itself (``set_checkpointing(on)``, or the method of that purpose
+that Hugging Face's models have). Of any other each part, a child of the module, is computed once
+more in the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from ..base import UsageError
+
+
+def recompute_activations(module: nn.Module, name: str) -> None:
+    """Keep no activations for the backward pass but those at the borders of the module's parts.
+
+    Raises `UsageError` where that cannot be done, or would change what the model computes.
+    """
+    for switch, arguments in (
+        ("set_checkpointing", (True,)),
+        ("gradient_checkpointing_enable", ()),
+    ):
+        if callable(method := getattr(module, switch, None)):
+            method(*arguments)
+            return
+    parts = list(_parts(module))
+    if not parts:
+        raise UsageError(f"--checkpointing: model {name} has no parts to recompute")
+    for place, part in parts:
+        leaf = next(m for m in part.modules() if not list(m.children()))
+        inner = [m for m in part.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        if inner or getattr(leaf, "inplace", False):
+            why = "counts its batches" if inner else "overwrites its input"
+            raise UsageError(
+                f"--checkpointing: part {place} of model {name} {why}, so it cannot be "
+                "computed twice; give the model a method set_checkpointing(on)"
+            )
+        part.forward = _twice(part.forward)
+
+
+def _parts(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    for name, child in module.named_children():
+        if isinstance(child, nn.ModuleList | nn.ModuleDict):  # a shelf, with no forward of its own
+            yield from _parts(child, f"{prefix}{name}.")
+        else:
+            yield prefix + name, child
+
+
+def _twice(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+    return run

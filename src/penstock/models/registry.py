@@ -1,0 +1,80 @@
+"""Models by name, and what can be said of the name of a model before torch is imported."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..base import HeadKind, UsageError
+
+_HERE = Path(__file__).parent
+PROGRAMS = (".pt2", ".pt", ".ts", ".torchscript")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model of the registry."""
+
+    factory: str
+    summary: str
+    weights: Path | None = None
+    needs_weights: bool = False
+    kind: HeadKind = "intensity"
+    """What its heads are."""
+
+
+REGISTRY = {
+    "denoise-net": Entry(
+        "penstock.models.unet3d:denoise_net",
+        "3-D UNet of the exaSPIM denoiser, width 32 to 512; give its --weights",
+        needs_weights=True,
+    ),
+    "denoise-tiny": Entry(
+        "penstock.models.unet3d:denoise_tiny",
+        "small 3-D UNet with weights for fluorescence microscopy",
+        _HERE / "denoise_tiny.safetensors",
+    ),
+    "identity": Entry(
+        "penstock.models.load:Identity", "returns its input: measures the pipeline alone"
+    ),
+    "prithvi-refiner-tiny": Entry(
+        "penstock.models.prithvi:tiny",
+        "2-D, 6 bands: Prithvi-EO encoder with LoRA, ConvNeXt head; untrained without --weights",
+    ),
+    "prithvi-refiner-100m": Entry("penstock.models.prithvi:m100", "the same, of 89 M parameters"),
+    "prithvi-refiner-300m": Entry("penstock.models.prithvi:m300", "the same, of 307 M parameters"),
+    "prithvi-refiner-600m": Entry(
+        "penstock.models.prithvi:m600", "the same, of 637 M parameters and a patch of 14"
+    ),
+}
+
+
+def check_model_name(model: Any, flag: str) -> None:
+    """Refuse the name of a model that there is not; imports nothing but the packages above it.
+
+    Raises `UsageError` that says which there are.
+    """
+    if not isinstance(model, str) or model in REGISTRY:
+        return
+    place, colon, _ = model.rpartition(":")
+    file = Path(place if colon and place.endswith(".py") else model)
+    if file.suffix in (".py", *PROGRAMS):
+        if not colon and file.suffix == ".py":
+            raise UsageError(f"{flag} {model} names no function; say {model}:FUNCTION")
+        if not file.is_file():
+            raise UsageError(f"{flag} {model}: there is no file {file}")
+        return
+    if not colon:
+        near = difflib.get_close_matches(model, REGISTRY, 1)
+        meant = f" (did you mean {near[0]}?)" if near else ""
+        raise UsageError(
+            f"{flag} {model!r} is unknown{meant}; it is one of {', '.join(sorted(REGISTRY))}, "
+            "package.module:function, file.py:function, or a .pt2 / TorchScript file"
+        )
+    top = place.partition(".")[0]
+    beside = Path(top).is_dir() or Path(f"{top}.py").is_file()
+    if not beside and (not top.isidentifier() or importlib.util.find_spec(top) is None):
+        raise UsageError(f"{flag} {model}: there is no module {top}")

@@ -1,0 +1,90 @@
+"""The user's own code, found by ``package.module:name`` or ``file.py:name``.
+
+Modules beside such a file, and in the folder that the command is said in, are found for the code of
+the user alone, while it is imported and its function is called: neither folder is ever on the
+import path, so no ``triton.py`` that lies there is taken for a library's. What is installed comes
+first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..base import UsageError, describe, where_in_users_code
+
+
+class _Beside:
+    """Finds modules of some folders, where one that was found there asks for them."""
+
+    def __init__(self, folders: Sequence[Path], asking: str) -> None:
+        self._folders = [str(folder) for folder in folders]
+        self._own = {__name__, asking}
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if path is not None or _asker() not in self._own:
+            return None
+        spec = PathFinder.find_spec(name, self._folders)
+        if spec is not None:
+            self._own.add(name)
+        return spec
+
+
+def _asker() -> str:
+    """The top package of the module whose ``import`` is under way."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if name.partition(".")[0] not in ("importlib", "_frozen_importlib"):
+            return name if name == __name__ else name.partition(".")[0]
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+@contextlib.contextmanager
+def find_reference(reference: str) -> Iterator[Any]:
+    """What ``module:name`` or ``file.py:name`` is; to be called while it is held, if at all.
+
+    Raises what importing it raises, `UsageError` where there is no such file.
+    """
+    place, _, attribute = reference.rpartition(":")
+    file = Path(place) if place.endswith(".py") else None
+    if file is not None and not file.is_file():
+        raise UsageError(f"{reference}: there is no file {file}")
+    own = f"penstock_user_{file.stem}" if file is not None else place.partition(".")[0]
+    folders = [Path.cwd()] if file is None else [file.resolve().parent, Path.cwd()]
+    finder = _Beside(folders, own)
+    sys.meta_path.append(finder)
+    try:
+        yield getattr(_module_of(place, file, own), attribute)
+    finally:
+        sys.meta_path.remove(finder)
+
+
+def _module_of(place: str, file: Path | None, name: str) -> ModuleType:
+    if file is None:
+        return importlib.import_module(place)
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where dataclasses and pickles look for it
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def error_in_user_code(error: BaseException) -> str:
+    """An error of the user's code in a sentence: its type, its first line, its file and line."""
+    return f"{type(error).__name__}: {describe(error)}{where_in_users_code(error)}"

@@ -1,0 +1,114 @@
+"""Weights in files: read as tensors only, and put into a module by name and shape."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..base import UsageError, require
+from ..data import is_file
+
+_WRAPPERS = ("module", "_orig_mod")
+"""What DataParallel and torch.compile leave in names, before all of them or between."""
+_EXTRA = "_extra_state"
+"""What a module keeps beside tensors, by `get_extra_state`."""
+
+State = dict[str, Any]
+
+
+def read_tensors(path: Path, flag: str) -> Any:
+    """Tensors and plain values of a torch file, or tensors of a safetensors file, on the CPU.
+
+    Raises `UsageError` for a file that is damaged or holds anything else.
+    """
+    if not is_file(path, f"{flag} {path}"):
+        raise UsageError(f"{flag} {path}: there is no such file")
+    tensorfile = require("safetensors.torch", "infer") if path.suffix == ".safetensors" else None
+    try:
+        if tensorfile is not None:
+            return tensorfile.load_file(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of TorchScript archives, which are none of these
+            return torch.load(path, map_location="cpu", weights_only=True)
+    # Whatever is wrong with a file, its reader has an error of another type for it.
+    except Exception as error:
+        raise UsageError(
+            f"{flag} {path} is no file of tensors only, or it is damaged (nothing else is read: "
+            "unpickling a file runs its code)"
+        ) from error
+
+
+def read_state(path: Path, flag: str = "--weights") -> State:
+    """A state dict: tensors by name, and what modules keep beside them."""
+    state = read_tensors(path, flag)
+    for key in ("state_dict", "model_state_dict", "model"):
+        if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
+            state = state[key]
+    if not isinstance(state, Mapping) or not state or not all(map(_is_state, state.items())):
+        raise UsageError(f"{flag} {path} holds no weights: no tensors by name")
+    return dict(state)
+
+
+def _is_state(item: tuple[Any, Any]) -> bool:
+    name, value = item
+    return isinstance(name, str) and (isinstance(value, Tensor) or _is_extra(name))
+
+
+def _is_extra(name: str) -> bool:
+    return name.rpartition(".")[2] == _EXTRA
+
+
+def load_weights(module: nn.Module, name: str, path: Path, flag: str = "--weights") -> None:
+    """Put the tensors of a file into a module that has exactly those, by name and shape."""
+    state = read_state(path, flag)
+    from_public = getattr(module, "from_public", None)
+    if from_public is not None:
+        state = from_public(named_as(state, ()))
+    own = module.state_dict()
+    state = named_as(state, own)
+    missing, extra = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+    wrong = [
+        f"{key} is {tuple(state[key].shape)}, not {tuple(own[key].shape)}"
+        for key in sorted(own.keys() & state.keys())
+        if isinstance(own[key], Tensor)
+        and isinstance(state[key], Tensor)
+        and own[key].shape != state[key].shape
+    ]
+    shown = [f"lacks {key}" for key in missing] + [f"has an unknown {key}" for key in extra] + wrong
+    if shown:
+        raise UsageError(
+            f"{flag} {path} belongs to another model than {name}: {len(missing)} tensors "
+            f"missing, {len(extra)} unknown, {len(wrong)} of another shape; it {shown[0]}"
+        )
+    try:
+        module.load_state_dict(state)
+    except Exception as error:  # such as of a module's own `set_extra_state`
+        raise UsageError(f"{flag} {path} does not fit {name}: {error}") from error
+
+
+def named_as(state: Mapping[str, Any], own: Iterable[str]) -> State:
+    """A state by the names that a module has: those of wrappers are left out or put in, however
+    they are nested. A name that fits as it is stays, and so does one that could mean two."""
+    own = set(own)
+    plain = {key: _plain(key) for key in {*state, *own}}
+    if not own:
+        return {plain[key]: value for key, value in state.items()}
+    times = Counter(plain[key] for key in own)
+    given = Counter(plain[key] for key in state)
+    by_plain = {plain[key]: key for key in own if times[plain[key]] == 1}
+
+    def named(key: str) -> str:
+        known = key in own or given[plain[key]] > 1
+        return key if known else by_plain.get(plain[key], key)
+
+    return {named(key): value for key, value in state.items()}
+
+
+def _plain(key: str) -> str:
+    return ".".join(part for part in key.split(".") if part not in _WRAPPERS)

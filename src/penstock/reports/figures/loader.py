@@ -1,0 +1,183 @@
+"""The figures of a benchmark of loaders and of its ladders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...base import format_seconds, require, significant
+from ...instruments import Record
+from ..loader.cell import FRESH_LEAST, LOADER_NEEDS, threads_in_words, way
+from ..loader.ladder import RUNGS, Ladder, ladders_of, same_case_but_rung
+from ..table import Row
+from .canvas import LEGEND, STYLE, TEXT, TITLE, blank, heading, save_figures, tidy
+from .queue import (
+    LOADER_APART,
+    SECONDS,
+    cases_of_group,
+    column_of,
+    latest_of,
+    numbered_path,
+    save_numbered,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def plot_loader(path: Path, out_prefix: str | Path, replace: bool = False) -> list[Path]:
+    """Draw the CSV of ``penstock bench loader``, likewise."""
+    rows = latest_of(path, LOADER_NEEDS, ("loader", "threads", "batch_size", *LOADER_APART))
+    return save_numbered(path, rows, LOADER_APART, draw_loader, out_prefix, replace)
+
+
+def draw_loader(rows: Sequence[Row], source: str) -> Figure:
+    """Seconds for a batch by threads, or by loader where there is one number of threads."""
+    batches = sorted({int(row["batch_size"]) for row in rows})
+    fastest_first = sorted(rows, key=lambda row: float(row["seconds_per_batch"] or "inf"))
+    loaders = list(dict.fromkeys(row["loader"] for row in fastest_first))
+    threads = sorted({int(row["threads"]) for row in rows})
+    beside = 2.0 * (len(threads) > 1)  # inches, for the names of the lines
+    figure = blank(max(6.0, 4.6 * len(batches)) + beside, 4.6)
+    words = [rows[0]["data"], *way(rows[0])]
+    words += [threads_in_words(count) for count in threads if len(threads) == 1]
+    words += ["* part of it was read before"] * any(map(_read_ahead, rows))
+    heading(
+        figure, "Seconds for a batch", f"{', '.join(words)}; {cases_of_group(rows)} of {source}"
+    )
+    axes = np.atleast_1d(figure.subplots(1, len(batches)))
+    for axis, batch in zip(axes, batches, strict=True):
+        tidy(axis)
+        axis.set_title(f"Batches of {batch}", **TITLE)
+        own = [row for row in rows if int(row["batch_size"]) == batch]
+        if len(threads) == 1:
+            _draw_bars(axis, own, loaders)
+        else:
+            _draw_lines(axis, own, loaders, threads)
+    if len(threads) > 1:
+        # Beside the panels, of which each may lack a loader: over the lines it would hide them.
+        named = {label: line for axis in axes for line, label in _labelled(axis)}
+        shown = [name for name in loaders if name in named]
+        lines = [named[name] for name in shown]
+        axes[-1].legend(lines, shown, **LEGEND, loc="upper left", bbox_to_anchor=(1, 1))
+    return figure
+
+
+def _read_ahead(row: Row) -> bool:
+    return float(row.get("fresh") or 1) < FRESH_LEAST
+
+
+def _labelled(axis: Axes) -> Iterable[tuple[Any, str]]:
+    return zip(*axis.get_legend_handles_labels(), strict=True)
+
+
+def _draw_lines(
+    axis: Axes, rows: Sequence[Row], loaders: Sequence[str], threads: Sequence[int]
+) -> None:
+    ticker = require("matplotlib.ticker", "plot")
+    for place, loader in enumerate(loaders):
+        own = [row for row in rows if row["loader"] == loader]
+        own.sort(key=lambda row: int(row["threads"]))
+        if not own:
+            continue
+        colour = STYLE["colours"][place % len(STYLE["colours"])]
+        dashes = ("-", "--", ":")[place // len(STYLE["colours"]) % 3]
+        x, seconds = column_of(own, "threads"), column_of(own, "seconds_per_batch")
+        axis.plot(x, seconds, dashes, marker="o", markersize=4, color=colour, label=loader)
+        axis.vlines(x, column_of(own, "low_seconds"), column_of(own, "high_seconds"), color=colour)
+    # Loaders are apart by factors; from zero the fast ones would lie on each other.
+    axis.set_yscale("log")
+    seconds = np.concatenate([column_of(rows, name) for name in SECONDS])
+    least, most = np.nanmin(seconds), np.nanmax(seconds)
+    axis.set_ylim(least / 1.5, 1.5 * most)  # so that a tick is in it, however near they are
+    digits = (1, 2, 5) if most > 4 * least else range(1, 10)
+    axis.yaxis.set_major_locator(ticker.LogLocator(subs=digits))
+    axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.yaxis.set_minor_formatter(ticker.NullFormatter())
+    axis.set_xticks(threads)
+    axis.set_xlabel("Threads", **TEXT)
+    axis.set_ylabel("Seconds", **TEXT)
+
+
+def _draw_bars(axis: Axes, rows: Sequence[Row], loaders: Sequence[str]) -> None:
+    places = [loaders.index(row["loader"]) for row in rows]
+    seconds = column_of(rows, "seconds_per_batch")
+    colours = [STYLE["colours"][0 if row["loader"].startswith("penstock") else 1] for row in rows]
+    axis.barh(places, seconds, height=0.6, color=colours)
+    low, high = column_of(rows, "low_seconds"), column_of(rows, "high_seconds")
+    axis.hlines(places, low, high, color=STYLE["ink"], linewidth=1.2)
+    for place, row, value, end in zip(places, rows, seconds, np.fmax(seconds, high), strict=True):
+        text = significant(value) + " *" * _read_ahead(row)
+        axis.annotate(
+            text, (end, place), (4, 0), textcoords="offset points", va="center",
+            fontsize=STYLE["small"], color=STYLE["ink"],
+        )  # fmt: skip
+    axis.set_yticks(range(len(loaders)), loaders)
+    axis.set_ylim(len(loaders) - 0.5, -0.5)
+    axis.set_xlim(0, 1.15 * np.nanmax(np.fmax(seconds, high)))
+    axis.grid(visible=False, axis="y")
+    axis.set_xlabel("Seconds", **TEXT)
+
+
+def plot_ladders(
+    records: Iterable[Record], out_prefix: str | Path, replace: bool = False
+) -> list[Path]:
+    """Draw the ladder of every batch size and number of threads to ``<out_prefix>.png``, or to one
+    numbered file for each data set, cache, ... that they climb."""
+    ladders = [ladder for ladder in ladders_of(records) if ladder.measured]
+    groups = same_case_but_rung(ladders)
+    prefix = Path(out_prefix)
+    figures = {
+        numbered_path(prefix, number, len(groups)): draw_ladders(group)
+        for number, group in enumerate(groups, 1)
+    }
+    return save_figures(figures, replace)
+
+
+def draw_ladders(ladders: Sequence[Ladder]) -> Figure:
+    """What the batch costs at each rung, beyond the one below it; the dearest is marked."""
+    figure = blank(max(6.0, 4.6 * len(ladders)), 4.2)
+    case = next(iter(ladders[0].rungs.values())).case
+    where = ", ".join([f"{case['data']}, cache {case['cache']}", *way(case)])
+    heading(figure, "What a batch has to pay for", where)
+    axes = np.atleast_1d(figure.subplots(1, len(ladders), sharex=True))
+    for axis, ladder in zip(axes, ladders, strict=True):
+        _draw_ladder(axis, ladder)
+    longest = max(cell.seconds or 0.0 for ladder in ladders for cell in ladder.measured.values())
+    axes[0].set_xlim(0, 1.45 * longest)  # of all: they share it
+    return figure
+
+
+def _draw_ladder(axis: Axes, ladder: Ladder) -> None:
+    tidy(axis)
+    names = list(ladder.measured)
+    case = ladder.measured[names[0]].case
+    threads = threads_in_words(int(case["threads"]))
+    axis.set_title(f"Batches of {case['batch']}, {threads}", **TITLE)
+    ends = np.array([ladder.measured[name].seconds for name in names])
+    starts = np.array([0.0, *ends[:-1]])
+    colours = [STYLE["colours"][1 if name == ladder.limiting else 0] for name in names]
+    places = np.arange(len(names))
+    bars = axis.barh(places, ends - starts, left=starts, color=colours, height=0.6)
+    for bar, cost in zip(bars, ends - starts, strict=True):
+        if cost < 0:  # a step that was measured to cost less than nothing
+            bar.set_alpha(0.3)
+    axis.vlines(ends[:-1], places[:-1], places[1:], color=STYLE["faint"], linewidth=0.8)
+    for place, name in enumerate(names):
+        speed = ladder.measured[name].speed("bytes")
+        note = f"{format_seconds(ends[place])}, {significant((speed or 0) / 1e6)} MB/s"
+        axis.annotate(
+            note, (max(ends[place], starts[place]), place), (4, 0), textcoords="offset points",
+            va="center", fontsize=STYLE["small"], color=STYLE["ink"],
+        )  # fmt: skip
+    labels = [f"{name} {RUNGS[name]}" for name in names]
+    if names[0] != "L0":  # it holds what is under it, too
+        labels[0] = f"up to {labels[0]}"
+    axis.set_yticks(places, labels)
+    axis.set_ylim(len(names) - 0.5, -0.5)
+    axis.grid(visible=False, axis="y")
+    axis.set_xlabel("Seconds", **TEXT)

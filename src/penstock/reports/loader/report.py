@@ -1,0 +1,261 @@
+"""What a loader benchmark measured: the seed's table, one line for each case, the ladder.
+
+The seconds of a batch are the time that a launch took for its batches over their number, as the
+seed counted them: a queue hands batches out in bursts, and the median of such waits would be that
+of a full queue. A cell's value is the median over its launches, with an interval (95 %) that is
+bootstrapped over launches. Waits are the raw ones, each a batch, of all launches together. The wait
+in which an epoch begins is for a first batch, and is not among them.
+
+MB is 10^6 bytes here, and MB/s "decoded" counts the bytes of the batch that was asked for, so that
+all loaders and all rungs of the ladder are compared by what they deliver. What a reader fetched and
+decoded beyond that is its read amplification.
+
+The ladder takes the same batches a step further each time:
+
+    L0  device    as many bytes from one file, from end to end
+    L1  files     the files of each batch, in the order of the plan
+    L2  decode    and their chunks decoded
+    L3  scatter   and copied to where they belong in a batch that is used again
+    L4  loader    the same through the loader: tickets, queue, ring of buffers
+    L5  transfer  and to the device
+
+Each rung does what the one below it does and something more, so what it takes longer is the cost of
+that, and the step with the greatest cost is what limits. A rung that one above it beats was
+measured too slow: its cost is not told apart from that of the steps above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ...base import format_bytes, significant
+from ...instruments import FAILED, Interval, Record
+from ..cell import Cell, cell_ratio, inverse
+from ..table import Section, append_rows, scaled
+from .cell import (
+    COLD_MOST,
+    LOADER_COLUMNS,
+    LOADER_NEEDS,
+    MB,
+    SEED_NAMES,
+    WARM_LEAST,
+    LoaderCell,
+    cache_label,
+    cell_words,
+    cells_apart,
+    is_remote_case,
+    loader_cells,
+    read_again_of,
+    threads_in_words,
+    time_words,
+    way,
+)
+from .ladder import ladders_of
+
+
+def append_loader_csv(records: Iterable[Record], path: Path) -> None:
+    """Add a row for each case to a CSV of loader benchmarks."""
+    append_rows([cell.row for cell in loader_cells(records)], path, LOADER_COLUMNS, LOADER_NEEDS)
+
+
+def loader_sections(records: Iterable[Record]) -> list[Section]:
+    """What was read, the seed's table, a line for each case, what they say; then the ladders."""
+    records = list(records)
+    found: list[Section] = []
+    for group in _grouped(loader_cells(records)):
+        names = list(dict.fromkeys(cell.loader for cell in group))
+        where, *cores = heading(group)
+        waits = [_WAITS, *(_waits_line(cell) for cell in group)]
+        told = [*troubles(group), *comparisons(group)]
+        found += [
+            Section(where, (), cores),
+            Section("Seconds for a batch", _seed_table(group, names)),
+            Section(
+                "Speed, and what it costs; MB is 10^6 bytes",
+                [_SPEED, *(_speed_line(cell) for cell in group)],
+            ),
+            Section("Waits for single batches, and whether they were the right ones", waits, told),
+        ]
+    return found + [ladder.section() for ladder in ladders_of(records)]
+
+
+def _grouped(all_cells: Iterable[LoaderCell]) -> list[list[LoaderCell]]:
+    groups: dict[tuple[str, ...], list[LoaderCell]] = {}
+    for cell in all_cells:
+        groups.setdefault(cells_apart(cell), []).append(cell)
+    return list(groups.values())
+
+
+def heading(group: Sequence[LoaderCell]) -> list[str]:
+    """What was read, in what order, from where, on how many cores."""
+    case = group[0].case
+    words = [str(case["data"]), f"shuffle {case['shuffle']}", cache_label(group), *way(case)]
+    return [", ".join(words), *cores_lines(group[0])]
+
+
+def cores_lines(cell: Cell) -> list[str]:
+    """What the process may use of the machine, where that is less than all of it.
+
+    The seed's threads did nothing for it until it was seen that its scheduler had given it a few
+    cores only.
+    """
+    cores = (cell.environment("machine") or {}).get("cores")
+    limits = cell.environment("limits") or {}
+    allowed = [limits.get("affinity"), limits.get("cgroup_cpus")]
+    least = min((limit for limit in allowed if limit is not None), default=None)
+    if cores is None or least is None or least >= cores:
+        return []
+    told = [f"affinity {allowed[0]}"] * (allowed[0] is not None)
+    told += [f"cgroup {allowed[1]:g}"] * (allowed[1] is not None)
+    return [f"Of {cores} cores this process may use {least:g} ({', '.join(told)})"]
+
+
+def _seed_table(group: Sequence[LoaderCell], names: Sequence[str]) -> list[tuple[str, ...]]:
+    """Threads x batch down, a column for each loader."""
+    at = {(cell.batch, cell.threads, cell.loader): cell for cell in group}
+    head = ("batch", "threads", *(_named(name) for name in names))
+    lines = [head]
+    for batch, threads in dict.fromkeys((cell.batch, cell.threads) for cell in group):
+        found = [at.get((batch, threads, name)) for name in names]
+        shown = ["-" if cell is None else _seconds_or_status(cell) for cell in found]
+        lines.append((str(batch), str(threads), *shown))
+    return lines
+
+
+def _named(loader: str) -> str:
+    return f"{loader} ({SEED_NAMES[loader]})" if loader in SEED_NAMES else loader
+
+
+def _seconds_or_status(cell: LoaderCell) -> str:
+    return _seconds(cell) if cell.seconds is not None else cell.status
+
+
+def _seconds(cell: LoaderCell) -> str:
+    """With a star where they are too few."""
+    return cell_words(cell.seconds) + " *" * bool(cell.read_ahead)
+
+
+_SPEED = (
+    "batch", "threads", "loader", "s/batch", "95 %", "MB/s decoded", "stored", "samples/s",
+    "read x", "CPU s/GB", "memory", "launches", "status",
+)  # fmt: skip
+
+
+def _speed_line(cell: LoaderCell) -> tuple[str, ...]:
+    time = cell.time
+    spread = "-"
+    if time is not None and time.low is not None and time.high is not None:
+        spread = f"{significant(time.low)} - {significant(time.high)}"
+    return (
+        str(cell.batch),
+        str(cell.threads),
+        cell.loader,
+        _seconds(cell),
+        spread,
+        cell_words(scaled(cell.speed("bytes"), 1 / MB)),
+        cell_words(scaled(cell.stored_speed, 1 / MB)),
+        cell_words(cell.speed("samples")),
+        cell_words(cell.per_launch("read_amplification")),
+        cell_words(cell.per_launch("cpu_s_per_gb")),
+        "-" if cell.host_peak is None else format_bytes(cell.host_peak),
+        str(cell.launches),
+        cell.status,
+    )
+
+
+_WAITS = (
+    "batch", "threads", "loader", "first batch", "p50", "p95", "p99", "max", "batches",
+    "duplicates", "missing", "wrong",
+)  # fmt: skip
+
+
+def _waits_line(cell: LoaderCell) -> tuple[str, ...]:
+    counts = [cell.most(name) for name in ("duplicates", "missing", "wrong")]
+    return (
+        str(cell.batch),
+        str(cell.threads),
+        cell.loader,
+        time_words(cell.first_s),
+        *(time_words(cell.wait(q)) for q in (0.5, 0.95, 0.99, 1.0)),
+        str(len(cell.waits)),
+        *("-" if count is None else str(count) for count in counts),
+    )
+
+
+def troubles(group: Sequence[LoaderCell]) -> list[str]:
+    """What a reader of the numbers must know: who failed and why, and a cache that was not as
+    asked for."""
+    lines, told = [], set()
+    for cell in group:
+        if cell.status != "ok" and (cell.loader, cell.error) not in told:
+            told.add((cell.loader, cell.error))
+            lines.append(f"{cell.loader} {FAILED[cell.status]}: {cell.error}")
+    lines += [
+        f"* {cell.loader}, batch {cell.batch}, {threads_in_words(cell.threads)}: "
+        f"{100 * cell.read_ahead:.0f} % was read before it was waited for, so the waits are too "
+        "short and are not compared; more --batches tell."
+        for cell in group
+        if cell.launches and cell.read_ahead
+    ]
+    asked, shares = group[0].case["cache"], [c.per_launch("resident") for c in group]
+    known = [share for share in shares if share is not None]
+    if asked == "cold" and known and max(known) > COLD_MOST:
+        lines.append(
+            f"The cache was not cold: up to {100 * max(known):.0f} % of the data was in memory."
+        )
+    if (again := read_again_of(group)) > COLD_MOST:
+        lines.append(
+            f"Of what the batches after the first read, {100 * again:.0f} % an earlier one had "
+            "read, for a chunk holds several samples: that came from memory, however cold the "
+            "cache was."
+        )
+    if asked == "warm" and known and min(known) < WARM_LEAST:
+        lines.append(
+            f"The cache was not warm: as little as {100 * min(known):.0f} % of the data was in "
+            "memory, for it is larger than what memory is free."
+        )
+    if asked in ("cold", "warm") and not known and not is_remote_case(group[0].case):
+        lines.append("Whether the cache was as asked for is not known here.")
+    return lines
+
+
+def comparisons(group: Sequence[LoaderCell]) -> list[str]:
+    """Each other loader against the first, with the same threads and batch."""
+    lines = []
+    first = group[0].loader
+    told = [cell for cell in group if cell.launches and not cell.read_ahead]
+    for base in (cell for cell in told if cell.loader == first):
+        where = f"Batch {base.batch}, {threads_in_words(base.threads)}"
+        others = [
+            cell
+            for cell in told
+            if cell is not base and (cell.batch, cell.threads) == (base.batch, base.threads)
+        ]
+        if others and base.launches == 1:
+            lines.append(f"{where}: one launch each, not compared.")
+            continue
+        lines += [f"{where}: {_against(base, other)}." for other in others]
+    return lines
+
+
+def _against(base: LoaderCell, other: LoaderCell) -> str:
+    ratio = cell_ratio(base, other)
+    launches = f"{ratio.n} launches each"
+    if not ratio.excludes(1):
+        low, high = _ends(ratio)
+        return (
+            f"{base.loader} and {other.loader} are not distinguishable [{low}-{high}, {launches}]"
+        )
+    verb = "faster" if ratio.value > 1 else "slower"
+    if ratio.value < 1:
+        ratio = inverse(ratio)
+    low, high = _ends(ratio)
+    return (
+        f"{base.loader} is {ratio.value:.2f}x {verb} than {other.loader} [{low}-{high}, {launches}]"
+    )
+
+
+def _ends(interval: Interval) -> tuple[str, str]:
+    low, high = ("?" if end is None else f"{end:.2f}" for end in (interval.low, interval.high))
+    return low, high

@@ -1,0 +1,173 @@
+"""A report as a page: the tables, sentences and figures of a ledger, in a folder.
+
+    FOLDER/report.md        what was measured, on what, and what it says
+    FOLDER/model.csv ...    the numbers of the figures, as the benchmark wrote them
+    FOLDER/model.png ...    the figures
+
+All of it is computed from records, so a page can be made anew from its ledger, on any machine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..base import (
+    Refused,
+    UsageError,
+    begin_output,
+    check_folder,
+    check_outputs,
+    end_output,
+    for_markdown,
+    format_bytes,
+    is_written_by_us,
+    writing_output,
+)
+from ..instruments import Record, commit_of
+from .figures import model
+from .figures.loader import plot_ladders, plot_loader
+from .figures.queue import plot_queue
+from .figures.suite import plot_suite
+from .loader.ladder import ladders_of
+from .loader.report import append_loader_csv, loader_sections
+from .model import append_model_csv, model_sections
+from .queue.report import append_queue_csv, queue_sections
+from .suite import suite_sections
+from .table import Section, in_markdown
+
+PAGE = "report.md"
+
+
+class _Kind(NamedTuple):
+    """How records of some scenarios are shown."""
+
+    title: str
+    sections: Callable[[Iterable[Record]], list[Section]]
+    plot: Callable[..., list[Path]]
+    """Of a table that ``append_csv`` wrote, or where there is none of the records; and a prefix."""
+    append_csv: Callable[[Iterable[Record], Path], None] | None = None
+
+
+_KINDS = {
+    "model": _Kind(
+        "Memory and throughput of a model", model_sections, model.plot_bench,
+        append_model_csv,
+    ),
+    "loader": _Kind(
+        "Loading of batches", loader_sections, plot_loader,
+        append_loader_csv,
+    ),
+    "ladder": _Kind(
+        "What a batch has to pay for",
+        lambda r: [ladder.section() for ladder in ladders_of(r)],
+        plot_ladders,
+    ),
+    "queue": _Kind(
+        "The queue between reading and computing", queue_sections, plot_queue,
+        append_queue_csv,
+    ),
+    "train": _Kind("Training", lambda r: suite_sections(r, ()), plot_suite),
+}  # fmt: skip
+
+
+def write_page(
+    records: Sequence[Record], folder: Path, source: str, overwrite: bool, replace: bool = False
+) -> list[Path]:
+    """Write a page of the records, which came from ``source``; returns the files, the page first.
+
+    Raises `UsageError` where there is nothing to show, `Refused` for a folder that has a page.
+    """
+    shown = {
+        name: kind for name, kind in _KINDS.items() if any(r.scenario == name for r in records)
+    }
+    if "loader" in shown:  # whose sections hold the ladders
+        shown.pop("ladder", None)
+    if not shown:
+        found = ", ".join(sorted({r.scenario for r in records})) or "no records"
+        raise UsageError(f"{source} holds {found}; a report is of {', '.join(_KINDS)}")
+    page = folder / PAGE
+    if page.exists() and not overwrite:
+        raise Refused(f"{page} exists; --overwrite replaces it and its figures")
+    check_folder(folder, "--output")
+    tables = [folder / f"{name}.csv" for name, kind in shown.items() if kind.append_csv]
+    figures = [folder / f"{name}.png" for name in {*shown, "ladder"}]
+    named = [page, *tables, *figures]
+    check_outputs(*(("--output", path) for path in named), replace=replace)
+    parts, files = (
+        [f"# {for_markdown(source)}", "", *map(for_markdown, _of_machines(records))],
+        [page],
+    )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _remove_figures(page)
+        for name, kind in shown.items():
+            figures = _figures(name, kind, records, folder, replace)
+            files += [*([folder / f"{name}.csv"] if kind.append_csv else []), *figures]
+            parts += ["", f"## {kind.title}", ""]
+            parts += [f"![{figure.stem}]({figure.name})" for figure in figures]
+            parts += ["", in_markdown(kind.sections(records)).rstrip()]
+        with writing_output(page, replace=replace) as draft:
+            draft.write_text("\n".join(parts) + "\n")
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written: {error.strerror}") from error
+    return files
+
+
+def _remove_figures(page: Path) -> None:
+    """Those that an old page shows: of other records there may be fewer, or of other names."""
+    if page.exists():
+        for name in re.findall(r"!\[(\w+)\]\(\1\.png\)", page.read_text(errors="replace")):
+            figure = page.parent / f"{name}.png"
+            if is_written_by_us(figure):
+                figure.unlink(missing_ok=True)
+
+
+def _figures(
+    name: str, kind: _Kind, records: Sequence[Record], folder: Path, replace: bool
+) -> list[Path]:
+    """Those that can be drawn: where every launch failed there is none, and the table says so."""
+    own: Any = records
+    if kind.append_csv is not None:
+        own = folder / f"{name}.csv"
+        begin_output(own)
+        own.unlink(missing_ok=True)
+        kind.append_csv(records, own)
+        end_output(own)
+    measured = [r for r in records if r.scenario == name and r.ok]
+    figures = kind.plot(own, folder / name, replace) if measured else []
+    if name == "loader":
+        figures += plot_ladders(records, folder / "ladder", replace)
+    return figures
+
+
+def _of_machines(records: Sequence[Record]) -> list[str]:
+    """One line for each machine and commit that launches ran on."""
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        found.setdefault(_machine(record), []).append(record)
+    return [f"- {len(own)} launches, {_days(own)}: {where}" for where, own in found.items()]
+
+
+def _machine(record: Record) -> str:
+    block: dict[str, Any] = record.environment
+    machine, libraries = block.get("machine") or {}, block.get("libraries") or {}
+    memory = machine.get("memory_bytes")
+    words = [
+        machine.get("processor"),
+        f"{machine['cores']} cores" if machine.get("cores") else None,
+        format_bytes(memory) if memory else None,
+        *(gpu["name"] for gpu in block.get("gpus") or ()),
+        machine.get("system"),
+        *(f"{name} {libraries[name]}" for name in ("python", "torch") if libraries.get(name)),
+    ]
+    if commit := commit_of(block.get("git")):
+        words.append(f"commit {commit}")
+    return ", ".join(word for word in words if word)
+
+
+def _days(records: Sequence[Record]) -> str:
+    days = sorted({record.time[:10] for record in records})
+    return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"

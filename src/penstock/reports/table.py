@@ -1,0 +1,152 @@
+"""The kit of every table: rows and sections as text, Markdown and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..base import UsageError, for_markdown, replacing, to_cell
+
+MB = 2**20
+
+
+Row = dict[str, str]
+"""Fields of a CSV by their columns."""
+
+
+def scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
+
+
+def csv_field(value: Any) -> str:
+    if value is None or (isinstance(value, float) and not np.isfinite(value)):
+        return ""
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A benchmark's CSV as it was read."""
+
+    header: tuple[str, ...]
+    rows: list[Row]
+    torn: bool
+    """The last line lacks its end: it was cut off while it was written, and is not in ``rows``."""
+    ended: bool
+    """The last line has its newline."""
+
+
+def read_csv(path: Path, needs: Iterable[str] = ("tile_size", "batch_size")) -> Table:
+    """A benchmark's CSV, of this version, an earlier one, or the seed's own writer.
+
+    Raises `UsageError` for anything else, which is what lacks a column that it ``needs``, and for
+    a line that does not fit its header.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        lines = [line for line in csv.reader(io.StringIO(text, newline="")) if line]
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"{path} is not a CSV: {error}") from error
+    header = lines[0] if lines else []
+    if not set(needs) <= set(header) or len(set(header)) < len(header):
+        begin = text[:60].partition("\n")[0].strip()
+        raise UsageError(f"{path} is not the CSV of a benchmark: it begins with {begin!r}")
+    ended = text.endswith("\n")
+    torn = not ended and len(lines) > 1 and len(lines[-1]) < len(header)
+    rows = []
+    for number, line in enumerate(lines[1 : -1 if torn else None], 2):
+        if len(line) != len(header):
+            raise UsageError(
+                f"{path}, line {number}: {len(line)} fields under a header of {len(header)}; "
+                "mend or move the file"
+            )
+        rows.append(dict(zip(header, line, strict=True)))
+    return Table(tuple(header), rows, torn, ended)
+
+
+def append_rows(
+    rows: Sequence[Row], path: Path, columns: tuple[str, ...], needs: Iterable[str]
+) -> None:
+    """Add rows to a benchmark's CSV, which has the columns that it ``needs`` or is not one.
+
+    Under our header rows are appended in one write. A file with another header, the seed's or an
+    earlier version's, is rewritten beside itself and renamed over: our columns first, then its
+    own, no row lost. Raises `UsageError`, and touches nothing, where ``path`` is something else.
+    """
+    rows = [{name: to_cell(value) for name, value in row.items()} for row in rows]
+    path = path.resolve()  # of a link, the file behind it is replaced
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        old = read_csv(path, needs) if path.exists() and path.stat().st_size else None
+        if old is None:
+            _replace(path, columns, rows)
+        elif old.torn or not set(columns) <= set(old.header):
+            more = tuple(name for name in old.header if name not in columns)
+            _replace(path, columns + more, [*old.rows, *rows])
+        else:
+            with path.open("ab", buffering=0) as file:
+                file.write(("" if old.ended else "\n").encode() + _lines(old.header, rows))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _lines(header: Sequence[str], rows: Iterable[Row], head: bool = False) -> bytes:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, header, restval="", lineterminator="\n")
+    if head:
+        writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()
+
+
+def _replace(path: Path, header: Sequence[str], rows: Iterable[Row]) -> None:
+    with replacing(path) as draft:
+        draft.write_bytes(_lines(header, rows, head=True))
+
+
+class Section(NamedTuple):
+    """A piece of a report: what it is of, a table whose first line is its header, sentences."""
+
+    title: str
+    table: Sequence[Sequence[str]] = ()
+    told: Sequence[str] = ()
+
+
+def without_empty(table: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Less the columns that nobody has a value for: under their heads are dashes alone."""
+    kept = [c for c in zip(*table, strict=True) if any(text != "-" for text in c[1:])]
+    return list(zip(*kept, strict=True))
+
+
+def in_text(sections: Iterable[Section]) -> list[str]:
+    """For a terminal."""
+    lines: list[str] = []
+    for title, table, told in sections:
+        lines += [title, ""]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        for line in table:
+            fields = [text.rjust(width) for text, width in zip(line, widths, strict=True)]
+            lines.append("  " + "  ".join(fields).rstrip())
+        lines += [""] * bool(table) + [f"- {line}" for line in told] + [""] * bool(told)
+    return lines[:-1]
+
+
+def in_markdown(sections: Iterable[Section]) -> str:
+    """For a page."""
+    blocks = []
+    for title, table, told in sections:
+        blocks.append(f"**{for_markdown(title)}**")
+        if table:
+            head, *body = (f"| {' | '.join(map(for_markdown, line))} |" for line in table)
+            blocks.append("\n".join([head, "|" + "---:|" * len(table[0]), *body]))
+        if told:
+            blocks.append("\n".join(f"- {for_markdown(line)}" for line in told))
+    return "\n\n".join(blocks) + "\n"

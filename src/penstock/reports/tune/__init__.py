@@ -1,0 +1,1 @@
+"""Settings recommended from records."""

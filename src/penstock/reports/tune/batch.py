@@ -1,0 +1,131 @@
+"""The smallest batch that keeps a device fed, from a suite."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...base import format_bytes, format_seconds, significant
+from ..loader.cell import LoaderCell
+from .loader import Advice, Reading, recommend_loader, spread
+from .loader import Goal as Feeding
+
+
+def step_of(batch: int, steps: Mapping[int, float]) -> tuple[float, int]:
+    """Seconds of a step, and the batch for which they were told: this one or the next larger.
+
+    Of a smaller batch it is the share. A real step hardly takes less, since what it costs whatever
+    the batch is does not shrink; so what feeds this one feeds that. Of a larger batch nothing is
+    claimed.
+
+    >>> step_of(8, {4: 0.05, 16: 0.2})
+    (0.1, 16)
+    """
+    told = min(size for size in steps if size >= batch)
+    return steps[told] * batch / told, told
+
+
+@dataclass(frozen=True)
+class Batches:
+    """How batches of one size came, and what a loader of them takes."""
+
+    goal: Feeding
+    told_for: int
+    """The batch whose step was told: this one, or one of which this takes its share."""
+    told_s: float
+    batch_bytes: int
+    memory: Mapping[int, int]
+    """Bytes that a loader takes in all, by its queue; of those queues that fit."""
+    reads: Sequence[Reading]
+
+    @property
+    def fastest(self) -> Reading:
+        return min(self.reads, key=lambda reading: reading.interval.value)
+
+    @property
+    def behind(self) -> float:
+        """How many times too slow reading alone is; below 1 where it is fast enough."""
+        return self.fastest.interval.value / self.goal.most_s
+
+    def advice(self, rungs: Mapping[str, LoaderCell] | None = None) -> Advice:
+        return recommend_loader(self.reads, self.goal, list(self.memory), self.batch_bytes, rungs)
+
+
+def recommend_batch(
+    tried: Sequence[Batches], rungs: Mapping[str, LoaderCell] | None = None
+) -> Advice:
+    """The smallest batch that is fed, with the fewest workers and then the shallowest queue.
+
+    Where none is, why not: of the batch that comes nearest, by whose ladder the ceiling is told.
+    """
+    tried = sorted(tried, key=lambda batches: batches.batch_bytes)
+    for number, batches in enumerate(tried):
+        advice = batches.advice()
+        if advice.settings is not None:
+            queue = advice.settings["queue"]
+            own = (queue + 1) * batches.batch_bytes
+            memory = (
+                f"In all the loader takes {format_bytes(batches.memory[queue])} of memory: the "
+                f"batches and {format_bytes(batches.memory[queue] - own)} of scratch."
+            )
+            more = (memory, *_share(batches), *_smaller(tried[:number]))
+            return Advice(advice.settings, (*advice.sentences, *more))
+    nearest = nearest_of(tried)
+    sentences = (*nearest.advice(rungs).sentences, *_share(nearest))
+    if len(tried) > 1:
+        others = [_not_fed(batches) for batches in tried if batches is not nearest]
+        batch = nearest.goal.batch
+        first = f"None of {len(tried)} batch sizes is fed; batches of {batch} come nearest."
+        sentences = (first, *sentences, f"Of the others: {'; '.join(others)}.")
+    return Advice(None, sentences)
+
+
+def nearest_of(tried: Sequence[Batches]) -> Batches:
+    """The one that is least behind, of those alike the smallest."""
+    return min(tried, key=lambda batches: (batches.behind, batches.batch_bytes))
+
+
+def _share(batches: Batches) -> list[str]:
+    goal = batches.goal
+    if goal.batch == batches.told_for:
+        return []
+    said = (
+        f"A step of a batch of {goal.batch} is taken to last {format_seconds(goal.step_s)}, its "
+        f"share of the {format_seconds(batches.told_s)} of {batches.told_for}; a real one hardly "
+        "lasts less. Measure it, and tell it as "
+        f"--step-time {goal.batch}=SECONDS {batches.told_for}={batches.told_s:g}."
+    )
+    return [said]
+
+
+def _smaller(unfed: Sequence[Batches]) -> list[str]:
+    if not unfed:
+        return []
+    return [f"Smaller batches are not fed: {'; '.join(_not_fed(batches) for batches in unfed)}."]
+
+
+def _not_fed(batches: Batches) -> str:
+    """Of one batch size, by how much."""
+    fastest, goal = batches.fastest, batches.goal
+    found = (
+        f"one of {goal.batch} comes every {spread(fastest.interval)} with {fastest.workers} "
+        f"worker{'s' * (fastest.workers != 1)} at best, and {format_seconds(goal.most_s)} is needed"
+    )
+    if batches.behind > 1:
+        return f"{found}, {significant(batches.behind)} times too slow"
+    return f"{found}, but too unevenly for a queue of {max(batches.memory)}"
+
+
+def flags_of(settings: Mapping[str, Any], step_s: float, data: str) -> list[str]:
+    """Command lines that take the settings of a loader: one trains, one checks what was said."""
+    batch, workers, queue = (settings[name] for name in ("batch_size", "workers", "queue"))
+    train = f"--batch-size {batch} --num-workers {workers} --prefetch-factor {queue}"
+    bench = f"--batch-size {batch} --workers {workers} --queue-sizes {queue}"
+    if "missing" in settings:
+        bench += f" --missing {settings['missing']}"
+    return [
+        f"penstock train emulator {train}",
+        f"penstock bench queue {shlex.quote(data)} {bench} --compute-time {step_s:g}",
+    ]

@@ -1,0 +1,349 @@
+"""Tuning: from the cells of a sweep to settings that a job takes, each with its reasons.
+
+    latency      the smallest median time of a step
+    throughput   the smallest tile x batch on the plateau: what is within 5 % of the best in useful
+                 pixels per second, or cannot be told from it
+    training     the most useful pixels per second of whole steps; batches that were asked for and
+                 do not fit are made of several steps
+
+Only a case whose every launch was ok is chosen, and only one whose peak leaves the margin free.
+A peak or a memory that is not known supports no claim, and the sentence says so.
+
+And of a loader the smallest batch that keeps the accelerator fed: `loader_tune` says of one batch
+which workers and which queue do, or why none does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from ...base import UsageError, format_bytes, format_count, format_seconds, writing_output
+from ...bench import pixels_of
+from ...instruments import Record
+from ..cell import VARIANTS, Cell, cell_ratio, model_cells, speed_up
+
+Goal = Literal["latency", "throughput", "training"]
+
+PLATEAU = 0.05
+"""What is less than this below the best is as good, and takes less memory."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One case for one goal."""
+
+    goal: Goal
+    cell: Cell
+    settings: dict[str, Any]
+    """What a job is told in YAML."""
+    sentence: str
+    """Why, with n and interval."""
+
+    @property
+    def model(self) -> str:
+        return str(self.cell.case["model"])
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What a sweep supports."""
+
+    choices: tuple[Choice, ...]
+    """For each model one of latency and one of throughput, or one of training."""
+    notes: tuple[str, ...] = ()
+    """What was left out, and why."""
+
+    @property
+    def lines(self) -> list[str]:
+        return [choice.sentence for choice in self.choices] + list(self.notes)
+
+
+def recommend(
+    records: Iterable[Record], budget_bytes: int | None = None, margin: float = 0.1
+) -> Recommendation:
+    """Choices for each model, mode, device and machine of the records.
+
+    ``margin`` is the share of memory that stays free: of ``budget_bytes``, else of the budget that
+    the case ran under, else of all that the device (or, on a CPU, the host) has.
+    """
+    sweeps: dict[tuple[Any, ...], list[Cell]] = {}
+    for cell in model_cells(records):
+        names = (cell.case.get(name) for name in ("model", "mode", "device", "weights"))
+        sweeps.setdefault((*names, cell.environment("machine_key")), []).append(cell)
+    choices: list[Choice] = []
+    notes: list[str] = []
+    for about, sweep in sweeps.items():
+        left, noted = _candidates(sweep, ceiling := Ceiling(budget_bytes, margin))
+        prefix = f"{', '.join(about[:3])}: " if len(sweeps) > 1 else ""
+        notes += [prefix + note for note in noted]
+        if left:
+            if sweep[0].case["mode"] == "train":
+                choices.append(_for_training(left, max(cell.batch for cell in sweep), ceiling))
+            else:
+                choices += _for_inference(left, ceiling)
+    return Recommendation(tuple(choices), tuple(notes))
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """What a peak must stay below."""
+
+    budget: int | None
+    margin: float
+
+    def memory(self, cell: Cell) -> int | None:
+        """The bytes that there are for a cell; None where nobody knows."""
+        if self.budget or cell.case.get("budget"):
+            return self.budget or int(cell.case["budget"])
+        if cell.case["device"] == "cpu":
+            machine = (cell.environment("machine") or {}).get("memory_bytes")
+            limited = (cell.environment("limits") or {}).get("cgroup_memory_bytes")
+            known = [machine, limited]
+        elif (told := cell.fact("device_memory")) is not None:
+            known = [told]
+        else:  # of an older ledger, the smallest card: the driver may count them in another order
+            known = [gpu.get("memory_bytes") for gpu in cell.environment("gpus") or []]
+        return min((size for size in known if size is not None), default=None)
+
+    def holds(self, cell: Cell) -> bool | None:
+        """Whether the peak leaves the margin free; None where either is not known."""
+        memory = self.memory(cell)
+        if memory is None or cell.memory is None:
+            return None
+        return cell.memory <= (1 - self.margin) * memory
+
+    def said(self, cell: Cell) -> str:
+        share = f"{100 * (1 - self.margin):.3g} % of"
+        return f"{share} {format_bytes(self.memory(cell) or 0)}"
+
+
+def _candidates(sweep: Sequence[Cell], ceiling: Ceiling) -> tuple[list[Cell], list[str]]:
+    """The cells to choose from, and sentences on those that were left out."""
+    left = [cell for cell in sweep if cell.status == "ok"]
+    reasons = {"a launch failed": [cell for cell in sweep if cell.status != "ok"]}
+
+    def leave_out(reason: str, out: Callable[[Cell], bool]) -> None:
+        reasons[reason] = [cell for cell in left if out(cell)]
+        left[:] = [cell for cell in left if not out(cell)]
+
+    if sweep[0].case["mode"] != "train":
+        leave_out(
+            "penstock infer keeps weights in float32",
+            lambda cell: cell.case.get("dtype", "float32") != "float32",
+        )
+    leave_out("on the cliff by allocator retries", lambda cell: bool(cell.peak("alloc_retries")))
+    least = min(left, key=lambda cell: cell.memory or 0, default=None)
+    if least is not None:
+        peak = f"the peak is above {ceiling.said(least)}"
+        leave_out(peak, lambda cell: ceiling.holds(cell) is False)
+    notes = [
+        f"Left out, {reason}: {'; '.join(cell.name for cell in out)}."
+        for reason, out in reasons.items()
+        if out
+    ]
+    if not left:
+        notes.append("No case is left to recommend.")
+        if least is not None:
+            notes[-1] += f" The least peak is {format_bytes(least.memory or 0)} ({least.name})."
+    return left, notes
+
+
+def _for_inference(left: Sequence[Cell], ceiling: Ceiling) -> list[Choice]:
+    fast = min(left, key=_seconds)
+    alike = sum(1 for cell in left if cell is not fast and not _slower(fast, cell))
+    why = f"the shortest step of {_cases(len(left))}"
+    if alike:
+        why += f", not distinguishable from {alike} other{'s' * (alike > 1)}"
+    latency = Choice(
+        "latency", fast, infer_settings(fast), _sentence("latency", fast, why, ceiling)
+    )
+
+    best = max(left, key=_rate)
+    plateau = [cell for cell in left if _on_plateau(cell, best)]
+    small = min(plateau, key=lambda cell: (pixels_of(cell.tile) * cell.batch, cell.memory or 0))
+    why = f"the most of {_cases(len(left))}"
+    if small is not best:
+        why = (
+            f"the smallest of {_cases(len(plateau))} on the plateau, "
+            f"whose best is {best.name} with {format_count(_rate(best))}"
+        )
+    throughput = Choice(
+        "throughput", small, infer_settings(small), _sentence("throughput", small, why, ceiling)
+    )
+    return [latency, throughput]
+
+
+def _for_training(left: Sequence[Cell], largest: int, ceiling: Ceiling) -> Choice:
+    """Of several steps where ``largest``, the batch that was asked for, does not fit."""
+    best = max(left, key=_rate)
+    steps = math.ceil(largest / best.batch)
+    why = f"the most of {_cases(len(left))}"
+    if steps > 1:
+        why += f", and {steps} accumulated steps make a batch of {steps * best.batch}"
+    sentence = _sentence("training", best, why, ceiling)
+    return Choice("training", best, train_settings(best, steps), sentence)
+
+
+def _seconds(cell: Cell) -> float:
+    assert cell.time is not None
+    return cell.time.value
+
+
+def _rate(cell: Cell) -> float:
+    return cell.rate("useful_pixels") or 0.0
+
+
+def _on_plateau(cell: Cell, best: Cell) -> bool:
+    if _rate(cell) >= (1 - PLATEAU) * _rate(best):
+        return True
+    gain = speed_up(cell_ratio(best, cell), best, cell, "useful_pixels")
+    return gain is not None and gain.low is not None and not gain.excludes(1)
+
+
+def _slower(a: Cell, b: Cell) -> bool:
+    """Whether ``b`` takes longer. One launch is never compared: then the numbers stand alone."""
+    time = cell_ratio(a, b)
+    return time.low is None or time.excludes(1)
+
+
+def _sentence(goal: Goal, cell: Cell, why: str, ceiling: Ceiling) -> str:
+    time, rate = cell.time, cell.rate("useful_pixels")
+    assert time is not None
+    spread = f"{cell.launches} launch{'es' * (cell.launches != 1)}"
+    if time.low is not None and time.high is not None:
+        spread = f"{format_seconds(time.low)} - {format_seconds(time.high)}, {spread}"
+    useful = "useful pixels" if cell.case.get("halo") else "pixels"
+    speed = f", {format_count(rate)} {useful} per second" if rate else ""
+    memory = "nothing is known of its memory, so nothing is said of the margin"
+    if ceiling.holds(cell):
+        memory = f"its peak, {format_bytes(cell.memory or 0)}, is within {ceiling.said(cell)}"
+    elif cell.memory is not None:
+        memory = f"its peak is {format_bytes(cell.memory)}, of a memory whose size is not known"
+    return (
+        f"For {goal}: {cell.case['model']}, tile {cell.name}: "
+        f"{format_seconds(time.value)} a step [{spread}]{speed}: {why}; {memory}.{_doubt(cell)}"
+    )
+
+
+def _doubt(cell: Cell) -> str:
+    """What stands against relying on a winner."""
+    doubts = []
+    if cell.launches == 1:
+        doubts.append("it was measured in one launch, and another may differ")
+    if unsettled := sum(record.warmup.settled is False for record in cell.measured):
+        of = f"{cell.launches} launch{'es' * (cell.launches != 1)}"
+        doubts.append(f"it was still unsteady after warm-up in {unsettled} of {of}")
+    return f" But {', and '.join(doubts)}: measure again before relying on it." if doubts else ""
+
+
+def infer_settings(cell: Cell) -> dict[str, Any]:
+    """The case in the words of ``penstock infer``, whose overlap is the halos of two neighbours."""
+    case = cell.case
+    amp = "off" if not case.get("amp") else "fp16" if "cuda" in case["device"] else "bf16"
+    settings = {
+        "model_type": case["model"],
+        "weights": case.get("weights"),
+        "in_channels": case.get("channels"),
+        "patch": cell.fact("tile_shape") or [int(side) for side in cell.tile.split("x")],
+        "overlap": 2 * case.get("halo", 0),
+        "batch": cell.batch,
+        "devices": [case["device"]],
+        "amp": amp,
+        "tf32": case.get("tf32"),
+        "compile": case.get("compile", False),
+        "threads": case.get("threads"),
+    }
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def train_settings(cell: Cell, grad_accum_steps: int) -> dict[str, Any]:
+    """The case in the words of ``penstock train pairs``."""
+    case = cell.case
+    settings = {
+        "model": case["model"],
+        "weights": case.get("weights"),
+        "channels": case.get("channels"),
+        "tile_size": int(cell.tile) if cell.tile.isdigit() else cell.tile,
+        "batch_size": cell.batch,
+        "grad_accum_steps": grad_accum_steps,
+        "device": case["device"].partition(":")[0],
+        **{name: case.get(name) for name in ("dtype", *VARIANTS)},
+    }
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+_USE = {
+    "training": "penstock train pairs --config {file} --in-spec INPUT --target-spec TARGET",
+    "throughput": "penstock infer --config {file} --in-spec INPUT --out-spec OUTPUT",
+}
+"""How the settings of a file, those of its last choice, are used."""
+
+
+def write_model_yaml(
+    recommendation: Recommendation, path: Path, replace: bool = False
+) -> list[Path]:
+    """Write the settings of each model, the reasons as comments; returns what was written.
+
+    A file's settings are those for throughput or for training. Those for latency stand below
+    them as comments. With several models ``bench.yaml`` becomes ``bench_MODEL.yaml`` for each.
+    """
+    sweeps: dict[tuple[str, ...], list[Choice]] = {}
+    for choice in recommendation.choices:
+        sweeps.setdefault(_sweep_of(choice.cell.case), []).append(choice)
+    varying = [len(set(values)) > 1 for values in zip(*sweeps, strict=True)]
+    written = []
+    for sweep, choices in sweeps.items():
+        file = _named(path, itertools.compress(sweep, varying))
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            use = f"# {_USE[choices[-1].goal].format(file=file.name)}\n"
+            with writing_output(file, replace=replace) as draft:
+                draft.write_text(use + _document(choices), encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"--recommend {file} cannot be written: {error.strerror}") from error
+        written.append(file)
+    return written
+
+
+def settings_files(cases: Iterable[Mapping[str, Any]], path: Path) -> list[Path]:
+    """Every file that `write_model_yaml` may write, whichever of the cases fail."""
+    parts = {
+        part
+        for sweep in set(map(_sweep_of, cases))
+        for size in range(len(sweep) + 1)
+        for part in itertools.combinations(sweep, size)
+    }
+    return sorted({_named(path, part) for part in parts})
+
+
+def _sweep_of(case: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(str(case[name]) for name in ("model", "mode", "device"))
+
+
+def _named(path: Path, parts: Iterable[str]) -> Path:
+    part = "".join(f"_{name}" for name in parts)
+    return path.with_name(path.stem + re.sub(r"[^\w.-]+", "_", part) + path.suffix)
+
+
+def _document(choices: Sequence[Choice]) -> str:
+    """The last choice as settings and those before it as comments, each under its sentence."""
+    parts: list[str] = []
+    for choice in reversed(choices):
+        reason = textwrap.fill(choice.sentence, 98, initial_indent="# ", subsequent_indent="# ")
+        settings = yaml.safe_dump(choice.settings, sort_keys=False)
+        aside = textwrap.indent(settings, "# ") if parts else settings
+        parts.append(f"{reason}\n{aside}")
+    return "\n".join(parts)
+
+
+def _cases(count: int) -> str:
+    return f"{count} case{'s' * (count != 1)}"

@@ -1,0 +1,181 @@
+"""What to make of a scaling study: good or poor, why, whether quality stayed, who holds up whom.
+
+The seed calls scaling good above 85 % within a node and above 75 % across nodes, and poor below
+70 %. It takes the whole interval to be sure, and so more than one run of a size. A cause is named
+where the phases of steps show it, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from ..base import format_seconds, significant
+from ..instruments import CONFIDENCE, Interval
+from .intervals import difference, why_none
+from .straggler import WAIT, phases_of, share, straggler
+from .study import Configuration, Point, Study, TrainingRun
+from .tables import label
+
+GOOD_IN_NODE, GOOD_ACROSS, POOR = 0.85, 0.75, 0.70
+IMPLAUSIBLE = 1.1
+"""More devices than the baseline's with an efficiency above this are doubted, not called good."""
+NOTABLE = 0.10
+"""A phase that takes a smaller part of a step explains no poor scaling."""
+
+
+def exposed(configuration: Configuration) -> float | None:
+    """The part of all steps that waits for the sum over ranks; None where nothing measured it."""
+    return share(configuration.runs, WAIT)
+
+
+def interval_text(interval: Interval, factor: float, digits: int) -> str:
+    if interval.low is None or interval.high is None:
+        return "-"
+    return f"{factor * interval.low:.{digits}f}-{factor * interval.high:.{digits}f}"
+
+
+def advice(study: Study) -> Iterator[str]:
+    """One sentence for each configuration beside the baseline."""
+    for point in study.points[1:]:
+        name, value = label(point.at.first), 100 * point.efficiency.value
+        across = (point.at.nodes or 1) > 1
+        bound = GOOD_ACROSS if across else GOOD_IN_NODE
+        where = "across nodes" if across else "in a node"
+        told = f"{name}: {value:.1f} % of linear {_basis(study, point)}"
+        if point.at.devices > study.base.devices and point.efficiency.value > IMPLAUSIBLE:
+            yield (
+                f"{told}, more than devices can give, but for caches: see whether the runs did the "
+                "same work."
+            )
+        elif point.efficiency.value > bound:
+            sure = _surely(point.efficiency, bound, math.inf)
+            yield f"{told}, above the {100 * bound:.0f} % that is good {where}{sure}."
+        elif point.efficiency.value < POOR:
+            sure = _surely(point.efficiency, -math.inf, POOR)
+            yield f"{told}, below {100 * POOR:.0f} %, which is poor{sure}: {_causes(study, point)}."
+        else:
+            sure = _surely(point.efficiency, POOR, bound)
+            yield f"{told}, neither good (above {100 * bound:.0f} % {where}) nor poor{sure}."
+
+
+def _surely(interval: Interval, least: float, most: float) -> str:
+    """Words for an interval that is not known, or not as a whole within bounds."""
+    if interval.low is None or interval.high is None:
+        return ", though not surely"
+    return "" if least <= interval.low and interval.high <= most else ", though not surely"
+
+
+def _basis(study: Study, point: Point) -> str:
+    text = interval_text(point.efficiency, 100, 1)
+    if text == "-":
+        return f"[{why_none(point.efficiency)}]"
+    ours, base = len(point.at.runs), len(study.base.runs)
+    runs = f"{ours} runs each" if ours == base else f"{ours} and {base} runs"
+    return f"[{text} %, {runs}]"
+
+
+def _causes(study: Study, point: Point) -> str:
+    """What the phases show, the largest first."""
+    here, base = phases_of(point.at.runs), phases_of(study.base.runs)
+    if not here:
+        return "nothing here tells why, for no phases of steps were measured"
+    found: list[tuple[float, str]] = []
+    communication = exposed(point.at) or 0.0
+    if communication >= NOTABLE:
+        computing = share(point.at.runs, "forward", "backward") or 0.0
+        told = f"the sum over ranks holds up {communication:.0%} of a step (network, stragglers)"
+        if communication > computing:
+            told += f", more than the {computing:.0%} of computing: the model or batch is small"
+        found.append((communication, told))
+    waiting = share(point.at.runs, "data_wait") or 0.0
+    if waiting >= NOTABLE:
+        told = f"steps wait for data for {waiting:.0%} of their time; raise --num-workers"
+        found.append((waiting, told))
+    if (slower := _slower(study, point, here, base)) is not None and slower >= 1 + NOTABLE:
+        batch = point.at.first.batch
+        if study.kind == "strong":
+            why = f"a batch of {batch} on a device is small"
+        else:
+            why = "the devices share something, such as cores, memory or power"
+        told = f"computing takes {significant(slower)} times as long a sample; {why}"
+        found.append((1 - 1 / slower, told))
+    if not found:
+        return "no phase that was measured explains it"
+    return "; ".join(told for _, told in sorted(found, reverse=True))
+
+
+def _slower(
+    study: Study, point: Point, here: dict[str, float], base: dict[str, float]
+) -> float | None:
+    """Device seconds of computing a sample, over those of the baseline."""
+    samples, base_samples = point.at.first.work, study.base.first.work
+    names = ("forward", "backward")
+    own, before = (sum(phases.get(name, 0.0) for name in names) for phases in (here, base))
+    if not (samples and base_samples and own and before):
+        return None
+    per_sample = own * point.at.devices / samples
+    return per_sample / (before * study.base.devices / base_samples)
+
+
+_SCORES: tuple[tuple[str, Callable[[TrainingRun], float | None]], ...] = (
+    ("validation loss", lambda run: run.scored(run.val_loss)),
+    ("validation accuracy", lambda run: run.scored(run.val_acc)),
+)
+
+
+def quality(study: Study) -> Iterator[str]:
+    """Whether more devices trained as well, by each score that every configuration has."""
+    for name, value in _SCORES:
+        by_point = [point.at.known(value) for point in study.points]
+        if len(by_point) > 1 and all(by_point):
+            yield _same(name, by_point, [label(point.at.first) for point in study.points])
+
+
+def _same(name: str, scores: Sequence[Sequence[float]], labels: Sequence[str]) -> str:
+    flat = [score for own in scores for score in own]
+    range_ = f"{name.capitalize()} is {min(flat):.4f} to {max(flat):.4f} over {len(flat)} runs"
+    # Of many sizes one differs by chance; so all intervals together hold 95 %, and each more.
+    each = 1 - (1 - CONFIDENCE) / (len(scores) - 1)
+    alike, differing, unknown = list[str](), list[str](), dict[str, list[str]]()
+    for own, where in zip(scores[1:], labels[1:], strict=True):
+        apart = difference(scores[0], own, each)
+        if apart.low is None or apart.high is None:
+            unknown.setdefault(why_none(apart), []).append(where)
+        else:
+            (differing if apart.excludes(0) else alike).append(
+                f"{where} by {apart.value:+.4f} [{apart.low:+.4f} to {apart.high:+.4f}, "
+                f"{len(own)} and {len(scores[0])} runs]"
+            )
+    told = [range_]
+    if differing:
+        told.append(f"it differs from that of {labels[0]}: {', '.join(differing)}")
+    elif alike:
+        told.append(f"no difference from {labels[0]} is shown: {', '.join(alike)}")
+    for why, of in unknown.items():
+        which = f" of {', '.join(of)}" if len(of) < len(scores) - 1 else ""
+        told.append(f"what chance does to it is not known{which} [{why}]")
+    return f"{'; '.join(told)}."
+
+
+def rank_lines(study: Study) -> Iterator[str]:
+    """What ranks of a run tell about one another."""
+    for point in study.points:
+        for run in point.at.runs:
+            if len(run.rank_seconds) > 1 and len(set(run.rank_seconds)) > 1:
+                low, high = min(run.rank_seconds), max(run.rank_seconds)
+                yield (
+                    f"Job {run.job}: {len(run.rank_seconds)} ranks took {low:.2f} to {high:.2f} s; "
+                    "the slowest counts."
+                )
+            if (found := straggler(run)) is not None:
+                where = f" on {found.host}" if found.host else ""
+                spread = f", MAD {format_seconds(found.spread)}" if found.spread is not None else ""
+                steps = found.excess.n
+                of = f"median of {steps}{spread}" if steps > 1 else "by medians over its steps"
+                yield (
+                    f"Job {run.job}: rank {found.rank}{where} holds the others up: "
+                    f"{format_seconds(found.excess.value)} a step more work of its own "
+                    f"({of}), and the shortest wait for the sum, "
+                    f"{format_seconds(found.wait)} against {format_seconds(found.others_wait)}."
+                )

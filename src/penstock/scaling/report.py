@@ -1,0 +1,304 @@
+"""What a scaling study says: our table and sentences beside the seed's tables, CSV and a page.
+
+Every sentence is computed, with the number of runs and the interval behind it. Scaling is called
+good or poor by the seed's bounds; the causes of poor scaling are named only where phases that were
+measured show them.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from ..base import for_code_block, format_seconds, significant, to_cell
+from ..base import for_markdown as markdown_of
+from ..instruments import Interval
+from ..reports import Section, csv_field, in_markdown, without_empty
+from .advice import advice, exposed, interval_text, quality, rank_lines
+from .intervals import why_none
+from .laws import Amdahl, Usl
+from .study import Point, Study, TrainingRun, differences
+from .tables import (
+    counted,
+    diverged,
+    fixed,
+    label,
+    results_table,
+    run_mark,
+    speedup_table,
+    summary_table,
+)
+
+COLUMNS = tuple(
+    "kind devices nodes runs seconds speedup speedup_low speedup_high efficiency efficiency_low "
+    "efficiency_high karp_flatt karp_flatt_low karp_flatt_high samples_per_s seconds_per_epoch "
+    "device_hours_per_epoch exposed_communication val_loss val_acc status".split()
+)
+RUN_COLUMNS = tuple(
+    "source job name status restarts devices nodes device seconds epochs planned_epochs "
+    "seconds_per_epoch samples batch global_batch steps val_loss val_acc diverged".split()
+)
+
+_KINDS = {
+    "strong": "Strong scaling",
+    "weak": "Weak scaling",
+    "hybrid": "Hybrid scaling",
+    "undetermined": "Scaling of an undetermined kind",
+}
+
+
+def scaling_sections(study: Study, asked: bool = False) -> list[Section]:
+    """A table and sentences. ``asked``: the baseline was asked for."""
+    told = [*_kind_lines(study, asked), *_law_lines(study), *advice(study)]
+    told += [*quality(study), *rank_lines(study)]
+    return [Section(_KINDS[study.kind], _table(study), told)]
+
+
+def _table(study: Study) -> list[tuple[str, ...]]:
+    hours = f"{study.base.first.unit} h"
+    head = ("configuration", "runs", "time", "speed-up", "95 %", "efficiency", "95 %")
+    lines = [(*head, "samples/s", "Karp-Flatt", f"{hours} an epoch", "exposed sum")]
+    for point in study.points:
+        lines.append(
+            (
+                label(point.at.first),
+                str(len(point.at.runs)),
+                format_seconds(point.at.seconds),
+                f"{point.speedup.value:.4f}",
+                interval_text(point.speedup, 1, 3),
+                f"{100 * point.efficiency.value:.2f} %",
+                interval_text(point.efficiency, 100, 1),
+                _shown(point.throughput, significant),
+                "-" if point.karp_flatt is None else f"{point.karp_flatt.value:.6f}",
+                _shown(point.device_hours, significant),
+                _shown(exposed(point.at), lambda share: f"{share:.1%}"),
+            )
+        )
+    return without_empty(lines)
+
+
+def _shown(value: float | None, form: Callable[[float], str]) -> str:
+    return "-" if value is None else form(value)
+
+
+def _kind_lines(study: Study, asked: bool) -> list[str]:
+    first, last = study.base.first, study.points[-1].at.first
+    lines = []
+    runs = [run for point in study.points for run in point.at.runs]
+    samples, more = f"{first.work or 0:,}", f"{last.work or 0:,}"
+    batches = f"the global batch grows from {first.global_batch} to {last.global_batch}"
+    if study.kind == "strong":
+        lines.append(
+            f"The {samples} samples of an epoch and the global batch of {first.global_batch} stay; "
+            f"a device's batch falls from {first.batch} to {last.batch}."
+        )
+    elif study.kind == "weak":
+        lines.append(
+            f"A device's batch of {first.batch} stays and the samples of an epoch grow from "
+            f"{samples} to {more}; speed-up is of samples a second."
+        )
+    elif study.kind == "hybrid":
+        lines.append(
+            f"The {samples} samples of an epoch and a device's batch of {first.batch} stay; "
+            f"{batches}, so an epoch has fewer steps and the training is another."
+        )
+    elif len(study.points) == 1:
+        lines.append(f"All runs are of {label(first)}: there is nothing to compare them with.")
+    elif all(run.shape_known for run in runs):
+        lines.append(
+            "What was done differs in more than the devices, as it was asked to: "
+            f"{_shape(first)}, and {_shape(last)}. Speed-up is of time alone, whatever was done in "
+            "it."
+        )
+    else:
+        lines.append(
+            "The logs do not tell batch and samples of every run, so weak and strong scaling "
+            "cannot be told apart; the work is taken to be the same."
+        )
+    lines += [f"These runs differ: {told}." for told in differences(runs)]
+    if asked:
+        lines.append(f"All is relative to {counted(first)}, as was asked for.")
+    elif study.base.devices > 1:
+        lines.append(
+            f"There is no complete run of 1 device: all is normalised to {study.base.devices}, "
+            "the fewest there are."
+        )
+    return lines
+
+
+def _shape(run: TrainingRun) -> str:
+    return (
+        f"{run.work or 0:,} samples an epoch, {run.batch} a batch and device ({run.global_batch} "
+        f"in all) on {counted(run)}"
+    )
+
+
+def _law_lines(study: Study) -> list[str]:
+    lines = list(_share_lines(study))
+    if isinstance(study.amdahl, Amdahl):
+        serial, most = study.amdahl.serial, significant(study.amdahl.most)
+        lines.append(
+            f"Amdahl: a serial share of {serial.value:.6f}{_in_brackets(serial)}, so at most "
+            f"{most}x on any number of devices, if nothing but that share holds them up."
+            if serial.value > 0
+            else f"Amdahl: no serial share{_in_brackets(serial)}."
+        )
+    else:
+        lines.append(f"{study.amdahl}.")
+    if isinstance(study.usl, Usl):
+        law = study.usl
+        lines.append(
+            f"USL: sigma {law.sigma.value:.6f}{_in_brackets(law.sigma)}, kappa "
+            f"{law.kappa.value:.6f}{_in_brackets(law.kappa)}: {_turn(study, law.peak)}."
+        )
+    else:
+        lines.append(f"{study.usl[:1].upper()}{study.usl[1:]}.")
+    return lines
+
+
+def _share_lines(study: Study) -> Iterator[str]:
+    """What the Karp-Flatt share does as devices are added, as far as its interval tells."""
+    rise = study.rise
+    if rise is None:
+        return
+    shares = [(p.at.devices, p.karp_flatt.value) for p in study.points if p.karp_flatt is not None]
+    (few, first), (many, last) = shares[0], shares[-1]
+    text = f"The Karp-Flatt share is {first:.6f} on {few} devices and {last:.6f} on {many}"
+    if rise.low is None or rise.high is None:
+        yield f"{text}; whether it changes is not known [{why_none(rise)}]."
+        return
+    ends = f"[{rise.low:+.6f} to {rise.high:+.6f}, {rise.n} runs of each size]"
+    if not rise.excludes(0):
+        yield f"{text}; a change of {rise.value:+.6f} {ends} may be none."
+    elif rise.value > 0:
+        yield f"{text}, {rise.value:+.6f} {ends}: overhead grows with the devices."
+    else:
+        yield f"{text}, {rise.value:+.6f} {ends}: no fixed serial share explains it."
+
+
+def _turn(study: Study, peak: Interval | None) -> str:
+    if peak is None:
+        return "nothing shows a number of devices that is too many"
+    ends = interval_text(peak, 1, 0).replace("inf", "no end")
+    told = f"fastest on {peak.value:.0f} device{'s' * (f'{peak.value:.0f}' != '1')}" + (
+        f" [{ends}]" if ends != "-" else ""
+    )
+    most = max(point.at.devices for point in study.points)
+    return told if peak.value <= most else f"{told}, more than the {most} that were measured"
+
+
+def _in_brackets(interval: Interval) -> str:
+    if interval.low is None or interval.high is None:
+        return f" [{why_none(interval)}]"
+    return f" [{interval.low:.6f}-{interval.high:.6f}, {interval.n} runs of each size]"
+
+
+def metrics_table(runs: Sequence[TrainingRun]) -> Section:
+    """Total training time, best validation loss and GPU-Util of each file."""
+    lines: list[tuple[str, ...]] = [
+        ("file", "job", "Total training time", "Best validation loss", "GPU-Util")
+    ]
+    for run in runs:
+        used = run.utilisation
+        readings = f"{len(used)} reading{'s' * (len(used) != 1)}"
+        mean = f"{sum(used) / len(used):.0f} % ({readings})" if used else "not logged"
+        time = "not told"
+        if run.seconds is not None:
+            time = f"{run.seconds:.2f} seconds ({run.seconds / 60:.2f} minutes)"
+            time += "" if run.complete else "*"
+        source = run.source.replace("\n", " ")  # a line of the table is a line
+        loss = "nan" if run.diverged else fixed(run.val_loss, 4)
+        lines.append((source, run.job, time, loss, mean))
+    notes = [note[2:] for run in runs if (note := run_mark(run))]
+    return Section("Metrics", lines, [*notes, *diverged(runs)])
+
+
+def points_to_csv(found: Iterable[Study], runs: Iterable[TrainingRun]) -> str:
+    """A row for each configuration of each study, and one for each run that is not compared."""
+    rows = [_point_row(study, point) for study in found for point in study.points]
+    return _csv(COLUMNS, rows + [_left_row(run) for run in runs if not run.complete])
+
+
+def _left_row(run: TrainingRun) -> dict[str, Any]:
+    return {
+        "kind": "not compared",
+        "devices": run.devices,
+        "nodes": run.nodes,
+        "runs": 1,
+        "seconds": run.seconds,
+        "seconds_per_epoch": run.per_epoch,
+        "val_loss": run.val_loss,
+        "val_acc": run.val_acc,
+        "status": "partial" if run.status == "complete" else run.status,
+    }
+
+
+def _point_row(study: Study, point: Point) -> dict[str, Any]:
+    at, share = point.at, point.karp_flatt
+    return {
+        "kind": study.kind,
+        "devices": at.devices,
+        "nodes": at.nodes,
+        "runs": len(at.runs),
+        "seconds": at.seconds,
+        "speedup": point.speedup.value,
+        "speedup_low": point.speedup.low,
+        "speedup_high": point.speedup.high,
+        "efficiency": point.efficiency.value,
+        "efficiency_low": point.efficiency.low,
+        "efficiency_high": point.efficiency.high,
+        "karp_flatt": share and share.value,
+        "karp_flatt_low": share and share.low,
+        "karp_flatt_high": share and share.high,
+        "samples_per_s": point.throughput,
+        "seconds_per_epoch": at.mean(lambda run: run.per_epoch),
+        "device_hours_per_epoch": point.device_hours,
+        "exposed_communication": exposed(at),
+        "val_loss": at.mean(lambda run: run.scored(run.val_loss)),
+        "val_acc": at.mean(lambda run: run.scored(run.val_acc)),
+        "status": "complete",
+    }
+
+
+def runs_to_csv(runs: Iterable[TrainingRun]) -> str:
+    """A row for each run, those that broke off too."""
+    rows = (
+        {name: getattr(run, name, None) for name in RUN_COLUMNS}
+        | {"seconds_per_epoch": run.per_epoch}
+        for run in runs
+    )
+    return _csv(RUN_COLUMNS, rows)
+
+
+def _csv(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(
+        {name: to_cell(csv_field(value)) for name, value in row.items()} for row in rows
+    )
+    return text.getvalue()
+
+
+def scaling_markdown(
+    runs: Sequence[TrainingRun],
+    found: Sequence[Study],
+    machine: str,
+    asked: bool,
+    figures: Sequence[str],
+) -> str:
+    """The whole of it as a page."""
+    parts = [f"# Training Results on {markdown_of(machine)}", _fenced(summary_table(runs))]
+    for study in found:
+        seeds = [_fenced(speedup_table(study)), _fenced(results_table(study, machine))]
+        ours = in_markdown(scaling_sections(study, asked)).rstrip()
+        # Of several, the seed's tables stand below the name of their kind, which they do not tell.
+        parts += [ours, *seeds] if len(found) > 1 else [*seeds, ours]
+    parts += [f"![{name.removesuffix('.png')}]({name})" for name in figures]
+    return "\n\n".join(parts) + "\n"
+
+
+def _fenced(lines: Iterable[str]) -> str:
+    return "\n".join(["```", *map(for_code_block, lines), "```"])

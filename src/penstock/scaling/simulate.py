@@ -1,0 +1,396 @@
+"""What more devices would give, from the phases of one device and a network that is stated.
+
+    one device     │ data │ forward │ backward ······ │ optimizer │
+    N devices      │ data │ forward │ backward ······ │ rest of the sum │ optimizer │
+                                      └── part of the sum is hidden here
+
+Each device keeps its batch (weak or hybrid scaling). The gradients of ``M`` bytes are summed over
+``g`` devices of a node and over ``n`` nodes, one after the other:
+
+    ring   2 (k - 1) / k M / B + 2 (k - 1) L        each of k members sends its share round twice
+    tree   2 (k - 1) / k M / B + 2 log2(k) L        the same bytes, in fewer turns
+
+with the bandwidth ``B``, per device within a node and per node between nodes, and the latency
+``L`` of a message. A share of that (``overlap``) runs beside the backward pass, if that lasts long
+enough; the rest is waited for. Data is read while a device computes, and a step is as long as the
+slower of the two: where the run waited for data, each device's own loader is as slow as the run's,
+and a store of a stated rate is shared by all. Without workers, data is read before each step.
+Steps vary by ``jitter``, a standard deviation over mean, and each step waits for the slowest of N
+devices.
+
+What it does not know: contention of the sum with computing, congestion of a shared network, hosts
+that are slower with all their devices at work, and other jobs. Where a step of some devices was
+measured, what it took beyond all of the above is added to every step of several.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from statistics import NormalDist, median
+from typing import Literal
+
+from ..base import UsageError, format_bytes, format_seconds, significant
+from ..instruments import mad
+from .straggler import phases_of
+from .study import TrainingRun
+
+Algorithm = Literal["ring", "tree"]
+
+NOTABLE_WAIT = 0.02
+"""A smaller part of a step is what it takes to hand over a batch that is there."""
+_ROUNDED = 0.005
+"""A measured step is told in few digits: what is nearer than this to the model's agrees with it."""
+_COMPUTE = ("transfer", "forward", "backward", "optimizer")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A step of one device."""
+
+    compute_s: float
+    """All that computes, backward included."""
+    backward_s: float
+    batch: int
+    gradient_bytes: float
+    sample_bytes: float = 0.0
+    """Read for each sample."""
+    jitter: float = 0.0
+    """Standard deviation over mean of a step."""
+    data_s: float = 0.0
+    """In which its own loader makes a batch; 0 where it was never waited for."""
+    reads_s: float = 0.0
+    """The same where the run had no workers: a step begins when that is done."""
+    scaled_from: int | None = None
+    """The batch that was measured, where this is another."""
+    counted: float | None = None
+    """Parameters of the model, where `gradient_bytes` is taken to be 4 for each of them."""
+    seen: tuple[int, float] | None = None
+    """Several devices, and the seconds that a step took on them with the same batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """What joins the devices; bytes and seconds."""
+
+    per_node: int
+    """Devices of a node."""
+    inside: float
+    """Bytes a second and device, in one direction, within a node."""
+    between: float
+    """Bytes a second and node, in one direction, between nodes."""
+    inside_latency: float
+    between_latency: float
+    algorithm: Algorithm
+    overlap: float
+    """The share of the sum that may be hidden behind the backward pass."""
+    data_rate: float | None = None
+    """Bytes a second that the store gives to all devices together; None: more than they need."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A step of N devices."""
+
+    devices: int
+    nodes: int
+    sum_s: float
+    """Of the all-reduce, hidden or not."""
+    exposed_s: float
+    data_s: float
+    """Until the batches of all devices are read."""
+    step_s: float
+    samples_per_s: float
+    efficiency: float
+    worst: float
+    """Efficiency if nothing of the sum is hidden."""
+    best: float
+    """Efficiency if all of it is that the backward pass can hide."""
+
+    @property
+    def bound_by(self) -> str:
+        """What most of a step is."""
+        if self.data_s >= self.step_s:
+            return "data"
+        return "the sum" if self.exposed_s > self.step_s / 2 else "computing"
+
+
+def predict_steps(device: Device, network: Network, sizes: Iterable[int]) -> list[Prediction]:
+    """The step at each number of devices.
+
+    Raises `UsageError` for what is no device and no network.
+    """
+    _check(device, network)
+    return [_at(device, network, n) for n in sizes]
+
+
+def _at(device: Device, network: Network, n: int) -> Prediction:
+    def rate(size: int, overlap: float) -> float:
+        return device.batch * size / _step(device, replace(network, overlap=overlap), size)
+
+    alone = rate(1, 0.0)
+    summed, exposed = _sum(device, network, n)
+    step = _step(device, network, n)
+    return Prediction(
+        devices=n,
+        nodes=-(-n // network.per_node),
+        sum_s=summed,
+        exposed_s=exposed,
+        data_s=_data(device, network, n),
+        step_s=step,
+        samples_per_s=device.batch * n / step,
+        efficiency=rate(n, network.overlap) / (n * alone),
+        worst=rate(n, 0.0) / (n * alone),
+        best=rate(n, 1.0) / (n * alone),
+    )
+
+
+def _step(device: Device, network: Network, n: int) -> float:
+    return _explained(device, network, n) + (unexplained(device, network) if n > 1 else 0.0)
+
+
+def _explained(device: Device, network: Network, n: int) -> float:
+    slowest = (device.reads_s + device.compute_s) * (1 + device.jitter * _largest(n))
+    return max(slowest + _sum(device, network, n)[1], _data(device, network, n))
+
+
+def unexplained(device: Device, network: Network) -> float:
+    """Seconds that the step of several devices took which was seen, beyond what is explained."""
+    if device.seen is None:
+        return 0.0
+    n, seconds = device.seen
+    return max(0.0, seconds - _explained(device, network, n))
+
+
+def _sum(device: Device, network: Network, n: int) -> tuple[float, float]:
+    """Seconds of the all-reduce, and what of them is waited for."""
+    inside, nodes = min(n, network.per_node), -(-n // network.per_node)
+    summed = all_reduce(
+        device.gradient_bytes, inside, network.inside, network.inside_latency, network.algorithm
+    ) + all_reduce(
+        device.gradient_bytes, nodes, network.between, network.between_latency, network.algorithm
+    )
+    hidden = min(network.overlap * summed, device.backward_s)
+    return summed, summed - hidden
+
+
+def all_reduce(
+    size: float, members: int, bandwidth: float, latency: float, algorithm: Algorithm
+) -> float:
+    """Seconds to sum ``size`` bytes over ``members``.
+
+    >>> all_reduce(1e9, 4, 1e9, 0.0, "ring"), all_reduce(1e9, 1, 1e9, 1.0, "tree")
+    (1.5, 0.0)
+    """
+    if members < 2:
+        return 0.0
+    turns = members - 1 if algorithm == "ring" else math.ceil(math.log2(members))
+    return 2 * (members - 1) / members * size / bandwidth + 2 * turns * latency
+
+
+def _data(device: Device, network: Network, n: int) -> float:
+    if network.data_rate is None:
+        return device.data_s
+    return max(device.data_s, n * device.batch * device.sample_bytes / network.data_rate)
+
+
+def _largest(n: int) -> float:
+    """Expected largest of n standard normal numbers, by Blom's formula."""
+    return NormalDist().inv_cdf((n - 0.375) / (n + 0.25)) if n > 1 else 0.0
+
+
+def _check(device: Device, network: Network) -> None:
+    for flag, value, zero in (
+        ("--compute-time", device.compute_s, False),
+        ("--gradient-bytes", device.gradient_bytes, True),
+        ("--inside", network.inside, False),
+        ("--between", network.between, False),
+        ("--inside-latency", network.inside_latency, True),
+        ("--between-latency", network.between_latency, True),
+        ("--data-rate", 1.0 if network.data_rate is None else network.data_rate, False),
+    ):
+        if not (0 < value < math.inf) and not (zero and value == 0):
+            raise UsageError(f"{flag} {value:g} must be above 0")
+    if network.data_rate is not None and not device.sample_bytes:
+        raise UsageError("--data-rate says nothing without --sample-bytes")
+    if not 0 <= device.backward_s <= device.compute_s:
+        raise UsageError(
+            f"a backward pass of {device.backward_s:g} s is not a part of the {device.compute_s:g} "
+            "s that a step computes"
+        )
+
+
+def device_of_run(run: TrainingRun) -> Device:
+    """A device as a run of one measured it: totals over steps, and how much these vary.
+
+    Raises `UsageError` for a run of several devices, or without phases or parameters.
+    """
+    if run.devices != 1:
+        raise UsageError(f"{run.source} is of {run.devices} devices; a run of 1 is asked for")
+    phases = phases_of([run])
+    parameters, gradients = run.settings.get("parameters"), run.gradient_bytes
+    if not phases or not run.steps or not run.batch or parameters is None:
+        raise UsageError(f"{run.source} tells no phases, steps, batch or parameters of its model")
+    each = {name: total / run.steps for name, total in phases.items()}
+    compute = sum(each.get(name, 0.0) for name in _COMPUTE)
+    waited = _notable(each.get("data_wait", 0.0), compute)
+    in_turn = run.settings.get("number of workers") == "0"
+    local = run.ranks[0].local
+    # The spread of the middle: checkpoints and first steps are not what every step varies by.
+    jitter = 1.4826 * mad(local) / median(local) if len(local) > 1 else 0.0
+    return Device(
+        compute_s=compute,
+        backward_s=each.get("backward", 0.0),
+        batch=run.batch,
+        gradient_bytes=4 * float(parameters) if gradients is None else gradients,
+        counted=float(parameters) if gradients is None else None,
+        jitter=jitter,
+        data_s=compute + waited if waited and not in_turn else 0.0,
+        reads_s=waited if in_turn else 0.0,
+    )
+
+
+def _notable(waited: float, compute: float) -> float:
+    return waited if waited >= NOTABLE_WAIT * (compute + waited) else 0.0
+
+
+def with_several(device: Device, run: TrainingRun) -> Device:
+    """A device that also knows what a step took in a run of several.
+
+    Raises `UsageError` for a run of one, of another batch, or without phases.
+    """
+    phases = phases_of([run])
+    if run.devices < 2:
+        raise UsageError(f"{run.source} is of one device, too; a second run is one of several")
+    if not phases or not run.steps:
+        raise UsageError(f"{run.source} tells no phases or steps")
+    if run.batch != device.batch:
+        raise UsageError(
+            f"{run.source} has batches of {run.batch} on each device, and what is simulated has "
+            f"{device.batch}"
+        )
+    seconds = sum(phases.get(name, 0.0) for name in (*_COMPUTE, "communication")) / run.steps
+    waited = phases.get("data_wait", 0.0) / run.steps
+    return replace(device, seen=(run.devices, seconds + _notable(waited, seconds)))
+
+
+def with_batch(device: Device, batch: int) -> Device:
+    """A device on another batch, as if every sample took what it takes in the measured one."""
+    times = batch / device.batch
+    return replace(
+        device,
+        batch=batch,
+        compute_s=times * device.compute_s,
+        backward_s=times * device.backward_s,
+        data_s=times * device.data_s,
+        reads_s=times * device.reads_s,
+        scaled_from=device.batch if batch != device.batch else None,
+    )
+
+
+def assumptions_of(device: Device, network: Network) -> list[str]:
+    """What a prediction takes for given."""
+    compute, backward = format_seconds(device.compute_s), format_seconds(device.backward_s)
+    inside, between = (
+        f"{significant(rate / 1e9)} GB/s" for rate in (network.inside, network.between)
+    )
+    waits = (network.inside_latency, network.between_latency)
+    inside_wait, between_wait = (f"{significant(wait * 1e6)} µs" for wait in waits)
+    gradients = format_bytes(device.gradient_bytes)
+    lines = [
+        f"A device computes {compute} a step, {backward} of it backward, on {device.batch} samples",
+        f"{gradients} of gradients are summed by a {network.algorithm}, first within each node",
+        f"within a node of {network.per_node} devices each has {inside}, {inside_wait} a message",
+        f"between nodes each node has {between}, {between_wait} a message",
+        f"{network.overlap:.0%} of the sum may hide behind that; the range is for none and all",
+    ]
+    if device.counted is not None:
+        lines.append(
+            "the run does not tell which of its parameters are trained: each of "
+            f"{device.counted:,.0f} is taken to have a gradient of 4 bytes"
+        )
+    if device.jitter:
+        lines.append(f"steps vary by {device.jitter:.1%}, and each waits for the slowest device")
+    else:
+        lines.append("every step takes the same time on every device")
+    if device.scaled_from is not None:
+        lines.append(
+            f"a batch of {device.scaled_from} was measured, and one of {device.batch} is taken to "
+            "be as quick a sample: small batches are slower than that"
+        )
+    if device.data_s:
+        rate = significant(device.batch / device.data_s)
+        lines.append(
+            f"each device has a loader of its own that makes {rate} samples/s, as the run had, and "
+            "reads on while the device waits for the sum"
+        )
+    if network.data_rate is not None:
+        rate = f"{significant(network.data_rate / 1e9)} GB/s"
+        read = format_bytes(device.sample_bytes)
+        lines.append(f"{read} a sample are read from a store that gives {rate} to all devices")
+    elif device.reads_s:
+        lines.append(
+            f"each device has no workers and makes a batch in {format_seconds(device.reads_s)} "
+            "before it computes, as the run did; the store keeps up with all of them"
+        )
+    elif device.data_s:
+        lines.append("the store keeps up with all of them")
+    else:
+        lines.append("data is always there in time")
+    if device.seen is not None:
+        lines.append(_of_seen(device, network, *device.seen))
+    if device.seen is None or _contradicted(device, network):
+        lines.append(
+            "the sum does not slow computing, no other job shares the network, and hosts are as "
+            "quick with all devices at work as with one: the figures are the most that is to be had"
+        )
+    return [f"{line[:1].upper()}{line[1:]}." for line in lines]
+
+
+def _contradicted(device: Device, network: Network) -> bool:
+    """Whether a step of several was seen to take less than the model needs."""
+    if device.seen is None:
+        return False
+    n, seconds = device.seen
+    return seconds < (1 - _ROUNDED) * _explained(device, network, n)
+
+
+def _of_seen(device: Device, network: Network, n: int, seconds: float) -> str:
+    """What a measured step of several devices adds to the model, or that the two contradict."""
+    took, needed = (
+        f"a step of {n} devices took {format_seconds(seconds)}",
+        _step(device, network, n),
+    )
+    if _contradicted(device, network):
+        return (
+            f"{took}, and all of this needs {format_seconds(needed)}: one of the two is wrong, so "
+            "the measured step is not used, and the figures are the model's alone"
+        )
+    if (beyond := unexplained(device, network)) <= _ROUNDED * seconds:
+        return f"{took}, which all of this explains"
+    return (
+        f"{took}, which is {format_seconds(beyond)} more than all of this: hosts, contention and "
+        f"whatever else it is take as long at any number; the step of {n} is told, not predicted"
+    )
+
+
+def prediction_table(predictions: Iterable[Prediction]) -> list[tuple[str, ...]]:
+    """Header and a line for each number of devices."""
+    head = ("devices", "nodes", "sum", "exposed", "step", "samples/s", "efficiency", "none - all")
+    lines: list[tuple[str, ...]] = [(*head, "bound by")]
+    for made in predictions:
+        lines.append(
+            (
+                f"{made.devices:,}",
+                f"{made.nodes:,}",
+                format_seconds(made.sum_s),
+                format_seconds(made.exposed_s),
+                format_seconds(made.step_s),
+                significant(made.samples_per_s),
+                f"{made.efficiency:.1%}",
+                f"{made.worst:.1%} - {made.best:.1%}",
+                made.bound_by,
+            )
+        )
+    return lines

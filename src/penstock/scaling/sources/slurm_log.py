@@ -1,0 +1,356 @@
+"""Output of SLURM jobs -> Runs: what a training printed about itself, whoever's it was.
+
+    Job ID: 13   Job Name: ...   Number of tasks: 2   ──┐
+    Batch size (per GPU): 32 | Effective ...: 64         │
+    \\rEpoch 2: 100%|███| 110/110 [..., val_acc=0.542]    ├──▶ one Run
+    Total training time: 7.40 seconds  (rank 0)          │
+    Total training time: 7.77 seconds  (rank 1)        ──┘
+    Job ID: 13   (the same job, requeued)              ─────▶ another
+
+A file is read once, line by line, a carriage return ending a line as well, so its size only costs
+time. Under srun every rank prints: the slowest counts, and all are kept; where two wrote at once,
+one line may hold the words of both. ``WORLD_SIZE`` is what a launcher set and is 1 under srun;
+tasks and batches tell better. A job that did not end well leaves what it told so far, marked with
+what became of it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...base import UsageError
+from ...instruments import PHASES
+from ..study import A_GPU, Rank, Status, TrainingRun
+from .settings import settings_of
+
+_CHUNK = 1 << 20
+_LONGEST = 1 << 14
+"""Bytes of a line that are looked at."""
+
+_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""What moves a cursor, and whatever else a terminal would obey."""
+_FIELDS = re.compile(r"\s{2,}|\s\|\s|\t")
+_ASIDE = re.compile(r"\([^()]*\)")
+_ACCUMULATED = re.compile(r"x (\d{1,6}) accumulated")
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)")
+_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
+_LABEL = re.compile(r"\s*\d{1,6}: ?")
+"""Of the task that printed a line, by ``srun --label``."""
+_GLUED = re.compile(
+    r"(?<=[\w.)\]=])(?=(?:Job (?:ID|Name)|Node\(s\)|Number of [A-Za-z]+|Max (?:epochs|steps)"
+    r"|Workload|(?:Batch|Effective batch) size|Learning rate|Hidden dimensions|Dropout|Noise level"
+    r"|Total training time|Time per epoch|Epochs done|(?:Samples|Steps) per epoch"
+    r"|Best (?:checkpoint|validation loss|validation accuracy))(?: ?\([^()]{1,60}\))?:)"
+)
+"""Where a rank's line begins within that of another."""
+_ANEW = re.compile(r"\s*(?:Max epochs|SLURM_JOB_ID):")
+"""What a training prints first, where no header of a job stands before it."""
+_OURS = re.compile(r"[^:]+: [\d,]+ parameters, \d+ x ([^,]+), (\d{1,15}) steps of \d+ samples$")
+_STEP = re.compile(r"rank (\d{1,6}): ([\d.,]+) (m?)s a step: ")
+_SHARE = re.compile(rf"({'|'.join(PHASES)}) (\d{{1,3}})%")
+_COUNT = re.compile(r"\d{1,15}")
+_PROGRESS = re.compile(r"Epoch (\d{1,9})(?:/(\d{1,9}))?: .*?(\d{1,9})/(\d{1,9}) \[")
+_OUR_EPOCH = re.compile(r"epoch (\d{1,9}), step \d+ of \d+: ")
+_SCORE = re.compile(r"\b(val_loss|val_acc)[= ]([-+0-9.e]+|nan|inf)")
+_DIVERGED = re.compile(r"\b(?:\w+_)?loss(?:_step|_epoch)?[= ][-+]?(?:nan|inf)\b", re.IGNORECASE)
+"""Any loss, in a bar of progress or a line of an epoch."""
+_IN_NAME = re.compile(r"([\w-]*?)-epoch=\d+")
+_SMI_ROW = re.compile(r"MiB\s*/\s*\d+MiB\s*\|\s*(\d{1,3})%")
+_SMI_CSV = re.compile(r"\d{1,3}, *(\d{1,3}) ?%, *\d{1,3} ?%")
+_ENDS: tuple[tuple[str, Status], ...] = (
+    ("DUE TO PREEMPTION", "preempted"),
+    ("DUE TO JOB REQUEUE", "preempted"),  # these come back as well
+    ("DUE TO NODE FAIL", "preempted"),
+    ("DUE TO TIME LIMIT", "timeout"),
+    (" CANCELLED AT ", "cancelled"),
+    ("penstock train: stopped by ", "stopped"),
+    ("Traceback (most recent call last)", "crashed"),
+    ("Segmentation fault", "crashed"),
+    ("oom-kill event", "crashed"),
+    ("oom_kill event", "crashed"),
+    ("Out Of Memory", "crashed"),
+    ("xited with exit code", "crashed"),
+)
+"""Signs of a bad end, the most telling first: a job that is cancelled also prints what it broke."""
+_OF_THE_JOB = frozenset({
+    "job id", "slurm_job_id", "job name", "slurm_job_name", "number of nodes", "slurm_nnodes",
+    "number of tasks", "slurm_ntasks", "total gpus", "number of gpus", "gpu 0", "cuda available",
+})  # fmt: skip
+"""What holds for all attempts of a job."""
+
+
+@dataclass
+class _Attempt:
+    """What a job has told since its header."""
+
+    told: dict[str, str] = field(default_factory=dict)
+    """The first value of each field."""
+    totals: list[float] = field(default_factory=list)
+    """Training time, of each rank that printed one."""
+    per_epoch: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    best: list[float] = field(default_factory=list)
+    diverged: bool = False
+    """A loss was not finite."""
+    accuracies: list[float] = field(default_factory=list)
+    epochs: set[int] = field(default_factory=set)
+    """Those that came to their end, from 0."""
+    first_epoch: int | None = None
+    steps: int | None = None
+    workload: str | None = None
+    utilisation: list[float] = field(default_factory=list)
+    device: str | None = None
+    """As our own training names it."""
+    all_steps: int | None = None
+    """Of all epochs."""
+    phases: dict[int, tuple[float, dict[str, int]]] = field(default_factory=dict)
+    """By rank: the median of a step in seconds, and the percents that phases took of all steps."""
+    end: Status | None = None
+
+    @property
+    def trained(self) -> bool:
+        """Whether it came to speak of a training, or to an end."""
+        told = {"max epochs", "effective batch size", "batch size", "batch size per gpu"}
+        return bool(self.told.keys() & told or self.totals or self.epochs or self.end)
+
+    def count(self, *names: str) -> int | None:
+        """The first of these fields that holds a whole number above 0."""
+        for name in names:
+            found = _COUNT.search(_without_commas(self.told.get(name, "")))
+            if found and int(found[0]) > 0:
+                return int(found[0])
+        return None
+
+
+def read_log(path: Path) -> list[TrainingRun]:
+    """The runs of a job's output, an attempt each; none where it holds nothing of a training."""
+    attempts = [_Attempt()]
+    for line in lines_of(path):
+        if labelled := _LABEL.match(line):
+            line = line[labelled.end() :]
+        for piece in _GLUED.split(line):
+            # A script and its program may both print the header.
+            if piece.lstrip().startswith("Job ID:") and attempts[-1].trained:
+                attempts.append(_Attempt())
+            elif attempts[-1].end not in (None, "crashed") and _ANEW.match(piece):
+                told = attempts[-1].told
+                attempts.append(_Attempt({k: v for k, v in told.items() if k in _OF_THE_JOB}))
+            _take(attempts[-1], piece)
+    last = attempts[-1]
+    if len(attempts) == 1 and not last.totals and path.suffix != ".err":
+        last.end = _end_in(path.with_suffix(".err")) or last.end
+    # Our own training names its device at its end, which not every attempt comes to.
+    devices = {_job(path, attempt): attempt.device for attempt in attempts if attempt.device}
+    runs: list[TrainingRun] = []
+    for attempt in attempts:
+        attempt.device = attempt.device or devices.get(_job(path, attempt))
+        if attempt.trained or "job id" in attempt.told:
+            job = _job(path, attempt)
+            broken = [run for run in runs if run.job == job and run.status != "complete"]
+            runs.append(_run(path, attempt, len(broken)))
+    return runs
+
+
+def lines_of(path: Path) -> Iterator[str]:
+    """The lines of a file without escapes, whatever its bytes are."""
+    try:
+        with path.open("rb") as file:
+            rest = b""
+            while chunk := file.read(_CHUNK):
+                *lines, rest = (rest + chunk).replace(b"\r", b"\n").split(b"\n")
+                rest = rest[:_LONGEST]  # or a file without an end of line would cost its square
+                yield from map(_text, lines)
+            yield _text(rest)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _text(line: bytes) -> str:
+    text = line[:_LONGEST].decode("utf-8", "replace")
+    return text if text.isprintable() else _ESCAPE.sub("", text)
+
+
+def _take(attempt: _Attempt, line: str) -> None:
+    """Keep what a line tells."""
+    if line.startswith("Epoch ") and (found := _PROGRESS.match(line)):
+        _take_progress(attempt, line, found)
+    elif (found := _SMI_ROW.search(line)) or (found := _SMI_CSV.match(line)):
+        attempt.utilisation.append(float(found[1]))
+    elif found := _OUR_EPOCH.match(line):
+        attempt.epochs.add(int(found[1]))
+        _take_scores(attempt, line)
+    elif found := _OURS.match(line):
+        attempt.device, attempt.all_steps = found[1], int(found[2])
+    elif found := _STEP.match(line):
+        seconds = _number(found[2])
+        shares = {name: int(percent) for name, percent in _SHARE.findall(line)}
+        if seconds and sum(shares.values()):
+            attempt.phases[int(found[1])] = (seconds[0] / (1000 if found[3] else 1), shares)
+    elif line == "distributed_backend=gloo":  # which is for CPUs, where nobody tells of a GPU
+        attempt.told.setdefault("cuda available", "False")
+    elif ":" in line:
+        for piece in _FIELDS.split(line):
+            name, colon, value = piece.partition(":")
+            if colon:
+                if accumulated := _ACCUMULATED.search(name):
+                    attempt.told.setdefault("accumulated", accumulated[1])
+                _take_field(attempt, _ASIDE.sub("", name).strip().lower(), value.strip())
+    if end := _end(line):
+        # What is stopped or cancelled also ends with an error, and SLURM has the last word.
+        before = attempt.end
+        if before in (None, "crashed") or (before == "stopped" and end != "crashed"):
+            attempt.end = end
+
+
+def _take_progress(attempt: _Attempt, line: str, found: re.Match[str]) -> None:
+    number, of, done, steps = found.groups()
+    epoch = int(number) - (of is not None)  # "Epoch 50/50" counts from 1, "Epoch 49" from 0
+    attempt.steps = int(steps) or attempt.steps
+    if attempt.first_epoch is None:
+        attempt.first_epoch = epoch
+    if done == steps:
+        attempt.epochs.add(epoch)
+    _take_scores(attempt, line)
+
+
+def _take_scores(attempt: _Attempt, line: str) -> None:
+    attempt.diverged |= _DIVERGED.search(line) is not None
+    for name, value in _SCORE.findall(line):
+        kept = attempt.losses if name == "val_loss" else attempt.accuracies
+        kept += [number for number in _number(value) if math.isfinite(number)]
+
+
+def _take_field(attempt: _Attempt, name: str, value: str) -> None:
+    if name == "total training time":
+        attempt.totals += _number(value)
+    elif name == "time per epoch":
+        attempt.per_epoch += _number(value)
+    elif name == "best validation loss":
+        told = _number(value)
+        attempt.best += filter(math.isfinite, told)
+        attempt.diverged |= not all(map(math.isfinite, told))
+    elif name == "best validation accuracy":
+        attempt.accuracies += filter(math.isfinite, _number(value))
+    elif name == "best checkpoint":
+        stem = value.rpartition("/")[2]
+        found = _IN_NAME.match(stem)
+        attempt.workload = found[1] if found else attempt.workload
+    else:
+        attempt.told.setdefault(name, value)
+
+
+def _number(text: str) -> list[float]:
+    """The number that a text begins with, or nothing."""
+    found = _NUMBER.match(_without_commas(text))
+    return [float(found[0])] if found else []
+
+
+def _without_commas(text: str) -> str:
+    """With 1295.23 for 1,295.23."""
+    return _THOUSANDS.sub(lambda found: found[0].replace(",", ""), text) if "," in text else text
+
+
+def _end(line: str) -> Status | None:
+    return next((status for sign, status in _ENDS if sign in line), None)
+
+
+def _end_in(path: Path) -> Status | None:
+    """How a job ended by its other file, the last attempt's word first."""
+    if not path.is_file():
+        return None
+    found: Status | None = None
+    for line in lines_of(path):
+        if (status := _end(line)) and (status not in ("crashed", "stopped") or found is None):
+            found = status
+    return found
+
+
+def _job(path: Path, attempt: _Attempt) -> str:
+    in_name = re.search(r"(\d+(?:_\d+)?)(?:\.\w+)?$", path.name)
+    told = attempt.told.get("job id") or attempt.told.get("slurm_job_id") or ""
+    if told.strip():
+        return told.split()[0][:40]
+    # Our own folder of a run without a job is called by its name, so its log is too.
+    out = attempt.told.get("output directory", "") if "workload" in attempt.told else ""
+    return Path(out).name or (in_name[1] if in_name else path.stem)
+
+
+def _run(path: Path, attempt: _Attempt, before: int) -> TrainingRun:
+    told = attempt.told
+    batch = attempt.count("batch size", "batch size per gpu")
+    total = _COUNT.findall(_without_commas(told.get("effective batch size", "")))
+    global_batch = int(total[-1]) if total and int(total[-1]) > 0 else None
+    devices = _devices(attempt, batch, global_batch)
+    # With fewer steps than epochs have, only the log's own count tells how many these were.
+    planned = None if attempt.count("max steps") else attempt.count("max epochs")
+    # Our own times are of all attempts. A log without a bar of progress tells the end alone.
+    all_done = attempt.count("epochs done") if attempt.totals else None
+    done = all_done or (planned if attempt.totals else None)
+    if attempt.epochs and all_done is None:  # from where this attempt went on
+        done = max(attempt.epochs) + 1 - min(attempt.first_epoch or 0, *attempt.epochs)
+    status: Status = "complete" if attempt.totals else attempt.end or "unfinished"
+    losses = attempt.best or attempt.losses
+    on_cpu = told.get("cuda available", "").startswith("False")
+    device = attempt.device or ("cpu" if on_cpu else told.get("gpu 0"))
+    settings = settings_of(told) | ({"device": device} if device else {})
+    if not device and _on_gpus(attempt):
+        device = A_GPU
+    if attempt.workload:
+        settings.setdefault("workload", attempt.workload)
+    restarts = _COUNT.match(told.get("restarts") or told.get("slurm_restart_count") or "")
+    return TrainingRun(
+        source=str(path),
+        job=_job(path, attempt),
+        name=told.get("job name") or told.get("slurm_job_name") or path.stem,
+        devices=devices,
+        nodes=attempt.count("number of nodes", "slurm_nnodes"),
+        seconds=max(attempt.totals, default=None),
+        epochs=done,
+        planned_epochs=planned,
+        epoch_seconds=max(attempt.per_epoch, default=None),
+        # Ours counts what is trained on; the seed's, the validation and the test as well.
+        samples=attempt.count("samples per epoch", "number of samples"),
+        batch=batch,
+        global_batch=global_batch or (batch * devices if batch else None),
+        steps=attempt.steps or attempt.count("steps per epoch"),
+        val_loss=min(losses, default=None),
+        val_acc=max(attempt.accuracies, default=None),
+        diverged=attempt.diverged,
+        status=status,
+        restarts=int(restarts[0]) if restarts else before,
+        device=device or None,
+        rank_seconds=tuple(attempt.totals),
+        ranks=tuple(_ranks(attempt)) if attempt.all_steps else (),
+        utilisation=tuple(attempt.utilisation),
+        settings=settings,
+    )
+
+
+def _on_gpus(attempt: _Attempt) -> bool:
+    """Whether a log that names no device tells of GPUs all the same."""
+    available = attempt.told.get("cuda available", "").startswith("True")
+    return bool(available or attempt.utilisation or attempt.count("total gpus", "number of gpus"))
+
+
+def _ranks(attempt: _Attempt) -> Iterator[Rank]:
+    """The phases of ranks; whole percents are too coarse to tell which rank holds others up."""
+    for number, (seconds, shares) in sorted(attempt.phases.items()):
+        whole = seconds * (attempt.all_steps or 0)
+        each = whole / sum(shares.values())
+        yield Rank(number, {name: each * n for name, n in shares.items()} | {"step": whole})
+
+
+def _devices(attempt: _Attempt, batch: int | None, global_batch: int | None) -> int:
+    """From the program's own batches, from SLURM's tasks, and at last from what launchers set."""
+    each = (batch or 0) * (attempt.count("accumulated") or 1)
+    if each and global_batch and global_batch % each == 0:
+        return global_batch // each
+    guesses: tuple[Callable[[], int | None], ...] = (
+        lambda: attempt.count("slurm_ntasks", "number of tasks"),
+        lambda: attempt.count("total gpus", "world_size", "number of gpus"),
+    )
+    return next((found for guess in guesses if (found := guess())), 1)

@@ -1,0 +1,105 @@
+"""The rank that the others wait for, and what the phases of steps say of a run.
+
+    rank 0   │ work of its own │▒▒▒▒▒▒▒ wait ▒▒▒▒▒▒▒│ sum │
+    rank 1   │ work of its own                 │▒ w ▒│ sum │    ◀ the straggler
+
+The sum over ranks ends for all at once, so a slow rank's step is as long as every other's, and its
+time in the backward pass, where others wait, may be the shortest. It is known by two things
+together: the most work of its own, and the least wait. Where they do not name one rank, nobody is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..instruments import PHASES, Interval, mad, median_interval
+from .study import Rank, TrainingRun
+
+WAIT = "communication"
+_OWN = tuple(phase for phase in PHASES if phase != WAIT)
+NOTABLE = 0.05
+"""A rank whose work exceeds that of the others by a smaller share of a step is not worth a word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """One rank of a run."""
+
+    rank: int
+    host: str | None
+    excess: Interval
+    """Seconds a step of its own work above the median of the other ranks'."""
+    spread: float | None
+    """Their median absolute deviation over steps; None where only totals are known."""
+    wait: float
+    """Its median wait, in seconds."""
+    others_wait: float
+
+
+def straggler(run: TrainingRun) -> Straggler | None:
+    """The rank that holds the others up; None where no rank surely does, or nothing tells."""
+    ranks = [rank for rank in run.ranks if rank.local and rank.waits]
+    steps = min((len(rank.local) for rank in ranks), default=0)
+    if len(ranks) < 2 or len(ranks) < run.devices or not steps:
+        return None
+    # A run that went on after a stop may have more rows on some ranks: the newest are shared.
+    local = np.array([rank.local[-steps:] for rank in ranks])
+    waits = np.array([rank.waits[-steps:] for rank in ranks])
+    slowest = int(np.median(local, axis=1).argmax())
+    if slowest != int(np.median(waits, axis=1).argmin()):
+        return None
+    above = local[slowest] - np.median(np.delete(local, slowest, axis=0), axis=0)
+    excess = median_interval(above)
+    step = float(np.median(local + waits))
+    if excess.value < NOTABLE * step or (steps > 1 and not (excess.low or 0) > 0):
+        return None
+    return Straggler(
+        ranks[slowest].rank,
+        ranks[slowest].host,
+        excess,
+        mad(above) if steps > 1 else None,
+        float(np.median(waits[slowest])),
+        float(np.median(np.delete(waits, slowest, axis=0))),
+    )
+
+
+def share(runs: Iterable[TrainingRun], *phases: str) -> float | None:
+    """The part of all steps of all ranks that phases took; None where none was measured."""
+    totals = [rank.totals for run in runs for rank in run.ranks]
+    known = [total for total in totals if any(phase in total for phase in phases)]
+    whole = sum(total.get(phase, 0.0) for total in known for phase in PHASES)
+    took = sum(total.get(phase, 0.0) for total in known for phase in phases)
+    return took / whole if whole > 0 else None
+
+
+def phases_of(runs: Sequence[TrainingRun]) -> dict[str, float]:
+    """Seconds of an epoch by phase, mean over ranks and runs; empty where none was measured."""
+    found: list[dict[str, float]] = []
+    for run in runs:
+        for rank in run.ranks:
+            if run.epochs and rank.totals:
+                found.append({name: total / run.epochs for name, total in rank.totals.items()})
+    names = dict.fromkeys(name for totals in found for name in totals)
+    return {name: sum(t.get(name, 0.0) for t in found) / len(found) for name in names}
+
+
+def rank_of(number: int, totals: dict[str, float], rows: Sequence[dict[str, str]]) -> Rank:
+    """A rank from the totals of its phases and the rows of its steps, as they stand in a CSV.
+
+    Rows that a kill cut short, or that hold what is no number, are passed over. A rank that is
+    alone waits for nobody and has no waits.
+    """
+    steps: list[tuple[float, float]] = []
+    for row in rows:
+        try:
+            own = [float(row[f"{phase}_s"]) for phase in _OWN if row.get(f"{phase}_s")]
+            steps += [(sum(own), float(row.get(f"{WAIT}_s") or "nan"))] if own else []
+        except ValueError:
+            continue
+    waited = [(own, wait) for own, wait in steps if math.isfinite(wait)]
+    local = tuple(own for own, _ in waited or steps)
+    return Rank(number, totals, local, tuple(wait for _, wait in waited))

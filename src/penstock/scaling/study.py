@@ -1,0 +1,403 @@
+"""Scaling: what more devices gave, among runs that differ in nothing else.
+
+    Run ──▶ Configuration (devices, nodes) ──▶ Study (weak | strong | hybrid) ──▶ Point, Amdahl, USL
+
+What grows with the devices decides which study a run belongs to, and it is read off the work:
+
+    strong   the same samples an epoch in the same global batch: a smaller batch on each device
+    weak     the same batch on each device and samples in proportion to the devices
+    hybrid   the same samples, the same batch on each device: the global batch grows, so there are
+             fewer steps, and another training; time and quality must be looked at together
+
+A study has one of these and a fit is of one study. Runs that differ in more are refused with the
+difference. The baseline is the smallest number of devices, N0, or the one that is asked for; all is
+relative to it, p = N / N0. Work done per second gives the speed-up S, and S / p the efficiency.
+
+Intervals (95 %) are of repeated runs, by Student's t (`scaling_intervals`); of one run there is
+none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base import NotComparable, UsageError
+from ..instruments import Interval
+from .intervals import drawn_interval, drawn_means, ratio
+from .laws import AMDAHL_SIZES, USL_SIZES, Amdahl, Usl, amdahl, karp_flatt, peak, usl
+
+Floats = NDArray[np.float64]
+Kind = Literal["strong", "weak", "hybrid", "undetermined"]
+Status = Literal[
+    "complete", "crashed", "cancelled", "preempted", "timeout", "stopped", "unfinished", "unknown"
+]
+"""``unknown``: nothing tells how far it came."""
+
+A_GPU = "a GPU"
+"""The device of a run that told of GPUs without their name."""
+
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """What one rank of a run measured, in seconds."""
+
+    rank: int
+    totals: Mapping[str, float]
+    """Of the whole run: ``step`` and its phases."""
+    local: tuple[float, ...] = ()
+    """Work of its own, step by step: all but the wait for the sum over ranks."""
+    waits: tuple[float, ...] = ()
+    """Wait for that sum, step by step."""
+    host: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRun:
+    """One training as its log or its record tells it. What is not known is None."""
+
+    source: str
+    job: str
+    name: str
+    devices: int
+    nodes: int | None = None
+    seconds: float | None = None
+    """Of training in all, validation included; of the slowest rank."""
+    epochs: int | None = None
+    """Done in these seconds."""
+    planned_epochs: int | None = None
+    epoch_seconds: float | None = None
+    samples: int | None = None
+    """Of an epoch, over all devices."""
+    batch: int | None = None
+    """On each device."""
+    global_batch: int | None = None
+    steps: int | None = None
+    """Of an epoch."""
+    val_loss: float | None = None
+    val_acc: float | None = None
+    diverged: bool = False
+    """A loss that it told was not finite; its scores are compared with nothing."""
+    status: Status = "complete"
+    restarts: int = 0
+    device: str | None = None
+    """``cpu``, the name of a GPU, or `A_GPU`; None before the run told of its device."""
+    rank_seconds: tuple[float, ...] = ()
+    """`seconds` as each rank that printed gave them."""
+    ranks: tuple[Rank, ...] = ()
+    utilisation: tuple[float, ...] = ()
+    """Readings of GPU-Util, in percent."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """What must be equal among runs that are compared."""
+    gradient_bytes: int | None = None
+    """Of one device, which are summed over all."""
+
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("training time", self.seconds),
+            ("time per epoch", self.epoch_seconds),
+        ):
+            if value is not None and not (0 < value < math.inf):
+                raise UsageError(f"{self.source}: the {name} is {value:g} s; a time is above 0")
+        if self.devices < 1 or (self.nodes or 1) < 1:
+            raise UsageError(f"{self.source}: {self.devices} devices on {self.nodes} nodes")
+
+    @property
+    def complete(self) -> bool:
+        """Whether its time is that of the whole training, so that it may be compared."""
+        whole = self.epochs is None or self.epochs == (self.planned_epochs or self.epochs)
+        return self.status == "complete" and whole and self.seconds is not None
+
+    @property
+    def per_epoch(self) -> float | None:
+        """Seconds, as it was told or divided."""
+        if self.epoch_seconds is None and self.seconds and self.epochs:
+            return self.seconds / self.epochs
+        return self.epoch_seconds
+
+    @property
+    def work(self) -> int | None:
+        """Samples of an epoch, counted or from its steps."""
+        if self.samples is None and self.steps and self.global_batch:
+            return self.steps * self.global_batch
+        return self.samples
+
+    @property
+    def shape_known(self) -> bool:
+        """Whether samples and batches are told, which tell the kinds of scaling apart."""
+        return None not in (self.work, self.batch, self.global_batch)
+
+    def scored(self, score: float | None) -> float | None:
+        """A score, as far as it tells how well the run trained."""
+        return None if self.diverged else score
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.device == "cpu"
+
+    @property
+    def unit(self) -> str:
+        """What one of its devices is called."""
+        if self.device is None:
+            return "device"
+        return "process" if self.on_cpu else "GPU"
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Complete runs on equally many devices and nodes."""
+
+    runs: tuple[TrainingRun, ...]
+
+    @property
+    def devices(self) -> int:
+        return self.runs[0].devices
+
+    @property
+    def nodes(self) -> int | None:
+        return self.runs[0].nodes
+
+    @property
+    def first(self) -> TrainingRun:
+        return self.runs[0]
+
+    @cached_property
+    def seconds(self) -> float:
+        """Mean training time, as in the seed's tables."""
+        return float(np.mean(self.times))
+
+    @property
+    def times(self) -> list[float]:
+        return [run.seconds for run in self.runs if run.seconds is not None]
+
+    def known(self, value: Callable[[TrainingRun], _Value | None]) -> list[_Value]:
+        """A quantity of each run that has it."""
+        return [found for run in self.runs if (found := value(run)) is not None]
+
+    def mean(self, value: Callable[[TrainingRun], float | None]) -> float | None:
+        values = self.known(value)
+        return float(np.mean(values)) if values else None
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A configuration against the baseline of its study."""
+
+    at: Configuration
+    speedup: Interval
+    efficiency: Interval
+    karp_flatt: Interval | None
+    """Serial share that alone would explain the speed-up; where it rises with the devices, it is
+    overhead. None at the baseline, and in weak scaling, where the work is not the same."""
+
+    @property
+    def throughput(self) -> float | None:
+        """Samples a second: samples of an epoch x epochs / time."""
+        run = self.at.first
+        if run.work is None or run.epochs is None:
+            return None
+        return run.work * run.epochs / self.at.seconds
+
+    @property
+    def device_hours(self) -> float | None:
+        """That an epoch costs."""
+        epoch = self.at.mean(lambda run: run.per_epoch)
+        return None if epoch is None else self.at.devices * epoch / 3600
+
+
+@dataclass(frozen=True)
+class Study:
+    """Points of one kind of scaling."""
+
+    kind: Kind
+    points: tuple[Point, ...]
+    rise: Interval | None
+    """Of the Karp-Flatt share, from the fewest devices that have one to the most."""
+    amdahl: Amdahl | str
+    """The fit, or why there is none."""
+    usl: Usl | str
+
+    @property
+    def base(self) -> Configuration:
+        return self.points[0].at
+
+
+def studies(runs: Iterable[TrainingRun], baseline: int | None, anyway: bool) -> list[Study]:
+    """The studies among runs; those that are not complete are left out.
+
+    Raises `NotComparable` where runs differ in their settings or in their work, unless ``anyway``,
+    and `UsageError` where no run has ``baseline`` devices.
+    """
+    whole = [run for run in runs if run.complete]
+    if not whole:
+        return []
+    base_devices = min(run.devices for run in whole) if baseline is None else baseline
+    if not any(run.devices == base_devices for run in whole):
+        sizes = ", ".join(map(str, sorted({run.devices for run in whole})))
+        several = "s" * (sizes != "1")
+        raise UsageError(f"--baseline {baseline}: the complete runs are of {sizes} device{several}")
+    if not anyway:
+        same_settings(whole, ", or --anyway")
+    found: dict[tuple[int, int], list[TrainingRun]] = {}
+    for run in whole:
+        found.setdefault((run.devices, run.nodes or 0), []).append(run)
+    base_key = min(key for key in found if key[0] == base_devices)
+    base = found[base_key][0]
+    kinds: dict[Kind, dict[tuple[int, int], list[TrainingRun]]] = {}
+    for key, own in found.items():
+        for run in own:
+            for kind in _kinds(base, run) or _refused(base, run, anyway):
+                kinds.setdefault(kind, {}).setdefault(key, []).append(run)
+    # What is of the baseline's size fits every kind, and is a study only where nothing else is.
+    grown = {k: v for k, v in kinds.items() if any(key[0] != base_devices for key in v)}
+    if not grown:
+        grown = {"undetermined": kinds.get("undetermined") or next(iter(kinds.values()))}
+    return [
+        study(kind, [Configuration(tuple(own[key])) for key in sorted(own)], base_devices)
+        for kind, own in grown.items()
+    ]
+
+
+def same_settings(runs: Sequence[TrainingRun], cure: str = "") -> None:
+    """Raise `NotComparable` with the difference, and what cures it beside leaving one out."""
+    for told in differences(runs):
+        raise NotComparable(f"mixed experiments: {told}; give the runs of one experiment{cure}")
+
+
+def differences(runs: Sequence[TrainingRun]) -> Iterator[str]:
+    """Each setting in which runs differ, with two of its values."""
+    for name in dict.fromkeys(name for run in runs for name in run.settings):
+        values: dict[str, TrainingRun] = {}
+        for run in runs:
+            if name in run.settings:
+                values.setdefault(run.settings[name], run)
+        if len(values) > 1:
+            two = " and ".join(f"{v} in {run.source}" for v, run in list(values.items())[:2])
+            yield f"the {name} is {two}"
+
+
+def _kinds(base: TrainingRun, run: TrainingRun) -> list[Kind]:
+    """The kinds of scaling that lead from one run to another."""
+    if not (base.shape_known and run.shape_known):
+        return ["undetermined"]
+    assert base.work is not None and run.work is not None
+    assert base.batch is not None and run.batch is not None
+    assert base.global_batch is not None and run.global_batch is not None
+    grown = base.work * run.devices / base.devices
+    grows = abs(run.work - grown) < abs(run.work - base.work)
+    # The last batch of an epoch may be filled up or left out.
+    near = abs(run.work - (grown if grows else base.work)) <= max(
+        run.global_batch, base.global_batch
+    )
+    same_batch, same_global = run.batch == base.batch, run.global_batch == base.global_batch
+    if not near:
+        return []
+    if run.devices == base.devices:
+        alike = same_batch and same_global
+        return ["strong", "weak", "hybrid", "undetermined"] if alike else []
+    if grows:
+        return ["weak"] if same_batch and not same_global else []
+    return ["strong"] if same_global else ["hybrid"] if same_batch else []
+
+
+def _refused(base: TrainingRun, run: TrainingRun, anyway: bool) -> list[Kind]:
+    if anyway:
+        return ["undetermined"]
+    both = " and ".join(
+        f"{one.work:,} samples an epoch, {one.batch} a batch and device ({one.global_batch} in "
+        f"all) on {one.devices} ({one.source})"
+        for one in (base, run)
+    )
+    raise NotComparable(
+        f"mixed experiments: {both} are neither weak, strong nor hybrid scaling; give the runs of "
+        "one experiment, or --anyway"
+    )
+
+
+def study(kind: Kind, configurations: Sequence[Configuration], base_devices: int) -> Study:
+    """Points and fits. The baseline comes first, then by devices."""
+    ordered = sorted(configurations, key=lambda c: (c.devices != base_devices, c.devices))
+    rng = np.random.default_rng(0)  # the same report from the same runs, to the digit
+    p = np.array([c.devices / base_devices for c in ordered])
+    work = p if kind == "weak" else np.ones(len(p))
+    means = np.array([c.seconds for c in ordered])
+    draws = np.stack([drawn_means(c.times, rng) for c in ordered], axis=1)
+    speedups, drawn = work * means[0] / means, work * draws[:, :1] / draws
+    n = min(len(c.runs) for c in ordered)
+    return Study(
+        kind,
+        tuple(_point(kind, ordered[0], at) for at in ordered),
+        None if kind == "weak" else _rise(p, speedups, drawn, n),
+        *_fits(kind, base_devices, p, speedups, drawn, n),
+    )
+
+
+def _point(kind: Kind, base: Configuration, at: Configuration) -> Point:
+    p = at.devices / base.devices
+    gain = Interval(1.0, None, None, 1)  # the baseline's, by definition
+    if at is not base:
+        work = p if kind == "weak" else 1.0
+        gain = _each_end(ratio(base.times, at.times), lambda r: work * r)
+    shares = p > 1 and kind != "weak"
+    return Point(
+        at,
+        gain,
+        _each_end(gain, lambda s: s / p),
+        _each_end(gain, lambda s: float(karp_flatt(s, p))) if shares else None,
+    )
+
+
+def _each_end(interval: Interval, of: Callable[[float], float]) -> Interval:
+    """What rises or falls with a quantity, where that lies in an interval."""
+    if interval.low is None or interval.high is None:
+        return Interval(of(interval.value), None, None, interval.n)
+    low, high = sorted((of(interval.low), of(interval.high)))
+    return Interval(of(interval.value), low, high, interval.n)
+
+
+def _rise(p: Floats, speedups: Floats, drawn: Floats, n: int) -> Interval | None:
+    above = [i for i in range(len(p)) if p[i] > 1]
+    if not above or p[above[-1]] == p[above[0]]:
+        return None
+    first, last = above[0], above[-1]
+
+    def change(s: Floats) -> Floats:
+        return np.asarray(karp_flatt(s[..., last], p[last]) - karp_flatt(s[..., first], p[first]))
+
+    return drawn_interval(float(change(speedups)), change(drawn), n)
+
+
+def _fits(
+    kind: Kind, base_devices: int, p: Floats, speedups: Floats, drawn: Floats, n: int
+) -> tuple[Amdahl | str, Usl | str]:
+    """Of the baseline and what has more devices; or why not."""
+    above = p >= 1
+    p, speedups, drawn = p[above], speedups[above], drawn[:, above]
+    sizes = len(set(p))
+    given = f"{sizes} size{'s' * (sizes != 1)}"
+    serial: Amdahl | str = f"Amdahl's law is refused with {given}; it takes {AMDAHL_SIZES}"
+    if kind == "weak":
+        serial = "Amdahl's law is of work that stays the same, and weak scaling adds work"
+    elif sizes >= AMDAHL_SIZES:
+        serial = Amdahl(drawn_interval(float(amdahl(p, speedups)), amdahl(p, drawn), n))
+    laws: Usl | str = f"the USL is refused with {given}; it takes {USL_SIZES}"
+    if sizes >= USL_SIZES:
+        (sigma, kappa), draws = usl(p, speedups), usl(p, drawn)
+        turn, turns = (
+            base_devices * peak(each[..., 0], each[..., 1])
+            for each in (np.array([sigma, kappa]), draws)
+        )
+        laws = Usl(
+            drawn_interval(float(sigma), draws[:, 0], n),
+            drawn_interval(float(kappa), draws[:, 1], n),
+            drawn_interval(float(turn), turns, n) if kappa > 0 else None,
+        )
+    return serial, laws

@@ -1,0 +1,191 @@
+"""The seed's tables of scaling, to the letter of their layout, and how runs are called in them.
+
+BENCHMARK RESULTS SUMMARY   `summary`    a line for each run, those that broke off marked
+SPEEDUP ANALYSIS            `speedups`   a paragraph for each configuration
+Training Results on ...     `results`    a block to paste
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from .study import Study, TrainingRun
+
+WIDE, NARROW = 100, 80
+
+_BECAME = {
+    "crashed": "crashed",
+    "cancelled": "was cancelled",
+    "preempted": "was preempted",
+    "timeout": "ran out of its time",
+    "stopped": "was stopped by a signal",
+    "unfinished": "did not come to its end",
+    "unknown": "does not tell how far it came",
+    "complete": "is complete",
+}
+
+
+def counted(run: TrainingRun) -> str:
+    """``1 GPU``, ``4 GPUs``, ``2 processes``; ``2 devices`` where the run did not tell."""
+    return f"{run.devices} {run.unit if run.devices == 1 else units([run])}"
+
+
+def units(runs: Sequence[TrainingRun]) -> str:
+    """``GPUs``, ``processes``, or ``devices`` where not all are the one or the other."""
+    names = {run.unit for run in runs}
+    name = names.pop() if len(names) == 1 else "device"
+    return f"{name}{'es' if name == 'process' else 's'}"
+
+
+def on_nodes(run: TrainingRun) -> str:
+    return f"{run.nodes} node{'s' * (run.nodes != 1)}" if run.nodes else ""
+
+
+def label(run: TrainingRun) -> str:
+    """``Single GPU``, ``8 GPUs (2 nodes)``."""
+    if run.devices == 1:
+        return f"Single {run.unit}"
+    return f"{counted(run)} ({on_nodes(run)})" if run.nodes else counted(run)
+
+
+def heading(run: TrainingRun) -> str:
+    """``Single GPU``, ``Multi-GPU (4 GPUs, 1 node)``, ``Multi-Node (8 GPUs, 2 nodes)``."""
+    if run.devices == 1:
+        return label(run)
+    several = f"Multi-{run.unit[:1].upper()}{run.unit[1:]}"
+    kind = "Multi-Node" if (run.nodes or 1) > 1 else several
+    return f"{kind} ({', '.join(filter(None, [counted(run), on_nodes(run)]))})"
+
+
+def summary_table(runs: Sequence[TrainingRun]) -> list[str]:
+    """A line for each run; one that is not complete has a star, and a line below says why."""
+    devices = {"processes": "Procs", "devices": "Count"}.get(units(runs), "GPUs")
+    head = ("Job ID", "Configuration", devices, "Nodes", "Time (s)", "Time/Epoch (s)")
+    lines = ["BENCHMARK RESULTS SUMMARY", "=" * WIDE, _line(*head, "Val Loss", "Val Acc")]
+    lines.append("-" * WIDE)
+    for run in runs:
+        star = "" if run.complete else "*"
+        lines.append(
+            _line(
+                run.job,
+                label(run),
+                str(run.devices),
+                str(run.nodes or "-"),
+                fixed(run.seconds, 2) + star,
+                fixed(run.per_epoch, 2),
+                "nan" if run.diverged else fixed(run.val_loss, 4),
+                fixed(run.val_acc, 4),
+            )
+        )
+    return [*lines, "=" * WIDE, *filter(None, map(run_mark, runs)), *diverged(runs)]
+
+
+def _line(*cells: str) -> str:
+    return _cells(cells, (10, 30, 6, 6, 10, 14, 9, 7))
+
+
+def _cells(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return " ".join(f"{c:<{w}}" for c, w in zip(cells, widths, strict=True)).rstrip()
+
+
+def fixed(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def run_mark(run: TrainingRun) -> str:
+    """What became of a run that is not compared."""
+    if run.complete:
+        return ""
+    of = f" of {run.planned_epochs}" if run.planned_epochs else ""
+    epochs = f" after {run.epochs or 0}{of} epochs"
+    if run.status == "unknown":
+        return f"* {run.job}: {_BECAME[run.status]}; not compared."
+    if run.status == "complete":
+        return f"* {run.job}: its time is of {run.epochs}{of} epochs; not compared."
+    attempt = f", attempt {run.restarts + 1}" if run.restarts else ""
+    return f"* {run.job}{attempt}: {_BECAME[run.status]}{epochs}; not compared."
+
+
+def diverged(runs: Sequence[TrainingRun]) -> Iterator[str]:
+    """A sentence for each run whose loss was not finite."""
+    for run in runs:
+        if run.diverged:
+            compared = " Its time is compared." if run.complete else ""
+            yield (
+                f"Job {run.job} diverged ({run.source}): a loss that it told is not a number, so "
+                f"its scores are compared with nothing.{compared}"
+            )
+
+
+def speedup_table(study: Study) -> list[str]:
+    """Average time, speed-up and parallel efficiency of each configuration."""
+    base = study.base
+    lines = ["SPEEDUP ANALYSIS", "=" * NARROW]
+    single = label(base.first) if base.devices == 1 else heading(base.first)
+    lines.append(f"Baseline ({single}): {base.seconds:.2f} seconds")
+    for point in study.points:
+        lines += [
+            "",
+            f"{heading(point.at.first)}:",
+            f"  Average time: {point.at.seconds:.2f} seconds",
+            f"  Speedup: {point.speedup.value:.2f}x",
+            f"  Parallel efficiency: {100 * point.efficiency.value:.1f}%",
+        ]
+    return [*lines, "=" * NARROW]
+
+
+def results_table(study: Study, machine: str) -> list[str]:
+    """The block of the seed that is for documentation."""
+    run, title = study.base.first, f"Training Results on {machine}"
+    facts = [
+        ("Dataset", _data_set(study)),
+        ("Model", _model(run)),
+        ("Epochs", run.epochs),
+        ("Base batch size", run.batch and f"{run.batch} per {run.unit}"),
+    ]
+    lines = [title, "=" * (len(title) + 2)]
+    lines += [f"{name}: {value}" for name, value in facts if value]
+    longest = max(point.at.seconds for point in study.points)
+    size, unit = (60.0, "min") if longest >= 60 else (1.0, "s")
+    rows = [("Configuration", "Time", "Speedup", "Efficiency")]
+    for point in study.points:
+        first = point.at.first
+        name = f"{counted(first)} (baseline)" if point is study.points[0] else label(first)
+        time = f"{point.at.seconds / size:.1f} {unit}"
+        share = f"{100 * point.efficiency.value:.0f}%"
+        rows.append((name, time, f"{point.speedup.value:.1f}×", share))
+    first_column = max(19, *(len(row[0]) + 1 for row in rows))
+    head, *body = (_cells(row, (first_column, 9, 9, 10)) for row in rows)
+    lines += ["", head, "-" * (first_column + 31), *body]
+    accuracies = [p.at.mean(lambda run: run.scored(run.val_acc)) for p in study.points]
+    known = [f"{100 * value:.0f}" for value in accuracies if value is not None]
+    if known and len(known) == len(study.points):
+        lines.append("")
+        if len(set(known)) == 1:
+            lines.append(f"All configurations achieved ~{known[0]}% validation accuracy.")
+        else:
+            best, worst = max(known, key=float), min(known, key=float)
+            lines.append(f"Validation accuracy is from {worst}% to {best}%.")
+    return lines
+
+
+def _data_set(study: Study) -> str | None:
+    run = study.base.first
+    kind = run.settings.get("workload", "").removesuffix("_mlp")
+    kind = "spiral pattern" if kind == "spiral" else kind
+    if not run.work:
+        return None
+    count = f"{run.work:,}"
+    if study.kind in ("weak", "undetermined"):  # elsewhere they are equal, but for a last batch
+        works = [each.work for point in study.points for each in point.at.runs if each.work]
+        if min(works) < max(works):
+            count = f"{min(works):,} to {max(works):,}"
+    return f"{count} {kind} samples".replace("  ", " ")
+
+
+def _model(run: TrainingRun) -> str | None:
+    if layers := run.settings.get("hidden layers"):
+        return f"MLP {layers}"
+    count = run.settings.get("parameters")
+    model = run.settings.get("model") or run.settings.get("workload")
+    return f"{model}, {float(count):,.0f} parameters" if model and count else model

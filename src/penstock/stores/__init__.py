@@ -1,1 +1,0 @@
-"""One file per kind of store, each imported only when a spec asks for it."""

@@ -1,0 +1,154 @@
+"""The state of a training on disk, whole or not at all.
+
+    OUT/checkpoints/last.pt                        the state after the last checkpoint
+    OUT/checkpoints/epoch=03-val_acc=0.9512.pt     the best few, by the workload's judge
+    OUT/best_model.pth                             the weights of the best, nothing else
+
+Every file is written under another name and then renamed, so a killed run leaves the one before.
+Files hold tensors, numbers, strings, lists and dicts only: they are read with
+``weights_only=True``, which executes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..base import UsageError, replacing
+from ..models import read_tensors
+
+FORMAT, VERSION = "penstock-training", 2
+LAST, BEST = "last.pt", "best_model.pth"
+
+State = dict[str, Any]
+Write = Callable[[Path, Mapping[str, Any]], None]
+"""Writes a state to a path; of several ranks it is called on all, and one of them writes."""
+
+
+class Checkpoints:
+    """The checkpoints of one output folder. Every rank makes the same calls."""
+
+    def __init__(
+        self, out: Path, write: Write, *, writes: bool, keep: int, judge: str, higher: bool
+    ) -> None:
+        self.out, self.folder = out, out / "checkpoints"
+        self._write, self._writes, self._keep = write, writes, keep
+        self._judge, self._sign = judge, 1.0 if higher else -1.0
+        self.best: list[dict[str, Any]] = []
+        """The best epochs, best first: ``score``, ``epoch``, ``file`` and all ``scores``."""
+
+    def save(self, state: State) -> None:
+        """The state as the last one."""
+        self._put(self.folder / LAST, {"format": FORMAT, "version": VERSION, **state})
+
+    def rank(self, epoch: int, scores: Mapping[str, float]) -> bool:
+        """Enter an epoch among the best; whether it is the best of all. Ties go to the earlier."""
+        score = scores[self._judge]
+        file = f"epoch={epoch:02d}-{self._judge}={score:.4f}.pt"
+        entry = {"score": score, "epoch": epoch, "file": file, "scores": dict(scores)}
+        worst = float("-inf")
+        ranked = sorted(
+            [*self.best, entry],
+            key=lambda e: -(self._sign * e["score"] if np.isfinite(e["score"]) else worst),
+        )
+        self.best = ranked[: max(1, self._keep)]
+        return self.best[0] is entry
+
+    def tidy(self, epoch: int) -> None:
+        """Give the last state, that of an epoch, its name among the best, if it is one of them;
+        remove those that were."""
+        if not self._writes:
+            return
+        wanted = {entry["file"]: entry["epoch"] for entry in self.best[: self._keep]}
+        for path in self.folder.glob("epoch=*.pt"):
+            if path.name not in wanted:
+                path.unlink()
+        for name, of in wanted.items():
+            if of == epoch and not (self.folder / name).exists():
+                _same(self.folder / LAST, self.folder / name)
+
+    def save_weights(self, weights: Mapping[str, Any]) -> None:
+        self._put(self.out / BEST, weights)
+
+    def _put(self, path: Path, state: Mapping[str, Any]) -> None:
+        if not self._writes:
+            self._write(path, state)  # which no other rank does without
+            return
+        with replacing(path) as draft:
+            self._write(draft, state)
+
+
+def _same(old: Path, new: Path) -> None:
+    """A second name for a file that is only ever replaced; a copy where there are no links."""
+    with replacing(new) as draft:
+        try:
+            os.link(old, draft)
+        except OSError:
+            shutil.copyfile(old, draft)
+
+
+def read(path: Path, workload: str) -> State:
+    """The state in a file. Raises `UsageError` where it is none, or another workload's."""
+    state = read_tensors(path, "--resume")
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise UsageError(f"--resume: {path} is no checkpoint of penstock train")
+    if state.get("version") != VERSION:
+        raise UsageError(
+            f"--resume: {path} has version {state.get('version')} of the format; this Penstock "
+            f"reads {VERSION}"
+        )
+    if state.get("workload") != workload:
+        raise UsageError(
+            f"--resume: {path} is a checkpoint of {state.get('workload')}, not {workload}"
+        )
+    return state
+
+
+def load_state(module: nn.Module, weights: Mapping[str, Any], where: str) -> None:
+    """Put weights into a model that has exactly those, by name and shape."""
+    own = module.state_dict()
+    for name in {**own, **weights}:
+        there, here = (_shape(state, name) for state in (weights, own))
+        if there != here:
+            raise UsageError(f"{where} is of another model: {name} is {there} there, {here} here")
+    module.load_state_dict(weights)
+
+
+def _shape(state: Mapping[str, Any], name: str) -> object:
+    if name not in state:
+        return "absent"
+    value = state[name]
+    return tuple(value.shape) if isinstance(value, Tensor) else "no tensor"
+
+
+def random_state(device: torch.device) -> State:
+    """Where this process stands in its random numbers: torch's, numpy's and Python's."""
+    numpys: Any = np.random.get_state(legacy=True)
+    name, keys, position, has_gauss, gauss = numpys
+    version, words, next_gauss = random.getstate()
+    state = {
+        "torch": torch.get_rng_state(),
+        "numpy": [str(name), torch.from_numpy(keys.astype(np.int64)), position, has_gauss, gauss],
+        "python": [version, list(words), next_gauss],
+    }
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_random_state(state: State, device: torch.device) -> None:
+    torch.set_rng_state(state["torch"])
+    name, keys, position, has_gauss, gauss = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
+    version, words, next_gauss = state["python"]
+    random.setstate((version, tuple(words), next_gauss))
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)

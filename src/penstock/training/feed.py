@@ -1,0 +1,197 @@
+"""Samples by index into batches, in the order of an `Order`, by processes or by threads.
+
+    Order.items(epoch, batch) ──▶ samples[index] in workers ──▶ collate ──▶ (items, batch)
+
+The order is arithmetic, so a feed begins at any batch of any epoch without going through those
+before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import warnings
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from ..base import PenstockError, TrainConfig, UsageError, death_signal, usable_cores
+from ..loading import Items, Order, Position
+from .workloads import Batch, Samples, Workload
+
+SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name)
+)
+"""What a batch system, or Ctrl-C, ends a job with; Windows has no SIGUSR1."""
+
+
+class TorchFeed:
+    """Samples by index, put into batches by torch's DataLoader and its worker processes."""
+
+    def __init__(
+        self, samples: Samples, order: Order, workload: Workload, config: TrainConfig, pin: bool
+    ) -> None:
+        self._batches = _Batches(order)
+        self._iterator: Any = None
+        workers = config.num_workers
+        self.note = _note(workers)
+        with _torch_says_nothing():
+            self._loader: DataLoader[Any] = DataLoader(
+                _Indexed(samples),  # type: ignore[arg-type]
+                batch_sampler=self._batches,
+                collate_fn=_Collate(workload),
+                num_workers=workers,
+                persistent_workers=config.persistent_workers and workers > 0,
+                prefetch_factor=config.prefetch_factor if workers > 0 else None,
+                pin_memory=pin,
+                worker_init_fn=_leave_signals_to_the_parent,
+                # Of its own, or each iterator would draw its seed from the numbers of the run, and
+                # a run that goes on inside an epoch makes one iterator more.
+                generator=torch.Generator().manual_seed(order.seed),
+            )
+
+    def epoch(self, epoch: int, first: int) -> Iterator[tuple[Items, Batch]]:
+        self._batches.at = Position(epoch, first)
+        with _torch_says_nothing():
+            self._iterator = iter(self._loader)
+        return _or_raised(self._iterator)
+
+    def close(self) -> None:
+        """End the workers. Torch ends them with its iterator, which the traceback of an error may
+        hold on to; and multiprocessing waits for them before the interpreter ends."""
+        end_workers = getattr(self._iterator, "_shutdown_workers", None)
+        if end_workers is not None:
+            end_workers()
+        self._iterator = None
+
+
+class ThreadFeed:
+    """Samples by index, read by threads: for stores that do not live on in a forked process."""
+
+    def __init__(
+        self, samples: Samples, order: Order, workload: Workload, config: TrainConfig, pin: bool
+    ) -> None:
+        self._samples, self._order, self._workload = samples, order, workload
+        self._pin = pin
+        self._ahead = (config.prefetch_factor or 2) * max(1, config.num_workers)
+        self._pool = ThreadPoolExecutor(max(1, config.num_workers), "feed")
+
+    def epoch(self, epoch: int, first: int) -> Iterator[tuple[Items, Batch]]:
+        under_way: deque[tuple[Items, list[Future[Any]]]] = deque()
+        numbers = iter(range(first, self._order.num_batches))
+        try:
+            while True:
+                for number in islice(numbers, self._ahead - len(under_way)):
+                    items = self._order.items(epoch, number)
+                    reads = [
+                        self._pool.submit(self._samples.__getitem__, i) for i in items.tolist()
+                    ]
+                    under_way.append((items, reads))
+                if not under_way:
+                    return
+                items, reads = under_way.popleft()
+                batch = self._workload.collate([read.result() for read in reads])
+                yield items, _pinned(batch) if self._pin else batch
+        finally:  # left early, or failed
+            for _, reads in under_way:
+                for read in reads:
+                    read.cancel()
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+
+def _or_raised(batches: Iterator[tuple[Items, Batch]]) -> Iterator[tuple[Items, Batch]]:
+    for items, batch in batches:
+        if isinstance(batch, PenstockError):
+            raise batch
+        yield items, batch
+
+
+def _note(workers: int) -> str:
+    """What the user should know of so many processes; nothing where there is a core for each."""
+    cores = usable_cores()
+    if workers <= cores:
+        return ""
+    return (
+        f"--num-workers {workers} on {cores} cores: they take turns with each other and with the "
+        f"training; {cores} or fewer may be as fast"
+    )
+
+
+@contextlib.contextmanager
+def _torch_says_nothing() -> Iterator[None]:
+    """Of too many workers: torch says so at each loader and epoch, and we have said it once."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+        yield
+
+
+def _pinned(batch: Batch) -> Batch:
+    from lightning_utilities.core.apply_func import apply_to_collection
+
+    return apply_to_collection(batch, torch.Tensor, torch.Tensor.pin_memory)
+
+
+def _leave_signals_to_the_parent(worker: int) -> None:
+    """A batch system signals every process of a job; workers that died of it would take the run
+    with them before its checkpoint. They end when their parent does."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    if ask := death_signal():  # torch looks every few seconds
+        ask()
+
+
+class _Batches:
+    """The indices of each batch, from a position to the end of its epoch."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self.at = Position(0, 0)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        epoch, first = self.at
+        for batch in range(first, self._order.num_batches):
+            yield self._order.items(epoch, batch).tolist()
+
+    def __len__(self) -> int:
+        return self._order.num_batches - self.at.batch
+
+
+class _Indexed:
+    """Samples together with their indices.
+
+    What is wrong with one travels in its place: raised in a worker, torch would bury its sentence
+    in a traceback.
+    """
+
+    def __init__(self, samples: Samples) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> tuple[int, Any]:
+        try:
+            return index, self._samples[index]
+        except UsageError as error:
+            return index, error
+        except PenstockError as error:  # others may not survive a pipe
+            return index, PenstockError(str(error))
+
+
+class _Collate:
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+
+    def __call__(self, pairs: Sequence[tuple[int, Any]]) -> tuple[Items, Batch]:
+        indices = np.array([index for index, _ in pairs], np.int64)
+        samples = [sample for _, sample in pairs]
+        fault = next((sample for sample in samples if isinstance(sample, PenstockError)), None)
+        return indices, fault or self._workload.collate(samples)

@@ -1,0 +1,244 @@
+"""Devices, precision and ranks of a training, by `lightning_fabric`; how ranks agree to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..base import Incomplete, PenstockError, TrainConfig, UsageError, for_children, require
+from ..cluster import NOT_A_RANK, Place, find_place, job_of, tasks_elsewhere
+from .feed import SIGNALS
+
+_NO_MEMORY = ("out of memory", "_STATUS_ALLOC_FAILED", "DefaultCPUAllocator")
+"""Of a device, of what it computes with, and of the host: torch has a type for the first only."""
+
+
+@contextlib.contextmanager
+def launched(config: TrainConfig) -> Iterator[Any]:
+    """Devices and ranks. A process group that is made here ends here, where all ranks end it.
+
+    A rank that fails leaves it as it is: NCCL's ends for all at once, and the others wait for the
+    sum that this one does not come to. Whoever started the ranks ends them when one is gone.
+    """
+    ours = not dist.is_initialized()
+    fabric = _fabric(config)
+    children = getattr(fabric.strategy.launcher, "procs", [])
+    stopped: Incomplete | None = None
+    try:
+        yield fabric
+    except Incomplete as error:
+        # All ranks raise it. What started them ends the others when one leaves, and the first
+        # is still to write what became of the run: Fabric would kill it, so it is told of none.
+        children.clear()
+        fabric.barrier()
+        stopped = error
+    except BaseException as error:
+        while children:
+            children.pop().kill()
+        told = _told(error, config, fabric.world_size)
+        if told is not None:
+            raise PenstockError(told) from error
+        raise
+    if ours and dist.is_initialized():
+        dist.destroy_process_group()
+    if stopped is not None:
+        raise stopped
+
+
+def _told(error: BaseException, config: TrainConfig, ranks: int) -> str | None:
+    """What is said of an error of torch's that is no defect."""
+    if not isinstance(error, RuntimeError):
+        return None
+    text = str(error)
+    for line in text.splitlines():
+        if not any(words in line for words in _NO_MEMORY):
+            continue
+        how_much = ". ".join(line.split(". ")[:3]).rstrip(".")
+        return (
+            f"{how_much}; less is needed with --batch-size below {config.batch_size} (and "
+            "--grad-accum-steps for steps as large), --checkpointing or --amp"
+        )
+    if ranks > 1 and (isinstance(error, dist.DistError) or "gloo" in text):
+        return NOT_A_RANK
+    return None
+
+
+def this_place(config: TrainConfig) -> Place:
+    """The place of this process, as it is before Fabric starts what ranks it starts itself."""
+    place = find_place(os.environ)
+    if config.distributed and not place.launched and config.device in ("auto", "cuda"):
+        return replace(place, world_size=torch.cuda.device_count() or 1)
+    return place
+
+
+def _fabric(config: TrainConfig) -> Any:
+    fabric = require("lightning_fabric", "train")
+    from lightning_fabric.plugins import HalfPrecision, MixedPrecision
+    from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+    from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+    from lightning_fabric.strategies.ddp import DDPStrategy
+
+    class Started(TorchElasticEnvironment):
+        """Ranks that torchrun or srun has started, on any number of nodes, on each any number."""
+
+        def validate_settings(self, num_devices: int, num_nodes: int) -> None: ...
+
+    class Summed(DDPStrategy):
+        """A rank that was started has one device, whatever its number among the ranks."""
+
+        @property
+        def root_device(self) -> torch.device:
+            own = self.parallel_devices or []
+            return own[0] if place.launched else super().root_device
+
+    class Autocast(MixedPrecision):
+        """Leaves inputs as they are. Autocast casts what an operator should have in half, and
+        coordinates of boxes are not to be rounded to it."""
+
+        def convert_input(self, data: Any) -> Any:
+            return data
+
+    place = find_place(os.environ)
+    if place.world_size > 1 and not config.distributed:
+        raise UsageError(
+            f"{place.world_size} ranks were started, and without --distributed each would train "
+            "alone"
+        )
+    if config.distributed and (tasks := tasks_elsewhere(os.environ)) > 1:
+        raise UsageError(
+            f"--distributed: the {tasks} tasks of SLURM's job are not started; say penstock "
+            "launch slurm -- train ..."
+        )
+    device = device_of(config.device)
+    cuda = device.type == "cuda"
+    devices: int | list[int] = 1
+    if place.launched and cuda:
+        devices = [own_device(place, torch.cuda.device_count())]
+    elif config.distributed and not place.launched and cuda:
+        devices = torch.cuda.device_count()
+    several = place.world_size > 1 or (isinstance(devices, int) and devices > 1)
+    # Left to itself, Fabric believes the counts of a job, and warns wherever there is an srun.
+    plugins: list[Any] = [Started() if place.launched else LightningEnvironment()]
+    if place.launched:
+        os.environ.update(place.variables())
+    if config.amp:
+        plugins.append(Autocast("16-mixed" if cuda else "bf16-mixed", device.type))
+    elif config.dtype != "float32":
+        plugins.append(HalfPrecision("bf16-true" if config.dtype == "bfloat16" else "16-true"))
+    made = fabric.Fabric(
+        accelerator=device.type,
+        devices=devices,
+        num_nodes=place.nodes,
+        strategy=Summed(gradient_as_bucket_view=True) if several else "auto",
+        plugins=plugins,
+    )
+    if several and not place.launched:  # Fabric starts the others
+        os.environ |= for_children()
+    made.launch()
+    return made
+
+
+def device_of(name: str) -> torch.device:
+    """What ``--device`` means: with ``auto`` a CUDA device where there is one, and else the CPU."""
+    there = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
+    if name == "auto":
+        name = "cuda" if there["cuda"] else "cpu"
+    if not there[name]:
+        raise UsageError(f"--device {name}: torch finds no such device here")
+    return torch.device(name)
+
+
+def own_device(place: Place, visible: int) -> int:
+    """The number of a rank's GPU: that of the rank on its node, or the one that it is shown."""
+    if visible == 1:
+        return 0
+    if place.local_rank >= visible:
+        raise UsageError(
+            f"rank {place.rank} is number {place.local_rank} of its node, which has {visible} "
+            "GPUs: start as many ranks"
+        )
+    return place.local_rank
+
+
+class Stop:
+    """A flag that signals set, and on which the ranks agree."""
+
+    def __init__(self) -> None:
+        self.raised: str | None = None
+        self._before: dict[int, Any] = {}
+        self._group: Any = None
+        self._vote: tuple[Any, Tensor] | None = None
+
+    def __enter__(self) -> Stop:
+        if threading.current_thread() is threading.main_thread():  # no other may set handlers
+            self._before = {number: signal.signal(number, self._raise) for number in SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _raise(self, number: int, frame: object) -> None:
+        self.raised = signal.Signals(number).name
+        if number == signal.SIGINT:  # a second Ctrl-C does not wait for the step's end
+            signal.signal(number, signal.default_int_handler)
+
+    def agreed(self) -> bool:
+        """Whether to stop at this boundary: the same answer on every rank.
+
+        A rank alone knows at once. Of several, each casts its vote at one boundary and reads the
+        sum at the next, when it has long arrived; the group is gloo's, so that no GPU waits.
+        """
+        if not (dist.is_initialized() and dist.get_world_size() > 1):
+            return self.raised is not None
+        if self._group is None:
+            self._group = dist.new_group(backend="gloo")
+        stop = False
+        if self._vote is not None:
+            work, votes = self._vote
+            work.wait()
+            stop = bool(votes.item())
+        votes = torch.tensor([int(self.raised is not None)])
+        self._vote = dist.all_reduce(votes, group=self._group, async_op=True), votes
+        return stop
+
+    def forget(self) -> None:
+        """Read the vote that is under way, as every rank does before it ends."""
+        if self._vote is not None:
+            self._vote[0].wait()
+            self._vote = None
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def host_name() -> str:
+    """The node as SLURM calls it, where it does: several of its nodes may be one machine."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def launch_of(hosts: Sequence[str]) -> dict[str, Any]:
+    """Where a run runs, and as which job, from the hosts of its ranks."""
+    restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
+    return {
+        "nodes": len(set(hosts)),
+        "hosts": list(dict.fromkeys(hosts)),
+        "job_id": job_of(os.environ) or None,
+        "job_name": os.environ.get("SLURM_JOB_NAME"),
+        "restarts": int(restarts) if restarts.isdecimal() else 0,
+    }

@@ -1,0 +1,140 @@
+"""One step of training: batches in, weights changed, each phase of it timed.
+
+batch ──▶ transfer ──▶ forward ──▶ backward ──┬──▶ (sum over ranks) ──▶ optimizer
+  ▲                                           │
+  └────── of --grad-accum-steps batches ──────┘
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from ..base import TrainConfig
+from ..instruments import Clock, DeviceLaps, Laps
+from ..loading import Items
+from ..models import channels_last, float32_default, load_weights, recompute_activations
+from .workloads import Batch, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A step that was taken. Its numbers are the device's; to look at them is to wait for it."""
+
+    samples: int
+    loss: Tensor
+    metrics: Mapping[str, Tensor]
+
+
+class Stepper:
+    """A model on its device, its optimiser, and the clock of their steps."""
+
+    def __init__(
+        self,
+        fabric: Any,
+        workload: Workload,
+        name: str,
+        config: TrainConfig,
+        rate: Callable[[int], float],
+        clock: Clock,
+    ) -> None:
+        """``rate`` gives the learning rate at a step, as a share of --learning-rate."""
+        self.fabric, self.workload, self.config = fabric, workload, config
+        torch.manual_seed(config.seed)
+        with float32_default():
+            module = workload.model()
+        if config.weights is not None:
+            load_weights(module, name, config.weights)
+        if config.checkpointing:
+            recompute_activations(module, name)
+        if config.channels_last:
+            for parameter in module.parameters():
+                parameter.data = channels_last(parameter.data)
+        self.module = module
+        optimizer = workload.optimizer(module)
+        net = torch.compile(module) if config.compile else module
+        self._model, self._optimizer = fabric.setup(net, optimizer)
+        self.parameters = sum(p.numel() for p in module.parameters())
+        trained = [p for p in module.parameters() if p.requires_grad]  # in the dtype of the run
+        self.trainable_parameters = sum(p.numel() for p in trained)
+        self.gradient_bytes = sum(p.numel() * p.element_size() for p in trained)
+        # Fabric moved the module; where its own layers went, the optimizer's parameters are.
+        self.optimizer: Optimizer = self._optimizer.optimizer
+        self.scheduler = LambdaLR(self.optimizer, rate)
+        self._sums = any(isinstance(m, DistributedDataParallel) for m in self._model.modules())
+        on_cuda = fabric.device.type == "cuda"
+        self.laps = DeviceLaps(torch.cuda) if on_cuda else Laps(clock)
+
+    def take(self, batches: Iterator[tuple[Items, Batch]], share: int) -> Taken:
+        """A step on the gradients of so many batches."""
+        laps, config = self.laps, self.config
+        laps.begin()
+        samples, losses, told = 0, list[Tensor](), list[Mapping[str, Tensor]]()
+        for number in range(1, share + 1):
+            items, batch = next(batches)
+            laps.lap("data_wait")
+            batch = self.to_device(batch)
+            laps.lap("transfer")
+            sums = self._sums and number == share
+            with self.fabric.no_backward_sync(self._model, self._sums and not sums):
+                loss, metrics = self.workload.loss(self._model, batch)
+                laps.lap("forward")
+                if sums:
+                    mark_computed(loss, laps)
+                self.fabric.backward(loss / share)
+            laps.lap("communication" if sums else "backward")
+            samples += len(items)
+            losses.append(loss.detach())
+            told.append({name: value.detach() for name, value in metrics.items()})
+        if config.clip_norm is not None:
+            # A gradient that is not finite is the scaler's to skip; without one, the loss tells.
+            self.fabric.clip_gradients(
+                self._model, self._optimizer, max_norm=config.clip_norm, error_if_nonfinite=False
+            )
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self.scheduler.step()
+        laps.lap("optimizer")
+        laps.end()
+        means = {name: torch.stack([m[name] for m in told]).mean() for name in told[0]}
+        return Taken(samples, torch.stack(losses).mean(), means)
+
+    def to_device(self, batch: Batch) -> Batch:
+        batch = self.fabric.to_device(batch)
+        if not self.config.channels_last:
+            return batch
+        from lightning_utilities.core.apply_func import apply_to_collection
+
+        return apply_to_collection(batch, Tensor, channels_last)
+
+
+def rate_of(config: TrainConfig, steps: int, steps_per_epoch: int, step: int) -> float:
+    """The learning rate at a step of a run of so many, as a share of --learning-rate."""
+    rise = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
+    if config.schedule == "cosine":
+        return rise * 0.5 * (1 + math.cos(math.pi * min(1.0, step / steps)))
+    if config.schedule == "step":
+        return rise * float(0.1 ** (step // (steps_per_epoch * config.decay_epochs)))
+    return rise
+
+
+def mark_computed(loss: Tensor, laps: Laps) -> None:
+    """End the lap of the backward pass when all gradients are computed, before DDP waits for sums.
+
+    Autograd calls back when its work is done, in the order in which that was asked for: DDP asks
+    when its last gradient is there, and we ask when the first begins.
+    """
+    engine = torch.autograd.Variable._execution_engine
+
+    def ask(gradient: Tensor) -> None:
+        engine.queue_callback(lambda: laps.lap("backward"))
+
+    loss.register_hook(ask)

@@ -1,0 +1,74 @@
+"""The steps of a rank on disk, a row each, and what its process held at most."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from ..base import STEPS, replacing
+from ..instruments import PHASES, peak_rss
+
+_COLUMNS = ("step", "epoch", "samples", "loss", "step_s", *(f"{phase}_s" for phase in PHASES))
+
+
+class StepLog:
+    """The steps of a rank, a row each. A run that goes on drops the rows that it takes again."""
+
+    def __init__(self, out: Path, rank: int, done: int) -> None:
+        self.path = out / STEPS / f"rank{rank}.csv"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        kept = [row for row in self._rows() if int(row["step"]) <= done] if done else []
+        with replacing(self.path) as draft, draft.open("w", newline="") as file:
+            writer = csv.DictWriter(file, _COLUMNS)
+            writer.writeheader()
+            writer.writerows(kept)
+        self._file = self.path.open("a", newline="")
+        self._writer = csv.DictWriter(self._file, _COLUMNS)
+
+    def add(
+        self, step: int, epoch: int, samples: int, loss: float, seconds: Mapping[str, float]
+    ) -> None:
+        times = {f"{name}_s": f"{value:.9f}" for name, value in seconds.items()}
+        row = {"step": step, "epoch": epoch, "samples": samples, "loss": loss}
+        self._writer.writerow({**row, **times})
+
+    def flush(self) -> None:
+        """What was added outlives a process that is killed."""
+        self._file.flush()
+
+    def summary(self) -> dict[str, dict[str, float] | None]:
+        """Of the step and each phase the seconds in all and the median; None where it had none."""
+        self.flush()
+        rows = self._rows()
+        told: dict[str, dict[str, float] | None] = {}
+        for name in ("step", *PHASES):
+            values = [float(row[f"{name}_s"]) for row in rows if row[f"{name}_s"]]
+            told[name] = {"total_s": sum(values), "median_s": median(values)} if values else None
+        return told
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _rows(self) -> list[dict[str, str]]:
+        if not self.path.is_file():
+            return []
+        text = self.path.read_text()
+        whole = text[: text.rfind("\n") + 1]  # a process that was killed may leave half a row
+        return list(csv.DictReader(whole.splitlines()))
+
+
+def memory(device: torch.device) -> dict[str, int | None]:
+    """Peaks of this process, in bytes: of the host, and of its device where that keeps them."""
+    told: dict[str, int | None] = {
+        "host_peak": peak_rss(),
+        "device_peak": None,
+        "device_reserved": None,
+    }
+    if device.type == "cuda":
+        told["device_peak"] = torch.cuda.max_memory_allocated(device)
+        told["device_reserved"] = torch.cuda.max_memory_reserved(device)
+    return told

@@ -1,0 +1,185 @@
+"""The events of a run as a Comet experiment, live or uploaded later."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from ...base import PenstockError, learn_secret, require, scrub
+from .events import Event
+from .protocol import TRACKING_FOLDER, Keep, flat
+
+
+class Comet:
+    """The experiment at comet.com where there is a key and a network, else an archive of it.
+
+    A run stays what it began as: one that is live goes on live, or waits, and one that is an
+    archive goes on as one. Only so is it one experiment, with its parts in order.
+
+    The time of a metric at Comet is that of its sending: its `log_metric` knows no other. Live that
+    is a second late; the true ones stand in OUT/events.jsonl.
+    """
+
+    package = "comet_ml"
+
+    def __init__(self, out: Path, before: Sequence[str] = ()) -> None:
+        for name, value in _COMET.items():
+            os.environ.setdefault(name, value)
+        self._comet = require("comet_ml", "track")
+        self._folder = out.resolve() / TRACKING_FOLDER / "comet"
+        self._key, address = comet_account()
+        there = scrub(origin(address))
+        archived = any(self._folder.rglob("*.zip"))
+        reached = bool(self._key) and not archived and _answers(address)
+        self.durable = reached or there in before
+        self.where = there if self.durable else f"{TRACKING_FOLDER}/comet"
+        self._address = address
+        self._experiment: Any = None
+
+    def open(self, begin: Event, run: str | None, keep: Keep) -> str:
+        comet, key = self._comet, str(begin["run"])
+        if self.durable and not self._key:
+            raise PenstockError("the run is there, and there is no key of Comet's to go on with it")
+        if self.durable and not _answers(self._address):  # Comet itself would wait for minutes
+            raise PenstockError("it does not answer")
+        self._forget()
+        silent = (
+            "log_code log_graph auto_param_logging auto_metric_logging parse_args log_env_details "
+            "auto_output_logging log_git_metadata log_git_patch display_summary_level".split()
+        )
+        options = {**dict.fromkeys(silent, False), "project_name": begin["project"]}
+        if self.durable:
+            kind = comet.Experiment if run is None else comet.ExistingExperiment
+            # For what Comet would keep of a connection that breaks: events.jsonl has it.
+            self._spare = tempfile.TemporaryDirectory(prefix="penstock-")
+            options["offline_directory"] = self._spare.name
+        else:
+            kind = comet.OfflineExperiment if run is None else comet.ExistingOfflineExperiment
+            self._folder.mkdir(parents=True, exist_ok=True)
+            options["offline_directory"] = str(self._folder)
+        self._experiment = experiment = kind(experiment_key=key, **options)
+        if not experiment.alive:
+            raise PenstockError("it began no experiment")
+        if self.durable:
+            keep(key)
+        if self.durable or run is None:  # of one that is known, too: it may have failed here
+            experiment.set_name(begin["name"])
+            experiment.add_tags(begin["tags"])
+            experiment.log_parameters(flat(begin["parameters"]))
+            experiment.log_others(flat(begin["environment"]))
+        self._times = [begin["time"]]
+        return key
+
+    def send(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self._times.append(event["time"])
+            for name, value in event.get("metrics", {}).items():
+                self._experiment.log_metric(
+                    name, value, step=event["step"], epoch=event.get("epoch")
+                )
+        # Of a server that has gone, flush says nothing.
+        if self.durable and not (self._experiment.flush() and _answers(self._address)):
+            raise PenstockError("it did not take the metrics in time")
+
+    def close(self) -> None:
+        if not self.durable:
+            lasted = self._times[-1] - self._times[0]
+            self._experiment.start_time = round((time.time() - lasted) * 1000)
+        self._experiment.end()
+        if self.durable:
+            self._spare.cleanup()
+        elif not any(map(_is_whole, self._folder.glob("*.zip"))):
+            raise PenstockError(f"it left no archive in {self.where}")
+
+    def _forget(self) -> None:
+        """An experiment that failed would leave half an archive as it ends."""
+        if self._experiment is not None:
+            self._experiment.alive = False
+            if self.durable:
+                self._spare.cleanup()
+
+
+_COMET = {
+    "COMET_DISABLE_AUTO_LOGGING": "1",
+    "COMET_DISABLE_ANNOUNCEMENT": "true",
+    "COMET_ERROR_TRACKING_ENABLE": "false",
+    "COMET_INTERNAL_REPORTING": "false",
+    "COMET_LOGGING_CONSOLE": "CRITICAL",
+    "COMET_TIMEOUT_CLEANING": "60",
+}
+"""It patches no other library, reports nothing of itself to its makers, prints nothing, and gives
+up on a server soon: we try again."""
+_REACHED_WITHIN_S = 10.0
+
+
+def comet_account() -> tuple[str | None, str]:
+    """A key and the address that it is for, as Comet's own client finds them: from variables, from
+    its files or from the key; what Comet says of the key afterwards is told without it."""
+    from comet_ml import config as comet
+
+    settings = comet.get_config()
+    learn_secret(settings["comet.api_key"])
+    key: str | None = comet.get_api_key(None, settings)
+    learn_secret(key)
+    return key, str(comet.get_comet_url_override(comet.get_config()))
+
+
+def origin(address: str) -> str:
+    """A URL without its path.
+
+    >>> origin("https://www.comet.com/clientlib/")
+    'https://www.comet.com'
+    """
+    parts = urlsplit(address)
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def _answers(address: str) -> bool:
+    """By the way that Comet's client takes, through a proxy where there is one. Somebody whose
+    certificate is not trusted answers: what is wrong with it, Comet says."""
+    requests = require("requests", "track")
+    try:
+        requests.head(address, timeout=_REACHED_WITHIN_S, allow_redirects=False).close()
+    except requests.exceptions.SSLError:
+        return True
+    except requests.RequestException:
+        return False
+    return True
+
+
+def _is_whole(archive: Path) -> bool:
+    """Comet leaves an empty archive where it only tries whether it may write one."""
+    return zipfile.is_zipfile(archive) and "experiment.json" in zipfile.ZipFile(archive).namelist()
+
+
+def upload_to_comet(out: Path) -> list[str]:
+    """Send the archives of a run to comet.com, as ``comet upload`` does; their names. Without a key
+    there is nothing that could be done."""
+    folder = out / TRACKING_FOLDER / "comet"
+    archives = [path for path in folder.glob("*.zip") if _is_whole(path)]
+    archives.sort(key=lambda path: path.stat().st_mtime)  # a run's first part comes first
+    require("comet_ml", "track")
+    key, address = comet_account() if archives else (None, "")
+    if not key:
+        return []
+    if not _answers(address):
+        host = urlsplit(address).hostname
+        raise PenstockError(f"comet: {host} does not answer; {folder} holds the run")
+    command = [sys.executable, "-m", "comet_ml.scripts.comet_upload", *map(str, archives)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "COMET_LOGGING_CONSOLE": "INFO"}
+    )
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if "ERROR" in line]
+        why = scrub(lines[0].partition("ERROR:")[2].strip()) if lines else "it does not say why"
+        raise PenstockError(f"comet upload of {folder} failed: {why}")
+    (folder / "uploaded").mkdir(exist_ok=True)
+    return [path.rename(folder / "uploaded" / path.name).name for path in archives]

@@ -1,0 +1,106 @@
+"""The events of a run as an MLflow run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from ...base import replacing, require, scrub
+from .events import Event
+from .protocol import Keep, flat
+
+
+class MLflow:
+    """A server, or a database in the run's folder."""
+
+    package = "mlflow"
+    durable = True
+    MOST_METRICS, MOST_PARAMETERS, MOST_TEXT = 1000, 100, 500
+    """Of a request; the last in characters, as its oldest servers take them."""
+
+    def __init__(self, out: Path, before: Sequence[str] = ()) -> None:
+        given = os.environ.get("MLFLOW_TRACKING_URI")
+        self._out = out.resolve()
+        self._uri = given or f"sqlite:///{self._out / 'mlflow.db'}"
+        self.where = "mlflow.db"
+        if given:
+            parts = urlsplit(given)
+            self.where = scrub(parts._replace(query="", fragment="").geturl())
+        self._last: Event | None = None
+
+    def open(self, begin: Event, run: str | None, keep: Keep) -> str:
+        for name, value in _MLFLOW.items():
+            os.environ.setdefault(name, value)
+        require("mlflow", "track")
+        from mlflow.entities import Param, RunTag
+        from mlflow.tracking import MlflowClient
+
+        database = self._out / "mlflow.db"
+        if self.where == database.name and not database.exists():
+            # Whole or not at all: killed while it makes its tables, MLflow cannot go on with them.
+            with replacing(database) as draft:
+                MlflowClient(f"sqlite:///{draft}").search_experiments()
+        self._client = client = MlflowClient(self._uri)
+        if run is None:
+            experiment = client.get_experiment_by_name(begin["project"])
+            number = experiment.experiment_id if experiment else self._experiment(begin["project"])
+            made = client.create_run(number, round(begin["time"] * 1000), run_name=begin["name"])
+            run = str(made.info.run_id)
+            keep(run)
+        self._run = run
+        # Of a run that is known, too: it may have failed here when it was made. The same again
+        # changes nothing.
+        tags = flat(begin["environment"]) | {"tags": " ".join(begin["tags"]), "run": begin["run"]}
+        texts = {"params": (Param, flat(begin["parameters"])), "tags": (RunTag, tags)}
+        for what, (kind, pairs) in texts.items():
+            entries = [kind(name, value[: self.MOST_TEXT]) for name, value in pairs.items()]
+            for part in _parts(entries, self.MOST_PARAMETERS):
+                client.log_batch(self._run, **{what: part})
+        return self._run
+
+    def _experiment(self, project: str) -> str:
+        """In a database of ours, artifacts lie beside it, and not where somebody happens to be."""
+        ours = self.where == "mlflow.db"
+        artifacts = (self._out / "mlruns").as_uri() if ours else None
+        return str(self._client.create_experiment(project, artifact_location=artifacts))
+
+    def send(self, events: Sequence[Event]) -> None:
+        from mlflow.entities import Metric
+
+        metrics = []
+        for event in events:
+            moment = round(event["time"] * 1000)
+            for name, value in event.get("metrics", {}).items():
+                metrics.append(Metric(name, value, moment, event["step"]))
+        for part in _parts(metrics, self.MOST_METRICS):
+            self._client.log_batch(self._run, metrics=part)
+        for event in events:
+            self._last = event
+            if event["event"] == "begin":
+                self._client.update_run(self._run, status="RUNNING")
+            elif event["event"] == "end":
+                self._end({"complete": "FINISHED", "stopped": "KILLED"}.get(event["status"]))
+
+    def close(self) -> None:
+        if self._last is not None and self._last["event"] != "end":  # it was cut short
+            self._end(None)
+
+    def _end(self, status: str | None) -> None:
+        assert self._last is not None
+        self._client.set_terminated(self._run, status or "FAILED", round(self._last["time"] * 1000))
+
+
+_MLFLOW = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+}
+"""It sends nothing to its makers, prints nothing, and gives up on a server soon: we try again."""
+
+
+def _parts(items: Sequence[Any], most: int) -> Iterator[Sequence[Any]]:
+    return (items[start : start + most] for start in range(0, len(items), most))

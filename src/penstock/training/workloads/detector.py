@@ -1,0 +1,308 @@
+"""Ships in radar scenes: Faster R-CNN on chips, judged by the score of xView3 on whole scenes.
+
+    chip ── image and validity masks, boxes ──▶ losses
+    chip ──▶ detections in its core ──▶ joined by scene, doubles dropped ──▶ xView3 score, COCO AP
+
+An object belongs to the chip in whose core it is, so a scene is put together from its chips without
+counting anything twice; what two chips both claim along a border is one object.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...base import TrainConfig, UsageError, XView3Rules
+from ...data import (
+    CHANNELS,
+    SPLITS,
+    Chip,
+    Chips,
+    ImageResult,
+    Labels,
+    Objects,
+    best_threshold,
+    coco_ap,
+    keep_strongest,
+    planes_of,
+    read_labels,
+    read_shoreline,
+    score_xview3,
+    seen_again,
+    shoreline_path,
+)
+from ...models import COMPILED, NOTE, make_detector, points_of, targets_of, torchvision
+from . import Answer, optimizer_of
+
+RULES = XView3Rules(drop_low_detect=True, costly_dist=True)
+"""Those of the challenge's leaderboard."""
+_SAME_OBJECT = 5.0
+"""Pixels between detections of overlapping chips that are one object."""
+
+
+class Detector:
+    """Finds ships."""
+
+    name = "detector"
+    judge = "val_best_loc_fscore"
+    """At the least score that suits the model best, which is what `predict` then takes."""
+    higher_is_better = True
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.config = config
+        train = _open(config, "train")
+        self.chips = _open(config, "val")
+        if train.channels != self.chips.channels:
+            raise UsageError(
+                f"--val-chips-path has channels {','.join(self.chips.channels)} and "
+                f"--train-chips-path {','.join(train.channels)}"
+            )
+        self.in_channels = planes_of(train.channels)
+        self.facts = {
+            "channels": list(train.channels),
+            "chip_size": train.chip_size,
+            "overlap": train.overlap,
+            "torchvision": torchvision.__version__,
+            "compiled_operators": COMPILED,
+        }
+        self.notes = [note for note in (NOTE, seen_again(train, self.chips)) if note]
+        self.train = Pictures(train, chosen(train.num_points, config.background, config.seed))
+        self.val = Pictures(self.chips, np.arange(len(self.chips)))
+
+    def model(self) -> nn.Module:
+        net: nn.Module = make_detector(self.in_channels, self.config.backbone)
+        return net
+
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        return optimizer_of(model, self.config)
+
+    def collate(self, samples: Sequence[Any]) -> Any:
+        images, targets, places = zip(*samples, strict=True)
+        return torch.stack(images), list(targets), torch.stack(places)
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Mapping[str, Tensor]]:
+        images, targets, _ = batch
+        turned = [turn(*pair) for pair in zip(images, targets, strict=True)]
+        losses: dict[str, Tensor] = model([image for image, _ in turned], [of for _, of in turned])
+        return torch.stack(list(losses.values())).sum(), losses
+
+    def answers(self, model: nn.Module, batch: Any) -> Sequence[Answer]:
+        images, targets, places = batch
+        told = []
+        for found, target, place in zip(model(list(images)), targets, places.cpu(), strict=True):
+            *core, row, column = place.tolist()
+            told.append(
+                {
+                    **owned(found, core, (row, column)),
+                    "boxes": found["boxes"].double().cpu().numpy(),
+                    "scores": found["scores"].double().cpu().numpy(),
+                    "labels": found["labels"].cpu().numpy(),
+                    "true_boxes": target["boxes"].double().cpu().numpy(),
+                    "true_labels": target["labels"].cpu().numpy(),
+                }
+            )
+        return told
+
+    def scores(self, answers: Mapping[int, Answer]) -> dict[str, float]:
+        found = self.joined(answers)
+        labels = Objects.labelled(self.chips.labels)
+        sure = found[found.score >= self.config.score_threshold]
+        score = score_xview3(sure, labels, RULES, self._shorelines())
+        told = {f"val_{name}": value for name, value in score.as_dict().items()}
+        told["val_best_threshold"], told["val_best_loc_fscore"] = best_threshold(
+            found, labels, RULES
+        )
+        precision = coco_ap(
+            (
+                ImageResult(
+                    image=index,
+                    boxes=answer["boxes"],
+                    scores=answer["scores"],
+                    labels=answer["labels"],
+                    true_boxes=answer["true_boxes"],
+                    true_labels=answer["true_labels"],
+                )
+                for index, answer in answers.items()
+            ),
+            by_class=False,
+        )
+        told |= {f"val_{name}": value for name, value in precision.items()}
+        return {name: math.nan if value is None else value for name, value in told.items()}
+
+    def joined(self, answers: Mapping[int, Answer]) -> Objects:
+        """The detections of whole scenes, whatever their score, each object once."""
+        parts = []
+        for scene in self.chips.scenes:
+            own = [of for index, of in answers.items() if self.chips.scene_of(index) == scene]
+            parts.append(joined(scene, own))
+        return Objects.join(parts)
+
+    def _shorelines(self) -> Any:
+        """The shorelines of all scenes, beside them or in a folder ``shoreline``, or None."""
+        root = self.config.val_data_root
+        if root is None:
+            return None
+        for folder in (root, root / "shoreline", root.parent, root.parent / "shoreline"):
+            if all(shoreline_path(folder, scene).is_file() for scene in self.chips.scenes):
+                return lambda scene, of=folder: read_shoreline(shoreline_path(of, scene))
+        return None
+
+
+class Pictures:
+    """Some of the chips, as tensors: the image, what is in it, and its place in the scene."""
+
+    def __init__(self, chips: Chips, which: Any) -> None:
+        self.chips, self._which = chips, which
+
+    def __len__(self) -> int:
+        return len(self._which)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        chip = self.chips.read(int(self._which[index]))
+        return (
+            picture(chip.image, chip.valid),
+            target(chip),
+            torch.tensor([*chip.core, *chip.offset]),
+        )
+
+
+def picture(image: NDArray[np.float32], valid: NDArray[np.bool_]) -> Tensor:
+    """(planes, row, column): the channels and the masks, which are 1 where those have values."""
+    return torch.from_numpy(np.concatenate([image, valid.astype(np.float32)]))
+
+
+def target(chip: Chip) -> dict[str, Tensor]:
+    return targets_of(chip.points, chip.is_vessel, chip.is_fishing, chip.length_m)
+
+
+def turn(image: Tensor, target: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    """One of the eight ways to lay a square down; all are as likely at sea."""
+    flip_rows, flip_columns, swap = (torch.rand(3) < 0.5).tolist()
+    x0, y0, x1, y1 = target["boxes"].unbind(1)
+    height, width = image.shape[-2:]
+    if flip_rows:
+        image, y0, y1 = image.flip(-2), height - y1, height - y0
+    if flip_columns:
+        image, x0, x1 = image.flip(-1), width - x1, width - x0
+    if swap:
+        image, x0, y0, x1, y1 = image.transpose(-2, -1), y0, x0, y1, x1
+    return image.contiguous(), {**target, "boxes": torch.stack([x0, y0, x1, y1], dim=1)}
+
+
+def chosen(num_points: Any, background: float, seed: int) -> Any:
+    """Numbers of the chips to train on: all that have an object in their core and, for each of
+    them, ``background`` that have none."""
+    full, empty = np.flatnonzero(num_points > 0), np.flatnonzero(num_points == 0)
+    wanted = min(len(empty), round(background * len(full)))
+    some = np.random.default_rng(seed).permutation(empty)[:wanted]
+    return np.sort(np.concatenate([full, some]))
+
+
+def owned(
+    found: Mapping[str, Tensor], core: Sequence[int], offset: tuple[int, int]
+) -> dict[str, NDArray[Any]]:
+    """What was found in the core of a chip (row0, row1, column0, column1), in the coordinates of
+    its scene: columns of `Objects`.
+
+    And a little around it: two chips place an object by a pixel differently, and of one on the
+    border of their cores each could take it for the other's. `joined` makes one of what both claim.
+    """
+    columns = points_of(found)
+    at = columns["points"]
+    row0, row1, column0, column1 = core
+    around = _SAME_OBJECT / 2
+    own = (at >= (row0 - around, column0 - around)).all(axis=1)
+    own &= (at < (row1 + around, column1 + around)).all(axis=1)
+    return {name: values[own] for name, values in columns.items()} | {"points": at[own] + offset}
+
+
+def joined(scene: str, chips: Sequence[Mapping[str, Any]]) -> Objects:
+    """What the chips of a scene own, each object once, strongest first."""
+    names = ("points", "is_vessel", "is_fishing", "length_m", "score")
+    if not chips:
+        return Objects.of([], [])
+    columns: dict[str, Any] = {name: np.concatenate([of[name] for of in chips]) for name in names}
+    objects = Objects.of(scene, columns.pop("points"), **columns)
+    return objects[keep_strongest(objects.points, objects.score, _SAME_OBJECT)]
+
+
+def _open(config: TrainConfig, split: Literal["train", "val"]) -> Chips:
+    """The chips of a split; the scenes and labels that were named are those they were cut from."""
+    path, root, file = (
+        (config.train_chips_path, config.train_data_root, config.train_label_file)
+        if split == "train"
+        else (config.val_chips_path, config.val_data_root, config.val_label_file)
+    )
+    if path is None:
+        raise UsageError(f"--{split}-chips-path is required by the detector")
+    chips = Chips(path)
+    if root is not None:
+        _check_scenes(chips, root, split)
+    if file is not None:
+        _check_labels(chips, file, split)
+    return chips
+
+
+def _check_scenes(chips: Chips, root: Path, split: Literal["train", "val"]) -> None:
+    """``root`` has the scenes of the chips, or a folder of this split that has them."""
+    flag = f"--{split}-data-root {root}"
+    if not root.is_dir():
+        raise UsageError(f"{flag} is not a folder")
+    within = [root / name for name in SPLITS["train" if split == "train" else "validation"]]
+    folders = [folder for folder in (root, *within) if folder.is_dir()]
+    for scene in chips.scenes:
+        found = [folder / scene for folder in folders if (folder / scene).is_dir()]
+        if not found:
+            raise UsageError(
+                f"{flag} has no scene {scene}, of which --{split}-chips-path has chips"
+            )
+        for channel, size in chips.input_bytes(scene).items():
+            raster = found[0] / CHANNELS[channel].file
+            if not raster.is_file():
+                raise UsageError(f"{raster} is missing, and the chips of its scene hold {channel}")
+            if raster.stat().st_size != size:
+                raise UsageError(
+                    f"{raster} has {raster.stat().st_size} bytes and had {size} when its chips "
+                    "were cut; run penstock preprocess again"
+                )
+
+
+def _check_labels(chips: Chips, file: Path, split: Literal["train", "val"]) -> None:
+    """The labels of a scene are those its chips were cut with, all of them and in their order."""
+    flag, given = f"--{split}-label-file {file}", read_labels(file)
+    for scene, known in chips.labels.items():
+        if scene not in given:
+            raise UsageError(
+                f"{flag} has no labels of scene {scene}, which --{split}-chips-path has"
+            )
+        labels = given[scene]
+        if len(labels) != len(known):
+            raise UsageError(
+                f"{flag} has {len(labels)} labels of scene {scene} and its chips were cut with "
+                f"{len(known)}; run penstock preprocess again"
+            )
+        if differing := _differing(labels, known):
+            raise UsageError(
+                f"{flag} line {labels.lines[differing[0]]}: the chips of scene {scene} were cut "
+                "with another label there; run penstock preprocess again"
+            )
+
+
+def _differing(labels: Labels, others: Labels) -> list[int]:
+    """Which labels are not the same, wherever in a file they stand."""
+    same = np.ones(len(labels), bool)
+    for field in fields(Labels):
+        if field.name != "lines":
+            one, other = getattr(labels, field.name), getattr(others, field.name)
+            equal = (one == other) | ((one != one) & (other != other))  # NaN is unknown in both
+            same &= equal.all(axis=1) if equal.ndim > 1 else equal
+    return np.flatnonzero(~same).tolist()

@@ -1,0 +1,314 @@
+"""A weather emulator on packed fields: what the next step is, from the last ones.
+
+The net says how a field will change; forecasting no change at all is *persistence*, and what a
+forecast is worth is its error as a share of persistence's, channel by channel, area by area.
+Batches come from `penstock.Loader`. As in the seed's process, an epoch may be read in pieces,
+``--chunks-per-epoch`` of them, each held in memory whole: the more pieces, the less memory. The
+order of the samples, and with it the result, is the same however an epoch is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...base import TrainConfig, UsageError
+from ...data import Packed, PackedArray, num_shared_samples, open_dataset
+from ...loading import Items, Loader, Order
+from ...models import Emulator as MeshNet
+from ...models import latitudes
+from . import Answer, optimizer_of
+
+MERIDIONAL = {"v", "v10", "vgrd", "vgrd10m"}
+"""Variables that point northward, and change their sign when the globe is held to a mirror."""
+_SAMPLES_FOR_SCALE = 16
+
+
+class Emulator:
+    """Forecasts packed fields."""
+
+    name = "emulator"
+    judge = "val_relative_rmse"
+    higher_is_better = False
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.config = config
+        self._packed = {
+            "train": _open(config.train_data_root, "--train-data-root"),
+            "val": _open(config.val_data_root, "--val-data-root"),
+        }
+        train, val = self._packed.values()
+        for name, array in train.arrays.items():
+            other = val.arrays.get(name)
+            if (
+                other is None
+                or other.shape[1:] != array.shape[1:]
+                or _bases(other) != _bases(array)
+            ):
+                raise UsageError(
+                    f"--val-data-root {val.root}: its {name} are not those of --train-data-root: "
+                    f"{other.shape[1:] if other else 'absent'} and {array.shape[1:]}"
+                )
+        self.train, self.val = range(train.num_samples), range(val.num_samples)
+        both = num_shared_samples(train, val)
+        self.notes = list[str]()
+        if both:
+            self.notes.append(
+                f"{both} of {val.num_samples} samples of --val-data-root {val.root} are trained on "
+                "too: the scores of validation say nothing of samples that are new"
+            )
+        self.inputs, self.targets = train.arrays["inputs"], train.arrays["targets"]
+        self.names = _bases(self.targets)
+        self.last = last_seen(self.inputs, self.targets)
+        self._inputs_axis = self.inputs.axes.index("channels")
+        self._targets_axis = self.targets.axes.index("channels")
+        batches = -(-train.num_samples // config.batch_size)
+        if (pieces := config.chunks_per_epoch or 1) > batches:
+            raise UsageError(
+                f"--chunks-per-epoch {pieces}: an epoch of {train.num_samples} samples has "
+                f"{batches} batches of --batch-size {config.batch_size}"
+            )
+
+    def model(self) -> nn.Module:
+        shape = [n for n, axis in zip(self.inputs.shape, self.inputs.axes, strict=True)
+                 if axis in ("lat", "lon")]  # fmt: skip
+        rows = len(range(0, shape[0], self.config.grid_step))
+        mean, deviation = self._packed["train"].statistics()["inputs"]
+        net = MeshNet(
+            len(mean),
+            len(self.last),
+            latent_size=self.config.latent_size,
+            message_steps=self.config.message_steps,
+            mesh_level=self.config.mesh_level,
+        )
+        return Forecast(
+            net,
+            last=self.last,
+            mean=mean,
+            deviation=deviation,
+            change=self._change(),
+            mirrored=(_mirrored(self.inputs), _mirrored(self.targets)),
+            rows=rows,
+        )
+
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        return optimizer_of(model, self.config)
+
+    def collate(self, samples: Sequence[Any]) -> Any:
+        raise NotImplementedError("the emulator's batches come from its feed")
+
+    def feed(self, split: str, order: Order) -> LoaderFeed:
+        pieces = self.config.chunks_per_epoch if split == "train" else None
+        return LoaderFeed(self._packed[split].root, order, self.config, pieces)
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Mapping[str, Tensor]]:
+        inputs, targets = self._fields(batch)
+        # Through the wrapped module, so that ranks share their gradients.
+        said, scaled, area = model(inputs, targets)
+        return ((said - scaled) ** 2 * area).mean(), {}
+
+    def answers(self, model: nn.Module, batch: Any) -> Sequence[Answer]:
+        inputs, targets = self._fields(batch)
+        assert isinstance(model, Forecast)
+        forecast, area = model.forecast(inputs).double(), model.area.double()
+        persistence = inputs[:, model.last].double()
+        told = []
+        for i, target in enumerate(targets.double()):
+            told.append(
+                {
+                    "square": ((forecast[i] - target) ** 2 * area).mean((1, 2)).cpu().numpy(),
+                    "persistence": ((persistence[i] - target) ** 2 * area)
+                    .mean((1, 2))
+                    .cpu()
+                    .numpy(),
+                }
+            )
+        return told
+
+    def scores(self, answers: Mapping[int, Answer]) -> dict[str, float]:
+        rmse, persistence = (
+            np.sqrt(np.mean([answer[name] for answer in answers.values()], axis=0))
+            for name in ("square", "persistence")
+        )
+        told = {"val_relative_rmse": float(np.mean(rmse / np.maximum(persistence, 1e-30)))}
+        for name, ours, theirs in zip(self.names, rmse, persistence, strict=True):
+            told[f"val_rmse_{name}"], told[f"val_persistence_{name}"] = float(ours), float(theirs)
+        return told
+
+    def _fields(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Inputs and targets, (sample, channel, row, column)."""
+        step = self.config.grid_step
+        inputs = batch["inputs"].movedim(self._inputs_axis, 1)[..., ::step, ::step]
+        targets = batch["targets"].movedim(self._targets_axis, 1)[..., ::step, ::step]
+        return inputs.float(), targets.float()
+
+    def _change(self) -> NDArray[np.float64]:
+        """How much each target changes in a step: the root mean square, over some samples."""
+        packed = self._packed["train"]
+        some = min(packed.num_samples, _SAMPLES_FOR_SCALE)
+        squares = []
+        with Loader(packed.root, batch_size=1) as loader:
+            for batch, _ in zip(loader, range(some), strict=False):
+                before = np.moveaxis(batch["inputs"], self._inputs_axis, -1)[..., self.last]
+                after = np.moveaxis(batch["targets"], self._targets_axis, -1)
+                squares.append(((after - before.astype(np.float64)) ** 2).mean(axis=(0, 1, 2)))
+        change: NDArray[np.float64] = np.sqrt(np.mean(squares, axis=0))
+        return change
+
+
+class Forecast(nn.Module):
+    """A net between physical units: fields in, the next step's fields out."""
+
+    mean: Tensor
+    deviation: Tensor
+    change: Tensor
+    last: Tensor
+    area: Tensor
+    turned_in: Tensor
+    turned_out: Tensor
+
+    def __init__(
+        self,
+        net: MeshNet,
+        *,
+        last: Sequence[int],
+        mean: NDArray[np.float64],
+        deviation: NDArray[np.float64],
+        change: NDArray[np.float64],
+        mirrored: tuple[Sequence[bool], Sequence[bool]],
+        rows: int,
+    ) -> None:
+        super().__init__()
+        self.net = net
+        latitude = latitudes(rows)
+        area = np.maximum(np.cos(latitude), 0.0)
+        southern = latitude < 0
+        for name, per_channel in (("mean", mean), ("deviation", deviation), ("change", change)):
+            value = np.asarray(per_channel)
+            if name != "mean":  # what never varies stays as it is
+                value = np.where(value > 0, value, 1.0)
+            self.register_buffer(name, torch.from_numpy(value).float()[:, None, None])
+        self.register_buffer("last", torch.tensor(list(last)))
+        self.register_buffer("area", torch.from_numpy(area / area.mean()).float()[:, None])
+        for name, flags in zip(("turned_in", "turned_out"), mirrored, strict=True):
+            signs = np.where(np.outer(np.asarray(flags), southern), -1.0, 1.0)
+            self.register_buffer(name, torch.from_numpy(signs).float()[:, :, None])
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The change that is forecast and the one that came, as shares of the usual one, and the
+        weights of the rows."""
+        came = (targets - inputs[:, self.last]) / self.change
+        return self._said(inputs), came, self.area
+
+    def forecast(self, inputs: Tensor) -> Tensor:
+        return inputs[:, self.last] + self._said(inputs) * self.change
+
+    def _said(self, inputs: Tensor) -> Tensor:
+        # Meridional winds are turned poleward, which the net cannot tell apart by hemisphere.
+        fields = (inputs - self.mean) / self.deviation * self.turned_in
+        said: Tensor = self.net(fields).float()
+        return said * self.turned_out
+
+
+class LoaderFeed:
+    """Batches by `penstock.Loader`, read ahead, or in pieces that are held in memory whole."""
+
+    def __init__(self, root: Path, order: Order, config: TrainConfig, pieces: int | None) -> None:
+        self._order, self._pieces = order, pieces
+        self._loader = Loader(
+            root,
+            batch_size=order.batch_size,
+            shuffle=order.shuffle,
+            seed=order.seed,
+            rank=order.rank,
+            world_size=order.world_size,
+            workers=max(1, config.num_workers),
+            queue=config.prefetch_factor or 2,
+        )
+        assert self._loader.order.plan == order.plan
+
+    def epoch(self, epoch: int, first: int) -> Iterator[tuple[Items, Any]]:
+        self._loader.load_state_dict(self._order.state_dict(epoch, first))
+        batches = iter(self._loader)
+        if self._pieces is None:
+            for batch in batches:
+                items = batch.indices
+                yield items, {name: torch.from_numpy(array) for name, array in batch.items()}
+                del batch  # its memory is the loader's, and the next batch may want it
+            return
+        for piece in range(self._pieces):
+            start, stop = (i * len(self._loader) // self._pieces for i in (piece, piece + 1))
+            held = []
+            for _ in range(max(start, first), stop):
+                batch = next(batches)
+                copies = {name: torch.from_numpy(array.copy()) for name, array in batch.items()}
+                held.append((batch.indices, copies))
+                del batch
+            held.reverse()
+            while held:
+                yield held.pop()
+
+    def close(self) -> None:
+        self._loader.close()
+
+
+def _open(root: Path | None, flag: str) -> Packed:
+    if root is None:
+        raise UsageError(f"{flag} is required by the emulator: a packed data set")
+    packed = open_dataset(root, flag)
+    for name in ("inputs", "targets"):
+        array = packed.arrays.get(name)
+        axes = [axis for axis in array.axes if axis != "channels"] if array else []
+        if array is None or axes != ["sample", "lat", "lon"] or len(array.axes) != 4:
+            there = f"axes {', '.join(array.axes)}" if array else "none"
+            raise UsageError(
+                f"{flag} {root}: {name} need axes sample, lat and lon, in this order, and "
+                f"channels; {there}"
+            )
+        if not array.channels:
+            raise UsageError(f"{flag} {root}: the channels of {name} have no names")
+    return packed
+
+
+def _base(channel: str) -> tuple[str, int]:
+    """
+    >>> _base("tmp_500_t-1"), _base("land")
+    (('tmp_500', -1), ('land', 0))
+    """
+    base, mark, offset = channel.rpartition("_t")
+    if not mark or not offset[1:].isdigit():
+        return channel, 0
+    return base, int(offset)
+
+
+def _bases(array: PackedArray) -> list[str]:
+    return [_base(channel)[0] for channel in array.channels]
+
+
+def _mirrored(array: PackedArray) -> list[bool]:
+    return [base.partition("_")[0] in MERIDIONAL for base in _bases(array)]
+
+
+def last_seen(inputs: PackedArray, targets: PackedArray) -> list[int]:
+    """For each channel of the targets, where the inputs have it, as late as they do."""
+    steps: dict[str, tuple[int, int]] = {}
+    latest = {_base(channel)[0]: _base(channel)[1] for channel in targets.channels}
+    for place, channel in enumerate(inputs.channels):
+        base, offset = _base(channel)
+        if base in latest and (base not in steps or _nearer(offset, steps[base][0], latest[base])):
+            steps[base] = offset, place
+    for base in latest:
+        if base not in steps:
+            raise UsageError(f"the targets have {base} and the inputs do not: it cannot persist")
+    return [steps[_base(channel)[0]][1] for channel in targets.channels]
+
+
+def _nearer(offset: int, other: int, to: int) -> bool:
+    return abs(to - offset) < abs(to - other)
