@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import platform
+import resource
+import subprocess
+import sys
 import threading
 import weakref
 from pathlib import Path
@@ -183,3 +187,32 @@ def test_a_write_that_was_cancelled_keeps_its_memory(tmp_path: Path) -> None:
         there = buffer.copy()
         array.read().result()
         np.testing.assert_array_equal(buffer, there, "nothing is written from then on")
+
+
+FAULTS = """
+import resource, sys
+from penstock import Loader
+
+with Loader(sys.argv[1], batch_size=16, workers=2) as loader:
+    for epoch in range(3):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for batch in loader:
+            del batch
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc that gives memory back")
+def test_the_room_of_a_decoded_chunk_is_kept_for_the_next(tmp_path: Path) -> None:
+    """In a fresh process, whose heap nobody has made to keep what is freed."""
+    images = np.random.default_rng(0).integers(0, 99, (128, 256, 256, 3), np.uint8)
+    compressor = zarr.codecs.ZstdCodec()
+    array = zarr.create_array(
+        tmp_path / "images.zarr", shape=images.shape, chunks=(1, *images.shape[1:]), dtype="u1",
+        compressors=compressor,
+    )  # fmt: skip
+    array[:] = images
+    words = [sys.executable, "-c", FAULTS, str(tmp_path / "images.zarr")]
+    done = subprocess.run(words, check=True, capture_output=True, text=True)
+    num_pages = images.nbytes // resource.getpagesize()
+    assert int(done.stdout) < num_pages / 4
