@@ -51,6 +51,9 @@ from .errors import missing as missing
 from .errors import require as require
 from .errors import speaking_flags as speaking_flags
 from .errors import where_in_users_code as where_in_users_code
+from .extensions import blaming as blaming
+from .extensions import extension_names as extension_names
+from .extensions import find_extension as find_extension
 from .failure import TRACEBACK_FILE as TRACEBACK_FILE
 from .failure import keep_traceback_in as keep_traceback_in
 from .failure import traceback_of as traceback_of

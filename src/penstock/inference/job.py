@@ -414,7 +414,7 @@ class Job:
             "places": [[output.channels, output.places] for output in self.outputs],
             "dtypes": [self.source.dtype.name, *[sink.dtype.name for sink in self.sinks]],
             "model": [Path(self.model.name).name, self.model.code, self.model.in_channels],
-            "sources": identity.sources(config.model_type, self.model.module),
+            "sources": identity.sources(self.model.reference, self.model.module),
             "weights": _digest(self.model.module),
             "attributes": self.attributes,
             "volumes": [[v.t, list(v.channels)] for v in self.volumes],

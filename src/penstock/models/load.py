@@ -16,6 +16,7 @@ import importlib.util
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,10 @@ import torch
 import torch.fx
 from torch import Tensor, nn
 
-from ..base import HeadKind, MissingDependency, UsageError, describe
+from ..base import HeadKind, MissingDependency, UsageError, blaming, describe
 from ..data import is_file
 from . import exported, torchscript, user_code
-from .registry import PROGRAMS, REGISTRY, check_model_name
+from .registry import PROGRAMS, REGISTRY, added_model, check_model_name
 from .weights import load_weights
 
 
@@ -68,6 +69,9 @@ class Model:
     """2 or 3 where the net is made of such convolutions, None where it takes any."""
     parameters: int
     weight_bytes: int
+    reference: str
+    """What was asked for; of a name that another package adds, the ``package.module:function``
+    behind it; empty for a module."""
     code: str
     """A hash of the file that the user named; empty for a model of the registry or a module."""
     kind: HeadKind | None = None
@@ -118,7 +122,13 @@ def load_model(
     Raises `UsageError` for an unknown name, a factory that fails, or weights of another model.
     """
     name = model if isinstance(model, str) else type(model).__name__
-    module, weights = _find(model, weights, in_channels, trust)
+    reference, added = model if isinstance(model, str) else "", added_model(model)
+    if added is None:
+        module, weights = _find(model, weights, in_channels, trust)
+    else:
+        with blaming(added, f"--model-type {model}"):
+            reference = f"{added.module}:{added.attr}"
+            module = _call(added, in_channels)
     entry = REGISTRY.get(model) if isinstance(model, str) else None
     if entry is not None and entry.needs_weights and weights is None and not untrained:
         raise UsageError(f"--model-type {model} has no weights of its own; give --weights")
@@ -141,7 +151,8 @@ def load_model(
         spatial_axes=axes,
         parameters=sum(p.numel() for p in module.parameters()),
         weight_bytes=sum(t.numel() * t.element_size() for t in tensors),
-        code=_code_hash(model) if isinstance(model, str) else "",
+        reference=reference,
+        code=_code_hash(reference) if reference else "",
         kind=entry.kind if entry is not None else None,
     )
 
@@ -188,14 +199,19 @@ def _find(
     raise UsageError(f"--model-type {model!r} is unknown")
 
 
-def _call(text: str, in_channels: int | None) -> nn.Module:
-    """Import ``module:function`` or ``file.py:function``: a module, what makes one, or a function
-    that is the model itself.
+def _call(what: str | EntryPoint, in_channels: int | None) -> nn.Module:
+    """Import ``module:function``, ``file.py:function`` or an entry point: a module, what makes one,
+    or a function that is the model itself.
 
     A factory with a parameter ``in_channels`` is told how many there are to be.
     """
+    text = what if isinstance(what, str) else what.name
     try:
-        with user_code.find_reference(text) as named:
+        with (
+            user_code.find_reference(what)
+            if isinstance(what, str)
+            else contextlib.nullcontext(what.load()) as named
+        ):
             made = named if isinstance(named, nn.Module) else _made(named, in_channels)
     except MissingDependency:
         raise

@@ -5,13 +5,15 @@ from __future__ import annotations
 import difflib
 import importlib.util
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
-from ..base import HeadKind, UsageError
+from ..base import HeadKind, UsageError, extension_names, find_extension
 
 _HERE = Path(__file__).parent
 PROGRAMS = (".pt2", ".pt", ".ts", ".torchscript")
+_GROUP = "penstock.models"
 
 
 @dataclass(frozen=True)
@@ -52,12 +54,19 @@ REGISTRY = {
 }
 
 
+def added_model(model: Any) -> EntryPoint | None:
+    """The entry point by which another package adds a model of this name; None for all others."""
+    if not isinstance(model, str) or model in REGISTRY or ":" in model:
+        return None
+    return None if Path(model).suffix in (".py", *PROGRAMS) else find_extension(_GROUP, model)
+
+
 def check_model_name(model: Any, flag: str) -> None:
     """Refuse the name of a model that there is not; imports nothing but the packages above it.
 
     Raises `UsageError` that says which there are.
     """
-    if not isinstance(model, str) or model in REGISTRY:
+    if not isinstance(model, str) or model in REGISTRY or added_model(model) is not None:
         return
     place, colon, _ = model.rpartition(":")
     file = Path(place if colon and place.endswith(".py") else model)
@@ -68,10 +77,11 @@ def check_model_name(model: Any, flag: str) -> None:
             raise UsageError(f"{flag} {model}: there is no file {file}")
         return
     if not colon:
-        near = difflib.get_close_matches(model, REGISTRY, 1)
+        known = sorted({*REGISTRY, *extension_names(_GROUP)})
+        near = difflib.get_close_matches(model, known, 1)
         meant = f" (did you mean {near[0]}?)" if near else ""
         raise UsageError(
-            f"{flag} {model!r} is unknown{meant}; it is one of {', '.join(sorted(REGISTRY))}, "
+            f"{flag} {model!r} is unknown{meant}; it is one of {', '.join(known)}, "
             "package.module:function, file.py:function, or a .pt2 / TorchScript file"
         )
     top = place.partition(".")[0]

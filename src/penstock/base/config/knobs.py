@@ -51,7 +51,8 @@ def listed(value: object) -> object:
     return tuple(names)
 
 
-Trackers = Annotated[tuple[Literal["comet", "mlflow", "tensorboard"], ...], BeforeValidator(listed)]
+TrackerName = Literal["comet", "mlflow", "tensorboard"]
+Trackers = Annotated[tuple[TrackerName, ...], BeforeValidator(listed)]
 
 
 def _tile(value: object) -> str:

@@ -334,6 +334,8 @@ def _base(sink: Sink) -> tuple[dict[str, Any], list[str]] | None:
             if isinstance(array, mmap.mmap):
                 raise _NoLock("it is an array in a file that others may map too")
             array = getattr(array, "base", None)
+        if sink.local_path is not None or "://" in sink.address:
+            raise _NoLock("the package that writes it has none")
         return None
     spec, inside = sink.root.spec(retain_context=True).to_json(), list[str]()
     while isinstance(spec.get("base"), Mapping):

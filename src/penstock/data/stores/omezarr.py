@@ -16,6 +16,7 @@ import numpy as np
 
 from ...base import UsageError, scrub
 from ..box import Box
+from .added import and_added
 from .kvstore import (
     address,
     check_deletable,
@@ -321,6 +322,7 @@ def _open_array(
             f"{where}: no such file or folder"
             if missing
             else f"{where}: neither an OME-Zarr image nor a Zarr, N5 or precomputed array"
+            f"{and_added()}"
         )
     if level != 0:
         raise UsageError(f"{where}: level {level} does not exist; a plain array has level 0 only")

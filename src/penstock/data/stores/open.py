@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError
+from ...base import UsageError, blaming
 from ..box import Box
+from .added import added_store, and_added, checked
 from .protocols import AXES, OUTPUT_DTYPES, Sink, Source, Spec, check_dtype, is_file, suffix_of
 
 
@@ -21,7 +22,8 @@ def open_source(
     """Open an array for reading.
 
     ``spec`` is a TensorStore spec (mapping, inline JSON or a ``.json`` file), a path or URL of an
-    OME-Zarr group, a Zarr, N5 or precomputed array, a ``.tif`` or ``.npy`` file, or a numpy array.
+    OME-Zarr group, a Zarr, N5 or precomputed array, a ``.tif`` or ``.npy`` file, what another
+    package opens (docs/extending.md), or a numpy array.
     ``level`` picks a resolution level of OME-Zarr or TIFF. Raises `UsageError`, naming the flag
     ``name``, for whatever cannot be opened, is empty or has axes or a dtype outside Penstock's.
     """
@@ -56,6 +58,14 @@ def _open_source(spec: Spec | NDArray[Any], level: int, cache_bytes: int, name: 
             return ometiff.open_ometiff_source(
                 parsed, level=level, cache_bytes=cache_bytes, name=name
             )
+        case _ if (added := added_store(parsed)) is not None:
+            where = f"{name} {parsed}"
+            with blaming(added, where):
+                theirs = added.load().open_source(
+                    parsed, level=level, cache_bytes=cache_bytes, name=name
+                )
+                source: Source = checked(theirs, Source, where)
+                return source
         case _:
             from . import omezarr
 
@@ -104,23 +114,24 @@ def open_sink(
     if (suffix := suffix_of(parsed)) in (".tif", ".tiff", ".npy", ".json"):
         raise UsageError(
             f"{name} {parsed}: cannot write {suffix}; what can be written is OME-Zarr (*.zarr), "
-            "N5 (*.n5) and any TensorStore spec"
+            f"N5 (*.n5) and any TensorStore spec{and_added()}"
         )
+    settings: dict[str, Any] = {
+        "domain": domain, "dtype": dtype, "like": like, "chunks": chunks, "shards": shards,
+        "overwrite": overwrite, "resume": resume, "ome_version": ome_version, "at": at,
+        "name": name,
+    }  # fmt: skip
+    if (added := added_store(parsed)) is not None:
+        where = f"{name} {parsed}"
+        with blaming(added, where):
+            store = added.load()
+            if not hasattr(store, "open_sink"):
+                raise UsageError(f"{where}: {suffix} can be read and not written")
+            sink: Sink = checked(store.open_sink(parsed, **settings), Sink, where)
+            return sink
     from . import omezarr
 
-    return omezarr.open_omezarr_sink(
-        parsed,
-        domain=domain,
-        dtype=dtype,
-        like=like,
-        chunks=chunks,
-        shards=shards,
-        overwrite=overwrite,
-        resume=resume,
-        ome_version=ome_version,
-        at=at,
-        name=name,
-    )
+    return omezarr.open_omezarr_sink(parsed, **settings)
 
 
 def parse_spec(text_or_mapping: Spec, name: str = "--in-spec") -> dict[str, Any] | str:

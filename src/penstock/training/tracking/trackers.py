@@ -32,4 +32,8 @@ def check_trackers(trackers: Sequence[str]) -> None:
             raise MissingDependency(f"--track {name}: {missing(package, 'track')}")
 
 
-TRACKERS: dict[str, type[Tracker]] = {"comet": Comet, "mlflow": MLflow, "tensorboard": TensorBoard}
+TRACKERS: dict[str, type[Tracker]] = {
+    "comet": Comet,
+    "mlflow": MLflow,
+    "tensorboard": TensorBoard,
+}

@@ -14,7 +14,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from ...base import TrainConfig, UsageError
+from ...base import TrainConfig, UsageError, blaming, extension_names, find_extension
 from ...loading import Items
 from ...models import find_reference
 
@@ -29,6 +29,7 @@ WORKLOADS = {
     "pairs": "penstock.training.workloads.pairs:Pairs",
     "spiral": "penstock.training.workloads.spiral:Spiral",
 }
+_GROUP = "penstock.workloads"
 
 _MOMENTUM = 0.9
 
@@ -96,9 +97,10 @@ class Feed(Protocol):
 
 def check_workload(name: str) -> None:
     """Refuse the name of a workload that there is not, before anything of it is imported."""
-    if ":" not in WORKLOADS.get(name, name):
+    if ":" not in WORKLOADS.get(name, name) and find_extension(_GROUP, name) is None:
+        known = ", ".join(dict.fromkeys([*WORKLOADS, *extension_names(_GROUP)]))
         raise UsageError(
-            f"there is no workload {name!r}; there are {', '.join(WORKLOADS)}, "
+            f"there is no workload {name!r}; there are {known}, "
             "and package.module:Class or file.py:Class"
         )
 
@@ -121,6 +123,9 @@ def make_workload(name: str, config: TrainConfig) -> Workload:
 def _found(name: str) -> Iterator[type[Workload]]:
     check_workload(name)
     text = WORKLOADS.get(name, name)
+    if ":" not in text:
+        yield _added(name)
+        return
     with contextlib.ExitStack() as stack:
         try:
             workload: type[Workload] = stack.enter_context(find_reference(text))
@@ -131,6 +136,17 @@ def _found(name: str) -> Iterator[type[Workload]]:
                 raise
             raise UsageError(f"there is no workload {name!r}: {error}") from error
         yield workload
+
+
+def _added(name: str) -> type[Workload]:
+    """The class of a workload that another package adds."""
+    entry = find_extension(_GROUP, name)
+    assert entry is not None
+    with blaming(entry, f"workload {name}"):
+        workload: type[Workload] = entry.load()
+        if not callable(workload):
+            raise UsageError(f"workload {name}: {workload!r:.80} is no class")
+        return workload
 
 
 def epsilon_of(dtype: torch.dtype) -> float:

@@ -1,0 +1,35 @@
+"""Stores that other packages add by entry points: each named by the suffix that it opens."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from typing import Any
+
+from ...base import UsageError, extension_names, find_extension
+from .protocols import suffix_of
+
+_GROUP = "penstock.stores"
+_OURS = ("", ".json", ".n5", ".npy", ".tif", ".tiff", ".zarr")
+
+
+def added_store(place: str) -> EntryPoint | None:
+    """The entry point of the store that opens a path or URL; None where that is one of ours."""
+    suffix = suffix_of(place)
+    return None if suffix in _OURS else find_extension(_GROUP, suffix[1:])
+
+
+def and_added() -> str:
+    """The suffixes that other packages open, to put behind a list of ours."""
+    names = ", ".join(f"*.{n}" for n in extension_names(_GROUP) if f".{n}" not in _OURS)
+    return f" (and of other packages: {names})" if names else ""
+
+
+def checked(opened: Any, protocol: type, where: str) -> Any:
+    """What another package opened, if it has all of `Source` or of `Sink`; else `UsageError`."""
+    members = (*protocol.__annotations__, *(name for name in vars(protocol) if name[0] != "_"))
+    if lacking := [name for name in members if not hasattr(opened, name)]:
+        kind = type(opened).__name__
+        raise UsageError(
+            f"{where}: what was opened is of type {kind} and lacks {', '.join(lacking)}"
+        )
+    return opened

@@ -1,0 +1,309 @@
+"""docs/extending.md, followed to the letter; and what other packages add by entry points."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import tomllib
+
+import penstock
+from penstock.base.errors import UsageError
+from penstock.cli import main
+from penstock.models.load import load_model
+from penstock.models.registry import check_model_name
+from penstock.training.workloads import check_workload
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "extending.md").read_text()
+IN_TREE = {"A loader engine", "A scenario", "A verb", "A tracker"}
+OF_A_PACKAGE = {"A model", "A store", "A workload"}
+SLOW = {"A tracker"}
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+# --- the page -------------------------------------------------------------------------------------
+
+
+class Step(NamedTuple):
+    says: str
+    blocks: list[tuple[str, str]]
+    """Languages and texts."""
+
+
+def recipe(title: str) -> list[Step]:
+    """The steps under a heading."""
+    (section,) = re.findall(rf"^## {title}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    steps = []
+    for number, text in enumerate(re.split(r"^\d+\. ", section, flags=re.MULTILINE)[1:], 1):
+        assert f"\n{number}. {text}" in section
+        blocks = re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+        says = " ".join(re.split(r"^```|\n\n", text, maxsplit=1, flags=re.MULTILINE)[0].split())
+        steps.append(Step(says, blocks))
+    return steps
+
+
+def edit(step: Step, root: Path) -> None:
+    """Do what a step says to files; of commands and advice nothing."""
+    if says := re.fullmatch(r"Write `([^`]+)`:", step.says):
+        file = root / says[1]
+        assert file.parent.is_dir() and not file.exists()
+        file.write_text(step.blocks[0][1])
+    elif says := re.fullmatch(r"In `([^`]+)`, (above|below) `([^`]+)`:", step.says):
+        file = root / says[1]
+        lines = file.read_text().splitlines(keepends=True)
+        (place,) = (n for n, line in enumerate(lines) if line.strip().startswith(says[3]))
+        lines.insert(place + (says[2] == "below"), step.blocks[0][1])
+        file.write_text("".join(lines))
+    elif says := re.fullmatch(r"In `([^`]+)`, write `([^`]+)` instead of `([^`]+)`\.", step.says):
+        file = root / says[1]
+        assert file.read_text().count(says[3]) == 1, says[3]
+        file.write_text(file.read_text().replace(says[3], says[2]))
+    else:
+        assert re.match(r"(Run|Install it):$|Then test it", step.says), step.says
+
+
+def lines_of(block: str) -> list[str]:
+    return block.replace("\\\n", " ").splitlines()
+
+
+@pytest.mark.parametrize("title", sorted(IN_TREE | OF_A_PACKAGE))
+def test_a_recipe_has_at_most_ten_steps(title: str) -> None:
+    assert 3 <= len(recipe(title)) <= 10
+
+
+def test_the_page_has_these_recipes_and_no_other() -> None:
+    assert set(re.findall(r"^## (.*)$", PAGE, re.MULTILINE)) == IN_TREE | OF_A_PACKAGE
+
+
+# --- inside Penstock ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of what the recipes change."""
+    skipped = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=skipped)
+    shutil.copy(ROOT / "ARCHITECTURE.md", tmp_path)
+    return tmp_path
+
+
+def run(words: list[str], tree: Path) -> str:
+    """What a command says, in a folder of its own beside the copy."""
+    (tree / "work").mkdir(exist_ok=True)
+    environment = os.environ | {"PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, cwd=tree / "work", env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "title", [pytest.param(t, marks=pytest.mark.slow if t in SLOW else []) for t in sorted(IN_TREE)]
+)
+def test_what_is_added_inside_penstock_runs(title: str, tree: Path) -> None:
+    said = ""
+    for step in recipe(title):
+        edit(step, tree)
+        if step.says != "Run:":
+            continue
+        *blocks, (language, shown) = step.blocks
+        assert language == "text"
+        for kind, block in blocks:
+            if kind == "python":
+                said += run([sys.executable, "-c", block], tree)
+                continue
+            for line in lines_of(block):
+                said += run([sys.executable, "-m", *shlex.split(line)], tree)
+        assert shown in said
+    assert said
+    if title == "A tracker":
+        rows = (tree / "work" / "run" / "track" / "table.csv").read_text()
+        assert re.search(r"^1,train_loss_step,\d\.\d+$", rows, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_all_recipes_together_keep_the_rules_of_the_house(tree: Path) -> None:
+    for title in sorted(IN_TREE):
+        for step in recipe(title):
+            edit(step, tree)
+    (tree / "tests").mkdir()
+    shutil.copy(ROOT / "tests" / "test_house.py", tree / "tests")
+    shutil.copy(ROOT / "pyproject.toml", tree)
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "../tests"]
+    words += ["-k", "not before_and_after and not blocked and not old_import"]
+    assert " passed" in run(words, tree)
+
+
+# --- packages of others ---------------------------------------------------------------------------
+
+
+class Site:
+    """A folder on the import path, as pip would fill it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def install(self, name: str, group: str, entries: dict[str, str], version: str = "1.0") -> None:
+        about = self.folder / f"{name.replace('-', '_')}-{version}.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}")
+        lines = [f"{key} = {value}" for key, value in entries.items()]
+        (about / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines]) + "\n")
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """It is left as it was found: what was imported from there is forgotten."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    yield Site(folder)
+    for name, module in list(sys.modules.items()):
+        if str(folder) in str(getattr(module, "__file__", None)):
+            del sys.modules[name]
+
+
+def follow(title: str, site: Site) -> None:
+    """All steps of a recipe for a package of one's own, by real commands in this process."""
+    for step in recipe(title):
+        edit(step, site.folder)
+        if step.says == "Install it:":
+            project = tomllib.loads((site.folder / "pyproject.toml").read_text())["project"]
+            ((group, entries),) = project["entry-points"].items()
+            site.install(project["name"], group, entries, project["version"])
+        elif step.says == "Run:":
+            for kind, block in step.blocks:
+                if kind == "python":
+                    exec(compile(block, "extending.md", "exec"), {})
+                    continue
+                for line in lines_of(block):
+                    program, *words = shlex.split(line)
+                    assert program == "penstock"
+                    assert main(words) == 0, line
+
+
+def test_a_model_of_another_package(site: Site) -> None:
+    follow("A model", site)
+    before, after = (penstock.open_source(f"{name}.zarr") for name in ("noisy", "blurred"))
+    centre = np.s_[:, :, 4:12, 16:32, 16:32]
+    noisy, blurred = (each.read(each.domain)[centre].astype(float) for each in (before, after))
+    assert blurred.std() < 0.8 * noisy.std() and abs(blurred.mean() - noisy.mean()) < noisy.std()
+    # What resumes a run knows it by its code and not by its name alone.
+    assert load_model("blur").reference == "penstock_blur:Blur"
+    assert load_model("blur").code == load_model("penstock_blur:Blur").code != ""
+
+
+def test_a_store_of_another_package(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.warns(RuntimeWarning, match="raw has no lock: the package that writes it has none"):
+        follow("A store", site)
+    cells, copy = (Path(f"{name}-16x32x32.raw").read_bytes() for name in ("cells", "copy"))
+    assert cells == copy and len(set(copy)) > 1
+    capsys.readouterr()
+    common = ["--model-type", "identity", "--normalize", "none", "--patch", "16", "--overlap", "0"]
+    for given, made, told in (
+        ("cells-16x32x32", "copy-16x32x32", "exists; use --overwrite to replace it"),
+        ("cells-16x32x32", "copy-16x32x8", "the output is (1, 1, 16, 32, 32) of uint16"),
+        ("none-16x32x32", "new-16x32x32", "FileNotFoundError"),
+    ):
+        words = ["infer", "--in-spec", f"{given}.raw", "--out-spec", f"{made}.raw", *common]
+        assert main(words) == 2
+        error = capsys.readouterr().err
+        assert told in error and "raw is an entry point of penstock-raw 1.0" in error
+        assert error.count("\n") == 1
+    assert not Path("new-16x32x32.raw").exists()
+
+
+def test_a_workload_of_another_package(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    follow("A workload", site)
+    assert "line: 2 parameters" in capsys.readouterr().out
+    assert Path("fit", "best_model.pth").is_file()
+
+
+# --- what is imported, and what is said -----------------------------------------------------------
+
+
+def refused(what: str, name: str, told: pytest.CaptureFixture[str]) -> str:
+    """What a command says that names a model, a store or a workload and is refused."""
+    Path("empty").mkdir(exist_ok=True)
+    infer = ["plan", "--in-spec", "none.zarr", "--out-spec", "out.zarr", "--model-type", "identity"]
+    words = {
+        "models": [*infer[:-1], name],
+        "stores": ["plan", "--in-spec", f"volume.{name}", *infer[3:]],
+        "workloads": ["train", name, "--output-dir", "run", "--device", "cpu"],
+    }[what]
+    told.readouterr()
+    assert main(words) == 2
+    error = told.readouterr().err
+    assert error.count("\n") == 1
+    return error
+
+
+@pytest.mark.parametrize("what", ["models", "stores", "workloads"])
+def test_nothing_is_imported_that_was_not_named(
+    what: str, site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Names of ours win, and those of other packages stand in the list of what there is."""
+    (site.folder / "theirs.py").write_text("raise SystemExit('it was imported')")
+    names = ("identity", "spiral", "zarr", "aardvark")
+    site.install("theirs", f"penstock.{what}", dict.fromkeys(names, "theirs:Thing"))
+    Path("volume.nothing").mkdir()
+    assert "aardvark" in refused(what, "nothing", capsys)
+    load_model("identity")
+    check_model_name("identity", "--model-type")
+    check_workload("spiral")
+    with pytest.raises(UsageError, match="no such file"):
+        penstock.open_source("none.zarr")
+    assert "theirs" not in sys.modules
+
+
+@pytest.mark.parametrize("what", ["models", "stores", "workloads"])
+@pytest.mark.parametrize(
+    ("code", "value", "told"),
+    [
+        ("import no_such_library", "theirs:Thing", "No module named 'no_such_library'"),
+        ("def half(:", "theirs:Thing", "SyntaxError"),
+        ("", "theirs:Thing", "has no attribute 'Thing'"),
+        ("", "nowhere_at_all:Thing", "No module named 'nowhere_at_all'"),
+        ("Thing = 5", "theirs:Thing", "int|5"),
+    ],
+)
+def test_what_is_broken_is_told_with_its_package(
+    what: str, code: str, value: str, told: str, site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (site.folder / "theirs.py").write_text(code)
+    site.install("their-tools", f"penstock.{what}", {"aardvark": value}, "2.1")
+    error = refused(what, "aardvark", capsys)
+    assert re.search(told, error)
+    assert "aardvark is an entry point of their-tools 2.1" in error
+
+
+def test_a_store_that_lacks_something_is_refused(site: Site) -> None:
+    (site.folder / "theirs.py").write_text("def open_source(place, **others): return object()")
+    site.install("their-tools", "penstock.stores", {"aardvark": "theirs"})
+    with pytest.raises(UsageError, match=r"type object and lacks .*chunks.*; aardvark is an"):
+        penstock.open_source("volume.aardvark")
+    whole = penstock.Box((0,) * 5, (1,) * 5)
+    with pytest.raises(UsageError, match=r"aardvark can be read and not written; aardvark is an"):
+        penstock.open_sink("volume.aardvark", domain=whole, dtype=np.dtype("uint8"))
+    with pytest.raises(UsageError, match=r"any TensorStore spec \(and of other .*: \*\.aardvark\)"):
+        penstock.open_sink("volume.tif", domain=whole, dtype=np.dtype("uint8"))
+
+
+def test_one_name_of_two_packages_is_refused(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for owner in ("one", "other"):
+        site.install(owner, "penstock.models", {"aardvark": f"{owner}:Net"})
+    said = refused("models", "aardvark", capsys)
+    assert "'aardvark' in penstock.models is an entry point of one 1.0 and other 1.0" in said
