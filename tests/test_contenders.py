@@ -158,11 +158,12 @@ def test_torch_without_workers_reads_here(packed: Packed, truth: dict[str, np.nd
 KILLING = """
 import sys
 import psutil
-from penstock.loading.engines import engine as loaders
+from penstock.loading.contenders.registry import make_contender
 from penstock.loading.order import Order
 
 if __name__ == "__main__":
-    batches = loaders.make("torch", sys.argv[1], Order(int(sys.argv[2]), 1), threads=1).batches()
+    order = Order(int(sys.argv[2]), 1)
+    batches = make_contender("torch", sys.argv[1], order, threads=1).batches()
     next(batches)
     for worker in psutil.Process().children():
         if "spawn_main" in " ".join(worker.cmdline()):

