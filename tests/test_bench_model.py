@@ -631,8 +631,6 @@ def test_the_limit_of_each_tile(fake: Path, capsys: pytest.CaptureFixture[str]) 
     found = [(row["tile_size"], row["batch_size"], row["error"]) for row in written]
     assert found == [("16", "18", ""), ("16", "19", "OOM"), ("32", "4", ""), ("32", "5", "OOM")]
     assert {row["avg_time_ms"] + row["pixels_per_sec"] for row in written} == {""}, "only tried"
-    # Of a worker that gave up within milliseconds nobody may have seen the memory.
-    assert all(row["host_peak_mb"] for row in written if not row["error"])
     assert "Written: out/bench.csv" in out
     assert main(["plot", "out/bench.csv", "--output", "out/limits"]) == 0
 
