@@ -8,7 +8,7 @@ RUN = $(VENV)/bin/python
 demo: $(VENV)/demo-ready            ## make a volume, denoise it, show before and after
 	$(RUN) -m penstock demo
 
-test: $(VENV)/ready                 ## the default tests: two to three minutes on two cores
+test: $(VENV)/ready                 ## the default tests: five minutes on two cores
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist worksteal
 
 check: lint types test lowest       ## what CI runs

@@ -1075,6 +1075,12 @@ class Killed(Exception):
     """Stands for a SIGKILL."""
 
 
+def open_keys_by(patch: pytest.MonkeyPatch, opens: Any) -> None:
+    """In every room that opens key-value stores."""
+    for room in ("kvstore", "tensorstore", "omezarr"):
+        patch.setattr(f"penstock.data.stores.{room}.open_kvstore", opens)
+
+
 class Mortal:
     """TensorStore and its key-value stores, killed after so many of their steps.
 
@@ -1186,9 +1192,7 @@ class TestKilledWhileItIsMade:
             with monkeypatch.context() as patch:
                 patch.setattr(stores_kvstore, "ts", life)
                 patch.setattr(stores, "ts", life)
-                patch.setattr(stores, "open_kvstore", life.open_kvstore)
-                patch.setattr("penstock.data.stores.omezarr.open_kvstore", life.open_kvstore)
-                patch.setattr(stores_kvstore, "open_kvstore", life.open_kvstore)
+                open_keys_by(patch, life.open_kvstore)
                 own = isinstance(spec, dict) and way == "resume"  # it says delete_existing itself
                 sink = open_out(spec, DOMAIN_OF_FEW, overwrite=not own, **options)
                 try:
@@ -1221,9 +1225,7 @@ class TestKilledWhileItIsMade:
             with monkeypatch.context() as patch:
                 patch.setattr(stores_kvstore, "ts", life)
                 patch.setattr(stores, "ts", life)
-                patch.setattr(stores, "open_kvstore", life.open_kvstore)
-                patch.setattr("penstock.data.stores.omezarr.open_kvstore", life.open_kvstore)
-                patch.setattr(stores_kvstore, "open_kvstore", life.open_kvstore)
+                open_keys_by(patch, life.open_kvstore)
                 sink = open_out(url, overwrite=True, chunks=(5, 13, 17))
                 with contextlib.suppress(Killed):
                     sink.create()
@@ -1259,12 +1261,7 @@ class TestKilledWhileItIsMade:
                 raise ValueError("PERMISSION_DENIED: AccessDenied")
 
         life = Mortal(0, random.Random(0))
-        monkeypatch.setattr(stores, "open_kvstore", lambda *a: ReadOnly(life, open_kvstore(*a)))
-        monkeypatch.setattr(
-            stores_kvstore, "open_kvstore", lambda *a: ReadOnly(life, open_kvstore(*a))
-        )
-        read_only = lambda *a: ReadOnly(life, open_kvstore(*a))  # noqa: E731
-        monkeypatch.setattr("penstock.data.stores.omezarr.open_kvstore", read_only)
+        open_keys_by(monkeypatch, lambda *a: ReadOnly(life, open_kvstore(*a)))
         sink = open_out(tmp_path / "a.zarr", overwrite=True)
         with pytest.raises(UsageError, match=r"a\.zarr: AccessDenied"):
             sink.check()

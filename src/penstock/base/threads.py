@@ -13,7 +13,7 @@ import itertools
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -147,12 +147,9 @@ class Channel(Generic[Item]):
         first = self._got
         return next(n for n in itertools.count() if first + n not in self._items)
 
-    def waiting(self) -> Iterator[Item]:
+    def waiting(self) -> list[Item]:
         """What `get` would return at once, first to last; to be called with `filled` held."""
-        place = self._got
-        while place in self._items:
-            yield self._items[place]
-            place += 1
+        return [self._items[self._got + n] for n in range(len(self))]
 
     @property
     def ready(self) -> bool:

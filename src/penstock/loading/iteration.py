@@ -6,7 +6,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice, takewhile
+from itertools import takewhile
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -181,7 +181,7 @@ class EpochRun:
             self.flow.wait_for(
                 lambda: len(self.out) >= count or not self.flow.alive, self.out.filled
             )
-            opened = list(islice(self.out.waiting(), count))
+            opened = self.out.waiting()[:count]
         for work in opened:
             for reading in work.readings:
                 reading.wait(self.flow.check)
