@@ -14,8 +14,8 @@ test: $(VENV)/ready                 ## the default tests: five minutes on two co
 check: lint types test lowest       ## what CI runs
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist worksteal -m slow --maxfail 3
 
-LOWEST = tests/test_stores.py tests/test_grid.py tests/test_stitch.py tests/test_normalize.py \
-	tests/test_plan.py tests/test_job.py tests/test_infer.py tests/test_plots.py
+LOWEST = tests/data/test_stores.py tests/data/test_grid.py tests/inference/test_stitch.py tests/data/test_normalize.py \
+	tests/inference/test_plan.py tests/inference/test_job.py tests/inference/test_run.py tests/reports/test_figures.py
 
 lowest: $(VENV)-lowest/ready        ## stores, grid and inference on the lowest versions allowed
 	OMP_NUM_THREADS=1 $(VENV)-lowest/bin/python -m pytest -n 2 --dist worksteal $(LOWEST)
@@ -44,7 +44,7 @@ gpu: $(VENV)/ready                  ## tests that need a CUDA device
 	$(RUN) -m pytest -m gpu
 
 slurm: $(VENV)/ready                ## tests on a SLURM of two nodes, started here (root, slurm-wlm, iproute2)
-	$(RUN) -m pytest -m slurm tests/test_slurm_cluster.py
+	$(RUN) -m pytest -m slurm tests/cluster/test_slurm_cluster.py
 
 # torch goes in by exact version: asked for in a range, or by another package, pip would fetch the
 # newest build with gigabytes of CUDA libraries. What is never imported need not be compiled.

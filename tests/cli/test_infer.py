@@ -1,0 +1,473 @@
+"""The command line as a user meets it: the seed's own command, bad input, resume after a kill."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorstore as ts
+import yaml
+
+from penstock.base.config.infer import InferConfig
+from penstock.base.config.knobs import add_flags, build, from_flags
+from penstock.cli import main
+
+from ..places import SHARED
+
+MOUSE = SHARED / "mouse-brain-two-photon.ome.tif"
+
+
+def zarr(path: Path, data: np.ndarray, chunk: int = 16) -> Path:
+    """A plain zarr v2 array on disk."""
+    spec = {
+        "driver": "zarr",
+        "kvstore": {"driver": "file", "path": str(path)},
+        "metadata": {"shape": data.shape, "dtype": data.dtype.str,
+                     "chunks": [1] * (data.ndim - 3) + [chunk] * 3},
+        "create": True,
+    }  # fmt: skip
+    ts.open(spec).result().write(data).result()
+    return path
+
+
+def read(spec: Any) -> np.ndarray:
+    if isinstance(spec, Path):
+        spec = {"driver": "auto", "kvstore": {"driver": "file", "path": str(spec)}}
+    return np.asarray(ts.open(spec).result().read().result())
+
+
+@pytest.fixture
+def volume() -> np.ndarray:
+    rng = np.random.default_rng(0)
+    return rng.integers(0, 4000, (1, 1, 40, 48, 56)).astype("uint16")
+
+
+def infer(*words: Any) -> int:
+    return main(["infer", *map(str, words), "--devices", "cpu"])
+
+
+# --- the seed's command ------------------------------------------------------------------------
+
+OUT_SPEC = {
+    "driver": "zarr2",
+    "kvstore": {"driver": "s3", "bucket": "test-bucket", "aws_region": "us-west-2",
+                "path": "out.zarr"},
+    "context": {
+        "cache_pool": {"total_bytes_limit": 0},
+        "data_copy_concurrency": {"limit": 16},
+        "s3_request_concurrency": {"limit": 32},
+    },
+    "path": "0",
+    "recheck_cached_metadata": False,
+    "recheck_cached_data": False,
+    "metadata": {
+        "shape": [1, 1, 40, 48, 56],
+        "zarr_format": 2,
+        "fill_value": 0,
+        "chunks": [1, 1, 32, 32, 32],
+        "compressor": {"id": "blosc", "cname": "zstd", "clevel": 5, "shuffle": 1},
+        "dimension_separator": "/",
+        "dtype": "<u2",
+    },
+    "create": True,
+    "delete_existing": True,
+}  # fmt: skip
+"""The seed's own output spec but for its shape and chunks."""
+
+
+@pytest.mark.parametrize(
+    "words, knob, value",
+    [
+        ("--normalize false", "normalize", "none"),
+        ("--normalize False", "normalize", "none"),
+        ("--eps 1e-6", "eps", 1e-6),
+        ("--compile-dynamic auto", "compile_dynamic", "auto"),
+        ("--compile-dynamic true", "compile_dynamic", "true"),
+        ("--no-compile-dynamic", "compile_dynamic", "false"),
+        ("--no-output-denormalize", "denormalize", False),
+        ("--no-amp", "amp", "off"),
+        ("--clip-norm", "clip_norm", ()),
+        ("--t 0 --c 0", "c", ("0",)),
+    ],
+)
+def test_the_flags_of_aind_torch_utils_are_taken(words: str, knob: str, value: object) -> None:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_flags(parser, InferConfig)
+    required = "--in-spec a --out-spec b --model-type identity".split()
+    config = from_flags(InferConfig, parser.parse_args([*required, *words.split()]))
+    assert getattr(config, knob) == value
+
+
+def test_yaml_spells_them_as_it_does(tmp_path: Path) -> None:
+    settings = yaml.safe_load("{normalize: false, compile_dynamic: true}")
+    config = build(InferConfig, {"in_spec": "a", "out_spec": "b", "model_type": "c"}, settings)
+    assert (config.normalize, config.compile_dynamic) == ("none", "true")
+
+
+def test_bounds_that_could_be_intensities_are_named_as_percentiles_by_the_plan(
+    volume: np.ndarray, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "in.npy", volume[0, 0, :8, :8, :8])
+    words = f"""
+      plan --in-spec {tmp_path}/in.npy --out-spec {tmp_path}/out.zarr --patch 8 --overlap 0
+      --model-type identity --devices cpu --normalize global""".split()
+    assert main(words) == 0
+    assert "percentiles of the whole volume" not in capsys.readouterr().out
+    assert main([*words, "--norm-lower", "5", "--norm-upper", "95"]) == 0
+    assert "--norm-lower 5 and --norm-upper 95 are percentiles" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_seeds_own_command_runs_over_a_real_s3_server(
+    volume: np.ndarray, s3_endpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    import safetensors.torch
+
+    from penstock.models.unet3d import denoise_net
+
+    monkeypatch.chdir(tmp_path)
+    volume = volume[:, :, :20, :20, :20]
+    kvstore = {"driver": "s3", "bucket": "test-bucket", "endpoint": s3_endpoint,
+               "aws_region": "us-west-2"}  # fmt: skip
+    source = {"driver": "zarr", "kvstore": kvstore | {"path": "tile.zarr/0/"}}
+    ts.open(source, create=True, dtype=ts.uint16, shape=volume.shape).result().write(
+        volume
+    ).result()
+    in_spec = source | {"context": {"cache_pool": {"total_bytes_limit": 4000000000},
+                                    "data_copy_concurrency": {"limit": 16},
+                                    "s3_request_concurrency": {"limit": 32}}}  # fmt: skip
+    (tmp_path / "in_spec.json").write_text(json.dumps(in_spec, indent=4))
+    out_spec = OUT_SPEC | {"kvstore": OUT_SPEC["kvstore"] | kvstore | {"path": "out.zarr"}}
+    out_spec["metadata"] = OUT_SPEC["metadata"] | {"shape": volume.shape}
+    (tmp_path / "out_spec.json").write_text(json.dumps(out_spec, indent=4))
+    weights = tmp_path / "BM4DNet.pth"
+    import torch
+
+    torch.manual_seed(0)
+    torch.save(denoise_net().state_dict(), weights)
+    words = f"""
+      --in-spec {tmp_path}/in_spec.json --out-spec {tmp_path}/out_spec.json
+      --model-type denoise-net --weights {weights}
+      --t 0 --c 0 --patch 16 16 16 --overlap 10 --block 32 32 32 --batch 64
+      --devices cpu --seam-mode trim --trim-voxels 5 --halo 5 --max-inflight-batches 64
+      --norm-lower 0.5 --norm-upper 99.9 --clip-norm 0.0 5.0 --min-blend-weight 0.05
+      --prep-workers 16 --writer-workers 8
+      --metrics-json {tmp_path}/results/metrics.json --metrics-interval 1""".split()
+    assert main(["infer", *words]) == 0
+    out = capsys.readouterr().out
+    assert "Total time: " in out
+    assert "Throughput: " in out
+    assert "MB/s" in out
+    assert "Blocks written: 1 of 1 planned" in out
+    result = read({"driver": "zarr", "kvstore": kvstore | {"path": "out.zarr/0/"}})
+    assert result.shape == volume.shape
+    assert result.std() > 0
+    metrics = json.loads((tmp_path / "results/metrics.json").read_text())
+    assert {"queue_monitor", "system_monitor"} <= set(metrics)
+    assert safetensors.torch  # the other format that --weights takes
+
+
+def test_underscores_dashes_yaml_and_flags_say_the_same(
+    volume: np.ndarray, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = zarr(tmp_path / "in.zarr", volume)
+    settings = {"in_spec": str(source), "out-spec": str(tmp_path / "a.zarr"),
+                "model_type": "identity", "patch": [16, 16, 16], "overlap": 4,
+                "batch": 3, "devices": "cpu"}  # fmt: skip
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(settings))
+    assert main(["infer", "--config", str(tmp_path / "job.yaml")]) == 0
+    assert main(["infer", f"--config={tmp_path / 'job.yaml'}", "--out_spec",
+                 str(tmp_path / "b.zarr"), "--seam_mode=blend", "--no-amp"]) == 0  # fmt: skip
+    for name in "ab":
+        assert (read(tmp_path / f"{name}.zarr/0")[:] == volume).all()
+    assert "trim" in capsys.readouterr().out
+
+
+def test_plan_and_dry_run_touch_nothing(
+    volume: np.ndarray, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = zarr(tmp_path / "in.zarr", volume)
+    words = ["--in-spec", source, "--out-spec", tmp_path / "out.zarr", "--model-type", "identity",
+             "--patch", "16", "--overlap", "4"]  # fmt: skip
+    assert infer(*words, "--dry-run") == 0
+    dry = capsys.readouterr().out
+    assert main(["plan", *map(str, words), "--devices", "cpu"]) == 0
+    for line in (dry, capsys.readouterr().out):
+        assert "patches in batches of 2" in line
+        assert "amplification" in line
+        assert "host memory" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["in.zarr"]
+
+
+# --- bad input ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--in-spec", "nowhere.zarr"], ["nowhere.zarr"]),
+        (["--in-spec", '{"driver": "zarr",'], ["--in-spec", "line 1"]),
+        (["--in-spec", "wrong.json"], ["wrong.json", "line"]),
+        (["--out-spec", "in.zarr"], ["in.zarr"]),
+        (["--out-spec", "taken.zarr"], ["taken.zarr", "--overwrite"]),
+        (["--out-spec", "misaligned.json", "--block", "20"], ["--block 20", "16", "--block 32"]),
+        (["--out-spec", "sharded.json", "--block", "48"], ["--block 48", "32", "--block 64"]),
+        (["--model-type", "denoise-net", "--weights", "other.safetensors"],
+         ["other.safetensors", "another model"]),
+        (["--patch", "16", "--overlap", "16"], ["--overlap 16", "--patch 16"]),
+        (["--patch", "64", "--block", "32"], ["--block 32", "--patch 64"]),
+        (["--trim-voxels", "9"], ["--trim-voxels 9", "18"]),
+        (["--t", "3"], ["--t 3", "0 to 0"]),
+        (["--devices", "cuda:0"], ["--devices cuda:0", "cpu"]),
+        (["--max-memory", "10MiB"], ["10.0 MiB", "--max-memory"]),
+        (["--max-memory", "lots"], ["--max-memory", "lots"]),
+        (["--max-memory", "0"], ["--max-memory", "0", "greater than or equal to 1"]),
+        (["--config", "nowhere.yaml"], ["nowhere.yaml"]),
+        (["--run-dir", "in.zarr/.zarray/x"], ["--run-dir"]),
+        (["--run-dir", "out.zarr/run"], ["--run-dir out.zarr/run", "inside the output"]),
+        (["--shards", "192"], ["--shards 192", "128", "--shards 256"]),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_sentence_exit_2_and_nothing_lost(
+    words: list[str], said: list[str], volume: np.ndarray, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    import safetensors.torch
+    import torch
+
+    monkeypatch.chdir(tmp_path)
+    zarr(tmp_path / "in.zarr", volume)
+    zarr(tmp_path / "taken.zarr", volume)
+    (tmp_path / "wrong.json").write_text('{"driver": zarr}')
+    local = {"driver": "file", "path": str(tmp_path / "new.zarr")}
+    aligned = OUT_SPEC["metadata"] | {"chunks": [1, 1, 16, 16, 16]}
+    (tmp_path / "misaligned.json").write_text(
+        json.dumps(OUT_SPEC | {"kvstore": local, "metadata": aligned})
+    )
+    sharding = {"name": "sharding_indexed", "configuration": {"chunk_shape": [1, 1, 16, 16, 16]}}
+    sharded = {"shape": volume.shape, "data_type": "uint16", "codecs": [sharding],
+               "chunk_grid": {"name": "regular",
+                              "configuration": {"chunk_shape": [1, 1, 32, 32, 32]}}}  # fmt: skip
+    (tmp_path / "sharded.json").write_text(
+        json.dumps({"driver": "zarr3", "kvstore": local, "metadata": sharded, "create": True})
+    )
+    safetensors.torch.save_file({"a": torch.zeros(1)}, "other.safetensors")
+    before = sorted((p, p.stat().st_mtime_ns) for p in tmp_path.rglob("*"))
+    given = {"--in-spec": "in.zarr", "--out-spec": "out.zarr", "--model-type": "identity",
+             "--patch": "16", "--overlap": "4", "--devices": "cpu"}  # fmt: skip
+    given |= dict(zip(words[::2], words[1::2], strict=True))
+    code = main(["infer", *(word for pair in given.items() for word in pair)])
+    error = capsys.readouterr().err
+    assert code == 2, error
+    assert len(error.strip().splitlines()) == 1
+    assert "Traceback" not in error
+    for part in said:
+        assert part in error
+    assert sorted((p, p.stat().st_mtime_ns) for p in tmp_path.rglob("*")) == before
+
+
+def test_an_unknown_flag_is_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["infer", "--nonesuch", "1"])
+    assert caught.value.code == 2
+
+
+# --- real input --------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not MOUSE.exists(), reason=f"{MOUSE} is absent")
+def test_a_real_two_photon_volume_goes_to_ome_zarr(tmp_path: Path) -> None:
+    import tifffile
+
+    out = tmp_path / "mouse.ome.zarr"
+    code = infer("--in-spec", MOUSE, "--out-spec", out, "--model-type", "identity", "--patch", 64,
+                 "--overlap", 10, "--normalize", "global", "--c", "all")  # fmt: skip
+    assert code == 0
+    assert (read(out / "0") == tifffile.imread(MOUSE)).all()
+    statistics = json.loads((tmp_path / "mouse.ome.zarr.penstock/statistics.json").read_text())
+    signal_, background = (tifffile.imread(MOUSE)[c] for c in (0, 1))
+    for found, channel in zip(statistics.values(), (signal_, background), strict=True):
+        lower, upper = np.percentile(channel, [0.5, 99.9])
+        assert found["lower"] == pytest.approx(lower)
+        assert found["scale"] == pytest.approx(upper - lower)
+
+
+# --- killed and resumed ------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_to_the_same_bytes(tmp_path: Path) -> None:
+    """SIGKILL at whatever point a third of the blocks has been reached, then --resume."""
+    rng = np.random.default_rng(1)
+    volume = rng.integers(0, 4000, (64, 64, 64)).astype("uint16")
+    source = zarr(tmp_path / "in.zarr", volume)
+    slow = tmp_path / "slow.py"
+    slow.write_text(
+        "import time, torch\n"
+        "class Slow(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        if x.device.type != 'meta': time.sleep(0.002)\n"
+        "        return x * 0.5 + x.mean(dim=(2, 3, 4), keepdim=True)\n"
+    )
+
+    def words(out: str, *more: str) -> list[str]:
+        return [sys.executable, "-m", "penstock", "infer", "--in-spec", str(source), "--out-spec",
+                str(tmp_path / out), "--model-type", f"{slow}:Slow", "--patch", "16", "--overlap",
+                "4", "--block", "32", "--chunks", "16", "--batch", "32", "--devices", "cpu",
+                *more]  # fmt: skip
+
+    subprocess.run(words("whole.zarr"), check=True, capture_output=True)
+    log = tmp_path / "cut.zarr.penstock/done.log"
+    victim = subprocess.Popen(words("cut.zarr"), stdout=subprocess.DEVNULL, start_new_session=True)
+    while not (log.exists() and len(log.read_text().splitlines()) >= 3):
+        assert victim.poll() is None, "the run ended before it could be killed"
+        time.sleep(0.005)
+    os.killpg(victim.pid, signal.SIGKILL)
+    victim.wait()
+    done = len(log.read_text().splitlines())
+    assert done < 8
+    with log.open("a") as torn:
+        torn.write("0 2 2")  # a line that the kill tore: its block is not believed
+
+    again = subprocess.run(
+        words("cut.zarr", "--resume"), check=True, capture_output=True, text=True
+    )
+    assert f"Blocks written: {8 - done} of 8 planned, {done} by an earlier run" in again.stdout
+    assert (read(tmp_path / "cut.zarr/0") == read(tmp_path / "whole.zarr/0")).all()
+
+    other = subprocess.run(words("cut.zarr", "--resume", "--seam-mode", "blend"),
+                           capture_output=True, text=True)  # fmt: skip
+    assert other.returncode == 2
+    assert "had seam" in other.stderr
+
+
+def test_an_interrupted_run_exits_3_and_says_how_to_go_on(tmp_path: Path) -> None:
+    volume = np.zeros((64, 64, 64), "uint16")
+    source = zarr(tmp_path / "in.zarr", volume)
+    forever = tmp_path / "forever.py"
+    forever.write_text(
+        "import time, torch\n"
+        "class Forever(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        if x.device.type != 'meta': print('started', flush=True); time.sleep(0.5)\n"
+        "        return x\n"
+    )
+    words = [sys.executable, "-m", "penstock", "infer", "--in-spec", source, "--out-spec",
+             tmp_path / "out.zarr", "--model-type", f"{forever}:Forever", "--patch", "16",
+             "--overlap", "4", "--batch", "1", "--devices", "cpu"]  # fmt: skip
+    job = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert job.stdout is not None
+    while "started" not in job.stdout.readline():
+        assert job.poll() is None, "the run ended before it could be interrupted"
+    job.send_signal(signal.SIGTERM)
+    _, error = job.communicate(timeout=20)
+    assert job.returncode == 3
+    assert "--resume" in error
+    assert "Traceback" not in error
+
+
+# --- told to nobody ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("unbuffered", "models"),
+    [
+        pytest.param("", {"identity": 0, "nonesuch": 2}, id="buffered"),
+        pytest.param(
+            "1",
+            {"identity": 0, "broken.py:net": 1, "nonesuch": 2},
+            id="unbuffered",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("", {"broken.py:net": 1}, id="buffered, broken", marks=pytest.mark.slow),
+    ],
+)
+def test_a_reader_that_leaves_ends_no_job_and_its_exit_code_stands(
+    unbuffered: str, models: dict[str, int], volume: np.ndarray, tmp_path: Path
+) -> None:
+    source = zarr(tmp_path / "in.zarr", volume)
+    (tmp_path / "broken.py").write_text("def net():\n    return lambda x: x / (x - x)\n")
+    often = (
+        "import penstock.cli.infer as infer, penstock.cli as cli\n"
+        "infer.PLAIN_EVERY_SECONDS = 0\n"
+        "cli.entry()\n"
+    )
+    for model, code in models.items():
+        words = [sys.executable, "-c", often, "infer", "--in-spec", source, "--out-spec",
+                 tmp_path / "out.zarr", "--model-type", model, "--patch", "16", "--overlap", "4",
+                 "--devices", "cpu", "--overwrite"]  # fmt: skip
+        read_end, write_end = os.pipe()
+        os.close(read_end)
+        job = subprocess.run(
+            words, stdout=write_end, stderr=write_end, cwd=tmp_path,
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+        )  # fmt: skip
+        os.close(write_end)
+        assert job.returncode == code
+        if code == 0:
+            assert (read(tmp_path / "out.zarr/0") == volume).all()
+
+
+def test_progress_that_cannot_be_told_ends_no_job(
+    volume: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class FullDisk(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    source = zarr(tmp_path / "in.zarr", volume)
+    monkeypatch.setattr("penstock.cli.infer.PLAIN_EVERY_SECONDS", 0)
+    monkeypatch.setattr(sys, "stderr", FullDisk())
+    code = infer("--in-spec", source, "--out-spec", tmp_path / "out.zarr", "--model-type",
+                 "identity", "--patch", "16", "--overlap", "4")  # fmt: skip
+    assert code == 0
+    assert (read(tmp_path / "out.zarr/0") == volume).all()
+
+
+def test_a_pipe_that_breaks_elsewhere_is_no_success(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: Any) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("penstock.cli.plan.run", broken)
+    assert main(["plan", "--in-spec", "a", "--out-spec", "b", "--model-type", "identity"]) == 1
+    assert "BrokenPipeError" in capsys.readouterr().err
+
+
+def test_no_login_of_what_was_given_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["infer", "--config", "s3://key:secret@host/x.yaml"]) == 2
+    assert capsys.readouterr().err == (
+        "penstock infer: --config s3://host/x.yaml: No such file or directory\n"
+    )
+
+
+def test_a_signal_while_the_end_is_told_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch system sends its own more than once."""
+    both = (signal.SIGTERM, signal.SIGUSR1)
+
+    class Signalled(io.StringIO):
+        def write(self, text: str) -> int:
+            for number in both:
+                os.kill(os.getpid(), number)
+            return super().write(text)
+
+    before = [signal.getsignal(number) for number in both]
+    said = Signalled()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", said)
+        code = main(["compare", "nowhere", "nowhere"])
+    assert code == 2
+    assert said.getvalue().startswith("penstock compare: ")
+    assert [signal.getsignal(number) for number in both] == before

@@ -1,0 +1,582 @@
+"""Job scripts that nothing can be smuggled into, studies, ranks, and SLURM's words as recorded.
+
+What needs a running SLURM stands in `test_slurm_cluster`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import stat
+import subprocess
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.base.config.cluster import SLURM_PRESETS, SlurmConfig
+from penstock.base.config.knobs import build
+from penstock.base.errors import PenstockError, UsageError
+from penstock.cli import main
+from penstock.cluster import slurm_jobs as slurm
+from penstock.cluster import slurm_states
+from penstock.cluster.slurm_states import JobState
+
+from ..places import DATA
+
+RECORDED = DATA / "slurm"
+SPIRAL = ("train", "spiral")
+
+
+def config_of(*layers: dict[str, Any], **settings: Any) -> SlurmConfig:
+    return build(SlurmConfig, *layers, settings)
+
+
+def directives(text: str) -> dict[str, str]:
+    """What sbatch reads: lines up to the first command, quotes taken off."""
+    found = {}
+    for line in text.split("\n")[1:]:
+        if line and not line.startswith("#"):
+            break
+        if line.startswith("#SBATCH"):
+            (word,) = shlex.split(line.removeprefix("#SBATCH"))
+            name, _, value = word.partition("=")
+            found[name] = value
+    return found
+
+
+# --- the script --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "tasks", "gres", "memory"),
+    [
+        ("raven-1gpu", "1", "1", "gpu:a100:1", "125000"),
+        ("raven-4gpu", "1", "4", "gpu:a100:4", "500000"),
+        ("raven-8gpu", "2", "4", "gpu:a100:4", "500000"),
+    ],
+)
+def test_the_three_jobs_of_the_seed(
+    name: str, nodes: str, tasks: str, gres: str, memory: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--preset", name, "--venv", "/u/me/env", "--", "train", "spiral", "--noise", "0.06"]
+    assert main(["slurm", "render", *words]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("#!/bin/bash -l\n")
+    assert directives(text) == {
+        "--job-name": "penstock",
+        "--nodes": nodes,
+        "--ntasks-per-node": tasks,
+        "--cpus-per-task": "18",
+        "--mem": memory,
+        "--time": "00:10:00",
+        "--constraint": "gpu",
+        "--gres": gres,
+        "--output": "outputs/slurm-%j.out",
+        "--open-mode": "append",
+        "--requeue": "",
+        "--signal": "B:USR1@120",
+    }
+    *body, last = text.splitlines()[-5:]
+    assert body == [
+        "set -e",
+        "module purge",
+        "module load gcc/13 cuda/12.6",
+        "source /u/me/env/bin/activate",
+    ]
+    assert last == (
+        "exec python -m penstock launch slurm --requeue -- "
+        "train spiral --noise 0.06 --output-dir outputs/%j"
+    )
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [("30", 1800), ("1:30", 90), ("01:00:00", 3600), ("1-2", 93_600), ("1-0:1", 86_460),
+     ("2-03:04:05", 183_845)],
+)  # fmt: skip
+def test_times_are_read_as_slurm_reads_them(time: str, seconds: int) -> None:
+    assert config_of(time=time, signal=seconds - 61).time == time
+    with pytest.raises(UsageError, match=f"--signal {seconds - 60}: a job of --time {time} would"):
+        config_of(time=time, signal=seconds - 60)
+
+
+def test_every_resource_has_its_line() -> None:
+    config = config_of(
+        partition="gpudev", account="a.b", qos="normal", array="0-3%2", dependency="afterok:1:2",
+        exclusive=True, requeue=False, signal=0, error="e-%a", output="o-%A_%a", gpus_per_node="2",
+    )  # fmt: skip
+    assert directives(slurm.slurm_script(config, SPIRAL, "python")) == {
+        "--job-name": "penstock", "--nodes": "1", "--ntasks-per-node": "2", "--gres": "gpu:2",
+        "--partition": "gpudev", "--account": "a.b", "--qos": "normal", "--array": "0-3%2",
+        "--dependency": "afterok:1:2", "--exclusive": "", "--output": "o-%A_%a", "--error": "e-%a",
+        "--open-mode": "append", "--no-requeue": "",
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def recorder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A program that notes its arguments and the variable VALUE, each ended by a NUL."""
+    path = tmp_path_factory.mktemp("recorder") / "python"
+    path.write_text('#!/bin/sh\nprintf "%s\\0" "$VALUE" "$@" > "$0.heard"\n')
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+TEXT = st.text(st.characters(exclude_categories=("Cc", "Cs")), max_size=20)
+HOSTILE = TEXT | st.sampled_from(
+    ["$(touch /tmp/x)", "`id`", "'; id; '", '"', "\\", "a b", "--", "-x", "#SBATCH --x", "*", "~",
+     "$HOME", "\u2028#SBATCH --nodes=9", "&& id", "|", ">x", "{a,b}", "!!", "", "%j"]
+)  # fmt: skip
+
+
+@given(
+    st.lists(HOSTILE, max_size=4),
+    HOSTILE,
+    HOSTILE.filter(lambda t: t and t[0] != "-" and not {"\\", "%"} & set(t.replace("%j", ""))),
+)
+def test_what_is_asked_is_what_is_run(
+    recorder: Path, words: list[str], value: str, name: str
+) -> None:
+    """Bash itself is asked: nothing is expanded, split or run."""
+    config = config_of(env=(f"VALUE={value}",), job_name=name, output=f"out/{name}")
+    text = slurm.slurm_script(config, [*SPIRAL, *words], str(recorder))
+    plain = slurm.slurm_script(config_of(), SPIRAL, "python")
+    assert directives(text).keys() == directives(plain).keys()
+    assert directives(text)["--job-name"] == name
+    assert directives(text)["--output"] == f"out/{name}"
+    subprocess.run(["bash", "-n"], input=text.encode(), check=True)
+    ended = subprocess.run(["bash"], input=text.encode(), capture_output=True, check=True)
+    assert (ended.stdout, ended.stderr) == (b"", b"")
+    heard = Path(f"{recorder}.heard").read_bytes().decode().split("\0")[:-1]
+    launch = ["-m", "penstock", "launch", "slurm", "--requeue", "--"]
+    assert heard == [value, *launch, *SPIRAL, *words]
+
+
+def test_an_environment_with_a_hostile_name_is_activated(tmp_path: Path, recorder: Path) -> None:
+    home = tmp_path / "a b'$(touch x)\"#;"
+    (home / "bin").mkdir(parents=True)
+    (home / "bin" / "activate").write_text('PATH="$HERE:$PATH"\n')
+    config = config_of(venv=str(home), env={"VALUE": 1})
+    text = slurm.slurm_script(config, [*SPIRAL, "--epochs", "2"], "elsewhere")
+    subprocess.run(
+        ["bash"], input=text.encode(), cwd=tmp_path, check=True,
+        env={"PATH": os.environ["PATH"], "HERE": str(recorder.parent)},
+    )  # fmt: skip
+    assert Path(f"{recorder}.heard").read_bytes().endswith(b"spiral\0--epochs\x002\0")
+    assert [path.name for path in tmp_path.iterdir()] == [home.name]
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"job_name": "a\n#SBATCH --nodes=99"}, "--job-name: 'a\\n#SBATCH --nodes=99' is not text"),
+        (
+            {"job_name": "-rf"},
+            "--job-name: '-rf' is not text in one line without \\ and no dash first",
+        ),
+        ({"job_name": "a\\' --nodes=99"}, "is not text in one line without \\"),
+        ({"job_name": ""}, "--job-name: '' is not text"),
+        ({"partition": "a b"}, "--partition: 'a b' is not a name of SLURM's"),
+        ({"partition": "--x"}, "--partition: '--x' is not a name"),
+        ({"account": "$(id)"}, "--account: '$(id)' is not a name"),
+        ({"qos": "a\n"}, "--qos: 'a\\n' is not a name"),
+        ({"constraint": "gpu;id"}, "--constraint: 'gpu;id' is not a constraint"),
+        ({"gpus_per_node": "a100:0"}, "--gpus-per-node: 'a100:0' is not a number of GPUs"),
+        ({"gpus_per_node": "4", "ntasks_per_node": 2}, "--ntasks-per-node 2 does not go with"),
+        ({"mem": "lots"}, "--mem: 'lots' is not memory such as"),
+        ({"mem": True}, "--mem: True is not memory"),
+        ({"time": "ten"}, "--time: 'ten' is not a time such as"),
+        ({"time": 3600}, "--time: write 3600 in quotes, or YAML makes a number of hours"),
+        ({"time": "3"}, "--signal 120: a job of --time 3 would be told to save, and go back"),
+        ({"time": "0-0:02", "signal": 60}, "--signal 60: a job of --time 0-0:02 would be told"),
+        ({"array": "0-"}, "--array: '0-' is not an array"),
+        ({"dependency": "afterok:x"}, "--dependency: 'afterok:x' is not a dependency"),
+        ({"modules": ("gcc/13", "a b")}, "--modules: 'a b' is not a module such as"),
+        ({"modules": ("$(id)",)}, "--modules: '$(id)' is not a module"),
+        ({"venv": "-x"}, "--venv: '-x' is not a path"),
+        ({"venv": "a\rb"}, "--venv: 'a\\rb' is not a path"),
+        ({"output": "a\nb"}, "--output: 'a\\nb' is not a path"),
+        ({"output": "%x.out"}, "--output %x.out: a job's log is found by %j, and no other"),
+        ({"error": "%5j"}, "--error %5j: a job's log is found by %j"),
+        ({"output": "%A_%a"}, "--output %A_%a: a job's log is found by %j"),
+        ({"output": "a%"}, "--output a%: a job's log is found by %j"),
+        ({"output": "%j", "array": "0-3"}, "--output %j: a job's log is found by %A and %a"),
+        ({"error": "one.err", "array": "0-3"}, "--error one.err: a job's log is found by %A and"),
+        ({"folder": "50%"}, "--folder: '50%' is not a folder in one line without"),
+        ({"env": ("A-B=1",)}, "--env: 'A-B=1' is not NAME=VALUE in one line"),
+        ({"env": {"A": "1\nid"}}, "--env: 'A=1\\nid' is not NAME=VALUE in one line"),
+        ({"env": ("COMET_API_KEY=x",)}, "--env: COMET_API_KEY does not belong in a job script"),
+        ({"env": {"DB_PASSWD": "x"}}, "--env: DB_PASSWD does not belong in a job script"),
+        ({"env": {"MY_CREDENTIALS": "x"}}, "--env: MY_CREDENTIALS does not belong in a job script"),
+        (
+            {"env": {"MLFLOW_TRACKING_URI": "https://me:word@host"}},
+            "--env: the login in MLFLOW_TRACKING_URI does not belong in a job script",
+        ),
+        ({"nodes": 0}, "--nodes 0: input should be greater than or equal to 1"),
+        ({"shell": "id"}, "there is no setting 'shell'"),
+    ],
+)
+def test_a_hostile_value_is_refused_in_a_sentence(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UsageError) as told:
+        config_of(settings)
+    assert sentence in str(told.value) and "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("word", ["a\n#SBATCH --nodes=9", "a\0b", "\x1b[2J", "\x7f"])
+def test_a_word_with_a_control_character_is_refused(word: str) -> None:
+    with pytest.raises(UsageError, match="control character"):
+        slurm.slurm_script(config_of(), [*SPIRAL, word], "python")
+
+
+def test_a_login_enters_no_script_and_no_message(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train", "pairs", "--in-spec", "https://me:word@host/a", "--target-spec", "b"]
+    for how in (["render"], ["submit", "--dry-run"]):
+        assert main(["slurm", *how, "--", *words]) == 2
+        said = capsys.readouterr()
+        assert "https://host/a was given with a login, which does not belong in" in said.err
+        assert "word" not in said.out + said.err
+
+
+def test_the_shell_s_sign_for_home_is_a_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In YAML no shell sees it, and none expands what stands between quotes."""
+    monkeypatch.setenv("HOME", "/u/me")
+    (tmp_path / "job.yaml").write_text("venv: ~/env\nfolder: ~/runs\noutput: ~/logs/%j\n")
+    assert main(["slurm", "render", "--config", str(tmp_path / "job.yaml"), "--", *SPIRAL]) == 0
+    text = capsys.readouterr().out
+    assert "source /u/me/env/bin/activate\n" in text
+    assert "--output-dir /u/me/runs/%j" in text
+    assert directives(text)["--output"] == "/u/me/logs/%j"
+
+
+# --- studies -----------------------------------------------------------------------------------
+
+
+def test_a_study_is_sized_from_its_nodes() -> None:
+    node = config_of(SLURM_PRESETS["raven-4gpu"], job_name="spiral")
+    jobs = [slurm.with_ranks(node, ranks) for ranks in slurm.parse_sizes("1,2,4,8,12")]
+    assert [(j.nodes, j.tasks, j.gpus_per_node, j.mem) for j in jobs] == [
+        (1, 1, "a100:1", "125000"),
+        (1, 2, "a100:2", "250000"),
+        (1, 4, "a100:4", "500000"),
+        (2, 4, "a100:4", "500000"),
+        (3, 4, "a100:4", "500000"),
+    ]
+    assert [j.job_name for j in jobs] == [f"spiral-{n}" for n in (1, 2, 4, 8, 12)]
+    of_preset = build(SlurmConfig, SLURM_PRESETS["raven-1gpu"], {"job_name": "spiral-1"})
+    assert jobs[0] == of_preset.model_copy(update={"ntasks_per_node": 1})
+
+
+def test_a_study_without_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["slurm", "submit", "--dry-run", "--study", "1,2", "--", *SPIRAL]) == 0
+    said = capsys.readouterr()
+    first, second = (directives(f"\n{text}") for text in said.out.split("#!/bin/bash\n")[1:])
+    of = [(job["--nodes"], job["--ntasks-per-node"]) for job in (first, second)]
+    assert of == [("1", "1"), ("1", "2")]
+    assert second["--job-name"] == "penstock-2" and "--gres" not in second
+    assert said.out.count("--output-dir outputs/%j") == 2
+    assert "--study 1,2: each job has all its ranks on one node, and no GPU; " in said.err
+    # Where something says how many a node takes, nodes are filled, and nothing needs to be said.
+    words = ["--study", "1,2,4", "--ntasks-per-node", "2", "--", *SPIRAL]
+    assert main(["slurm", "render", *words]) == 0
+    said = capsys.readouterr()
+    jobs = [directives(f"\n{text}") for text in said.out.split("#!/bin/bash\n")[1:]]
+    assert [(job["--nodes"], job["--ntasks-per-node"]) for job in jobs] == [
+        ("1", "1"), ("1", "2"), ("2", "2"),
+    ]  # fmt: skip
+    assert said.err == ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--study", "0"], "--study '0' is not a list of numbers of devices such as 1,4,8"),
+        (["--study", "1,-4"], "--study '1,-4' is not a list"),
+        (["--study", "1,4,4"], "--study 1,4,4 names a size twice"),
+        (["--study", "6", "--preset", "raven-4gpu"], "6 ranks do not fill 2 nodes of 4 each"),
+        (["--study", "1,2", "--array", "0-1"], "does not go with --array"),
+        (
+            ["--study", "1,2", "--output", "log"],
+            "--output log: the jobs of --study need a file eac",
+        ),
+        (["--preset", "raven-3gpu"], "--preset raven-3gpu: there is none of that name; there are "),
+        (["--job-name", "a\nb"], "--job-name: 'a\\nb' is not text in one line"),
+        (["--config", "absent.yaml"], "--config absent.yaml: No such file"),
+    ],
+)
+def test_what_cannot_be_submitted(
+    flags: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["slurm", "render", *flags, "--", *SPIRAL]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("penstock slurm: ") and sentence in line
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "say what is to run behind the flags: -- train WORKLOAD"),
+        (["bench", "model"], "say what is to run behind the flags"),
+        (["train", "sprial"], "there is no workload 'sprial'; there are spiral, "),
+        (["train", "spiral", "--epochs", "0"], "--epochs '0'"),
+        (["train", "spiral", "--latent-size", "4"], "--latent-size is of emulator, not of spiral"),
+        (
+            ["train", "spiral", "--output-dir", "here"],
+            "--output-dir here: the jobs of --study need",
+        ),
+    ],
+)
+def test_a_training_that_cannot_be_is_refused_before_it_waits(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["slurm", "submit", "--dry-run", "--study", "1,2", "--", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert sentence in line
+
+
+@pytest.mark.parametrize("name", ["sbatch", "squeue", "srun"])
+def test_without_slurm_it_says_so(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = {
+        "sbatch": ["slurm", "submit", "--folder", str(tmp_path / "out"), "--", *SPIRAL],
+        "squeue": ["slurm", "status", "12"],
+        "srun": ["launch", "slurm", "--", *SPIRAL],
+    }
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    assert main(words[name]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"SLURM's {name} is not on PATH" in line
+    assert line.endswith("; --dry-run prints the script") == (name == "sbatch")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (None, "No such file"),
+        ("{", "is no list of jobs that penstock slurm submit wrote"),
+        ('{"jobs": [{"id": 1}]}', "is no list of jobs"),
+        ('{"format": "penstock-study", "version": 9}', "is penstock-study 9, not penstock-study 1"),
+    ],
+)
+def test_what_is_no_study(tmp_path: Path, text: str | None, sentence: str) -> None:
+    if text is not None:
+        (tmp_path / "study.json").write_text(text)
+    with pytest.raises(UsageError, match=sentence):
+        slurm.read_study(tmp_path)
+
+
+def job(number: str = "12", **changes: Any) -> slurm.SlurmJob:
+    settings = {
+        "id": number, "name": "spiral-2", "ranks": 2, "nodes": 2, "log": "slurm-%j.out",
+        "output_dir": "%j", "command": SPIRAL, "submitted": "2026-01-01T00:00:00+00:00",
+    }  # fmt: skip
+    return slurm.SlurmJob.model_validate({**settings, **changes})
+
+
+def test_logs_and_results_are_collected(tmp_path: Path) -> None:
+    study, into = tmp_path / "study", tmp_path / "into"
+    (study / "runs" / "12" / "steps").mkdir(parents=True)
+    (study / "log-12").write_text("said")
+    (study / "12.err").write_text("complained")
+    (study / "runs" / "12" / "training_results.json").write_text("{}")
+    (study / "runs" / "12" / "steps" / "rank0.csv").write_text("step\n")
+    one = job(log="log-%j", error="%j.err", output_dir="runs/%j")
+    assert slurm.collect_job(one, "12", study, into) == {"log": True, "results": True}
+    assert {str(path.relative_to(into)) for path in into.rglob("[!.]*") if path.is_file()} == {
+        "slurm-12.out", "slurm-12.err", "12/training_results.json", "12/steps/rank0.csv",
+    }  # fmt: skip
+    assert slurm.collect_job(job("13"), "13", study, into) == {"log": False, "results": False}
+    # Where everything lies in its place, it stays there.
+    assert slurm.collect_job(job(), "12", into, into) == {"log": True, "results": True}
+    assert (into / "slurm-12.out").read_text() == "said"
+
+
+def test_jobs_that_are_submitted_at_once_are_all_in_the_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is still with sbatch when all others have begun."""
+    number, path = 4, tmp_path / "sbatch"
+    path.write_text(
+        f"#!/bin/sh\ncat > /dev/null; : > {tmp_path}/$$.in\n"
+        f"until [ $(ls {tmp_path}/*.in | wc -l) = {number} ]; do sleep 0.01; done\necho $$\n"
+    )
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    config = config_of(folder=str(tmp_path / "out"))
+    with ThreadPoolExecutor(number) as pool:
+        jobs = [
+            pool.submit(slurm.submit_job, config, SPIRAL, "out", "python") for _ in range(number)
+        ]
+        numbers = {job.result().id for job in jobs}
+    assert len(numbers) == number
+    assert {job.id for job in slurm.read_study(tmp_path / "out").jobs} == numbers
+
+
+# --- SLURM's words, as recorded ------------------------------------------------------------------
+
+
+def recorded(name: str) -> str:
+    return (RECORDED / f"{name}.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "words"),
+    [
+        ("running", JobState("1", "RUNNING", None, 0, 0, 0, "n[1-2]"), "RUNNING"),
+        ("preempted", JobState("1", "PENDING", "BeginTime", 0, 0, 1), "PENDING, BeginTime, 1 restart"),  # noqa: E501
+        ("completed", JobState("1", "COMPLETED", None, 0, 0, 1, "n[1-2]"), "COMPLETED, 1 restart"),
+        ("failed", JobState("3", "FAILED", "NonZeroExitCode", 7, 0, 0, "n1"), "FAILED, exit code 7"),  # noqa: E501
+        ("killed", JobState("4", "FAILED", "JobLaunchFailure", 0, 9, 0, "n1"),
+         "FAILED, killed by signal 9, JobLaunchFailure"),
+        ("cancelled", JobState("10", "CANCELLED", "DependencyNeverSatisfied", 0, 0, 0),
+         "CANCELLED, DependencyNeverSatisfied"),
+    ],
+)  # fmt: skip
+def test_scontrol_is_read(name: str, expected: JobState, words: str) -> None:
+    assert slurm_states._scontrol(recorded(f"scontrol-{name}")) == [expected]
+    assert expected.words() == words
+    assert expected.ended == (name not in ("running", "preempted"))
+
+
+def test_the_elements_of_an_array_are_read() -> None:
+    rows = slurm_states._scontrol(recorded("scontrol-array"))
+    assert [(row.id, row.state, row.exit_code) for row in rows] == [
+        ("5_[4-5%2]", "PENDING", 0), ("5_3", "FAILED", 3), ("5_2", "FAILED", 2),
+        ("5_1", "FAILED", 1), ("5_0", "COMPLETED", 0),
+    ]  # fmt: skip
+    assert rows[1].words() == "FAILED, exit code 3: it was stopped, and --resume goes on"
+
+
+def test_squeue_is_read() -> None:
+    rows = [row for name in ("running", "preempted", "array", "never")
+            for row in slurm_states._squeue(recorded(f"squeue-{name}"))]  # fmt: skip
+    assert rows == [
+        JobState("1", "RUNNING", nodes="n[1-2]"),
+        JobState("1", "PENDING", "BeginTime"),
+        JobState("5_[4-5%2]", "PENDING", "JobArrayTaskLimit"),
+        JobState("10", "PENDING", "DependencyNeverSatisfied"),
+    ]
+    assert not any(row.ended for row in rows)
+    assert slurm_states._squeue("5_[7]|PENDING||\n") == [JobState("5_7", "PENDING")]
+
+
+def test_the_last_life_of_a_job_tells() -> None:
+    """The rows of a job that was preempted, and then ran to its end."""
+    lives = slurm_states._completion(recorded("sacct-completion-preempted"))
+    assert lives == [
+        JobState("1", "PREEMPTED", nodes="n[1-2]", restarts=0),
+        JobState("1", "COMPLETED", nodes="n[1-2]", restarts=1),
+    ]
+    assert not lives[0].ended and lives[1].ok
+    accounted = slurm_states._sacct(recorded("sacct-duplicates"))
+    assert [row.state for row in accounted] == ["PREEMPTED", "REQUEUED", "COMPLETED"]
+    assert [row.ended for row in accounted] == [False, False, True]
+    every = slurm_states._completion(recorded("sacct-completion"))
+    assert slurm_states._pick("1", every) == [lives[1]]
+    assert slurm_states._pick("10", every) == [JobState("10", "CANCELLED", restarts=0)]
+
+
+@pytest.mark.parametrize("noise", ["", "\n", "error: x\n", "|||\n", "JobId=\n", "1|\n", "=\n"])
+def test_what_is_no_state_is_none(noise: str) -> None:
+    for read in (slurm_states._squeue, slurm_states._scontrol, slurm_states._sacct):
+        assert read(noise) == []
+
+
+@pytest.fixture
+def spoken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Commands that say what the real ones said, in their place on PATH."""
+
+    def speak(**said: tuple[int, str]) -> None:
+        for name in ("squeue", "scontrol", "sacct"):
+            code, text = said.get(name, (1, "slurm_load_jobs error: Invalid job id specified\n"))
+            heard = tmp_path / f"{name}.txt"
+            heard.write_text(text)
+            stream = "2" if code else "1"
+            (tmp_path / name).write_text(
+                f"#!/bin/sh\n/bin/cat {shlex.quote(str(heard))} >&{stream}\nexit {code}\n"
+            )
+            (tmp_path / name).chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path))
+
+    return speak
+
+
+def test_each_command_is_asked_for_what_those_before_do_not_know(
+    spoken: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoken(squeue=(0, recorded("squeue-running")), scontrol=(0, recorded("scontrol-failed")))
+    known = slurm_states.job_states(["1", "3", "77"])
+    assert known["1"] == [JobState("1", "RUNNING", nodes="n[1-2]")]
+    assert known["3"] == [JobState("3", "FAILED", "NonZeroExitCode", 7, 0, 0, "n1")]
+    assert known["77"] == []
+    # Of an array, some wait and some have ended.
+    spoken(squeue=(0, recorded("squeue-array")), scontrol=(0, recorded("scontrol-array")))
+    assert [row.id for row in slurm_states.job_states(["5"])["5"]] == [
+        "5_[4-5%2]", "5_3", "5_2", "5_1", "5_0",
+    ]  # fmt: skip
+    assert [row.exit_code for row in slurm_states.job_states(["5_3"])["5_3"]] == [3]
+    assert main(["slurm", "status", "5"]) == 3
+    assert "n1     FAILED, exit code 3: it was stopped" in capsys.readouterr().out
+    # One that waits, by its own number.
+    assert slurm_states.job_states(["5_4"])["5_4"] == [
+        JobState("5_4", "PENDING", "JobArrayTaskLimit")
+    ]
+    assert main(["slurm", "status", "5_5"]) == 3
+    assert capsys.readouterr().out.splitlines()[1].split()[:2] == ["5_5", "PENDING,"]
+    assert main(["slurm", "status", "5_6"]) == 2
+    assert capsys.readouterr().err == "penstock slurm: SLURM knows no job 5_6\n"
+    spoken(squeue=(0, recorded("squeue-array")))
+    assert main(["slurm", "collect", "5"]) == 2
+    assert "collect takes the folder that jobs were submitted from, or its study.json; 5 is" in (
+        capsys.readouterr().err
+    )
+    # Long ago: only accounting knows.
+    spoken(sacct=(0, recorded("sacct-duplicates")))
+    assert slurm_states.job_states(["1"])["1"] == [
+        JobState("1", "COMPLETED", None, 0, 0, 2, "n[1-2]")
+    ]
+    spoken(sacct=(0, recorded("sacct-all")))
+    assert slurm_states.job_states(["4"])["4"] == [JobState("4", "CANCELLED", None, 0, 0, 0, "n2")]
+    assert [row.exit_code for row in slurm_states.job_states(["5"])["5"]] == [0, 1, 2]
+    spoken(sacct=(1, recorded("sacct-disabled")))
+    assert slurm_states.job_states(["12"]) == {"12": []}
+    assert main(["slurm", "status", "12"]) == 2
+    assert capsys.readouterr().err == "penstock slurm: SLURM knows no job 12\n"
+
+
+def test_a_controller_that_is_gone_is_told(spoken: Callable[..., None]) -> None:
+    complaint = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"
+    spoken(squeue=(1, complaint))
+    with pytest.raises(PenstockError, match="squeue: Unable to contact slurm controller"):
+        slurm_states.job_states(["1"])
+
+
+def test_a_job_that_slurm_has_forgotten_is_known_by_its_results(
+    spoken: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoken()
+    study = slurm.SlurmStudy(jobs=(job("12"), job("13")))
+    (tmp_path / "study.json").write_text(study.model_dump_json())
+    (tmp_path / "12").mkdir()
+    (tmp_path / "12" / "training_results.json").write_text('{"status": "complete"}')
+    assert main(["slurm", "status", str(tmp_path)]) == 1
+    said = capsys.readouterr().out
+    assert "unknown to SLURM; its training is complete" in said
+    assert "unknown to SLURM; its training is not begun" in said
+    assert main(["slurm", "collect", str(tmp_path / "study.json")]) == 1
+    listed = json.loads((tmp_path / "jobs.json").read_text())["jobs"]
+    assert [(row["id"], row["state"], row["training"]) for row in listed] == [
+        ("12", None, "complete"), ("13", None, None),
+    ]  # fmt: skip
+    assert main(["slurm", "cancel", str(tmp_path)]) == 0
+    assert "none of them is waiting or running" in capsys.readouterr().out

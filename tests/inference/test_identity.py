@@ -1,0 +1,287 @@
+"""What decides voxels is what resume compares: the model's sources, what it holds, the input, the
+maker."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import penstock
+from penstock.base.config.infer import InferConfig
+from penstock.base.config.knobs import build
+from penstock.base.errors import UsageError
+from penstock.inference import identity
+from penstock.inference.job import Job
+
+from .. import test_house
+
+DATA = np.arange(8 * 8 * 24, dtype="uint16").reshape(8, 8, 24)
+KNOBS: dict[str, Any] = {
+    "patch": 8, "overlap": 0, "block": 8, "normalize": "none", "devices": "cpu"
+}  # fmt: skip
+
+
+def infer(out: Path, model: Any = "identity", data: Any = DATA, **knobs: Any) -> Any:
+    return penstock.run_inference(data, out, model=model, **KNOBS | knobs)
+
+
+# --- the user's sources ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """A model whose parts are in files beside it, found by each way in which files are imported."""
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "net.py").write_text(
+        "import sys, pathlib; sys.path.insert(0, str(pathlib.Path(__file__).parent))\n"
+        "import importlib, torch, near_by\nfrom parts import deep\n"
+        "late = importlib.import_module('later')\n"
+        "class Net(torch.nn.Module):\n"
+        "    def forward(self, x): return x * near_by.one() * deep.one * late.one\n"
+    )
+    (tmp_path / "near_by.py").write_text("def one():\n    import inner\n    return inner.one\n")
+    (tmp_path / "inner.py").write_text("one = 1\n")
+    (tmp_path / "later.py").write_text("one = 1\n")
+    (tmp_path / "parts" / "__init__.py").write_text("from . import other\n")
+    (tmp_path / "parts" / "deep.py").write_text("from .other import one\n")
+    (tmp_path / "parts" / "other.py").write_text("one = 1\n")
+    (tmp_path / "unused.py").write_text("one = 1\ndef net(x): return x\n")
+    return tmp_path
+
+
+PARTS = ("net.py", "near_by.py", "inner.py", "later.py", "parts/__init__.py", "parts/other.py")
+
+
+def test_every_file_that_a_model_imports_from_its_folder_counts(files: Path) -> None:
+    def found() -> str:
+        return identity.sources(f"{files / 'net.py'}:Net", nn.Identity())
+
+    seen = [found()]
+    for name in PARTS:
+        with (files / name).open("a") as file:
+            file.write("# another\n")
+        seen.append(found())
+    assert len(set(seen)) == len(PARTS) + 1
+    (files / "unused.py").write_text("two = 2\n")
+    (files / "broken.py").write_text("def (")
+    assert found() == seen[-1]
+
+
+def test_a_changed_part_of_a_model_is_not_resumed(files: Path, tmp_path: Path) -> None:
+    """In processes of their own, as a user edits a file between two runs."""
+    np.save(tmp_path / "in.npy", DATA)
+    command = [sys.executable, "-m", "penstock", "infer", "--in-spec", str(tmp_path / "in.npy"),
+               "--out-spec", str(tmp_path / "out.zarr"), "--model-type", f"{files / 'net.py'}:Net",
+               "--patch", "8", "--overlap", "0", "--normalize", "none",
+               "--devices", "cpu"]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True)
+    (files / "inner.py").write_text("one = 2\n")
+    resumed = subprocess.run([*command, "--resume"], capture_output=True, text=True)
+    assert resumed.returncode == 2 and "had sources" in resumed.stderr
+
+
+def test_the_files_of_classes_count_and_those_of_libraries_do_not() -> None:
+    class Own(nn.Module):
+        """Of this file."""
+
+    assert identity.sources(Own(), Own())
+    assert identity.sources("identity", nn.Identity()) == ""
+    assert identity.sources("torch.nn:Identity", nn.Conv2d(1, 1, 1)) == ""
+
+
+# --- what a module holds -----------------------------------------------------------------------
+
+
+def double(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def triple(x: Tensor) -> Tensor:
+    return x * 3
+
+
+class Holds(nn.Module):
+    def __init__(self, **held: Any) -> None:
+        super().__init__()
+        self.conv = nn.Conv3d(1, 1, 1)
+        self.register_buffer("table", torch.arange(3), persistent=False)
+        vars(self).update(held)
+
+
+class Settings:
+    def __init__(self, gain: float) -> None:
+        self.gain, self.itself = gain, self
+
+
+CHANGES: dict[str, tuple[Any, Any]] = {
+    "a number": (1.0, 2.0),
+    "a text": ("a", "b"),
+    "a list": ([1, [2]], [1, [3]]),
+    "a dict": ({"a": 1}, {"a": 2}),
+    "an array": (np.arange(3), np.arange(1, 4)),
+    "a tensor": (torch.arange(3), torch.arange(1, 4)),
+    "a function": (double, triple),
+    "an object": (Settings(1.0), Settings(2.0)),
+    "a hidden module": ([nn.Linear(1, 1)], [nn.Linear(1, 1)]),
+    "a stride": (nn.Conv2d(1, 1, 1), nn.Conv2d(1, 1, 1, stride=2)),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_plain_attribute_counts(what: str) -> None:
+    torch.manual_seed(0)
+    first, second = CHANGES[what]
+    net = Holds(held=first)
+    assert identity.attributes(net) == identity.attributes(net)
+    assert identity.attributes(net) != identity.attributes(Holds(held=second))
+
+
+def test_a_buffer_that_is_not_saved_counts() -> None:
+    net = Holds()
+    before = identity.attributes(net)
+    net.table += 1  # type: ignore[operator]
+    assert identity.attributes(net) != before
+
+
+def test_a_hook_counts() -> None:
+    net = Holds()
+    before = identity.attributes(net)
+    net.register_forward_pre_hook(lambda module, args: (args[0] + 1,))
+    assert identity.attributes(net) != before
+
+
+def test_a_hook_is_the_same_in_a_net_that_is_made_again() -> None:
+    """Torch numbers the hooks of a process from its start."""
+
+    def hooked() -> nn.Module:
+        net = Holds()
+        net.register_forward_hook(lambda module, args, out: out * 2)
+        return net
+
+    assert identity.attributes(hooked()) == identity.attributes(hooked())
+
+
+def test_a_changed_attribute_is_not_resumed(tmp_path: Path) -> None:
+    class Scaled(nn.Module):
+        def __init__(self, gain: float) -> None:
+            super().__init__()
+            self.gain, self.calls = gain, 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return x * self.gain
+
+    out = tmp_path / "out.zarr"
+    infer(out, Scaled(1.0))
+    with pytest.raises(UsageError, match="had attributes"):
+        infer(out, Scaled(2.0), resume=True)
+    assert infer(out, Scaled(1.0), resume=True).units_written == 0
+
+
+def test_a_set_counts_and_where_its_objects_lie_in_memory_does_not() -> None:
+    names = [identity.attributes(Holds(held={"a", name})) for name in ("b", "b", "c")]
+    assert names[0] == names[1] != names[2]
+    first, second = {object()}, {object()}
+    assert identity.attributes(Holds(held=first)) == identity.attributes(Holds(held=second))
+
+
+def test_from_wherever_it_is_said_a_file_is_the_same_model(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(files)
+    infer(Path("out.zarr"), "unused.py:net")
+    (files / "sub").mkdir()
+    monkeypatch.chdir(files / "sub")
+    for model in ("../unused.py:net", f"{files}/unused.py:net"):
+        assert infer(Path("../out.zarr"), model, resume=True).units_written == 0
+    noted = files / "out.zarr.penstock" / "run.json"  # as an older version wrote it
+    content = json.loads(noted.read_text())
+    content["fingerprint"]["model"][0] = f"{files}/unused.py:net"
+    noted.write_text(json.dumps(content))
+    assert infer(Path("../out.zarr"), "../unused.py:net", resume=True).units_written == 0
+
+
+# --- the input ---------------------------------------------------------------------------------
+
+
+def test_an_array_is_known_by_its_content(tmp_path: Path) -> None:
+    out, data = tmp_path / "out.zarr", DATA.copy()
+    infer(out, data=data)
+    assert infer(out, data=DATA.copy(), resume=True).units_written == 0
+    data[0, 0, 0] += 1  # in place: its address is what it was
+    with pytest.raises(UsageError, match="had input"):
+        infer(out, data=data, resume=True)
+
+
+def test_an_array_is_resumed_in_another_process(tmp_path: Path) -> None:
+    out = tmp_path / "out.zarr"
+    code = (
+        "import numpy as np, penstock\n"
+        "data = np.arange(8 * 8 * 24, dtype='uint16').reshape(8, 8, 24)\n"
+        f"penstock.run_inference(data, {str(out)!r}, model='identity', **{KNOBS!r})\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert infer(out, resume=True).units_written == 0
+
+
+def test_an_array_too_large_to_compare_is_not_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(identity, "CONTENT_BYTES", DATA.nbytes - 1)
+    infer(tmp_path / "out.zarr")
+    with pytest.raises(
+        UsageError, match=r"^resume=True: the input is an array in memory of 3.00 KiB"
+    ):
+        infer(tmp_path / "out.zarr", resume=True)
+
+
+# --- the maker ---------------------------------------------------------------------------------
+
+
+def test_the_maker_names_code_versions_and_machine(tmp_path: Path) -> None:
+    config = {"in_spec": DATA, "out_spec": tmp_path / "out.zarr", "model_type": "identity"}
+    made = Job(build(InferConfig, config | KNOBS)).maker()
+    assert made["torch"] == torch.__version__ and made["tensorstore"]
+    assert made["instructions"] == torch.backends.cpu.get_cpu_capability()
+    assert made["gpus"] == [] and len(made["code"]) == 16
+
+
+def test_every_room_that_a_run_imports_is_known_to_compute_voxels_or_not() -> None:
+    found: set[str] = set()
+    coming = ["inference/run.py"]
+    while coming:
+        if (file := coming.pop()) not in found:
+            found.add(file)
+            coming += test_house.targets_of(file)
+    known = {place for place in identity.VOXEL_CODE if (identity._PACKAGE / place).exists()}
+    assert known == set(identity.VOXEL_CODE)
+    others = {file for file in found if not any(Path(file).is_relative_to(p) for p in known)}
+    assert {file.split("/")[0] for file in others} == {"base", "instruments"}
+
+
+@pytest.mark.parametrize("what", ["code", "torch", "tensorstore", "instructions"])
+def test_another_maker_goes_on_only_when_told_and_it_is_noted(what: str, tmp_path: Path) -> None:
+    out, folder = tmp_path / "out.zarr", tmp_path / "out.zarr.penstock"
+    infer(out)
+    noted, log = folder / "run.json", folder / "done.log"
+    content = json.loads(noted.read_text())
+    mine = content["makers"][0]
+    content["makers"] = [mine | {what: "older"}]
+    noted.write_text(json.dumps(content))
+    log.write_text("0 0 0 0\n0 0 0 1\n")  # killed before the third
+    said = rf"made with {what} 'older', here it is .* resume_anyway=True goes on"
+    with pytest.raises(UsageError, match=said):
+        infer(out, resume=True)
+    done = infer(out, resume_anyway=True)
+    assert (done.units_skipped, done.units_written) == (2, 1)
+    assert log.read_text() == "0 0 0 0\n0 0 0 1\n# maker 1\n0 0 0 2\n"
+    assert json.loads(noted.read_text())["makers"] == [mine | {what: "older"}, mine]
+    assert infer(out, resume=True).units_written == 0  # it is one of its makers now

@@ -1,0 +1,275 @@
+"""One lane: what it says of values that are not finite, what it keeps, and what it tells a GPU.
+
+A GPU is played by streams and events that only note how they are used; the copies are the host's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from penstock.base.config.infer import InferConfig
+from penstock.base.config.knobs import build
+from penstock.base.errors import StageError
+from penstock.data.stores.claim import Claims
+from penstock.inference import lane, plan
+from penstock.inference import run as infer
+from penstock.inference.job import Job
+from penstock.inference.journal import Journal
+from penstock.inference.lane import Finished, Lane
+
+from .test_run import Array, arange, conv, run
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 2 x 2 x 2 patches."""
+    monkeypatch.setattr(plan, "BLOCK_VOXELS", 14**3)
+
+
+def started(source: Array, net: Any = "identity", **knobs: Any) -> infer._Inference:
+    config = {"in_spec": source, "out_spec": np.zeros_like(source), "model_type": net, "patch": 8,
+              "overlap": 2, "block": 16, "devices": "cpu", "normalize": "none"}  # fmt: skip
+    begun = infer._Inference(Job(build(InferConfig, config | knobs)), Journal(None, {}), Claims())
+    begun.statistics()
+    return begun
+
+
+def lane_of(begun: infer._Inference) -> Lane:
+    pools = begun.read_pool, begun.block_pool
+    job, settings = begun.job, begun._lane_settings()
+    return Lane(CPU, job.model, job.geometry, settings, begun.probe, pools, lambda patches: None)
+
+
+def blocks_of(begun: infer._Inference) -> Iterator[lane.Loaded]:
+    return (begun._prepare(block, begun._fetch(block)) for block in begun.blocks)
+
+
+def through(begun: infer._Inference, one: Lane) -> Iterator[Finished]:
+    with one.autocast():
+        for loaded in blocks_of(begun):
+            yield from one.push(loaded)
+        yield from one.flush()
+
+
+# --- values that are not finite ------------------------------------------------------------------
+
+
+class Overflows(nn.Module):
+    """Where it is shown more than 100."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.where(x > 100, x / 0, x)
+
+
+def test_it_is_the_block_that_made_it_that_is_named() -> None:
+    """Though all blocks share one batch, and the others are stitched before."""
+    data = np.zeros((40, 40, 40), "float32")
+    data[39, 39, 39] = 101
+    begun = started(data, Overflows(), batch=400)
+    assert begun.geometry.count_blocks() > 27
+    last = list(begun.geometry.blocks())[-1]
+    with pytest.raises(StageError, match=r"not finite out of finite ones$") as caught:
+        infer.run_job(begun.job)
+    assert (caught.value.stage, caught.value.where) == ("forward", str(last))
+
+
+def test_in_half_precision_the_cure_is_named() -> None:
+    data = np.full((8, 8, 8), 101, "float32")
+    with pytest.raises(StageError, match="in bfloat16; give amp='off', or clip_norm="):
+        run(data, Overflows(), amp="bf16", normalize="none", patch=8, overlap=0)
+
+
+# --- what it keeps -------------------------------------------------------------------------------
+
+
+class Casts(TorchDispatchMode):
+    """Counts copies of the tensors of one shape into another dtype."""
+
+    def __init__(self, shape: torch.Size) -> None:
+        super().__init__()
+        self.shape, self.count = shape, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and out.shape == self.shape and out.dtype != args[0].dtype:
+            self.count += 1
+        return out
+
+
+def test_weights_are_cast_once_and_not_for_each_batch(one_thread: None) -> None:
+    net = conv()
+    begun = started(arange((20, 20, 20), "float32"), net, amp="bf16")
+    with Casts(net[0].weight.shape) as casts:  # type: ignore[union-attr,arg-type]
+        assert list(through(begun, lane_of(begun)))
+    assert begun.probe.totals()["forward"].count > 3
+    assert casts.count == 1
+
+
+def test_lanes_on_the_cpu_share_the_weights_of_the_job() -> None:
+    own = nn.Sequential(nn.Conv3d(2, 8, 3, padding=1), nn.GroupNorm(1, 8), nn.Conv3d(8, 2, 1))
+    strides = [tensor.stride() for tensor in own.parameters()]
+    job = started(np.zeros((2, 8, 8, 8), "float32"), own, batch=2).job
+    lanes = [lane_of(infer._Inference(job, Journal(None, {}), Claims())) for _ in range(2)]
+    laid_out = job.model.module
+    for one in lanes:
+        assert one._module is laid_out
+    assert [tensor.stride() for tensor in own.parameters()] == strides, "the caller's is the same"
+    assert laid_out[0].weight.stride()[1] == 1  # type: ignore[index,union-attr,operator]
+    assert laid_out[1].weight is own[1].weight  # type: ignore[index,union-attr]
+
+
+# --- a net that channels last does not suit ------------------------------------------------------
+
+
+class Views(nn.Module):
+    """Takes each channel of its first layer for a sample, by a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.each = nn.Conv3d(1, 4, 3, padding=1), nn.Conv3d(1, 1, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        return self.each(y.view(-1, 1, *y.shape[2:])).view(y.shape)[:, :1]
+
+
+def test_a_net_that_fails_on_channels_last_is_run_without_and_the_plan_says_so() -> None:
+    volume = np.random.default_rng(0).normal(size=(10, 12, 14)).astype("float32")
+    net = Views()
+    out = run(volume, net, patch=16, overlap=4, normalize="none")
+    padded = np.pad(volume, 8, mode="reflect")
+    with torch.inference_mode():
+        whole = net(torch.from_numpy(padded)[None, None])[0, 0, 8:-8, 8:-8, 8:-8].numpy()
+    np.testing.assert_allclose(out, whole, atol=1e-5)
+    job = started(volume, net).job
+    assert job.plan.facts.forward_bytes is not None, "it is played on shapes all the same"
+    notes = [text for name, text in job.plan.lines() if name == "note"]
+    assert any("channels last" in text for text in notes)
+
+
+# --- what a GPU is told --------------------------------------------------------------------------
+
+
+def test_the_next_block_goes_up_before_the_net_is_at_work_on_this_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun = started(arange((20, 20, 20)))
+    for loaded in blocks_of(begun):
+        begun.loaded[0].put(loaded)
+    for _ in range(begun.readers):
+        begun.loaded[0].close()
+    blocks, order = list(begun.geometry.blocks()), []
+    upload, forward = Lane.upload, Lane._forward
+
+    def up(self: Lane, loaded: lane.Loaded) -> None:
+        if loaded.native is None:
+            order.append(("up", loaded.block.number))
+        upload(self, loaded)
+
+    def work(self: Lane) -> None:
+        order.append(("work", self._slots[0].owner.loaded.block.number))
+        forward(self)
+
+    monkeypatch.setattr(Lane, "upload", up)
+    monkeypatch.setattr(Lane, "_forward", work)
+    begun._compute(0, CPU)
+    assert [number for what, number in order if what == "up"] == list(range(len(blocks)))
+    for number in range(len(blocks) - 1):
+        assert order.index(("up", number + 1)) < order.index(("work", number))
+    assert len(begun.computed) == len(blocks)
+
+
+class Stream:
+    """Notes what it is told to wait for."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.waits = name, []  # type: ignore[var-annotated]
+
+    def wait_event(self, event: Event) -> None:
+        self.waits.append(event.on)
+
+    def wait_stream(self, other: Stream) -> None:
+        self.waits.append(other.name)
+
+
+class Event:
+    """Reads a device's clock, on which 10 ms pass from one timed event to the next."""
+
+    made: list[Event]
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False) -> None:
+        self.timed, self.blocking, self.on, self.waited_for = enable_timing, blocking, "", False
+        self.made.append(self)
+
+    def record(self, stream: Stream) -> None:
+        self.on = stream.name
+        self.at_ms = 10 * sum(event.timed for event in self.made)
+
+    def query(self) -> bool:
+        return False
+
+    def synchronize(self) -> None:
+        self.waited_for = True
+
+    def elapsed_time(self, other: Event) -> float:
+        return other.at_ms - self.at_ms
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, Stream]:
+    streams = {name: Stream(name) for name in ("main", "up", "down")}
+    Event.made = []
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: streams["main"])
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(Tensor, "pin_memory", lambda self: self)
+    monkeypatch.setattr(Tensor, "record_stream", lambda self, stream: None)
+    monkeypatch.setattr(lane, "_to_pinned", Tensor.clone)
+    return streams
+
+
+def test_copies_wait_for_no_more_than_they_must_and_nobody_spins(
+    gpu: dict[str, Stream], one_thread: None
+) -> None:
+    begun = started(arange((20, 20, 20)), conv())
+    one = lane_of(begun)
+    one._streams = gpu["up"], gpu["down"]  # type: ignore[assignment]
+    one._first, one._first_s = one._mark(), begun.probe.clock()
+    done = list(through(begun, one))
+    blocks = begun.geometry.count_blocks()
+    assert gpu["up"].waits == []
+    assert gpu["main"].waits == ["up"] * blocks
+    assert gpu["down"].waits == ["main"] * blocks
+    for finished in done:
+        finished.wait()
+        assert isinstance(finished.ready, Event) and finished.ready.waited_for
+    assert all(event.blocking for event in Event.made if event.waited_for)
+    alone = list(through(again := started(arange((20, 20, 20)), conv()), lane_of(again)))
+    for here, there in zip(alone, done, strict=True):
+        for head, other in zip(here.outputs, there.outputs, strict=True):
+            assert torch.equal(head, other)
+
+
+def test_a_gpus_stages_are_timed_by_its_own_events(
+    gpu: dict[str, Stream], one_thread: None
+) -> None:
+    begun = started(arange((20, 20, 20)), conv())
+    begun.probe.clock = lambda: 0.0  # the host's, on which nothing lasts
+    one = lane_of(begun)
+    one._streams = gpu["up"], gpu["down"]  # type: ignore[assignment]
+    one._first, one._first_s = one._mark(), 0.0
+    list(through(begun, one))
+    for name in ("normalise", "forward", "stitch"):
+        stage = begun.probe.totals()[name]
+        assert stage.busy == pytest.approx(0.01 * stage.count)
+        assert stage.count > 3

@@ -1,0 +1,306 @@
+"""The plan against what really happens: units held, bytes decoded, memory taken, regions cut."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tifffile
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock
+from penstock.base.config.infer import InferConfig
+from penstock.base.config.knobs import build
+from penstock.base.errors import UsageError
+from penstock.data.box import Box
+from penstock.data.grid import Grid, indices
+from penstock.data.stores.claim import Claims
+from penstock.data.stores.open import open_source
+from penstock.inference import run as infer
+from penstock.inference.geometry import Geometry, PatchShape, patch_shape
+from penstock.inference.job import Job
+from penstock.inference.journal import Journal
+from penstock.inference.memory import Facts
+from penstock.inference.plan import make_plan, select
+from penstock.inference.stitch import Assembly
+from penstock.inference.traffic import largest_block, open_peak, read_range, reads
+
+from ..data.test_grid import geometries
+
+
+def facts(shape: tuple[int, ...], **changes: Any) -> Facts:
+    """A uint16 volume in chunks of 128 on a machine of 64 GB."""
+    given_ = {
+        "domain": Box.of((0, 0, 0), shape), "source_itemsize": 2, "source_chunk": (128, 128, 128),
+        "source_origin": (0, 0, 0), "source_is_float": False,
+        "source_cache": None, "source_caches": True, "num_volumes": 1,
+        "batch": 64, "in_channels": 1, "out_channels": (1,), "out_itemsizes": (2,),
+        "sum_itemsizes": (0,),
+        "write_grids": ((256, 256, 256),), "anchor": (0, 0, 0), "weight_bytes": 0,
+        "forward_bytes": 0, "devices": ("cpu",), "base_bytes": 10**8,
+        "available_bytes": 64 * 10**9, "device_bytes": None, "chunk_bytes": 2 * 128**3, "cores": 2,
+    }  # fmt: skip
+    return Facts(**(given_ | changes))
+
+
+def config(**knobs: Any) -> InferConfig:
+    given_ = {"in_spec": "", "out_spec": "", "model_type": "", "normalize": "global"}
+    return build(InferConfig, given_ | knobs)
+
+
+SEED = PatchShape((64, 64, 64), (10, 10, 10), 3)
+
+
+def test_the_seeds_volume_computes_each_patch_once() -> None:
+    """6 TB, patch 64, overlap 10: 1.67 computed voxels per voxel; the reference needs 1.95."""
+    plan = make_plan(config(), facts((20480, 10640, 14192)), SEED)
+    assert plan.patch_amplification == pytest.approx((64 / 54) ** 3, rel=0.04)
+    assert plan.read_amplification < 1.1
+    assert plan.num_units == 80 * 42 * 56
+    assert plan.memory.total < plan.memory_limit
+
+
+def test_a_petabyte_plans_in_constant_memory() -> None:
+    tracemalloc.start()
+    plan = make_plan(config(), facts((80_000, 80_000, 80_000)), SEED)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert plan.input_bytes == 1.024e15
+    assert peak < 50e6
+
+
+def test_less_memory_means_smaller_regions_and_then_a_refusal() -> None:
+    seen = []
+    for limit in ("40GB", "10GB", "3GB"):
+        plan = make_plan(config(max_memory=limit), facts((20480, 10640, 14192)), SEED)
+        plan.refuse()
+        assert plan.memory.total <= plan.memory_limit
+        seen.append((len(plan.geometry.regions), plan.patch_amplification))
+    assert seen == sorted(seen)
+    assert seen[0][0] < seen[-1][0]
+    with pytest.raises(penstock.Refused, match=r"MiB of host memory but may take 200 MiB; give"):
+        make_plan(config(max_memory="200MiB"), facts((20480, 10640, 14192)), SEED).refuse()
+
+
+def test_too_little_device_memory_is_refused() -> None:
+    plan = make_plan(
+        config(),
+        facts((512,) * 3, devices=("cuda",), device_bytes=10**8, forward_bytes=10**9),
+        SEED,
+    )
+    with pytest.raises(penstock.Refused, match=r"95.4 MiB are free; give a smaller --batch"):
+        plan.refuse()
+
+
+def test_what_autocast_keeps_and_what_is_pinned_is_counted() -> None:
+    gpu: dict[str, Any] = {"devices": ("cuda",), "device_bytes": 10**11, "weight_bytes": 10**9}
+    plain, half = (
+        make_plan(config(), facts((512,) * 3, **gpu, cast_bytes=cast), SEED)
+        for cast in (0, 10**9 // 2)
+    )
+    assert half.device_peak is not None and plain.device_peak is not None
+    assert half.device_peak - plain.device_peak == 10**9 // 2
+    assert half.memory.total == plain.memory.total
+    # Two blocks go up at a time, from memory that torch pins in powers of two.
+    pinned = plain.memory.blocks - plain.block_budget
+    read = 2 * largest_block(plain.geometry).read.size
+    assert 2 * read <= pinned < 4 * read and pinned.bit_count() == 1
+    plain, half = (
+        make_plan(config(), facts((512,) * 3, cast_bytes=cast), SEED) for cast in (0, 10**6)
+    )
+    assert half.memory.forward - plain.memory.forward == 10**6
+    assert plain.memory.blocks == plain.block_budget
+
+
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_a_block_of_floats_is_prepared_with_no_more_than_the_plan_holds(spoilt: bool) -> None:
+    data = np.arange(100 * 200 * 200, dtype="float32").reshape(100, 200, 200)
+    if spoilt:
+        data[50, :, 7] = np.nan
+    job = Job(
+        build(
+            InferConfig,
+            {"in_spec": data, "out_spec": data * 0, "model_type": "identity", "patch": 16,
+             "overlap": 4, "block": 256, "devices": "cpu"},
+        )
+    )  # fmt: skip
+    begun = infer._Inference(job, Journal(None, {}), Claims())
+    (block,) = begun.blocks
+    array = begun._fetch(block)
+    tracemalloc.start()
+    loaded = begun._prepare(block, array)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    mask = block.support.size
+    held = job.plan.block_bytes(block) - 4 * (block.read.size + block.support.size)
+    assert held == mask
+    assert peak < block.read.size * 2
+    if spoilt:
+        assert loaded.invalid is not None
+        assert (loaded.invalid == ~np.isfinite(data)).all()
+        assert np.isfinite(array).all()
+
+
+def test_a_tiff_is_read_into_the_array_that_is_given(tmp_path: Path) -> None:
+    data = np.arange(40 * 300 * 400, dtype="uint16").reshape(40, 300, 400)
+    tifffile.imwrite(tmp_path / "a.tif", data, metadata={"axes": "ZYX"}, tile=(64, 64),
+                     compression="zlib")  # fmt: skip
+    source = open_source(str(tmp_path / "a.tif"))
+    assert type(source).__name__ == "TiffSource"
+    source.read(Box.of((0, 0, 0, 0, 0), (1, 1, 1, 9, 9)))
+    whole = np.zeros((1, 1, 42, 310, 420), "uint16")
+    part = whole[:, :, 1:41, 5:305, 7:407]
+    tracemalloc.start()
+    source.read(source.domain, part)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (part[0, 0] == data).all()
+    assert whole.astype("int64").sum() == data.astype("int64").sum()
+    assert peak < data.nbytes / 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(geometries())
+def test_units_held_are_those_that_the_plan_counts(geometry: Geometry) -> None:
+    held, most = 0, 0
+    assembly = Assembly(
+        geometry, lambda head, shape: np.zeros((1, *shape), np.int8), [geometry.seam == "blend"]
+    )
+    for block in geometry.blocks():
+        before = set(assembly.open)
+        units = list(assembly.add(block, [np.zeros((1, *block.support.shape), np.int8)]))
+        opened = {(u.volume, u.index): u for u in units} | assembly.open
+        held += sum(u.box.size for key, u in opened.items() if key not in before)
+        most = max(most, held)
+        held -= sum(u.box.size for u in units)
+    assert held == 0
+    if len(geometry.regions) == 1:
+        assert open_peak(geometry) == most
+
+
+@settings(max_examples=60, deadline=None)
+@given(geometries())
+def test_no_block_is_larger_than_the_largest(geometry: Geometry) -> None:
+    largest = largest_block(geometry)
+    for block in geometry.blocks():
+        hull = block.read.hull(read_range(block.read, geometry.domain))
+        for name, box in (("read", block.read), ("support", block.support), ("hull", hull)):
+            bound = getattr(largest, name).shape
+            assert all(n <= m for n, m in zip(box.shape, bound, strict=True)), name
+
+
+@settings(max_examples=60, deadline=None)
+@given(geometries(), st.tuples(*[st.integers(1, 5)] * 3))
+def test_voxels_decoded_are_counted_chunk_by_chunk(
+    geometry: Geometry, chunk: tuple[int, ...]
+) -> None:
+    """Without a cache every block decodes every chunk that it touches; with one that holds a
+    layer, each region decodes each of its chunks once."""
+    chunks = Grid(geometry.domain, chunk)
+    by_block, by_region = 0, 0
+    for region in geometry.regions:
+        touched = set()
+        for patches in geometry.blocks_of(region):
+            seen = chunks.touching(read_range(geometry.read_of(patches), geometry.domain))
+            by_block += sum(chunks.cell(i).size for i in indices(seen))
+            touched |= set(indices(seen))
+        by_region += sum(chunks.cell(i).size for i in touched)
+    assert reads(geometry, chunk, "none")[1] == by_block
+    assert reads(geometry, chunk, "layer")[1] == by_region
+
+
+@pytest.mark.parametrize(
+    ("patch", "overlap", "has_z", "axes", "expected"),
+    [
+        ((64,), (10,), True, None, ((64, 64, 64), (10, 10, 10), 3)),  # one number, a volume
+        ((64,), (10,), False, None, ((1, 64, 64), (0, 10, 10), 2)),  # one number, a plane
+        ((64,), (10,), False, 3, ((64, 64, 64), (10, 10, 10), 3)),  # a 3-D net on a plane
+        ((64,), (10,), True, 2, ((1, 64, 64), (0, 10, 10), 2)),  # a 2-D net on a volume
+        ((32, 48), (8,), True, None, ((1, 32, 48), (0, 8, 8), 2)),  # two numbers: planes
+        ((1, 32, 48), (4,), True, 3, ((1, 32, 48), (0, 4, 4), 3)),  # nothing to share along z
+    ],
+)
+def test_patches_by_axis(
+    patch: Any, overlap: Any, has_z: bool, axes: int | None, expected: Any
+) -> None:
+    shape = patch_shape(config(patch=patch, overlap=overlap), has_z, axes)
+    assert (shape.patch, shape.overlap, shape.model_axes) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "chosen"),
+    [(["all"], (2, 3, 4, 5)), (["3"], (3,)), (["2:4"], (2, 3)), ([3, "4:"], (3, 4, 5)),
+     (["::2"], (2, 4)), (["5,2"], (5, 2))],
+)  # fmt: skip
+def test_selections(text: list[Any], chosen: tuple[int, ...]) -> None:
+    assert select(text, 2, 6, "--t") == chosen
+
+
+@pytest.mark.parametrize("text", [["6"], ["1"], ["a"], ["3:3"], ["2", "2"], ["1:2:3:4"]])
+def test_selections_that_name_nothing_or_too_much(text: list[str]) -> None:
+    with pytest.raises(UsageError, match="--t"):
+        select(text, 2, 6, "--t")
+
+
+@pytest.mark.parametrize("seam", ["trim", "blend"])
+def test_regions_do_not_change_the_result(seam: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan of a machine with little memory, forced on a small volume."""
+    from penstock.inference import plan as plans
+
+    volume = np.random.default_rng(0).normal(size=(40, 50, 60)).astype("float32")
+
+    def run() -> np.ndarray:
+        out = np.zeros_like(volume)
+        penstock.run_inference(
+            volume, out, model="identity", patch=12, overlap=5, block=16, devices="cpu",
+            normalize="global", seam_mode=seam,
+        )  # fmt: skip
+        return out
+
+    whole = run()
+    monkeypatch.setattr(plans, "_regions", lambda config, facts, unit: iter([(48, 16, 32)]))
+    assert (run() == whole).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dtype", "knobs"),
+    [
+        ("uint16", {}),
+        ("uint16", {"seam_mode": "blend"}),
+        ("uint16", {"normalize": "percentile"}),
+        ("float32", {"normalize": "percentile"}),
+    ],
+    ids=str,
+)
+def test_the_memory_ceiling_holds(dtype: str, knobs: dict[str, str], tmp_path: Path) -> None:
+    """A real process over a real store: its peak is near the plan's."""
+    script = tmp_path / "volume.py"
+    script.write_text(
+        "import sys, numpy as np, tensorstore as ts\n"
+        "spec = {'driver': 'zarr', 'kvstore': {'driver': 'file', 'path': 'in.zarr'}}\n"
+        "volume = ts.open(spec, create=True, dtype=sys.argv[1], shape=(512,) * 3,\n"
+        "    chunk_layout=ts.ChunkLayout(chunk_shape=(128,) * 3)).result()\n"
+        "rng = np.random.default_rng(0)\n"
+        "for z in range(0, 512, 128):\n"
+        "    layer = rng.poisson(100, (128, 512, 512)).astype(sys.argv[1])\n"
+        "    volume[z:z + 128].write(layer).result()\n"
+    )
+    subprocess.run([sys.executable, str(script), dtype], cwd=tmp_path, check=True)
+    words = (
+        "-m penstock infer --in-spec in.zarr --out-spec out.zarr --model-type identity --patch 64 "
+        "--overlap 10 --devices cpu --metrics-interval 0.05 --run-dir run"
+    ).split()
+    knobs = {"normalize": "global"} | knobs
+    words += [f"--{name.replace('_', '-')}={value}" for name, value in knobs.items()]
+    subprocess.run([sys.executable, *words], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+    told = json.loads((tmp_path / "run" / "summary.json").read_text())
+    peak, planned = told["peak_rss"], told["planned_peak"]
+    assert 0.6 * planned < peak < 1.1 * planned

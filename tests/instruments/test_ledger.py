@@ -1,0 +1,294 @@
+"""The ledger: appended whole or not at all, read for ever, exported without loss of meaning."""
+
+from __future__ import annotations
+
+import csv
+import json
+import multiprocessing
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.base.errors import UsageError
+from penstock.instruments.ledger import (
+    Ledger,
+    launches_done,
+    ledger_to_csv,
+    ledger_to_parquet,
+    read_ledger,
+)
+from penstock.instruments.record import (
+    Failure,
+    Memory,
+    Record,
+    Warmup,
+    case_key,
+    json_schema,
+    parse_record,
+)
+
+from ..places import DATA
+
+STORED = DATA / "records-v1.jsonl"
+SCHEMA_FILE = Path(str(resources.files("penstock").joinpath("instruments/record.schema.json")))
+
+
+def record(number: int = 0, **fields: Any) -> Record:
+    case = fields.pop("case", {"batch": number, "tile": "256"})
+    whole = {
+        "id": f"{number:032x}", "time": "2026-11-21T14:33:49.000+00:00", "scenario": "model",
+        "case": case, "key": case_key("model", case), "launch": 0, "status": "ok",
+    }  # fmt: skip
+    return Record.model_validate(whole | fields)
+
+
+def failed(number: int) -> Record:
+    return record(
+        number, status="oom_device", error=Failure(stage="warmup", message='no room, "really"')
+    )
+
+
+# --- append and read -------------------------------------------------------------------------
+
+
+def test_what_is_appended_is_read(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "new" / "folder")
+    assert ledger.records() == []
+    assert not ledger.path.parent.exists()
+    records = [record(0, samples_s={"step": (0.1, 1 / 3)}), failed(1), record(2)]
+    for each in records:
+        ledger.append(each)
+    assert (
+        ledger.records() == read_ledger(ledger.path.parent) == read_ledger(ledger.path) == records
+    )
+    assert ledger.path.read_bytes().count(b"\n") == 3
+
+
+@pytest.mark.parametrize("cut", [1, 10, 100, -2])
+def test_a_torn_last_line_is_passed_over_and_cut_off_by_the_next(tmp_path: Path, cut: int) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.append(record(0))
+    whole = ledger.path.read_bytes()
+    ledger.path.write_bytes(whole + failed(1).line().encode()[:cut])
+    assert ledger.records() == [record(0)]
+    ledger.append(record(2))
+    assert ledger.records() == [record(0), record(2)]
+    assert ledger.path.read_bytes() == whole + record(2).line().encode() + b"\n"
+
+
+def test_a_line_that_lacks_only_its_newline_is_a_record(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.path.write_text(record(0).line() + "\n" + failed(1).line())
+    assert ledger.records() == [record(0), failed(1)]
+    ledger.append(record(2))
+    assert ledger.records() == [record(0), failed(1), record(2)]
+
+
+def test_the_first_line_may_be_the_torn_one(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.path.write_bytes(record(0).line().encode()[:40])
+    assert ledger.records() == []
+    ledger.append(record(1))
+    assert ledger.records() == [record(1)]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (record(1).line()[:-20], "line 2: "),
+        ("", "line 2: "),
+        ("[]", "line 2: "),
+        ('{"id": "no schema"}', "line 2: schema: Field required"),
+        (record(1).line().replace('"ok"', '"fine"'), "line 2: status: "),
+        (record(1).line().replace('"schema":1', '"schema":2'), "line 2: the record is of schema 2"),
+        ('{"schema": 3, "all": "else differs"}', "line 2: the record is of schema 3, newer than"),
+        ("\xff\xfe", "line 2: "),
+    ],
+    ids=["torn", "empty", "list", "no schema", "status", "newer", "newer and other", "bytes"],
+)
+def test_a_bad_middle_line_is_named_and_nothing_is_lost(
+    tmp_path: Path, line: str, message: str
+) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_bytes(f"{record(0).line()}\n{line}\n{record(2).line()}\n".encode("latin-1"))
+    before = path.read_bytes()
+    with pytest.raises(UsageError) as caught:
+        read_ledger(tmp_path)
+    assert message in str(caught.value) and str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert path.read_bytes() == before
+
+
+def test_a_ledger_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"absent.*cannot be read: No such file"):
+        read_ledger(tmp_path / "absent")
+
+
+def test_a_ledger_that_cannot_be_written_is_a_usage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="cannot be written"):
+        Ledger(tmp_path / "file").append(record())
+
+
+def append_many(folder: Path, first: int) -> None:
+    for number in range(first, first + 25):
+        Ledger(folder).append(record(number, facts={"long": "x" * 20_000}))
+
+
+def test_processes_that_append_at_once_do_not_mix_their_lines(tmp_path: Path) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    writers = [spawn.Process(target=append_many, args=(tmp_path, 25 * i)) for i in range(2)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    batches = [each.case["batch"] for each in read_ledger(tmp_path)]
+    assert sorted(batches) == list(range(50))
+    for first in (0, 25):  # each in its own order
+        assert [n for n in batches if first <= n < first + 25] == list(range(first, first + 25))
+
+
+def test_every_launch_with_a_row_is_done() -> None:
+    records = [record(0), record(0, launch=1), failed(1), record(2, status="timeout")]
+    keys = [case_key("model", {"batch": n, "tile": "256"}) for n in range(3)]
+    assert launches_done(records) == {(keys[0], 0), (keys[0], 1), (keys[1], 0), (keys[2], 0)}
+
+
+# --- the record ------------------------------------------------------------------------------
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text()
+    | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@given(
+    case=st.dictionaries(st.text(), plain, max_size=4),
+    seconds=st.lists(st.floats(0, 1e6), max_size=8),
+    message=st.text(),
+)
+def test_a_record_is_the_same_after_its_line(
+    case: dict[str, Any], seconds: list[float], message: str
+) -> None:
+    before = record(
+        case=case,
+        samples_s={"step": seconds},
+        error={"stage": "measure", "message": message},
+        facts={"case": case},
+    )
+    line = before.line()
+    assert "\n" not in line
+    after = parse_record(line.encode())
+    assert after == before
+    assert after.key == case_key("model", after.case)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_time_that_is_no_number_is_no_sample(value: float) -> None:
+    with pytest.raises(ValueError, match="finite"):
+        record(samples_s={"step": (1.0, value)})
+
+
+def test_old_files_load_and_keep_what_they_say() -> None:
+    """The file was written when schema 1 was new. It is never written again."""
+    first, second, third = read_ledger(STORED)
+    assert first.ok and first.case["tile"] == "256"
+    assert first.samples_s["step"] == (0.0125, 0.0115, 0.013)
+    assert first.warmup.settled is True and first.memory.host_peak == 734003200
+    assert first.memory.device_peak is None
+    assert first.environment["machine_key"] == "931a32f05284cc8a"
+    assert second.status == "oom_host" and second.error is not None
+    assert second.error.stage == "measure" and second.samples_s == {}
+    assert third.status == "timeout" and third.order is None
+    assert third.model_extra == {"note": "a field that a later version added"}
+    assert [case_key(each.scenario, each.case) for each in (first, second, third)] == [
+        each.key for each in (first, second, third)
+    ]
+
+
+def test_the_published_schema_is_the_records() -> None:
+    """To write it anew: python tests/instruments/test_ledger.py"""
+    assert json.loads(SCHEMA_FILE.read_text()) == json_schema()
+
+
+def test_stored_files_are_valid_by_the_published_schema() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads(SCHEMA_FILE.read_text())
+    for line in STORED.read_text().splitlines():
+        jsonschema.validate(json.loads(line), schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(json.loads(record().line()) | {"status": "fine"}, schema)
+
+
+# --- exports ---------------------------------------------------------------------------------
+
+
+def measured() -> list[Record]:
+    return [
+        record(
+            0,
+            case={"batch": 1, "tile": "256", "amp": False, "shape": [1, 2]},
+            samples_s={"step": [i / 100 for i in range(1, 12)], "device": (0.5,)},
+            work={"pixels": 65536.0},
+            stop="precise",
+            warmup=Warmup(first_s=2.5, settled=True),
+            memory=Memory(host_peak=123),
+            environment={"machine_key": "abc"},
+        ),
+        failed(2),
+        record(3, case={"batch": "auto", "other": 0.5}),
+    ]
+
+
+def test_csv_is_wide_and_what_is_missing_is_empty(tmp_path: Path) -> None:
+    ledger_to_csv(measured(), tmp_path / "deep" / "out.csv")
+    with (tmp_path / "deep" / "out.csv").open(newline="") as file:
+        first, second, third = csv.DictReader(file)
+    assert first | {
+        "status": "ok", "machine_key": "abc", "stop": "precise", "work.pixels": "65536.0",
+        "case.batch": "1", "case.tile": "256", "case.amp": "False", "case.shape": "[1,2]",
+        "step.n": "11", "step.median_s": "0.06", "step.low_s": "0.02", "step.high_s": "0.1",
+        "device.n": "1", "device.median_s": "0.5", "device.low_s": "", "device.high_s": "",
+        "warmup.first_s": "2.5", "warmup.compile_s": "", "warmup.settled": "True",
+        "memory.host_peak": "123", "memory.device_peak": "", "error.message": "",
+    } == first  # fmt: skip
+    assert second["status"] == "oom_device" and second["error.message"] == 'no room, "really"'
+    assert second["step.n"] == second["step.median_s"] == second["case.other"] == ""
+    assert third["case.batch"] == "auto" and third["case.other"] == "0.5"
+    names = list(first)
+    assert names[:3] == ["id", "time", "scenario"] and len(set(names)) == len(names)
+    cases = [place for place, name in enumerate(names) if name.startswith("case.")]
+    assert cases == list(range(cases[0], cases[0] + 5))  # beside each other
+
+
+def test_an_export_replaces_a_file_whole_or_not_at_all(tmp_path: Path) -> None:
+    ledger_to_csv(measured(), tmp_path / "out.csv")
+    before = (tmp_path / "out.csv").read_bytes()
+    ledger_to_csv(measured() * 2, tmp_path / "out.csv")
+    assert (tmp_path / "out.csv").read_bytes().startswith(before)
+    (tmp_path / "folder.csv").mkdir()
+    with pytest.raises(UsageError, match=r"folder\.csv cannot be written"):
+        ledger_to_csv(measured(), tmp_path / "folder.csv")
+    assert sorted(tmp_path.glob("*.csv")) == [tmp_path / "folder.csv", tmp_path / "out.csv"]
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_parquet_has_the_rows_of_the_csv_and_the_samples(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    ledger_to_parquet(measured(), tmp_path / "out.parquet")
+    table = parquet.read_table(tmp_path / "out.parquet").to_pydict()
+    assert table["samples.step"] == [[i / 100 for i in range(1, 12)], None, None]
+    assert table["step.median_s"] == [0.06, None, None]
+    assert table["case.batch"] == ["1", "2", "auto"]  # numbers and words are words
+    assert table["case.amp"] == [False, None, None]
+    assert table["memory.host_peak"] == [123, None, None]
+
+
+if __name__ == "__main__":
+    SCHEMA_FILE.write_text(json.dumps(json_schema(), indent=2) + "\n")

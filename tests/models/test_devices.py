@@ -1,0 +1,137 @@
+"""Models on their way to a device: what is shared, what is laid out anew, what can be sized."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from penstock.base.errors import UsageError
+from penstock.inference.job import Job
+from penstock.models import devices, footprint
+from penstock.models import load as model
+
+from ..inference.test_job import opened
+from ..inference.test_run import conv, run
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+SHAPE = (2, 1, 8, 8, 8)
+
+
+class Positions(nn.Module):
+    """Has a buffer that is no part of its state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Conv3d(1, 1, 3, padding=1)
+        self.register_buffer("where", torch.ones(8, 8, 8), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.net(x) + self.where
+        return out
+
+
+class Ramp(nn.Module):
+    """Makes a tensor of its own; once exported, on the device that it was exported on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Conv3d(1, 1, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.net(x) + torch.arange(x.shape[-1], device=x.device).to(x.device)
+        return out
+
+
+def exported(net: nn.Module, batch: int, folder: Path) -> str:
+    path = folder / "net.pt2"
+    torch.export.save(torch.export.export(net.eval(), (torch.zeros(batch, 1, 8, 8, 8),)), path)
+    return str(path)
+
+
+# --- to a device ---------------------------------------------------------------------------------
+
+
+def test_what_need_not_be_laid_out_anew_is_shared() -> None:
+    net = nn.Sequential(nn.Conv3d(2, 4, 3), nn.BatchNorm3d(4), nn.Conv3d(4, 2, 1), nn.Linear(2, 2))
+    laid_out = devices.placed(net, CPU, True)
+    assert laid_out is not net
+    for name, tensor in net.state_dict(keep_vars=True).items():
+        there = laid_out.state_dict(keep_vars=True)[name]
+        assert torch.equal(tensor, there) and tensor.requires_grad == there.requires_grad
+        assert tensor.is_contiguous(), "the one given stays as it is"
+        assert (there is tensor) == (tensor.ndim < 5)
+        assert tensor.ndim < 5 or there.is_contiguous(memory_format=torch.channels_last_3d)
+    assert devices.placed(laid_out, CPU, True) is laid_out
+    assert devices.placed(net, CPU, False) is net
+
+
+def test_a_module_on_another_device_is_never_a_copy_on_this_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither of its weights nor of its buffers, tied ones being tied there too."""
+    net = nn.Sequential(nn.Conv3d(1, 4, 3), nn.Conv3d(1, 4, 3), Positions())
+    net[1].weight = net[0].weight
+    monkeypatch.setattr(Tensor, "__deepcopy__", lambda self, memo: pytest.fail("a copy"))
+    there = devices.placed(net, META, True)
+    tensors = [*there.parameters(), *there.buffers()]
+    assert {tensor.device for tensor in tensors} == {META}
+    assert there[0].weight is there[1].weight  # type: ignore[index]
+    assert isinstance(there[0].weight, nn.Parameter)  # type: ignore[index]
+
+
+@pytest.mark.filterwarnings("ignore:`isinstance:FutureWarning")  # torch's own, of a copy
+def test_what_an_exported_program_makes_moves_with_it(tmp_path: Path) -> None:
+    program = model.load_model(exported(Ramp(), 1, tmp_path)).module
+    there = devices.placed(program, META, True)
+    assert there(torch.zeros(1, 1, 8, 8, 8, device=META)).device == META
+    assert program(torch.zeros(1, 1, 8, 8, 8)).device == CPU
+
+
+# --- the size of a net ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("net", [Positions(), Positions().bfloat16()], ids=["float", "half"])
+def test_a_net_is_played_with_all_that_it_holds_and_in_its_own_dtype(net: nn.Module) -> None:
+    found = footprint.measure_footprint(model.load_model(net), SHAPE)
+    itemsize = next(net.parameters()).itemsize
+    assert found.peak_bytes is not None
+    assert found.peak_bytes % (2 * 8**3 * itemsize) == 0
+    assert found.peak_bytes >= 3 * 2 * 8**3 * itemsize
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+@pytest.mark.parametrize("form", ["module", "script"])
+def test_a_net_in_half_precision_is_given_that(form: str) -> None:
+    volume = np.random.default_rng(0).normal(size=(10, 12, 14)).astype("float32")
+    knobs: dict[str, Any] = {"patch": 8, "overlap": 4, "normalize": "none"}
+    net: Any = conv().eval().bfloat16()
+    if form == "script":
+        net = torch.jit.trace(net, torch.zeros(1, 1, 8, 8, 8, dtype=torch.bfloat16))
+    half, full = run(volume, net, **knobs), run(volume, conv(), **knobs)
+    assert 0 < np.abs(half - full).max() < 0.05
+
+
+# --- programs for one size of batch --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fixed", [1, 4])
+def test_a_program_for_one_size_of_batch_runs_with_that(fixed: int, tmp_path: Path) -> None:
+    path = exported(conv(), fixed, tmp_path)
+    volume = np.random.default_rng(0).normal(size=(10, 12, 14)).astype("float32")
+    knobs: dict[str, Any] = {"patch": 8, "overlap": 4, "normalize": "none"}
+    out = run(volume, path, batch=fixed, **knobs)
+    np.testing.assert_allclose(out, run(volume, conv(), **knobs), atol=1e-6)
+    with pytest.raises(UsageError, match="see --batch, --patch"):
+        footprint.measure_footprint(model.load_model(path), (16, 1, 8, 8, 8))
+
+
+def test_without_a_batch_a_gpu_gives_a_program_for_one_that(tmp_path: Path) -> None:
+    job: Job = opened(np.zeros((20, 20, 20), "uint8"), model_type=exported(conv(), 1, tmp_path))
+    assert job._sized(on_cpu=False)[0] == 1
+    other: Job = opened(np.zeros((20, 20, 20), "uint8"), model_type=conv())
+    assert other._sized(on_cpu=False)[0] == 16

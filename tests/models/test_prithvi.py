@@ -1,0 +1,568 @@
+"""prithvi-refiner: names of public checkpoints, an encoder written anew as oracle, what learns."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from penstock import open_source
+from penstock.base.errors import UsageError
+from penstock.models import footprint as models_footprint
+from penstock.models import load as models
+from penstock.models.prithvi import BANDS, Refiner, positions, prithvi_refiner
+
+from ..places import ROOT
+
+# Width, blocks, heads, patch: as in the configurations of the public checkpoints.
+PUBLIC = {
+    "tiny": (192, 12, 3, 16),
+    "100m": (768, 12, 12, 16),
+    "300m": (1024, 24, 16, 16),
+    "600m": (1280, 32, 16, 14),
+}
+
+
+def public_encoder(size: str, frames: int = 1) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the encoder in a public checkpoint of version 2."""
+    width, blocks, _, patch = PUBLIC[size]
+    shapes: dict[str, tuple[int, ...]] = {
+        "cls_token": (1, 1, width),
+        "pos_embed": (1, 1 + frames * (224 // patch) ** 2, width),
+        "patch_embed.proj.weight": (width, 6, 1, patch, patch),
+        "patch_embed.proj.bias": (width,),
+    }
+    for block in range(blocks):
+        for name, given, taken in (
+            ("norm1", width, 0),
+            ("attn.qkv", 3 * width, width),
+            ("attn.proj", width, width),
+            ("norm2", width, 0),
+            ("mlp.fc1", 4 * width, width),
+            ("mlp.fc2", width, 4 * width),
+        ):
+            shapes[f"blocks.{block}.{name}.weight"] = (given, taken) if taken else (given,)
+            shapes[f"blocks.{block}.{name}.bias"] = (given,)
+    shapes |= {"norm.weight": (width,), "norm.bias": (width,)}
+    return {f"encoder.{name}": shape for name, shape in shapes.items()}
+
+
+def public_state(frames: int = 1) -> dict[str, Tensor]:
+    """A tiny checkpoint as the public ones are: random numbers, true positions, and all that a
+    refiner has no use for."""
+    generator = torch.Generator().manual_seed(5)
+    state = {
+        name: torch.randn(shape, generator=generator) * (0.05 if len(shape) > 1 else 0.5)
+        for name, shape in public_encoder("tiny", frames).items()
+    }
+    state["encoder.pos_embed"] = torch.from_numpy(sines_and_cosines(192, frames, 14)).float()[None]
+    return state | {
+        "encoder.temporal_embed_enc.scale": torch.ones(1),
+        "encoder.location_embed_enc.scale": torch.ones(1),
+        "decoder.mask_token": torch.zeros(1, 1, 512),
+        "decoder.decoder_embed.weight": torch.zeros(512, 192),
+        "decoder.decoder_blocks.0.norm1.weight": torch.zeros(512),
+    }
+
+
+def sines_and_cosines(width: int, frames: int, grid: int) -> np.ndarray:
+    """The positions of the public code from their definition, patch by patch."""
+    table = [np.zeros(width)]
+    for frame, y, x in np.ndindex(frames, grid, grid):
+        line = []
+        for place, part in ((x, 6), (y, 6), (frame, 4)):
+            half = width // 16 * part // 2
+            angles = place / 10000 ** (np.arange(half) / half)
+            line += [np.sin(angles), np.cos(angles)]
+        table.append(np.concatenate(line))
+    return np.stack(table)
+
+
+def encode(state: Mapping[str, Tensor], x: Tensor, heads: int, patch: int) -> Tensor:
+    """The encoder written anew: patches cut by hand, attention by matrices and softmax."""
+    p = {name.removeprefix("encoder."): value for name, value in state.items()}
+    width = p["cls_token"].shape[-1]
+
+    def linear(tokens: Tensor, name: str) -> Tensor:
+        return tokens @ p[f"{name}.weight"].T + p[f"{name}.bias"]
+
+    def norm(tokens: Tensor, name: str) -> Tensor:
+        centred = tokens - tokens.mean(-1, keepdim=True)
+        unit = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+        return unit * p[f"{name}.weight"] + p[f"{name}.bias"]
+
+    b, c, height, breadth = x.shape
+    cut = x.reshape(b, c, height // patch, patch, breadth // patch, patch)
+    cut = cut.permute(0, 2, 4, 1, 3, 5).reshape(b, -1, c * patch * patch)
+    tokens = cut @ p["patch_embed.proj.weight"].reshape(width, -1).T + p["patch_embed.proj.bias"]
+    tokens = torch.cat([p["cls_token"].expand(b, 1, width), tokens], 1) + p["pos_embed"]
+    for block in range(1 + max(int(name.split(".")[1]) for name in p if "blocks" in name)):
+        name = f"blocks.{block}"
+        qkv = linear(norm(tokens, f"{name}.norm1"), f"{name}.attn.qkv")
+        q, k, v = qkv.reshape(b, -1, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
+        scores = (q @ k.transpose(-1, -2) / math.sqrt(width // heads)).exp()
+        mixed = (scores / scores.sum(-1, keepdim=True)) @ v
+        tokens = tokens + linear(mixed.transpose(1, 2).reshape(b, -1, width), f"{name}.attn.proj")
+        hidden = linear(norm(tokens, f"{name}.norm2"), f"{name}.mlp.fc1")
+        hidden = hidden * 0.5 * (1 + torch.erf(hidden / math.sqrt(2)))
+        tokens = tokens + linear(hidden, f"{name}.mlp.fc2")
+    features = norm(tokens, "norm")[:, 1:].transpose(1, 2)
+    return features.reshape(b, width, height // patch, breadth // patch)
+
+
+def image(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def shapes_of(net: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in net.state_dict().items()}
+
+
+def forward(net: nn.Module, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        y: Tensor = net(x)
+    return y
+
+
+def learn(net: Refiner, seed: int = 7) -> Refiner:
+    """As if it had been trained: adapters whose B is no longer zero."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, value in net.named_parameters():
+        if name.endswith("lora_b"):
+            nn.init.normal_(value, std=0.05, generator=generator)
+    return net
+
+
+def on_meta(size: str, **options: object) -> Refiner:
+    with torch.device("meta"):
+        return prithvi_refiner(size, **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Refiner:
+    return prithvi_refiner("tiny").eval()
+
+
+# --- shapes and refusals -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bands", [4, 5, 6])
+@pytest.mark.parametrize("sides", [(64, 64), (96, 64)])
+def test_the_output_has_the_shape_of_the_input(bands: int, sides: tuple[int, int]) -> None:
+    net = prithvi_refiner("tiny", bands)
+    assert (net.in_channels, net.out_channels, net.spatial_axes) == (bands, bands, 2)
+    x = image(2, bands, *sides)
+    y = forward(net, x)
+    assert y.shape == x.shape
+    assert y.isfinite().all() and not torch.equal(y, x)
+
+
+def test_the_output_is_the_input_plus_a_correction() -> None:
+    net = prithvi_refiner("tiny", 4)
+    nn.init.zeros_(net.decoder.out.weight)
+    nn.init.constant_(net.decoder.out.bias, 0.25)  # type: ignore[arg-type]
+    x = image(1, 4, 32, 48)
+    torch.testing.assert_close(forward(net, x), x + 0.25)
+
+
+def test_other_output_channels_are_not_added_to_the_input() -> None:
+    net = prithvi_refiner("tiny", 4, out_channels=2)
+    x = image(1, 4, 32, 32)
+    torch.testing.assert_close(forward(net, x), forward(net.decoder, net.head(net.encoder(x))))
+
+
+def test_a_batch_is_its_samples(tiny: Refiner) -> None:
+    x = image(3, 6, 48, 32)
+    alone = torch.cat([forward(tiny, sample[None]) for sample in x])
+    torch.testing.assert_close(forward(tiny, x), alone, rtol=0, atol=1e-5)
+
+
+def test_every_pixel_depends_on_the_whole_tile(tiny: Refiner) -> None:
+    x = image(1, 6, 64, 64)
+    y = forward(tiny, x)
+    x[..., -1, -1] += 5
+    assert (forward(tiny, x)[..., :16, :16] != y[..., :16, :16]).any()
+
+
+@pytest.mark.parametrize(
+    ("size", "sides", "sentence"),
+    [
+        ("tiny", (64, 100), "64 x 100 pixels .* 16 x 16: 100 is no multiple of 16; 96 and 112 are"),
+        ("tiny", (8, 64), "8 x 64 pixels .*: 8 is no multiple of 16; 16 is"),
+        ("600m", (256, 256), "256 x 256 pixels .* 256 is no multiple of 14; 252 and 266 are"),
+    ],
+)
+def test_tiles_of_broken_patches_are_refused(
+    size: str, sides: tuple[int, int], sentence: str
+) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        on_meta(size)(torch.empty(1, 6, *sides, device="meta"))
+
+
+@pytest.mark.parametrize("side", [224, 252, 378, 392])
+def test_tiles_that_fit_a_patch_of_14(side: int) -> None:
+    x = torch.empty(1, 6, side, side, device="meta")
+    assert on_meta("600m")(x).shape == x.shape
+
+
+def test_an_input_of_other_bands_is_refused(tiny: Refiner) -> None:
+    with pytest.raises(UsageError, match=r"\(1, 5, 64, 64\) is not \(batch, 6 bands, y, x\)"):
+        tiny(image(1, 5, 64, 64))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"size": "huge"}, "no size 'huge'; it is one of tiny, 100m, 300m, 600m"),
+        ({"bands": 3}, "4 to 6 bands, each once, not B02, B03, B04"),
+        ({"bands": 7}, "no band 6; .* or 0 to 5"),
+        ({"bands": ["B02", "B03", "B8A", "B05"]}, "no band 'B8A'; they are B02, B03"),
+        ({"bands": ["B02", "B03", 0, "B05", "B06"]}, "each once"),
+        ({"lora_rank": -1}, "lora_rank -1"),
+    ],
+)
+def test_what_cannot_be_made_is_refused(options: dict[str, object], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        prithvi_refiner(**({"size": "tiny"} | options))  # type: ignore[arg-type]
+
+
+# --- the public encoder --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", PUBLIC)
+def test_names_and_shapes_are_those_of_the_public_checkpoints(size: str) -> None:
+    assert shapes_of(on_meta(size, lora_rank=0).encoder) == {
+        name.removeprefix("encoder."): shape for name, shape in public_encoder(size).items()
+    }
+    adapted = shapes_of(on_meta(size)).keys() - shapes_of(on_meta(size, lora_rank=0)).keys()
+    assert len(adapted) == 4 * PUBLIC[size][1]
+    assert all(name.endswith(("lora_a", "lora_b")) for name in adapted)
+
+
+@pytest.mark.parametrize(
+    ("size", "encoder", "trained", "everything"),
+    [
+        ("tiny", 5.6, 0.65, 6.28),
+        ("100m", 86.2, 2.65, 88.9),
+        ("300m", 303.9, 3.45, 307.3),
+        ("600m", 631.2, 5.50, 636.7),
+    ],
+)
+def test_the_documented_numbers_of_parameters(
+    size: str, encoder: float, trained: float, everything: float
+) -> None:
+    net = on_meta(size)
+    count = {name: p.numel() / 1e6 for name, p in net.named_parameters()}
+    learns = {name for name, p in net.named_parameters() if p.requires_grad}
+    assert sum(count.values()) == pytest.approx(everything, abs=0.06)
+    assert sum(count[name] for name in learns) == pytest.approx(trained, abs=0.006)
+    assert sum(count[name] for name in count.keys() - learns) == pytest.approx(encoder, abs=0.06)
+
+
+@pytest.mark.parametrize(("width", "grid"), [(192, 14), (1280, 16)])
+def test_positions_are_the_sines_and_cosines_of_the_public_code(width: int, grid: int) -> None:
+    np.testing.assert_allclose(positions(width, grid), sines_and_cosines(width, 1, grid), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("frames", "prefix"), [(1, "encoder."), (4, "encoder."), (3, "")], ids=["v2", "4 frames", "v1"]
+)
+def test_a_public_checkpoint_loads_and_encodes_as_public_code_does(
+    frames: int, prefix: str, tmp_path: Path
+) -> None:
+    public = public_state(frames)
+    state = public
+    if not prefix:  # version 1 names the parts of encoder and decoder without these words
+        state = {k.removeprefix("encoder.").removeprefix("decoder."): v for k, v in public.items()}
+    torch.save(state, tmp_path / "Prithvi.pt")
+    net = models.load_model("prithvi-refiner-tiny", tmp_path / "Prithvi.pt").module
+    assert isinstance(net, Refiner)
+    # Positions of one frame are the first of several.
+    encoder = {name: public[name] for name in public_encoder("tiny")}
+    encoder["encoder.pos_embed"] = encoder["encoder.pos_embed"][:, : 1 + 14 * 14]
+    loaded = net.state_dict()
+    assert all(torch.equal(loaded[name], value) for name, value in encoder.items())
+    x = image(1, 6, 224, 224)
+    expected = encode(encoder, x, heads=3, patch=16)
+    torch.testing.assert_close(forward(net.encoder, x), expected, rtol=0, atol=2e-4)
+
+
+def test_another_grid_takes_positions_between_those_of_the_checkpoint(tiny: Refiner) -> None:
+    native = tiny.encoder._patch_positions(14, 14).reshape(14, 14, -1)
+    finer = tiny.encoder._patch_positions(27, 16).reshape(27, 16, -1)
+    corners = ([0, 0, -1, -1], [0, -1, 0, -1])
+    torch.testing.assert_close(finer[corners], native[corners])
+    # Every second line of 27 is a line of 14; along a line of equal x, positions of x are equal.
+    torch.testing.assert_close(finer[::2, 0], native[:, 0], rtol=0, atol=1e-5)
+    assert torch.equal(native.reshape(1, 196, -1), tiny.encoder.pos_embed[:, 1:])
+
+
+@pytest.mark.parametrize(
+    "bands", [4, [5, 0, 3, 2], ["B07", "B02", "B05", "B04"], ["B02", "B03", "B04", 4, 5]]
+)
+def test_a_checkpoint_of_six_bands_loads_into_fewer(bands: int | list[int | str]) -> None:
+    state = public_state()
+    net = prithvi_refiner("tiny", bands)
+    net.load_state_dict(net.from_public(state))
+    names = range(bands) if isinstance(bands, int) else bands
+    taken = [band if isinstance(band, int) else BANDS.index(band) for band in names]
+    # Bands that are left out count as bands of zeros.
+    full = prithvi_refiner("tiny", 6)
+    full.load_state_dict(full.from_public(state))
+    x = image(1, len(taken), 64, 64)
+    padded = torch.zeros(1, 6, 64, 64)
+    padded[:, taken] = x
+    torch.testing.assert_close(
+        forward(net.encoder, x), forward(full.encoder, padded), rtol=0, atol=1e-4
+    )
+
+
+def test_a_state_dict_of_ours_loads_whole(tmp_path: Path) -> None:
+    net = learn(prithvi_refiner("tiny", seed=3))
+    torch.save(net.state_dict(), tmp_path / "ours.pt")
+    loaded = models.load_model("prithvi-refiner-tiny", tmp_path / "ours.pt").module
+    for name, value in net.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value), name
+
+
+def changed(state: dict[str, Tensor], name: str, value: Tensor | None) -> dict[str, Tensor]:
+    rest = {k: v for k, v in state.items() if k != name}
+    return rest if value is None else rest | {name: value}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("encoder.norm.bias", None, "1 tensors missing, 0 unknown.* lacks encoder.norm.bias"),
+        ("encoder.extra", torch.ones(1), "0 tensors missing, 1 unknown.* unknown encoder.extra"),
+        (
+            "encoder.norm.bias",
+            torch.ones(768),
+            r"1 of another shape.* encoder.norm.bias is \(768",
+        ),
+    ],
+    ids=["missing", "unknown", "shape"],
+)
+def test_a_checkpoint_that_does_not_fit_says_where(
+    name: str, value: Tensor | None, sentence: str, tmp_path: Path
+) -> None:
+    torch.save(changed(public_state(), name, value), tmp_path / "Prithvi.pt")
+    with pytest.raises(UsageError, match=f"prithvi-refiner-tiny.*{sentence}"):
+        models.load_model("prithvi-refiner-tiny", tmp_path / "Prithvi.pt")
+
+
+# --- what learns ---------------------------------------------------------------------------------
+
+
+def test_only_adapters_head_and_decoder_learn() -> None:
+    net = learn(prithvi_refiner("tiny"))
+    net(image(1, 6, 64, 64)).square().mean().backward()
+    for name, parameter in net.named_parameters():
+        learns = "lora" in name or name.startswith(("head.", "decoder."))
+        assert parameter.requires_grad == learns, name
+        assert (parameter.grad is not None and bool(parameter.grad.any())) == learns, name
+    adapted = [name for name, _ in net.named_parameters() if "lora" in name]
+    assert len(adapted) == 12 * 2 * 2
+    assert all(".attn.qkv." in name or ".attn.proj." in name for name in adapted)
+
+
+def test_adapters_begin_as_nothing(tiny: Refiner) -> None:
+    frozen = prithvi_refiner("tiny", lora_rank=0)
+    x = image(1, 6, 64, 64)
+    assert torch.equal(forward(tiny, x), forward(frozen, x))
+    assert not torch.equal(forward(learn(prithvi_refiner("tiny")), x), forward(frozen, x))
+
+
+def test_an_adapter_is_a_product_of_two_thin_matrices() -> None:
+    layer = learn(prithvi_refiner("tiny", lora_rank=2, lora_alpha=6.0)).encoder.blocks[0].attn.qkv
+    with torch.no_grad():
+        merged = layer.weight + 3 * layer.lora_b @ layer.lora_a
+        x = image(5, 192)
+        torch.testing.assert_close(layer(x), F.linear(x, merged, layer.bias))
+
+
+@pytest.mark.parametrize("weights_8bit", [False, True])
+def test_checkpointing_keeps_less_and_gives_the_same_gradients(weights_8bit: bool) -> None:
+    x = image(1, 6, 64, 64)
+    gradients, kept = [], []
+    for enabled in (False, True):
+        net = learn(prithvi_refiner("tiny", weights_8bit=weights_8bit)).train()
+        net.set_checkpointing(enabled)
+        sizes: list[int] = []
+
+        def pack(tensor: Tensor, sizes: list[int] = sizes) -> Tensor:
+            sizes.append(tensor.numel() * tensor.element_size())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss = net(x).square().mean()
+        kept.append(sum(sizes))
+        loss.backward()
+        gradients.append([p.grad for p in net.parameters() if p.requires_grad])
+    for plain, again in zip(*gradients, strict=True):
+        torch.testing.assert_close(plain, again)
+    assert kept[1] < kept[0] / 2
+
+
+# --- eight bits ----------------------------------------------------------------------------------
+
+
+def test_eight_bits_are_close_and_a_quarter_of_the_memory() -> None:
+    exact, small = (learn(prithvi_refiner("tiny", weights_8bit=w)) for w in (False, True))
+    x = image(1, 6, 96, 64)
+    features, rough = forward(exact.encoder, x), forward(small.encoder, x)
+    assert (rough - features).std() < 0.02 * features.std()
+    assert not torch.equal(rough, features)
+    sizes = [
+        sum(p.numel() * p.element_size() for p in net.encoder.blocks[0].mlp.parameters())
+        for net in (exact, small)
+    ]
+    assert sizes[1] < sizes[0] / 3.8
+
+
+def test_eight_bits_are_within_half_a_step_of_the_weights() -> None:
+    exact, small = (prithvi_refiner("tiny", weights_8bit=w) for w in (False, True))
+    weight = exact.encoder.blocks[3].mlp.fc1.weight
+    layer = small.encoder.blocks[3].mlp.fc1
+    assert layer.weight.dtype == torch.int8 and layer.scale is not None
+    error = (layer.weight * layer.scale[:, None] - weight).abs()
+    assert (error <= layer.scale[:, None] * 0.5001).all()
+    assert int(layer.weight.abs().max()) == 127
+
+
+def test_gradients_through_eight_bits_are_those_of_the_same_weights_as_floats() -> None:
+    layer = prithvi_refiner("tiny", weights_8bit=True, lora_rank=0).encoder.blocks[0].mlp.fc1
+    assert layer.scale is not None
+    x = image(7, 192).requires_grad_()
+    gradient = image(7, 768, seed=1)
+    (actual,) = torch.autograd.grad(layer(x), x, gradient)
+    torch.testing.assert_close(actual, gradient @ (layer.weight * layer.scale[:, None]))
+
+
+@pytest.mark.parametrize("amp", [False, True])
+def test_eight_bits_in_bfloat16(amp: bool) -> None:
+    net = prithvi_refiner("tiny", weights_8bit=True).train()
+    x = image(1, 6, 32, 32)
+    if not amp:
+        net, x = net.bfloat16(), x.bfloat16()
+    assert net.encoder.blocks[0].mlp.fc1.weight.dtype == torch.int8
+    with torch.autocast("cpu", torch.bfloat16, enabled=amp):
+        assert net.encoder(x).dtype == (torch.float32 if amp else torch.bfloat16)  # as norm gives
+        y = net(x)
+    assert y.dtype == x.dtype
+    y.float().square().mean().backward()
+    b = net.encoder.blocks[0].attn.qkv.lora_b
+    assert b is not None and b.grad is not None and b.grad.any()
+
+
+@pytest.mark.parametrize("kind", ["public", "ours", "ours in 8 bits"])
+def test_floats_load_into_eight_bits(kind: str) -> None:
+    exact = learn(prithvi_refiner("tiny", seed=1))
+    small = prithvi_refiner("tiny", weights_8bit=True)
+    if kind == "public":
+        state = public_state()
+        exact.load_state_dict(exact.from_public(state))
+        exact.load_state_dict({k: v for k, v in small.state_dict().items() if "lora" in k}, False)
+    elif kind == "ours":
+        state = exact.state_dict()
+    else:
+        eight = prithvi_refiner("tiny", weights_8bit=True)
+        eight.load_state_dict(exact.state_dict())
+        state = eight.state_dict()
+    small.load_state_dict(small.from_public(state))
+    x = image(1, 6, 64, 64)
+    features = forward(exact.encoder, x)
+    assert (forward(small.encoder, x) - features).std() < 0.05 * features.std()
+
+
+# --- as any other model --------------------------------------------------------------------------
+
+
+def fingerprint(net: nn.Module) -> str:
+    digest = hashlib.sha256()
+    for name, value in net.state_dict().items():
+        digest.update(name.encode() + value.numpy().tobytes())
+    return digest.hexdigest()
+
+
+@pytest.mark.slow
+def test_two_processes_make_the_same_weights(tiny: Refiner) -> None:
+    code = (
+        "import torch; torch.manual_seed(99)\n"
+        "from tests.models.test_prithvi import fingerprint\n"
+        "from penstock.models.prithvi import prithvi_refiner\n"
+        "print(fingerprint(prithvi_refiner('tiny')))"
+    )
+    other = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    assert other.stdout.split()[-1] == fingerprint(tiny)
+    assert fingerprint(prithvi_refiner("tiny", seed=1)) != fingerprint(tiny)
+
+
+def test_making_one_leaves_the_random_state_alone() -> None:
+    before = torch.get_rng_state()
+    prithvi_refiner("tiny")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_registry_makes_a_model_of_two_axes() -> None:
+    model = models.load_model("prithvi-refiner-tiny")
+    assert (model.in_channels, model.spatial_axes) == (6, 2)
+    footprint = models_footprint.measure_footprint(model, (2, 6, 64, 96))
+    assert [head.channels for head in footprint.heads] == [6]
+    assert footprint.peak_bytes is not None  # played on shapes alone
+    with pytest.raises(UsageError, match="100 is no multiple of 16"):
+        models_footprint.measure_footprint(model, (1, 6, 100, 100))
+
+
+def test_inference_of_an_image_of_six_bands(tmp_path: Path) -> None:
+    from penstock.cli import main
+
+    torch.save(public_state(), tmp_path / "Prithvi.pt")
+    pixels = np.random.default_rng(0).random((6, 64, 64), dtype=np.float32)
+    tifffile.imwrite(tmp_path / "in.ome.tif", pixels, metadata={"axes": "CYX"})
+    arguments = {
+        "--in-spec": tmp_path / "in.ome.tif",
+        "--out-spec": tmp_path / "out.ome.zarr",
+        "--model-type": "prithvi-refiner-tiny",
+        "--weights": tmp_path / "Prithvi.pt",
+        "--normalize": "none",
+        "--patch": 64,
+        "--overlap": 0,
+        "--trim-voxels": 0,
+        "--devices": "cpu",
+    }
+    words = [str(word) for pair in arguments.items() for word in pair]
+    assert main(["infer", *words]) == 0
+    net = models.load_model("prithvi-refiner-tiny", tmp_path / "Prithvi.pt").module
+    expected = forward(net, torch.from_numpy(pixels)[None])[0].numpy()
+    written = open_source(tmp_path / "out.ome.zarr")
+    assert not np.allclose(expected, pixels, atol=1e-3)
+    np.testing.assert_allclose(
+        written.read(written.domain).reshape(expected.shape), expected, atol=1e-5
+    )
+
+
+def test_a_registry_model_is_made_for_the_channels_asked_for() -> None:
+    loaded = models.load_model("prithvi-refiner-tiny", in_channels=4)
+    assert loaded.in_channels == 4
+    assert loaded.module(torch.zeros(1, 4, 64, 64)).shape == (1, 4, 64, 64)

@@ -1,0 +1,112 @@
+"""Intervals of a few runs hold the truth as often as they say: 95 times of 100."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from scipy import stats as scipy_stats
+
+from penstock.instruments.stats.intervals import Interval
+from penstock.scaling.intervals import (
+    difference,
+    drawn_interval,
+    drawn_means,
+    ratio,
+    students_t,
+    why_none,
+)
+from penstock.scaling.laws import Amdahl
+from penstock.scaling.study import studies
+
+from .zoo import repeated
+
+
+@pytest.mark.parametrize("freedom", [1.0, 1.3, 2.0, 3.7, 8.0, 60.0, 4000.0])
+def test_students_t_is_scipys(freedom: float) -> None:
+    for confidence in (0.9, 0.95, 0.995):
+        expected = scipy_stats.t.ppf((1 + confidence) / 2, freedom)
+        assert students_t(freedom, confidence) == pytest.approx(expected, rel=3e-3)
+
+
+def share_held(make: Callable[[np.random.Generator], Interval], truth: float, times: int) -> float:
+    rng = np.random.default_rng(7)
+    held = 0
+    for _ in range(times):
+        found = make(rng)
+        assert found.low is not None and found.high is not None
+        held += found.low <= truth <= found.high
+    return held / times
+
+
+@pytest.mark.parametrize("spread", [1.0, 3.0])
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_ratios_and_differences_hold_the_truth(n: int, spread: float) -> None:
+    def of_times(rng: np.random.Generator) -> Interval:
+        base = 100 * rng.lognormal(0, 0.05, n)
+        return ratio(base.tolist(), (30 * rng.lognormal(0, 0.05 * spread, n)).tolist())
+
+    def of_scores(rng: np.random.Generator) -> Interval:
+        other = rng.normal(0.93, 0.01 * spread, n)
+        return difference(rng.normal(0.95, 0.01, n).tolist(), other.tolist())
+
+    assert share_held(of_times, 100 / 30, 500) >= 0.93
+    assert share_held(of_scores, -0.02, 500) >= 0.93
+
+
+@pytest.mark.parametrize("n", [3, 5])
+def test_two_noisy_runs_beside_more_hold_the_truth(n: int) -> None:
+    def of_scores(rng: np.random.Generator) -> Interval:
+        other = rng.normal(0.93, 0.03, 2)
+        return difference(rng.normal(0.95, 0.01, n).tolist(), other.tolist())
+
+    assert share_held(of_scores, -0.02, 500) >= 0.93
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_a_serial_share_is_held(n: int) -> None:
+    def of_study(rng: np.random.Generator) -> Interval:
+        seed = int(rng.integers(2**31))
+        runs = repeated(lambda p: 1 / (0.05 + 0.95 / p), (1, 2, 4, 8), runs=n, seed=seed)
+        (study,) = studies(runs, None, False)
+        assert isinstance(study.amdahl, Amdahl)
+        return study.amdahl.serial
+
+    assert share_held(of_study, 0.05, 200) >= 0.93
+
+
+def test_two_runs_are_wider_than_a_bootstrap_would_have_it() -> None:
+    two = ratio([1.0, 1.1], [1.0, 1.1])
+    assert two.low is not None and two.high is not None and two.n == 2
+    # Four standard errors, where a normal distribution has two.
+    assert np.log(two.high) > 4 * np.std(np.log([1.0, 1.1]), ddof=1)
+    assert ratio([1.0, 1.1], [1.0] * 3 + [1.1] * 3).n == 2
+
+
+def test_one_run_and_equal_runs_have_no_interval_and_say_why() -> None:
+    alone, equal = difference([1.0], [2.0, 2.1]), ratio([7.4, 7.4], [3.7, 3.7])
+    assert (alone.low, equal.high) == (None, None)
+    assert why_none(alone) == "one run on a side: no interval"
+    assert why_none(equal) == "runs equal to the last digit: no interval"
+    assert equal.value == 2.0
+    # A side without spread leaves that of the other.
+    assert ratio([0.1, 0.1, 0.1], [3.7, 3.8, 3.9]).low is not None
+
+
+def test_a_higher_confidence_is_wider() -> None:
+    usual, sure = (difference([1.0, 2.0], [1.0, 3.0], share) for share in (0.95, 0.99))
+    assert usual.high is not None and sure.high is not None
+    assert sure.high > usual.high
+
+
+def test_drawn_means_are_students() -> None:
+    rng = np.random.default_rng(1)
+    times = [10.0, 10.4, 10.1, 9.9]
+    logs = np.log(times)
+    drawn = (np.log(drawn_means(times, rng)) - np.log(np.mean(times))) / (logs.std(ddof=1) / 2)
+    for q in (0.025, 0.5, 0.975):
+        assert np.quantile(drawn, q) == pytest.approx(scipy_stats.t.ppf(q, 3), abs=0.25)
+    assert (drawn_means([3.0], rng) == drawn_means([3.0, 3.0], rng)).all()
+    assert drawn_interval(1.0, drawn_means([3.0, 3.0], rng), 2).low is None

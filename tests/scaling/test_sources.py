@@ -1,0 +1,136 @@
+"""What is read of several paths and folders: each run once, and nothing bad stops the rest."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from penstock.base.errors import UsageError
+from penstock.scaling.sources.read import read_runs
+
+from .test_logs import our_log, run_folder
+from .zoo import log, results, write
+
+
+def heard(*paths: Path) -> tuple[list[tuple[str, int]], list[str]]:
+    """Jobs and devices of what counts, and what was said."""
+    said: list[str] = []
+    return [(run.job, run.devices) for run in read_runs(paths, said.append)], said
+
+
+# --- each run once ------------------------------------------------------------------------------
+
+
+def test_a_log_given_twice_or_copied_counts_once(tmp_path: Path) -> None:
+    one, four = write(tmp_path, {"a.out": log("1", 1, 362.45), "b.out": log("2", 4, 95.23)})
+    copy = tmp_path / "copy.out"
+    shutil.copy(one, copy)
+    assert heard(one, one, four) == ([("1", 1), ("2", 4)], [])
+    found, said = heard(tmp_path, one)
+    assert found == [("1", 1), ("2", 4)]
+    assert said == [
+        f"4 runs are read, and 2 count: {copy} is of the run in {one}, {one} tells of job 1 twice"
+    ]
+
+
+def test_runs_of_one_time_but_several_jobs_are_several(tmp_path: Path) -> None:
+    write(tmp_path, {f"slurm-{job}.out": log(job, 4, 95.23) for job in "12"})
+    assert heard(tmp_path) == ([("1", 4), ("2", 4)], [])
+    # An attempt that broke off is none of another, nor of the whole.
+    end = "*** JOB 3 ON n1 CANCELLED AT 2026-01-01 DUE TO PREEMPTION ***\n"
+    text = log("3", 4, None, done=20, end=end) + log("3", 4, None, done=30, end=end)
+    write(tmp_path, {"slurm-3.out": text + log("3", 4, 95.23)})
+    assert [job for job, _ in heard(tmp_path)[0]] == ["1", "2", "3", "3", "3"]
+
+
+def test_a_run_without_a_job_and_its_log_are_one(tmp_path: Path) -> None:
+    """As torchrun leaves them: the log knows its folder, and no number of a job."""
+    for name, seconds in (("r2-1", 6.90312), ("r2-2", 6.91312)):
+        told = results(2, seconds)
+        folder = run_folder(tmp_path / name, told)
+        text = our_log(told, {}).replace("Output directory: outputs", f"Output directory: {name}")
+        write(tmp_path, {f"{folder.name}.log": text})
+    found, said = heard(*sorted(tmp_path.iterdir()))
+    assert found == [("r2-1", 2), ("r2-2", 2)]
+    assert said[0].startswith("4 runs are read, and 2 count: ")
+
+
+def test_a_job_that_came_back_with_nothing_left_to_do_is_one_run(tmp_path: Path) -> None:
+    """It tells its times again, as SLURM preempted it when it was done."""
+    told = results(2, 17.1312, job="3")
+    told["launch"]["restarts"] = 1
+    end = "*** JOB 3 ON n1 CANCELLED AT 2026-01-01T01:00:00 DUE TO PREEMPTION ***\n"
+    text = our_log(told, {"SLURM_JOB_ID": "3"}).replace("Total train", f"{end}Total train")
+    again = our_log(told, {"SLURM_JOB_ID": "3", "SLURM_RESTART_COUNT": "1"})
+    (path,) = write(tmp_path, {"slurm-3.out": text + again})
+    assert heard(path)[0] == [("3", 2)]
+    folder = run_folder(tmp_path / "3", told)
+    assert heard(tmp_path)[0] == heard(folder, path)[0] == [("3", 2)]
+
+
+def test_a_total_unlike_its_epochs_is_told(tmp_path: Path) -> None:
+    text = log("7", 4, 95.23)
+    (path,) = write(tmp_path, {"a.out": text})
+    assert heard(path)[1] == []
+    path.write_text(text.replace("Total training time: 95.23", "Total training time: 57.14"))
+    (said,) = heard(path)[1]
+    assert said.startswith(f"{path}: 57.14 s in all are not 50 epochs of 1.90 s; ")
+
+
+# --- what is passed over ------------------------------------------------------------------------
+
+
+def test_of_several_paths_a_bad_one_stops_none(tmp_path: Path) -> None:
+    """An empty log is that of a job which has just begun."""
+    good, empty, zero, torn, archive = write(
+        tmp_path,
+        {
+            "good.out": log("7", 4, 95.23), "empty.out": "", "zero.out": log("8", 4, 0.0),
+            "torn.json": "{", "torn.zip": "PK\x03\x04",
+        },
+    )  # fmt: skip
+    dead, pipe = tmp_path / "dead.out", tmp_path / "pipe.out"
+    dead.symlink_to(tmp_path / "gone")
+    os.mkfifo(pipe)
+    bad = [empty, zero, torn, archive, dead, pipe]
+    found, said = heard(good, *bad)
+    assert found == [("7", 4)]
+    assert [sentence.split()[0].rstrip(":") for sentence in said] == [str(path) for path in bad]
+    assert all(sentence.endswith("; it is passed over") for sentence in said)
+    for path in bad:
+        with pytest.raises(UsageError, match=path.name):
+            read_runs([path])
+    with pytest.raises(UsageError, match=r"empty.out holds no run"):
+        read_runs(bad)
+    with pytest.raises(UsageError, match="gone cannot be read: No such file"):
+        read_runs([good, tmp_path / "gone"])
+
+
+def test_in_a_folder_nothing_bad_stops_the_rest(tmp_path: Path) -> None:
+    write(tmp_path, {"good.out": log("7", 4, 95.23), "zero.out": log("8", 4, 0.0)})
+    write(tmp_path, {"empty.out": ""})
+    run_folder(tmp_path / "run", results(1, 300.123))
+    for name, text in (("torn", "{"), ("negative", json.dumps(results(2, -9.0)))):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "training_results.json").write_text(text)
+    (tmp_path / "records.jsonl.d" / "records.jsonl").mkdir(parents=True)
+    os.mkfifo(tmp_path / "pipe.out")
+    (tmp_path / "dead.out").symlink_to(tmp_path / "gone")
+    for name in ("folder.out", "folder.zip", "folder.db"):
+        (tmp_path / name).mkdir()
+    found, said = heard(tmp_path)
+    assert found == [("run", 1), ("7", 4)]
+    assert len(said) == 4
+    for name, sentence in zip(("negative", "torn", "dead.out", "zero.out"), said, strict=True):
+        assert name in sentence and sentence.endswith("; it is passed over")
+
+
+def test_a_folder_stands_for_its_logs_by_any_usual_name(tmp_path: Path) -> None:
+    write(tmp_path, {"one.log": log("1", 1, 362.45), "two.out": log("2", 4, 95.23)})
+    # Anybody's log, in which something broke that was no training.
+    write(tmp_path, {"server.log": "Traceback (most recent call last):\nOSError: no\n"})
+    assert heard(tmp_path) == ([("1", 1), ("2", 4)], [])

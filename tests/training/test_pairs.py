@@ -1,0 +1,314 @@
+"""Training any model on pairs of arrays: what is read, what is held back, what is learnt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+pytest.importorskip("lightning_fabric")
+
+import penstock
+from penstock.base.config.knobs import build, read_yaml
+from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
+from penstock.base.errors import UsageError
+from penstock.cli import main
+from penstock.data.box import Box
+from penstock.data.normalize import Scaling
+from penstock.data.stores.open import open_source
+from penstock.data.stores.protocols import AXES
+from penstock.data.volumes import clean_volume
+from penstock.loading.fields import PatchGrid
+from penstock.loading.order import Order
+from penstock.reports.tune.model import recommend, write_model_yaml
+from penstock.training.feed import ThreadFeed
+from penstock.training.loop import train_workload
+from penstock.training.workloads.pairs import Pairs, Tiles, split
+
+from ..reports.test_tune import TIMES, sized
+
+NET = "tests.training.test_pairs:tiny"
+
+
+def tiny(in_channels: int = 1) -> nn.Module:
+    """Two layers that can do better than nothing."""
+    return nn.Sequential(
+        nn.Conv3d(in_channels, 4, 3, padding=1), nn.ReLU(), nn.Conv3d(4, 1, 3, padding=1)
+    )
+
+
+def flat(in_channels: int = 2) -> nn.Module:
+    return nn.Conv2d(in_channels, 1, 3, padding=1)
+
+
+def config_of(tmp_path: Path, **changes: Any) -> TrainConfig:
+    settings = {
+        "model": NET, "tile_size": "8", "batch_size": 4, "epochs": 2, "device": "cpu",
+        "num_workers": 2, "output_dir": tmp_path / "out",
+    }  # fmt: skip
+    return build(TrainConfig, TRAIN_DEFAULTS["pairs"], settings, changes)
+
+
+@pytest.fixture
+def volumes(tmp_path: Path) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    clean = rng.integers(0, 4000, (16, 24, 40)).astype(np.uint16)
+    noisy = clean + rng.integers(0, 500, clean.shape).astype(np.uint16)
+    np.save(tmp_path / "clean.npy", clean)
+    np.save(tmp_path / "noisy.npy", noisy)
+    return {"in_spec": str(tmp_path / "noisy.npy"), "target_spec": str(tmp_path / "clean.npy")}
+
+
+# --- what is read ------------------------------------------------------------------------------
+
+
+@given(
+    shape=st.tuples(*(st.integers(1, 30) for _ in range(4))),
+    channels=st.integers(1, 3),
+    sides=st.lists(st.integers(1, 12), min_size=2, max_size=3),
+)
+def test_nothing_is_both_trained_on_and_held_back(
+    shape: tuple[int, ...], channels: int, sides: list[int]
+) -> None:
+    whole = (shape[0], channels, *shape[1:])
+    tile = PatchGrid(tuple(sides), axes=tuple(range(5 - len(sides), 5)))
+    try:
+        train_part, val_part = split(whole, tile)
+    except UsageError:
+        least = [1, 1, 1, 1, 1]
+        least[5 - len(sides) :] = sides
+        twice = any(
+            n >= 2 * m for n, m in zip(np.delete(whole, 1), np.delete(least, 1), strict=True)
+        )
+        fits = all(n >= m for n, m in zip(whole, least, strict=True))
+        assert not (twice and fits)
+        return
+    assert (train_part & val_part).size == 0
+    assert train_part.size + val_part.size == np.prod(whole)
+    assert val_part.size >= 0.15 * np.prod(whole) - 1e-9
+    for part in (train_part, val_part):
+        sizes = [part.shape[axis] for axis in tile.axes]
+        assert all(n >= side for n, side in zip(sizes, sides, strict=True))
+
+
+def test_tiles_cover_their_part_and_are_where_they_say() -> None:
+    values = np.arange(2 * 3 * 7 * 9 * 10, dtype=np.float32).reshape(2, 3, 7, 9, 10)
+    source, target = open_source(values), open_source(values[:, :1] * 2)
+    part = Box.of((0, 0, 1, 0, 2), (2, 3, 6, 9, 8))
+    tiles = Tiles(source, target, part, PatchGrid((4, 5), axes=(3, 4)), Scaling(10.0, 4.0))
+    seen = np.zeros(values.shape, bool)
+    for index in range(len(tiles)):
+        given_, wanted = tiles[index]
+        assert given_.shape == (3, 4, 5)
+        assert wanted.shape == (1, 4, 5)
+        raw = given_.numpy() * 4 + 10
+        assert np.array_equal(wanted.numpy() * 4 + 10, raw[:1] * 2)
+        where = np.isin(values, raw.round())
+        assert where.sum() == raw.size
+        seen |= where
+    assert np.array_equal(np.argwhere(seen).min(0), (0, 0, 1, 0, 2))
+    assert seen.sum() == part.size
+    with pytest.raises(IndexError):
+        tiles[len(tiles)]
+
+
+def test_what_is_not_finite_is_shown_as_the_lower_bound() -> None:
+    values = np.ones((4, 8, 8), np.float32)
+    values[0, 0, :3] = np.nan, np.inf, -np.inf
+    tiles = Tiles(
+        open_source(values), open_source(values), Box.of((0,) * 5, (1, 1, 4, 8, 8)),
+        PatchGrid((4, 8, 8), axes=(2, 3, 4)), Scaling(),
+    )  # fmt: skip
+    given_, _ = tiles[0]
+    assert given_[0, 0, 0, :4].tolist() == [0, 0, 0, 1]
+
+
+class Numbers:
+    def collate(self, samples: Any) -> list[Any]:
+        return list(samples)
+
+
+def test_a_target_that_is_the_input_is_told(volumes: dict[str, Any], tmp_path: Path) -> None:
+    said: list[str] = []
+    same = volumes | {"target_spec": volumes["in_spec"], "epochs": 1, "num_workers": 0}
+    train_workload("pairs", config_of(tmp_path, **same), say=said.append)
+    assert "noisy.npy is --in-spec itself" in " ".join(said)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 4])
+def test_threads_feed_the_order_from_any_batch_on(workers: int) -> None:
+    order = Order(37, 5, 3, "global")
+    config = build(TrainConfig, {"num_workers": workers})
+    data: Any = [100 + index for index in range(37)]
+    feed = ThreadFeed(data, order, Numbers(), config, pin=False)  # type: ignore[arg-type]
+    for first in (0, 3, order.num_batches):
+        got = [(items.tolist(), values) for items, values in feed.epoch(2, first)]
+        items = [order.items(2, number).tolist() for number in range(first, order.num_batches)]
+        assert got == [(each, [100 + index for index in each]) for each in items]
+    next(iter(feed.epoch(2, 0)))  # left early
+    feed.close()
+
+
+def test_a_read_that_fails_ends_the_epoch() -> None:
+    class Broken:
+        def __len__(self) -> int:
+            return 12
+
+        def __getitem__(self, index: int) -> int:
+            if index == 7:
+                raise OSError("chunk 0.7 is gone")
+            return index
+
+    feed = ThreadFeed(
+        Broken(),
+        Order(12, 2),
+        Numbers(),
+        build(TrainConfig, {}),
+        pin=False,  # type: ignore[arg-type]
+    )
+    with pytest.raises(OSError, match=r"chunk 0\.7 is gone"):
+        list(feed.epoch(0, 0))
+    feed.close()
+
+
+# --- what is learnt ----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_model_learns_and_infer_runs_it(tmp_path: Path) -> None:
+    clean = clean_volume((24, 32, 64), seed=1).astype(np.float32)
+    noisy = clean + np.random.default_rng(2).normal(0, clean.std(), clean.shape).astype(np.float32)
+    np.save(tmp_path / "clean.npy", clean)
+    np.save(tmp_path / "noisy.npy", noisy)
+    config = config_of(
+        tmp_path, in_spec=str(tmp_path / "noisy.npy"), target_spec=str(tmp_path / "clean.npy"),
+        epochs=6, learning_rate=0.01, tile_size="16",
+    )  # fmt: skip
+    results = train_workload("pairs", config)
+    final = results["final"]
+    assert final["val_psnr"] > final["val_psnr_input"] + 1
+    out = np.zeros_like(clean)
+    penstock.run_inference(
+        noisy, out, model=NET, weights=tmp_path / "out" / "best_model.pth",
+        patch=16, overlap=4, normalize="global", devices="cpu", head_kind="intensity",
+    )  # fmt: skip
+    assert np.mean((out - clean) ** 2) < 0.6 * np.mean((noisy - clean) ** 2)
+
+
+def test_accumulated_batches_equal_the_big_batch(volumes: dict[str, Any], tmp_path: Path) -> None:
+    big = train_workload(
+        "pairs", config_of(tmp_path, **volumes, batch_size=6, output_dir=tmp_path / "big")
+    )
+    small = train_workload(
+        "pairs",
+        config_of(
+            tmp_path, **volumes, batch_size=2, grad_accum_steps=3, output_dir=tmp_path / "small"
+        ),
+    )
+    assert (small["steps"], small["global_batch_size"]) == (big["steps"], 6)
+    assert small["samples"] == big["samples"]
+    one, two = (
+        torch.load(tmp_path / name / "best_model.pth", weights_only=True)
+        for name in ("big", "small")
+    )
+    for name in one:
+        assert torch.allclose(one[name], two[name], rtol=1e-4, atol=1e-6), name
+
+
+def test_checkpointing_changes_nothing_but_memory(volumes: dict[str, Any], tmp_path: Path) -> None:
+    results = [
+        train_workload(
+            "pairs", config_of(tmp_path, **volumes, checkpointing=on, output_dir=tmp_path / str(on))
+        )
+        for on in (False, True)
+    ]
+    assert results[0]["final"] == results[1]["final"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"dtype": "bfloat16"}, {"dtype": "float16"}, {"channels_last": True}, {"amp": True}],
+    ids=str,
+)
+def test_other_ways_to_compute(
+    changes: dict[str, Any], volumes: dict[str, Any], tmp_path: Path
+) -> None:
+    settings = config_of(tmp_path, **volumes, **changes, epochs=1).model_dump(exclude_unset=True)
+    results = penstock.run_training("pairs", **settings)
+    assert np.isfinite(results["final"]["val_psnr"])
+
+
+def test_two_dimensions_and_channels(tmp_path: Path) -> None:
+    values = np.random.default_rng(3).random((2, 5, 20, 24), dtype=np.float32)  # c z y x
+    np.save(tmp_path / "in.npy", values)
+    np.save(tmp_path / "out.npy", values.sum(0, keepdims=True))
+    config = config_of(
+        tmp_path, in_spec=str(tmp_path / "in.npy"), target_spec=str(tmp_path / "out.npy"),
+        model="tests.training.test_pairs:flat", normalize="none", epochs=1,
+    )  # fmt: skip
+    workload = Pairs(config)
+    assert len(workload.train) + len(workload.val) == 5 * 3 * 3
+    results = train_workload("pairs", config)
+    assert "val_psnr_input" not in results["final"]  # 2 channels are not 1
+
+
+def test_train_accepts_the_yaml_of_a_benchmark(volumes: dict[str, Any], tmp_path: Path) -> None:
+    case = {"mode": "train", "checkpointing": True, "device": "cuda:0"}
+    (path,) = write_model_yaml(recommend(sized(TIMES, case=case)), tmp_path / "bench.yaml")
+    config = build(TrainConfig, TRAIN_DEFAULTS["pairs"], read_yaml(path), volumes)
+    assert (config.model, config.tile_size, config.batch_size) == ("prithvi-refiner-tiny", "384", 4)
+    assert (config.checkpointing, config.device) == (True, "cuda")
+
+
+# --- what is refused ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ({"target_spec": None}, "--target-spec is required by pairs"),
+        ({"tile_size": "40"}, "has no room for a tile to train on and another"),
+        ({"tile_size": "8x8"}, "--tile-size 8x8 has 2 axes; model"),
+        ({"model": "identity"}, "--model identity has no parameters to train"),
+        ({"model": "nothing"}, "'nothing' is unknown"),
+        ({"channels": 3}, "--in-spec has 1 channels; model tests.training.test_pairs:tiny takes 3"),
+        ({"dtype": "float16", "amp": True}, "--amp casts float32 weights"),
+        ({"weights": "no.pt"}, "--weights no.pt: there is no such file"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    words: dict[str, Any],
+    sentence: str,
+    volumes: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given_ = {"model": NET, "tile_size": "8", "output_dir": tmp_path / "out", **volumes, **words}
+    flags = [
+        part
+        for name, value in given_.items()
+        if value is not None
+        for part in ([f"--{name}"] if value is True else [f"--{name}", str(value)])
+    ]
+    assert main(["train", "pairs", "--device", "cpu", *flags]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert "Traceback" not in error
+    assert not (tmp_path / "out" / "checkpoints").exists()
+
+
+def test_extents_must_agree(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((16, 16, 16), np.uint8))
+    np.save(tmp_path / "b.npy", np.zeros((16, 16, 17), np.uint8))
+    specs = {"in_spec": str(tmp_path / "a.npy"), "target_spec": str(tmp_path / "b.npy")}
+    with pytest.raises(UsageError, match=r"extent \(1, 16, 16, 17\) along t z y x"):
+        Pairs(config_of(tmp_path, **specs))
+
+
+assert AXES == "tczyx"  # what the shapes above are written in
