@@ -174,6 +174,18 @@ class Field:
         start = self.patch.start(place, [self.shape[axis] for axis in self.patch_axes])
         return dict(zip(self.patch_axes, start, strict=True))
 
+    def patch_boxes(self, patches: NDArray[Any]) -> list[tuple[slice, ...]]:
+        """Each patch as a slice of each cut axis."""
+        assert self.patch is not None
+        places = np.unravel_index(patches, self.patch_counts)
+        along = []
+        for axis, size, step, place in zip(
+            self.patch_axes, self.patch.shape, self.patch.steps, places, strict=True
+        ):
+            starts = np.minimum(place * step, self.shape[axis] - size).tolist()
+            along.append([slice(start, start + size) for start in starts])
+        return list(zip(*along, strict=True))
+
     @property
     def valid(self) -> range:
         """The samples for which every offset exists."""

@@ -205,7 +205,7 @@ class FieldTask:
         wanted: NDArray[Any] = self.samples[:, None] + np.array(self.field.offsets)
         return wanted[:, 0] if len(self.field.offsets) == 1 else wanted
 
-    def _views(self, array: Any) -> list[tuple[slice | None, Any]]:
+    def _views(self, array: Any) -> list[tuple[slice | int | None, Any]]:
         """Rows of the batch, or None for all, and what of the array goes there; patches go one by
         one."""
         field, wanted = self.field, self._wanted
@@ -214,13 +214,17 @@ class FieldTask:
             inner[field.channel_axis % len(field.shape) - 1] = np.array(field.channels)
         if self.patches is None or field.patch is None:
             return [(None, _outer(array, inner)[_plain(wanted)])]
-        views: list[tuple[slice | None, Any]] = []
-        sizes = dict(zip(field.patch_axes, field.patch.shape, strict=True))
-        for row, patch in enumerate(self.patches.tolist()):
-            for axis, start in field.patch_start(patch).items():
-                inner[axis - 1] = slice(start, start + sizes[axis])
-            view = _outer(array, inner)[_plain(wanted[row : row + 1])]
-            views.append((slice(row, row + 1), view))
+        # TensorStore copies a box of one sample quicker by numbers than by arrays of them.
+        is_box = field.channels is None and wanted.ndim == 1
+        views: list[tuple[slice | int | None, Any]] = []
+        for row, box in enumerate(field.patch_boxes(self.patches)):
+            for axis, place in zip(field.patch_axes, box, strict=True):
+                inner[axis - 1] = place
+            if is_box:
+                views.append((row, array[(int(wanted[row]), *inner)]))
+            else:
+                view = _outer(array, inner)[_plain(wanted[row : row + 1])]
+                views.append((slice(row, row + 1), view))
         return views
 
 
