@@ -13,15 +13,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from ...base import UsageError, describe
 from ...instruments import Gpu, canonical
@@ -35,6 +32,7 @@ from ...models import (
 )
 from ...training import epsilon_of
 from . import Phase, Work, WrongResult
+from .flops import count_flops
 
 _LEARNING_RATE = 1e-5
 
@@ -81,7 +79,7 @@ class ModelScenario:
         self._targets: dict[str, Tensor] = {}
         self._heads: dict[str, torch.Size] = {}
         if self._train:
-            self._optimizer = _optimizer(module, device, _dtype(case))
+            self._optimizer = _optimizer(module, _dtype(case))
             scaled = case["amp"] and self._amp == torch.float16
             self._scaler = torch.amp.GradScaler(device.type, enabled=scaled)
 
@@ -167,13 +165,9 @@ def check(case: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     shape = _shape(case, model)
     facts = _facts(model, shape, device)
     _prepare(case, model)
-    # In this order the outer mode sees what the counter has decomposed.
-    uncounted, counter = _Uncounted(), FlopCounterMode(display=False)
+    loss = _loss if case["mode"] == "train" else None
     try:
-        with uncounted, counter:
-            _play(model, shape, case)
-        facts["flops"] = counter.get_total_flops()
-        facts["flops_uncounted"] = dict(sorted(uncounted.calls.items()))
+        facts["flops"], facts["flops_uncounted"] = count_flops(model, shape, _dtype(case), loss)
     except UsageError:
         raise
     except Exception as error:
@@ -287,9 +281,7 @@ def _prepare(case: Mapping[str, Any], model: Model) -> None:
         recompute_activations(model.module, model.name)
 
 
-def _optimizer(
-    module: nn.Module, device: torch.device, dtype: torch.dtype
-) -> torch.optim.Optimizer:
+def _optimizer(module: nn.Module, dtype: torch.dtype) -> torch.optim.Optimizer:
     trained = [p for p in module.parameters() if p.requires_grad]
     options: dict[str, Any] = {"lr": _LEARNING_RATE, "eps": epsilon_of(dtype)}
     try:
@@ -345,53 +337,3 @@ def structure(module: nn.Module) -> str:
     shapes = sorted([name, list(t.shape), str(t.dtype)] for name, t in tensors)
     classes = sorted([name, type(m).__qualname__] for name, m in module.named_modules())
     return hashlib.sha256(canonical([shapes, classes]).encode()).hexdigest()[:16]
-
-
-class _Step(nn.Module):
-    """A network whose forward is a step, so that recomputing sees the same stand-in weights."""
-
-    def __init__(self, model: Model, train: bool) -> None:
-        super().__init__()
-        self.net, self.heads, self.train_ = model.module, model.heads, train
-
-    def forward(self, x: Tensor) -> None:
-        with torch.set_grad_enabled(self.train_):
-            heads = self.heads(self.net(x))
-            if self.train_:
-                targets = {name: torch.empty_like(h.float()) for name, h in heads.items()}
-                _loss(heads, targets).backward()
-
-
-def _play(model: Model, shape: tuple[int, ...], case: Mapping[str, Any]) -> None:
-    """A step without its optimizer, on shapes alone: it takes no memory and hardly any time."""
-    named = [*model.module.named_parameters(), *model.module.named_buffers()]
-    meta = {
-        f"net.{name}": torch.empty_like(t, device="meta").requires_grad_(t.requires_grad)
-        for name, t in named
-    }
-    x = torch.empty(shape, dtype=_dtype(case), device="meta")
-    torch.func.functional_call(_Step(model, case["mode"] == "train"), meta, (x,))
-
-
-_MOVES = frozenset(
-    "clone copy_ _to_copy detach _unsafe_view _reshape_alias lift_fresh fill_ zero_ empty_like "
-    "zeros_like ones_like full_like new_empty new_empty_strided new_zeros new_ones new_full".split()
-)
-"""Operators that allocate, fill or copy; no arithmetic."""
-
-
-class _Uncounted(TorchDispatchMode):
-    """Counts the calls of each operator that `FlopCounterMode` has no formula for. The optimizer's
-    are not played, and so in neither."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.calls: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        takes_tensors = any("Tensor" in str(taken.type) for taken in func._schema.arguments)
-        counted = func.overloadpacket in flop_registry
-        if takes_tensors and not counted and not func.is_view and name not in _MOVES:
-            self.calls[name] += 1
-        return func(*args, **(kwargs or {}))
