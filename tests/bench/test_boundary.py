@@ -12,15 +12,20 @@ from penstock.base.errors import UsageError
 from penstock.bench.boundary import (
     Limit,
     Line,
-    Probe,
+    Trial,
     find_limits,
     fit,
     limits_table,
-    most_probes,
     pixels_of,
 )
 
-Fits = Callable[[str, int], Probe]
+
+def most_trials(max_batch: int) -> int:
+    """The batches 1 and 2 for the line, the guess, then steps that double and halve."""
+    return 2 * max_batch.bit_length() + 3
+
+
+Fits = Callable[[str, int], Trial]
 
 
 class Asked:
@@ -30,15 +35,15 @@ class Asked:
         self.answer = answer
         self.asked: list[tuple[str, int]] = []
 
-    def __call__(self, tile: str, batch: int) -> Probe:
+    def __call__(self, tile: str, batch: int) -> Trial:
         self.asked.append((tile, batch))
         return self.answer(tile, batch)
 
 
 def straight(base: int, per_pixel: float, budget: int) -> Fits:
-    def fits(tile: str, batch: int) -> Probe:
+    def fits(tile: str, batch: int) -> Trial:
         peak = int(base + per_pixel * batch * pixels_of(tile))
-        return Probe("ok", peak, budget) if peak <= budget else Probe("oom", None, budget)
+        return Trial("ok", peak, budget) if peak <= budget else Trial("oom", None, budget)
 
     return fits
 
@@ -46,9 +51,9 @@ def straight(base: int, per_pixel: float, budget: int) -> Fits:
 def staircase(edges: dict[str, int], *, peaks: bool = False) -> Fits:
     """Fits up to an edge that is given for each tile; its peaks, if any, are of no use."""
 
-    def fits(tile: str, batch: int) -> Probe:
+    def fits(tile: str, batch: int) -> Trial:
         ok = batch <= edges[tile]
-        return Probe("ok" if ok else "oom", 977 * batch**2 % 1009 if peaks else None, 1000)
+        return Trial("ok" if ok else "oom", 977 * batch**2 % 1009 if peaks else None, 1000)
 
     return fits
 
@@ -78,7 +83,7 @@ def test_a_line_that_holds_costs_two_launches_a_tile() -> None:
     fits = Asked(straight(1000, 2, 1_000_000))
     tiles = ("8", "16", "24", "32", "48")
     limits = find_limits(tiles, fits, 100_000)
-    assert [limit.probes for limit in limits] == [4, 2, 2, 2, 2]
+    assert [limit.trials for limit in limits] == [4, 2, 2, 2, 2]
     assert [limit.predicted for limit in limits] == [limit.batch for limit in limits]
     assert limits[-1].line == pytest.approx(Line(1000, 2))
     assert fits.asked[:4] == [("8", 1), ("8", 2), ("8", 7804), ("8", 7805)]
@@ -87,29 +92,29 @@ def test_a_line_that_holds_costs_two_launches_a_tile() -> None:
 def test_a_constant_error_of_the_line_is_paid_once() -> None:
     """Resident pages and mapped pages differ by a constant: the tile before shows by how much."""
 
-    def fits(tile: str, batch: int) -> Probe:
+    def fits(tile: str, batch: int) -> Trial:
         mapped = 1_000_000 + 200 * batch * pixels_of(tile)
-        return Probe("ok" if mapped <= 10_000_000 else "oom", mapped - 900_000, 10_000_000)
+        return Trial("ok" if mapped <= 10_000_000 else "oom", mapped - 900_000, 10_000_000)
 
     first, *others = find_limits(("8", "16", "32"), fits, 4096)
-    assert first.batch == 703 and first.predicted == 773 and first.probes > 6
-    assert all(limit.probes <= 3 for limit in others)
+    assert first.batch == 703 and first.predicted == 773 and first.trials > 6
+    assert all(limit.trials <= 3 for limit in others)
     assert [limit.batch for limit in others] == [175, 43]
 
 
 def test_a_tolerance_ends_the_search_early_and_the_answer_is_that_near() -> None:
     """Memory with a step that no line foretells."""
 
-    def fits(tile: str, batch: int) -> Probe:
+    def fits(tile: str, batch: int) -> Trial:
         peak = 1000 + 50 * batch + (200_000 if batch > 3000 else 0)
-        return Probe("ok" if peak <= 300_000 else "oom", peak, 300_000)
+        return Trial("ok" if peak <= 300_000 else "oom", peak, 300_000)
 
     (exact,) = find_limits(("8",), fits, 1 << 16)
     assert (exact.batch, exact.failing_batch) == (3000, 3001)
     (near,) = find_limits(("8",), fits, 1 << 16, tolerance=0.01)
     assert near.batch is not None and near.failing_batch is not None
     assert 0.99 * 3000 <= near.batch <= 3000 < near.failing_batch <= 1.01 * near.batch
-    assert near.probes < exact.probes
+    assert near.trials < exact.trials
     assert near.sentence.endswith(
         f"; {near.failing_batch} does not, and what lies between was not tried."
     )
@@ -118,23 +123,23 @@ def test_a_tolerance_ends_the_search_early_and_the_answer_is_that_near() -> None
 def test_another_failure_ends_its_tile_and_no_other() -> None:
     honest = straight(1000, 2, 10_000)
 
-    def fits(tile: str, batch: int) -> Probe:
+    def fits(tile: str, batch: int) -> Trial:
         if tile == "16":
-            return Probe("failed", reason="killed by SIGSEGV")
+            return Trial("failed", reason="killed by SIGSEGV")
         return honest(tile, batch)
 
     small, broken, large = find_limits(("8", "16", "32"), fits, 512)
     assert (small.batch, large.batch) == (70, 4)
-    assert (broken.batch, broken.failing_batch, broken.probes) == (None, None, 1)
+    assert (broken.batch, broken.failing_batch, broken.trials) == (None, None, 1)
     assert "SIGSEGV" in broken.sentence and "17" in broken.sentence  # the batch that it tried
 
 
 def test_a_failure_in_the_middle_of_a_search_leaves_no_limit() -> None:
-    def fits(tile: str, batch: int) -> Probe:
-        return Probe("ok") if batch < 8 else Probe("failed", reason="no answer in 600 s")
+    def fits(tile: str, batch: int) -> Trial:
+        return Trial("ok") if batch < 8 else Trial("failed", reason="no answer in 600 s")
 
     (limit,) = find_limits(("8",), fits, 512)
-    assert limit.batch is None and "batch of 8" in limit.reason and limit.probes == 4
+    assert limit.batch is None and "batch of 8" in limit.reason and limit.trials == 4
 
 
 def test_nothing_to_search() -> None:
@@ -150,7 +155,7 @@ def limit(**fields: object) -> Limit:
         peak=900,
         budget=1000,
         alloc_retries=0,
-        probes=4,
+        trials=4,
         predicted=12,
         line=None,
     )
@@ -239,11 +244,11 @@ def test_any_staircase_is_found_exactly_and_within_the_bound(
         edge = min(edges[limit.tile], max_batch)
         assert limit.batch == (edge or None)
         assert limit.failing_batch == (edge + 1 if edge < max_batch else None)
-        assert limit.probes <= most_probes(max_batch)
+        assert limit.trials <= most_trials(max_batch)
         # both sides were run
         assert not edge or (limit.tile, edge) in fits.asked
         assert edge == max_batch or (limit.tile, edge + 1) in fits.asked
-    assert len(set(fits.asked)) == len(fits.asked) == sum(limit.probes for limit in limits)
+    assert len(set(fits.asked)) == len(fits.asked) == sum(limit.trials for limit in limits)
 
 
 @given(
@@ -259,7 +264,7 @@ def test_straight_memory_costs_two_launches_a_tile(
     fits = straight(base, per_pixel, budget)
     limits = find_limits(tiles, fits, 1 << 20)
     # Where the edge is a whole number of batches, the rounding of the line may miss it by one.
-    assert all(limit.probes <= (5 if i == 0 else 3) for i, limit in enumerate(limits))
+    assert all(limit.trials <= (5 if i == 0 else 3) for i, limit in enumerate(limits))
 
 
 @given(
@@ -270,13 +275,13 @@ def test_straight_memory_costs_two_launches_a_tile(
 def test_noise_never_hangs_a_search(
     answers: dict[tuple[str, int], tuple[str, int]], max_batch: int
 ) -> None:
-    def fits(tile: str, batch: int) -> Probe:
+    def fits(tile: str, batch: int) -> Trial:
         outcome, peak = answers.get((tile, batch), ("ok" if batch % 3 else "oom", 7))
-        return Probe(outcome, peak, 1000, reason="noise")  # type: ignore[arg-type]
+        return Trial(outcome, peak, 1000, reason="noise")  # type: ignore[arg-type]
 
     asked = Asked(fits)
     for limit in find_limits(("8", "16"), asked, max_batch):
-        assert limit.probes <= most_probes(max_batch)
+        assert limit.trials <= most_trials(max_batch)
         if limit.batch is not None:  # what is reported was run, and says so
             assert fits(limit.tile, limit.batch).outcome == "ok"
             assert (limit.tile, limit.batch) in asked.asked

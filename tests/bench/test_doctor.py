@@ -364,7 +364,7 @@ def test_a_real_boundary_under_a_limit_of_the_kernel(tmp_path: Path) -> None:
         assert limit.peak is not None and 64 * pixels < limit.peak < 1.5 * budget
     assert small.batch is not None and large.batch is not None
     assert small.batch // 4 - 2 <= large.batch <= small.batch // 4 + 1
-    assert large.probes <= 4
+    assert large.trials <= 4
 
 
 # doctor

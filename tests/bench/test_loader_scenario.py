@@ -663,7 +663,7 @@ def test_a_chunk_that_a_library_fills_in_silence_is_wrong(data: Path, tmp_path: 
     copy = tmp_path / "data"
     shutil.copytree(data, copy)
     scenario = LoaderScenario(case(copy, loader="zarr"))
-    (path, *_) = scenario._source.files_of(scenario._order.items(0, 0))
+    (path, *_) = scenario._data.files_of(scenario._order.items(0, 0))
     path.unlink()
     with pytest.raises(WrongResult, match="1 did not come and 1 arrays were wrong"):
         measured(scenario)

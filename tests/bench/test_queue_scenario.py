@@ -60,7 +60,7 @@ class World:
     def __init__(self, feed: Feed, iterations: int) -> None:
         self.now = 0.0
         self.timeline = simulate(feed, iterations, in_hand=0)
-        self.seconds, self.in_hand = feed.compute_s, 0
+        self.seconds = feed.compute_s
         self.said: list[str] = []
         self._iteration = -1
 

@@ -29,7 +29,7 @@ from penstock.base.errors import Refused, UsageError
 from penstock.bench.launch.supervisor import LaunchRequest, run_launch
 from penstock.bench.measure import Rules, measure_scenario
 from penstock.bench.scenarios import train as scenario
-from penstock.bench.suite.preset import PRESETS, Preset, fit_preset, named_preset, read_preset
+from penstock.bench.suite.preset import PRESETS, SuitePreset, fit_preset, named_preset, read_preset
 from penstock.bench.suite.run import (
     RULES,
     SUITE_LEDGER,
@@ -184,7 +184,7 @@ def test_anyway_falls_to_what_there_is_and_says_so(gpus: int, how: str) -> None:
 
 
 def test_ranks_on_the_cpu_need_no_gpu() -> None:
-    made = Preset(
+    made = SuitePreset(
         name="ranks", batch_sizes=(1,), num_workers_list=(0,), epochs=1, distributed=True,
         world_size=2, train={"device": "cpu"},
     )  # fmt: skip

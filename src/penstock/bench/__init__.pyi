@@ -14,7 +14,7 @@ from .limits import measure_roofs as measure_roofs
 from .limits import model_limits as model_limits
 from .limits import noise_floor as noise_floor
 from .suite.preset import PRESET_DEFAULTS as PRESET_DEFAULTS
-from .suite.preset import Preset as Preset
+from .suite.preset import SuitePreset as SuitePreset
 from .suite.preset import fit_preset as fit_preset
 from .suite.preset import named_preset as named_preset
 from .suite.preset import read_preset as read_preset

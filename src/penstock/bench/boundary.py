@@ -15,7 +15,7 @@ A search may end early, where what is left between the two sides is a small shar
 A line that is wrong costs launches and never changes the answer: from its guess the search walks
 in steps that double until it has both sides, then halves what is between them. Within a tile, a
 batch larger than one that fails is taken to fail too. Where noise breaks that, the search still
-ends, for every probe leaves less to search; what it then reports are two neighbours that were run.
+ends, for every trial leaves less to search; what it then reports are two neighbours that were run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CLIFF_MARGIN = 0.05
 """Less room than this is none: fragmentation and other tenants vary by as much."""
 
 
-class Probe(NamedTuple):
+class Trial(NamedTuple):
     """What one launch answered."""
 
     outcome: Literal["ok", "oom", "failed"]
@@ -71,7 +71,7 @@ class Limit:
     """Bytes at the largest batch that fits."""
     budget: int | None
     alloc_retries: int | None
-    probes: int
+    trials: int
     """Launches that it took."""
     predicted: int | None
     """The batch at which the search expected the edge before it went there."""
@@ -127,19 +127,9 @@ def pixels_of(tile: str, axes: int = 2) -> int:
     return math.prod(sides) if len(sides) > 1 else sides[0] ** axes
 
 
-def most_probes(max_batch: int) -> int:
-    """No tile takes more launches than this: the batches 1 and 2 for the line, the guess, then
-    steps that double and halve.
-
-    >>> most_probes(64)
-    17
-    """
-    return 2 * max_batch.bit_length() + 3
-
-
 def find_limits(
     tiles: Sequence[str],
-    fits: Callable[[str, int], Probe],
+    fits: Callable[[str, int], Trial],
     max_batch: int,
     pixels: Callable[[str], int] = pixels_of,
     tolerance: float = 0.0,
@@ -152,9 +142,9 @@ def find_limits(
 
     >>> def fits(tile, batch):
     ...     peak = 1000 + 2 * batch * pixels_of(tile)
-    ...     return Probe("ok" if peak <= 10_000 else "oom", peak, 10_000)
+    ...     return Trial("ok" if peak <= 10_000 else "oom", peak, 10_000)
     >>> limits = find_limits(["8", "16"], fits, 512)
-    >>> [(limit.batch, limit.failing_batch, limit.probes) for limit in limits]
+    >>> [(limit.batch, limit.failing_batch, limit.trials) for limit in limits]
     [(70, 71, 4), (17, 18, 2)]
     """
     if max_batch < 1:
@@ -166,11 +156,11 @@ def find_limits(
 class _Search:
     """What the tiles so far have shown."""
 
-    def __init__(self, fits: Callable[[str, int], Probe], max_batch: int, tolerance: float) -> None:
+    def __init__(self, fits: Callable[[str, int], Trial], max_batch: int, tolerance: float) -> None:
         self._fits = fits
         self._tolerance = tolerance
         self._max_batch = max_batch
-        self._fitted: list[tuple[int, Probe]] = []
+        self._fitted: list[tuple[int, Trial]] = []
         """The pixels of each step that fitted, and what its launch answered."""
         self._bracket: tuple[int, int] | None = None
         """Pixels of the two steps at the edge of the tile before: one fitted, one did not."""
@@ -179,27 +169,27 @@ class _Search:
         """Walk from the expected edge, or from 1, until the answer turns, then halve."""
         low, high = 0, self._max_batch + 1  # 0 fits; what is above the largest is not asked for
         batch, step, walk, turned = 1, 1, "", False
-        probes, predicted, failed, reason = 0, None, False, ""
-        best = Probe("ok")
+        trials, predicted, failed, reason = 0, None, False, ""
+        best = Trial("ok")
         # Before the walk turned, the upper side may be one that nobody tried.
         while high - low > max(1, self._tolerance * low if failed else 0):
             # At first nothing is known of the tile; the second answer may have given the line.
-            if predicted is None and probes in (0, 2) and (edge := self._edge()) is not None:
+            if predicted is None and trials in (0, 2) and (edge := self._edge()) is not None:
                 predicted = max(0, math.floor(edge / pixels))
                 batch, step, walk = predicted, 1, ""
             batch = min(max(batch, low + 1), high - 1)
-            probe = self._fits(tile, batch)
-            probes += 1
-            if probe.outcome == "failed":
-                reason = f"a batch of {batch} failed, and not for want of memory: {probe.reason}"
+            trial = self._fits(tile, batch)
+            trials += 1
+            if trial.outcome == "failed":
+                reason = f"a batch of {batch} failed, and not for want of memory: {trial.reason}"
                 break
-            if probe.outcome == "ok":
-                low, best = batch, probe
-                self._fitted.append((batch * pixels, probe))
+            if trial.outcome == "ok":
+                low, best = batch, trial
+                self._fitted.append((batch * pixels, trial))
             else:
                 high, failed = batch, True
-            walk = walk or probe.outcome
-            turned = turned or probe.outcome != walk
+            walk = walk or trial.outcome
+            turned = turned or trial.outcome != walk
             if turned:
                 batch = (low + high) // 2
             else:
@@ -214,9 +204,9 @@ class _Search:
             peak=best.peak,
             budget=best.budget,
             alloc_retries=best.alloc_retries,
-            probes=probes,
+            trials=trials,
             predicted=predicted,
-            line=fit([(x, probe.peak) for x, probe in self._fitted if probe.peak is not None]),
+            line=fit([(x, trial.peak) for x, trial in self._fitted if trial.peak is not None]),
             reason=reason,
         )
 
@@ -224,7 +214,7 @@ class _Search:
         """Pixels of a step at the edge: where the line meets the budget, inside what the tile
         before has shown, for what a process maps and what of it is resident differ by a constant.
         """
-        line = fit([(x, probe.peak) for x, probe in self._fitted if probe.peak is not None])
+        line = fit([(x, trial.peak) for x, trial in self._fitted if trial.peak is not None])
         budget = self._fitted[-1][1].budget if self._fitted else None
         edge = line.edge(budget) if line and budget else None
         if self._bracket is None:
@@ -257,7 +247,7 @@ def limits_table(limits: Sequence[Limit]) -> list[str]:
             _or_dash(limit.peak and format_bytes(limit.peak)),
             _or_dash(limit.margin is not None and f"{100 * limit.margin:.1f} %"),
             _or_dash(limit.predicted),
-            str(limit.probes),
+            str(limit.trials),
         )
         for limit in limits
     ]

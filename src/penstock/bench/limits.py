@@ -28,12 +28,12 @@ from ..instruments import (
     launch_medians,
     median_interval,
 )
-from .boundary import Limit, Probe, find_limits, pixels_of
+from .boundary import Limit, Trial, find_limits, pixels_of
 from .launch.supervisor import LaunchRequest, run_launch
 from .launch.sweep import SweepStep, launches_of, run_sweep
 
-Run = Callable[..., Record]
-"""`run_launch.launch`, or what stands in for it."""
+Launcher = Callable[..., Record]
+"""`run_launch`, or what stands in for it."""
 Progress = Callable[[SweepStep], None]
 
 RULES: Mapping[str, Mapping[str, float]] = {
@@ -62,7 +62,7 @@ def measure_roofs(
     folder: Path,
     effort: str,
     ledger: Ledger,
-    run: Run = run_launch,
+    run: Launcher = run_launch,
     progress: Progress = lambda step: None,
 ) -> dict[str, dict[str, Any]]:
     """Each roof by its name: unit, value, 95 % interval, launches, and what must be known of it.
@@ -153,7 +153,7 @@ def noise_floor(
     device: str,
     effort: str,
     ledger: Ledger,
-    run: Run = run_launch,
+    run: Launcher = run_launch,
     progress: Progress = lambda step: None,
 ) -> dict[str, Any]:
     """How far the same work differs from itself on this machine.
@@ -205,7 +205,7 @@ def _launches(
     launches: int,
     effort: str,
     ledger: Ledger,
-    run: Run,
+    run: Launcher,
     progress: Progress,
 ) -> list[Record]:
     return run_sweep(
@@ -255,7 +255,7 @@ def model_limits(
     *,
     timeout_s: float,
     device_memory: int | None = None,
-    run: Run = run_launch,
+    run: Launcher = run_launch,
     report: Callable[[Record], None] = lambda record: None,
     tolerance: float = 0.0,
 ) -> list[Limit]:
@@ -273,7 +273,7 @@ def model_limits(
     if on_cpu and budget is None:
         budget = available_memory()
 
-    def fits(tile: str, batch: int) -> Probe:
+    def fits(tile: str, batch: int) -> Trial:
         request = LaunchRequest(
             scenario="model",
             case={**case, "tile": tile, "batch": batch, "budget": budget},
@@ -283,7 +283,7 @@ def model_limits(
         record = run(request, launch=0, order=None, timeout_s=timeout_s)
         ledger.append(record)
         report(record)
-        return _probe(record, budget or device_memory)
+        return _trial(record, budget or device_memory)
 
     return find_limits(tiles, fits, max_batch, lambda tile: pixels_of(tile, axes), tolerance)
 
@@ -302,14 +302,14 @@ def budget_note(device: str) -> str:
     )
 
 
-def _probe(record: Record, budget: int | None) -> Probe:
+def _trial(record: Record, budget: int | None) -> Trial:
     memory = record.memory
     if record.case["device"] == "cpu":
         peak = memory.host_counted or memory.host_peak_kernel or memory.host_peak
     else:
         peak = memory.device_peak
     if record.ok:
-        return Probe("ok", peak, budget, memory.alloc_retries)
+        return Trial("ok", peak, budget, memory.alloc_retries)
     if record.status in ("oom_host", "oom_device"):
-        return Probe("oom", peak, budget)
-    return Probe("failed", reason=record.error.message if record.error else record.status)
+        return Trial("oom", peak, budget)
+    return Trial("failed", reason=record.error.message if record.error else record.status)

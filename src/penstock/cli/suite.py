@@ -33,7 +33,7 @@ from ..instruments import Record
 from . import preprocess, train
 
 if TYPE_CHECKING:
-    from ..bench import Case, Preset
+    from ..bench import Case, SuitePreset
 
 KINDS = {
     "preprocess": "cut scenes into chips, as penstock preprocess",
@@ -158,7 +158,7 @@ def _benchmark(args: argparse.Namespace) -> int:
     return int(crashed or not any(record.status == "ok" for record in records))
 
 
-def _presets(args: argparse.Namespace) -> list[Preset]:
+def _presets(args: argparse.Namespace) -> list[SuitePreset]:
     """What was asked for."""
     from ..bench import PRESET_DEFAULTS, named_preset, read_preset
 
@@ -181,8 +181,8 @@ def _presets(args: argparse.Namespace) -> list[Preset]:
 
 
 def _fitted(
-    asked: Iterable[Preset], gpus: list[str], anyway: bool
-) -> tuple[list[Preset], list[str]]:
+    asked: Iterable[SuitePreset], gpus: list[str], anyway: bool
+) -> tuple[list[SuitePreset], list[str]]:
     """Those that can run here, and what is to be said of the others. Of several presets those that
     do not fit are left out; where none fits, the first says why."""
     from ..bench import fit_preset

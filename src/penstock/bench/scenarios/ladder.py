@@ -32,7 +32,7 @@ from ...instruments import PAGE_BLOCK, drop_pages, residency
 from ...loading import PatchGrid, Selection, locate, open_engine, with_checks
 from . import Phase, Scenario, Work, WrongResult
 from .loader import OURS, LoaderScenario
-from .sources import Source
+from .sources import CaseData
 
 
 def rung(case: Mapping[str, Any]) -> Scenario:
@@ -62,26 +62,26 @@ class Together:
         self._pool.shutdown()
 
 
-class Step:
+class Rung:
     """A batch after the other, from the first again after the last."""
 
     device = "cpu"
 
     def __init__(self, case: Mapping[str, Any]) -> None:
-        self.case, self.source = case, Source(case)
-        self.batches = self.source.batches()
+        self.case, self.data = case, CaseData(case)
+        self.batches = self.data.batches()
         self.together = Together(case["threads"])
         self.work: Work = {
             "samples": case["batch"],
-            "bytes": case["batch"] * self.source.packed.sample_bytes,
+            "bytes": case["batch"] * self.data.packed.sample_bytes,
         }
-        self.facts: dict[str, Any] = dict(self.source.facts)
+        self.facts: dict[str, Any] = dict(self.data.facts)
         try:
             self.set_up()
         except BaseException:
             self.close()
             raise
-        self.facts |= self.source.prepare()
+        self.facts |= self.data.prepare()
         self.facts |= self.own_facts()
         self._next = 0
 
@@ -100,22 +100,22 @@ class Step:
 
     def close(self) -> None:
         self.together.close()
-        self.source.close()
+        self.data.close()
 
     def near(self) -> None:
-        if self.source.remote:
+        if self.data.remote:
             raise UsageError("the data is not on a disk of this machine")
 
 
-class DeviceRead(Step):
+class DeviceRead(Rung):
     """L0: each thread reads its part of the batch's stretch of one file."""
 
     _files: Sequence[int] = ()
 
     def set_up(self) -> None:
         self.near()
-        root = self.source.packed.root
-        files = [self.source.files_of(samples) for samples in self.batches]
+        root = self.data.packed.root
+        files = [self.data.files_of(samples) for samples in self.batches]
         sizes = [sum(path.stat().st_size for path in of) for of in files]
         if (free := shutil.disk_usage(root).free) < 2 * sum(sizes):
             raise UsageError(
@@ -163,13 +163,13 @@ class DeviceRead(Step):
         super().close()
 
 
-class FilesRead(Step):
+class FilesRead(Rung):
     """L1."""
 
     def set_up(self) -> None:
         self.near()
-        self.engine = engine_of(self.source, "native")
-        self.tasks = [self.engine.chunks(*self.source.rows(items)) for items in self.batches]
+        self.engine = engine_of(self.data, "native")
+        self.tasks = [self.engine.chunks(*self.data.rows(items)) for items in self.batches]
 
     def read(self, batch: int) -> None:
         self.together(self.one, self.tasks[batch])
@@ -190,12 +190,12 @@ class Decode(FilesRead):
         pool.give(chunk)
 
 
-class Scatter(Step):
+class Scatter(Rung):
     """L3."""
 
     def set_up(self) -> None:
-        self.engine = engine_of(self.source, "auto")
-        self.tasks = [self.engine.tasks(*self.source.rows(items)) for items in self.batches]
+        self.engine = engine_of(self.data, "auto")
+        self.tasks = [self.engine.tasks(*self.data.rows(items)) for items in self.batches]
         self.out: dict[str, NDArray[Any]] = {
             name: np.empty(field.out_shape(self.case["batch"]), field.dtype)
             for name, field in self.engine.fields.items()
@@ -206,7 +206,7 @@ class Scatter(Step):
 
     def verify(self) -> None:
         delivered = (int(sample) for samples in self.batches for sample in samples)
-        audit = Audit(with_checks(self.source.packed, delivered))
+        audit = Audit(with_checks(self.data.packed, delivered))
         for index, samples in enumerate(self.batches):
             self.read(index)
             audit.batch(samples, self.out)
@@ -251,16 +251,16 @@ _RUNGS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
 }
 
 
-def engine_of(source: Source, name: str) -> Any:
+def engine_of(data: CaseData, name: str) -> Any:
     """An engine that reads items of the case; ``auto`` is the one that the loader would choose."""
-    places = locate(source.place)
-    grids = dict.fromkeys(places, PatchGrid(tuple(source.patch))) if source.patch else {}
+    places = locate(data.place)
+    grids = dict.fromkeys(places, PatchGrid(tuple(data.patch))) if data.patch else {}
     return open_engine(
         name,
         places,
         Selection(patch=grids),
-        workers=source.threads,
-        fetch=source.requests,
+        workers=data.threads,
+        fetch=data.requests,
         cache_bytes=0,
         missing="error",
     )

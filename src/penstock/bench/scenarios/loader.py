@@ -46,7 +46,7 @@ from ...loading import (
     with_checks,
 )
 from . import Phase, Work, WrongResult
-from .sources import Counters, Source
+from .sources import CaseData, Counters
 
 Batch = Mapping[str, NDArray[Any]]
 OURS = ("penstock", "penstock-native", "penstock-tensorstore")
@@ -61,8 +61,8 @@ class LoaderScenario:
 
     def __init__(self, case: Mapping[str, Any]) -> None:
         self._case = case
-        self._source = Source(case)
-        self._packed, self._order = self._source.packed, self._source.order
+        self._data = CaseData(case)
+        self._packed, self._order = self._data.packed, self._data.order
         self._timed_from = 1 + case["warmup"]
         self.work: Work = {
             "samples": case["batch"],
@@ -73,14 +73,14 @@ class LoaderScenario:
             self._ahead = ahead_of(contender)
             contender.close()
         except BaseException:
-            self._source.close()
+            self._data.close()
             raise
         self._further = max(0, self._ahead - case["warmup"]) if case["warmup"] else 0
         if case["cache"] == "cold":  # what came once is in memory
             spare = self._order.num_batches - self._timed_from - case["batches"]
             self._further = min(self._further, max(0, spare))
-        self._source.further = self._further + self._ahead
-        self.facts: dict[str, Any] = {**self._source.facts, **self._source.prepare()}
+        self._data.further = self._further + self._ahead
+        self.facts: dict[str, Any] = {**self._data.facts, **self._data.prepare()}
         self.facts["ahead"] = self._ahead
         self._steps = 0
         self._stored: int | None = None
@@ -101,7 +101,7 @@ class LoaderScenario:
         self._batch = self._next()
         self._steps += 1
         if self._before is None:
-            self._before = self._source.counters()
+            self._before = self._data.counters()
             self._stored = self._before.stored
         rows = {len(array) for array in self._batch.values()}
         if rows != {self._case["batch"]}:
@@ -111,7 +111,7 @@ class LoaderScenario:
     def verify(self) -> None:
         """Deliver the batches once more and check every row of them."""
         assert self._before is not None
-        self._count(self._source.counters() - self._before, self._taken - 1)
+        self._count(self._data.counters() - self._before, self._taken - 1)
         self._close()
         # A further epoch of the same seed would be the same batches again.
         number = min(self._taken, self._order.num_batches)
@@ -133,23 +133,23 @@ class LoaderScenario:
     def close(self) -> None:
         self._still.close()
         self._close()
-        self._source.close()
+        self._data.close()
 
     def _make(self) -> Contender:
         case = self._case
         knobs: dict[str, Any] = {}
         if case["loader"] in OURS:
-            knobs = {"fetch": self._source.requests, "patch": self._source.patch}
+            knobs = {"fetch": self._data.requests, "patch": self._data.patch}
         try:
             order = Endless(**asdict(self._order))
             contender = make_contender(
-                case["loader"], self._source.place, order, threads=case["threads"], **knobs
+                case["loader"], self._data.place, order, threads=case["threads"], **knobs
             )
             if case["loader"] in OURS:
                 contender.loader.order = order  # type: ignore[attr-defined]
             return contender
         except UsageError as error:  # the port of the slow server says nothing to anybody
-            raise UsageError(str(error).replace(self._source.url, case["data"])) from error
+            raise UsageError(str(error).replace(self._data.url, case["data"])) from error
 
     def _settle(self) -> None:
         """Before the last wait of the warm-up: use up what was read ahead, and begin to count."""
@@ -159,7 +159,7 @@ class LoaderScenario:
         self._still.enter_context(frozen_garbage())
         for _ in range(self._further):
             self._next()
-        self._stored, self._lead = self._source.counters().stored, 1
+        self._stored, self._lead = self._data.counters().stored, 1
 
     def _next(self) -> Batch:
         if self._contender is None:
@@ -182,7 +182,7 @@ class LoaderScenario:
         stored = spent.stored / batches
         share = self._case["batch"] / self._packed.num_samples
         self.facts["stored_bytes"] = stored
-        self.facts["read_amplification"] = stored / (self._source.stored_bytes * share)
+        self.facts["read_amplification"] = stored / (self._data.stored_bytes * share)
 
     def _share_read(self) -> float | None:
         """Of the bytes of the samples, how much was read while they were waited for.
@@ -190,18 +190,18 @@ class LoaderScenario:
         Where nobody counts, 0 if all of them may have been read before; else None.
         """
         batches = self._steps - self._timed_from
-        now = self._source.counters().stored
+        now = self._data.counters().stored
         if now is None or self._stored is None:
             return 0.0 if self._ahead >= batches else None
-        ahead = self._source.batches()
-        if self._source.patch is not None:
-            needs = [sum(p.stat().st_size for p in self._source.files_of(b)) for b in ahead]
+        ahead = self._data.batches()
+        if self._data.patch is not None:
+            needs = [sum(p.stat().st_size for p in self._data.files_of(b)) for b in ahead]
             return float((now - self._stored) / (batches + self._lead) / np.mean(needs))
         # The smallest chunks, for nobody needs less than those of one array.
         size = min(array.chunks[0] for array in self._packed.arrays.values())
         chunks = [len(np.unique(samples // size)) for samples in ahead]
         samples = max(self._case["batch"], size * sum(chunks) / len(chunks))
-        need = self._source.stored_bytes * samples / self._packed.num_samples
+        need = self._data.stored_bytes * samples / self._packed.num_samples
         return float((now - self._stored) / (batches + self._lead) / need)
 
     def _close(self) -> None:
@@ -219,17 +219,17 @@ def ahead_of(contender: Any) -> int:
 
 def check(case: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The case with the hash of its data set; raises `UsageError` for what makes no sense."""
-    with contextlib.closing(Source(case)) as source:
-        facts = {**source.facts, "price": str(price_of(source))}
-        return {**case, "dataset": source.facts["dataset"]}, facts
+    with contextlib.closing(CaseData(case)) as data:
+        facts = {**data.facts, "price": str(price_of(data))}
+        return {**case, "dataset": data.facts["dataset"]}, facts
 
 
-def price_of(source: Source) -> Price:
+def price_of(data: CaseData) -> Price:
     """What the order of a case costs and buys."""
-    arrays = source.packed.arrays.items()
+    arrays = data.packed.arrays.items()
     fields = [
         cut_of(array) or Field(name, array.shape, array.chunks, array.dtype)
         for name, array in arrays
     ]
-    order = source.order
+    order = data.order
     return price_order(order, need_of(fields, order, first=0), num_batches=_PRICED)

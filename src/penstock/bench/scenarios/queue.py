@@ -24,11 +24,8 @@ from .compute import Compute
 from .compute import make as make_compute
 
 
-class Batches(Protocol):
+class BatchQueue(Protocol):
     """Where batches come from."""
-
-    in_hand: int
-    """Finished batches that its readers may hold while the queue is full."""
 
     def get(self) -> Mapping[str, Any]:
         """The next batch."""
@@ -51,7 +48,7 @@ class QueueScenario:
     def __init__(
         self,
         case: Mapping[str, Any],
-        batches: Batches | None = None,
+        batches: BatchQueue | None = None,
         compute: Compute | None = None,
     ) -> None:
         self.device = "cpu"  # what a step queues on a GPU is awaited in it
@@ -66,7 +63,7 @@ class QueueScenario:
         self.work: Work = {"samples": case["batch"]}
         self.facts: dict[str, Any] = {
             "compute_s": self._compute.seconds,
-            "in_hand": self._batches.in_hand,
+            "in_hand": 0,  # a batch is begun only when there is room for it
             "taken": self._taken,
             "left": self._left,
         }
@@ -103,14 +100,12 @@ def check(case: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
     return case, {}
 
 
-def _open(case: Mapping[str, Any]) -> Batches:
+def _open(case: Mapping[str, Any]) -> BatchQueue:
     return FromLoader(case) if case["workers"] else InPlace(case)
 
 
 class FromLoader:
     """The loader, with as many threads and as deep a queue as the case has."""
-
-    in_hand = 0  # a batch is begun only when there is room for it
 
     def __init__(self, case: Mapping[str, Any]) -> None:
         self._queue = case["queue"]
@@ -137,8 +132,6 @@ class FromLoader:
 
 class InPlace:
     """No readers: who wants a batch reads it, into the same memory each time."""
-
-    in_hand = 0
 
     def __init__(self, case: Mapping[str, Any]) -> None:
         loader = _loader(case, workers=1, queue=0)  # for its engine and its order; never iterated

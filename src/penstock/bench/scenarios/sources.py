@@ -25,7 +25,7 @@ from ...instruments import Loopback, drop_pages, residency, warm_pages
 from ...loading import Location, Order, cut_of, open_dataset_or_array
 
 
-class Source:
+class CaseData:
     """A data set where a case wants it: a folder, the same behind a slow server, a bucket."""
 
     def __init__(self, case: Mapping[str, Any]) -> None:

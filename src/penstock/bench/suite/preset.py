@@ -37,7 +37,7 @@ OWN = frozenset(
 """Knobs of a training that the suite sets; a preset's ``train`` may not."""
 
 
-class Preset(Knobs):
+class SuitePreset(Knobs):
     """What to measure: the keys of the seed's files, and ``train``."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]
@@ -60,7 +60,7 @@ class Preset(Knobs):
     """Further knobs of ``penstock train``."""
 
     @model_validator(mode="after")
-    def _ranks(self) -> Preset:
+    def _ranks(self) -> SuitePreset:
         if self.world_size > 1 and not self.distributed:
             raise ValueError(f"world_size {self.world_size} needs distributed true")
         return self
@@ -70,13 +70,13 @@ class Preset(Knobs):
         return str((self.train or {}).get("device", TrainConfig.model_fields["device"].default))
 
 
-def named_preset(name: str) -> Preset:
+def named_preset(name: str) -> SuitePreset:
     """One of `PRESETS`."""
     file = resources.files(__package__) / "presets" / f"{PRESETS[name]}.json"
     return _preset(json.loads(file.read_text()), f"preset {name}")
 
 
-def read_preset(path: Path) -> Preset:
+def read_preset(path: Path) -> SuitePreset:
     """A preset from a user's file.
 
     Raises `UsageError` with one sentence for the first thing that is wrong with it.
@@ -93,10 +93,10 @@ def read_preset(path: Path) -> Preset:
     return _preset(settings, where)
 
 
-def _preset(settings: Mapping[str, Any], where: str) -> Preset:
-    _known(settings, Preset.model_fields, where)
+def _preset(settings: Mapping[str, Any], where: str) -> SuitePreset:
+    _known(settings, SuitePreset.model_fields, where)
     try:
-        made = Preset.model_validate(settings)
+        made = SuitePreset.model_validate(settings)
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
@@ -121,7 +121,7 @@ def _known(settings: Mapping[str, Any], names: Iterable[str], where: str) -> Non
             raise UsageError(f"{where}: there is no key {key!r}; {hint}")
 
 
-def fit_preset(preset: Preset, gpus: Sequence[str], anyway: bool) -> tuple[Preset, str]:
+def fit_preset(preset: SuitePreset, gpus: Sequence[str], anyway: bool) -> tuple[SuitePreset, str]:
     """The preset for a machine with these GPUs and, where it is no longer what it was, why.
 
     Raises `Refused` with the two numbers where it is for more GPUs than there are.

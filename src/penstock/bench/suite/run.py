@@ -42,7 +42,7 @@ from ...instruments import Ledger, Record, case_key
 from ...training import TRAIN_LOCK, TRAINS
 from ..launch.supervisor import LaunchRequest, ask_worker, run_launch
 from ..launch.sweep import SweepStep, launches_of, run_sweep
-from .preset import Preset
+from .preset import SuitePreset
 
 SUITE_LEDGER, SUITE_SYSTEM, SUITE_REPORT = "suite.ledger", "system_info.json", "benchmark_report"
 FOLDERS = "benchmark_*_batch*_workers*"
@@ -64,7 +64,7 @@ RULES = {"seconds": 0.0, "precision": 0.0, "warmup_samples": 0, "series": 1}
 Case = dict[str, Any]
 
 
-def with_roots(config: SuiteConfig, presets: Iterable[Preset]) -> SuiteConfig:
+def with_roots(config: SuiteConfig, presets: Iterable[SuitePreset]) -> SuiteConfig:
     """The config with its roots spelled out, where all that it names is there.
 
     Raises `UsageError`, for chips that are not there with the command that makes them.
@@ -122,7 +122,7 @@ def _how_to_cut(config: SuiteConfig) -> str:
     return f"to make {out}/train and {out}/val: penstock suite preprocess {shlex.join(words)}"
 
 
-def suite_cases(preset: Preset, config: SuiteConfig) -> list[Case]:
+def suite_cases(preset: SuitePreset, config: SuiteConfig) -> list[Case]:
     """Its batch sizes by its numbers of workers, each a case of scenario ``train``."""
     of_others = frozenset().union(*TRAIN_KNOBS.values()) - TRAIN_KNOBS[WORKLOAD]
     left_out = {*of_others, "output_dir", "resume", "overwrite"}
