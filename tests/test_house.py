@@ -238,7 +238,6 @@ def test_pure_modules_import_with_heavy_libraries_blocked() -> None:
 FILE, CLASS, FUNCTION, TEST_FILE = 400, 200, 60, 600
 """Lines, at most."""
 TOO_LONG = {
-    "cli/doctor.py",
     "data/netcdf.py::_lay_out",
     "data/packed/write.py",
     "data/packed/write.py::write_dataset",

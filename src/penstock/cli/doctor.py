@@ -6,14 +6,12 @@ What cannot be read is said to be missing, and nothing is put in its place.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from ..base import (
     Replacing,
@@ -26,16 +24,22 @@ from ..base import (
     writing_output,
 )
 from ..bench import LAUNCHES, SweepStep, default_ledger, measure_roofs, noise_floor
-from ..instruments import BUSY, ENVIRONMENT_VARIABLES, Ledger, Nvml, collect_environment
+from ..instruments import (
+    BUSY,
+    CONDITIONS_WATCH_S,
+    ENVIRONMENT_VARIABLES,
+    Ledger,
+    collect_environment,
+    condition_warnings,
+    read_conditions,
+    swap_in_use,
+)
 from .bench import check_ledger
 
 Block = Mapping[str, Any]
-SYS = Path("/sys")
-WATCH_S = 1.0
+DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
 NOISY = 0.05
 """A noise floor above this hides most of what people look for."""
-THROTTLE_COUNTS = "cpu*/thermal_throttle/package_throttle_count"
-"""Each core says the count of its package, since the machine was started."""
 MISSING = "not readable here"
 
 
@@ -66,8 +70,9 @@ def run(args: argparse.Namespace) -> int:
     check_outputs(("--json", args.json), replace=replace)
     if args.ledger is not None:
         check_ledger(Ledger(args.ledger))
-    block, now = collect_environment(), readings()
-    device = pick_device(args.device, block)
+    check_device_name(args.device)
+    block = collect_environment()
+    device, now = pick_device(args.device, block), read_conditions()
     for section in (machine, libraries, limited, tenants):
         show(*section(block, now))
     findings: dict[str, Any] = {"environment": block, "readings": now, "device": device}
@@ -84,8 +89,9 @@ def run(args: argparse.Namespace) -> int:
         show(f"Measured roofs of {device}", roof_lines(tops))
         print(f"The records are in {ledger.path}.\n")
         findings |= {"noise": noise, "roofs": tops, "ledger": str(ledger.path)}
-    findings["warnings"] = warnings(block, now, findings.get("noise"))
-    show("Warnings", findings["warnings"] or ["none"])
+    doubts = [*condition_warnings(block, now), *noise_warnings(findings.get("noise"))]
+    findings["warnings"] = doubts
+    show("Warnings", doubts or ["none"])
     if args.json:
         try:
             with writing_output(args.json, replace=replace) as draft:
@@ -95,18 +101,30 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def check_device_name(asked: str) -> None:
+    """Raise `UsageError` for what is no device, before anything is measured."""
+    if not DEVICE.fullmatch(asked):
+        raise UsageError(f"--device {asked} is no device; give auto, cpu, cuda, cuda:1 or mps")
+
+
 def pick_device(asked: str, block: Block) -> str:
     """``auto`` without torch: a GPU that NVML shows, where the torch here is one for GPUs.
+
+    Raises `UsageError` for a GPU that this torch cannot use.
 
     >>> pick_device("auto", {"gpus": [{}], "libraries": {"torch": "2.13.0+cpu"}})
     'cpu'
     """
+    torch = block["libraries"].get("torch")
+    if asked.startswith("cuda") and torch and torch.endswith("+cpu"):
+        raise UsageError(
+            f"--device {asked} cannot be measured: torch {torch} is built without CUDA"
+        )
     if asked == "cuda":
         return "cuda:0"
     if asked != "auto":
         return asked
-    torch = block["libraries"].get("torch") or "+cpu"
-    return "cuda:0" if block["gpus"] and not torch.endswith("+cpu") else "cpu"
+    return "cuda:0" if block["gpus"] and torch and not torch.endswith("+cpu") else "cpu"
 
 
 def show(title: str, lines: Sequence[str]) -> None:
@@ -154,9 +172,9 @@ def machine(block: Block, now: Block) -> tuple[str, list[str]]:
 
 
 def libraries(block: Block, now: Block) -> tuple[str, list[str]]:
-    found = block["libraries"]
-    there = [f"{name} {version}" for name, version in found.items() if version]
-    absent = [name for name, version in found.items() if not version]
+    versions = block["libraries"].items()
+    there = [f"{name} {version}" for name, version in versions if version]
+    absent = [name for name, version in versions if not version]
     lines = [", ".join(there)]
     if absent:
         lines.append(f"not installed: {', '.join(absent)}")
@@ -171,12 +189,12 @@ def libraries(block: Block, now: Block) -> tuple[str, list[str]]:
 def limited(block: Block, now: Block) -> tuple[str, list[str]]:
     limits, cores = block["limits"], block["machine"]["cores"]
     affinity, quota = limits["affinity"], limits["cgroup_cpus"]
-    memory, swap = limits["cgroup_memory_bytes"], now["swap"]
+    memory = limits["cgroup_memory_bytes"]
     granted = f"{significant(quota)} cores" if quota else "all cores"
     lines = [
         f"affinity     {f'{affinity} of {cores} cores' if affinity else MISSING}",
         f"cgroup       {granted}, {format_bytes(memory) if memory else 'all memory'}",
-        f"swap         {'none' if not swap['total'] else _used(swap)}",
+        f"swap         {swap_in_use(now) if now['swap']['total'] else 'none'}",
     ]
     shown = [f"{name} {value}" for name, value in now["ulimits"].items() if value is not None]
     lines.append(f"ulimits      {', '.join(shown) or 'none'}")
@@ -188,7 +206,9 @@ def tenants(block: Block, now: Block) -> tuple[str, list[str]]:
         f"{tenant['name']} (process {tenant['pid']}) used {tenant['cores']:.1f} cores"
         for tenant in now["busy"]
     ]
-    lines = lines or [f"no process of others used more than {BUSY:.0%} of a core in {WATCH_S:g} s"]
+    lines = lines or [
+        f"no process of others used more than {BUSY:.0%} of a core in {CONDITIONS_WATCH_S:g} s"
+    ]
     if now["gpus"] is None:
         lines.append("GPU processes: unknown, NVML did not answer")
     for gpu in now["gpus"] or ():
@@ -242,50 +262,7 @@ def _on_off(switch: bool | None) -> str:
     return MISSING if switch is None else "on" if switch else "off"
 
 
-def _used(swap: Block) -> str:
-    return f"{format_bytes(swap['used'])} of {format_bytes(swap['total'])} in use"
-
-
-THROTTLES = {
-    # bits of NVML's clock event reasons
-    0x04: "its power cap",
-    0x08: "a hardware slowdown",
-    0x20: "its software's limit of temperature",
-    0x40: "its hardware's limit of temperature",
-    0x80: "a power brake",
-}
-
-
-def warnings(block: Block, now: Block, noise: Block | None) -> list[str]:
-    """What makes measurements here worse than they could be, a sentence each."""
-    return list(_warnings(block, now, noise))
-
-
-def _warnings(block: Block, now: Block, noise: Block | None) -> Iterator[str]:
-    cores, limits = block["machine"]["cores"], block["limits"]
-    if limits["affinity"] and limits["affinity"] < cores:
-        yield f"This process may use {limits['affinity']} of the {cores} cores."
-    quota = limits["cgroup_cpus"]
-    if quota and quota < (limits["affinity"] or cores):
-        yield (
-            f"A control group grants {significant(quota)} cores; threads beyond that are stopped "
-            "for parts of every tenth of a second: set --threads."
-        )
-    if now["governor"] and now["governor"] != "performance":
-        yield f"The governor is {now['governor']}: clocks follow the load; short steps are slow."
-    if now["turbo"]:
-        yield "Turbo is on: a cool or idle processor is faster than a warm or busy one."
-    if now["throttled"]:
-        yield f"Heat has held the processor's clocks down {now['throttled']} times since boot."
-    if now["steal_percent"] is not None and now["steal_percent"] >= 1:
-        yield f"The hypervisor took {now['steal_percent']:.1f} % of the processor for others."
-    if now["swap"]["used"]:
-        yield f"Memory is short or was: {_used(now['swap'])} of swap."
-    if now["busy"]:
-        total = sum(tenant["cores"] for tenant in now["busy"])
-        yield f"Other processes use {total:.1f} of {cores} cores."
-    for gpu in now["gpus"] or ():
-        yield from _gpu_warnings(gpu)
+def noise_warnings(noise: Block | None) -> Iterator[str]:
     if noise and noise["n"] and noise["disturbed"]:
         yield (
             f"Other processes were busy as {noise['disturbed']} of {noise['n']} launches of the "
@@ -296,123 +273,3 @@ def _warnings(block: Block, now: Block, noise: Block | None) -> Iterator[str]:
             f"The noise floor is {100 * noise['threshold']:.1f} %: try --effort rigorous, or a "
             "quieter machine."
         )
-
-
-def _gpu_warnings(gpu: Block) -> Iterator[str]:
-    name = f"GPU {gpu['index']}"
-    if gpu["processes"]:
-        yield f"{name} is used by {len(gpu['processes'])} processes of others."
-    for bit, cause in THROTTLES.items():
-        if (gpu["throttle_reasons"] or 0) & bit:
-            yield f"{name}'s clocks are held down by {cause}."
-    limit, usual = gpu["power_limit_w"], gpu["power_default_w"]
-    if limit and usual and limit < usual:
-        yield f"{name} is capped at {limit:.0f} W of its usual {usual:.0f} W."
-
-
-def readings() -> dict[str, Any]:
-    """What of this machine changes from hour to hour; null where it is not readable."""
-    swap = psutil.swap_memory()
-    stolen = getattr(psutil.cpu_times(), "steal", None)
-    busy = _busy()
-    steal = None if stolen is None else psutil.cpu_times().steal - stolen
-    try:
-        gpus = _Gpus()()
-    except Exception:  # NVML's errors have no type that is known before NVML is imported
-        gpus = None
-    return {
-        "governor": " and ".join(sorted(set(_read("cpu*/cpufreq/scaling_governor")))) or None,
-        "turbo": _turbo(),
-        "huge_pages": _chosen(SYS / "kernel/mm/transparent_hugepage/enabled"),
-        "throttled": max(map(int, _read(THROTTLE_COUNTS)), default=None),
-        "steal_percent": None
-        if steal is None
-        else 100 * steal / WATCH_S / (psutil.cpu_count() or 1),
-        "swap": {"total": swap.total, "used": swap.used},
-        "ulimits": _ulimits(),
-        "busy": busy,
-        "gpus": gpus,
-    }
-
-
-def _read(pattern: str) -> list[str]:
-    found = []
-    for path in sorted((SYS / "devices/system/cpu").glob(pattern)):
-        with contextlib.suppress(OSError):
-            found.append(path.read_text().strip())
-    return found
-
-
-def _turbo() -> bool | None:
-    """Two drivers, two spellings."""
-    if no_turbo := _read("intel_pstate/no_turbo"):
-        return no_turbo == ["0"]
-    boost = _read("cpufreq/boost")
-    return boost == ["1"] if boost else None
-
-
-def _chosen(path: Path) -> str | None:
-    """``madvise`` of ``always [madvise] never``."""
-    try:
-        return path.read_text().partition("[")[2].partition("]")[0] or None
-    except OSError:
-        return None
-
-
-def _ulimits() -> dict[str, str | None]:
-    try:
-        import resource
-    except ImportError:  # Windows
-        return {}
-    names = {
-        "address space": "RLIMIT_AS", "data": "RLIMIT_DATA", "locked memory": "RLIMIT_MEMLOCK",
-        "open files": "RLIMIT_NOFILE", "processes": "RLIMIT_NPROC",
-    }  # fmt: skip
-    found: dict[str, str | None] = {}
-    for name, constant in names.items():
-        if hasattr(resource, constant):
-            soft, _ = resource.getrlimit(getattr(resource, constant))
-            sized = str(soft) if name in ("open files", "processes") else format_bytes(soft)
-            found[name] = None if soft == resource.RLIM_INFINITY else sized
-    return found
-
-
-def _busy() -> list[dict[str, Any]]:
-    """Processes of others that use the processor, the busiest first."""
-    this = psutil.Process()
-    ours = {this.pid, *(child.pid for child in this.children(recursive=True))}
-    others = [p for p in psutil.process_iter(["name"]) if p.pid not in ours]
-    for process in others:
-        with contextlib.suppress(psutil.Error):
-            process.cpu_percent()  # the next reading counts from here
-    psutil.cpu_percent(WATCH_S)  # waits
-    found = []
-    for process in others:
-        with contextlib.suppress(psutil.Error):
-            cores = process.cpu_percent() / 100
-            if cores > BUSY:
-                found.append({"pid": process.pid, "name": process.info["name"], "cores": cores})
-    return sorted(found, key=lambda tenant: -tenant["cores"])
-
-
-class _Gpus(Nvml):
-    """Who uses each GPU and what holds its clocks down."""
-
-    def __call__(self) -> list[dict[str, Any]]:
-        found = self._find()
-        nvml = self._nvml
-        questions: dict[str, Callable[[Any], Any]] = {
-            "processes": lambda gpu: [
-                p.pid for p in nvml.nvmlDeviceGetComputeRunningProcesses(gpu)
-            ],
-            "throttle_reasons": lambda gpu: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu),
-            "celsius": lambda gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
-            "power_limit_w": lambda gpu: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000,
-            "power_default_w": lambda gpu: (
-                nvml.nvmlDeviceGetPowerManagementDefaultLimit(gpu) / 1000
-            ),
-        }
-        return [
-            {"index": index} | {key: self._ask(ask, gpu) for key, ask in questions.items()}
-            for index, _, gpu in found
-        ]

@@ -1,3 +1,7 @@
+from .conditions import CONDITIONS_WATCH_S as CONDITIONS_WATCH_S
+from .conditions import condition_warnings as condition_warnings
+from .conditions import read_conditions as read_conditions
+from .conditions import swap_in_use as swap_in_use
 from .cuda import Gpu as Gpu
 from .environment import BUSY as BUSY
 from .environment import ENVIRONMENT_VARIABLES as ENVIRONMENT_VARIABLES

@@ -1,9 +1,8 @@
-"""Roofs, noise and limits from scripted launches; what doctor says of other machines."""
+"""Roofs, noise and limits from scripted launches."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from penstock.bench import limits
 from penstock.bench.launch.supervisor import LaunchRequest
 from penstock.bench.scenarios import WrongResult, make
 from penstock.bench.scenarios import roofs as scenarios
-from penstock.cli import doctor, main
 from penstock.instruments.ledger import Ledger
 from penstock.instruments.record import Failure, Memory, Record, case_key
 
@@ -169,7 +167,6 @@ def test_a_roof_that_cannot_be_measured_is_missing(tmp_path: Path) -> None:
     )
     assert tops["matmul float32"]["value"] is None
     assert tops["matmul float32"]["note"] == "torch is not here"
-    assert "not measured: torch is not here" in "\n".join(doctor.roof_lines(tops))
 
 
 def test_the_interval_of_several_launches_is_of_launches(tmp_path: Path) -> None:
@@ -214,7 +211,6 @@ def test_the_threshold_covers_the_ratio_whichever_side_is_slower(tmp_path: Path)
 def test_noise_of_a_machine_that_cannot_tell(tmp_path: Path) -> None:
     noise = limits.noise_floor("cpu", "quick", Ledger(tmp_path), always(**FAILED))
     assert noise["threshold"] is None and noise["note"] == "torch is not here"
-    assert doctor.noise_lines(noise, "cpu") == ["not measured: torch is not here"]
 
 
 def test_what_was_measured_is_found_again(tmp_path: Path) -> None:
@@ -365,224 +361,3 @@ def test_a_real_boundary_under_a_limit_of_the_kernel(tmp_path: Path) -> None:
     assert small.batch is not None and large.batch is not None
     assert small.batch // 4 - 2 <= large.batch <= small.batch // 4 + 1
     assert large.trials <= 4
-
-
-# doctor
-
-BLOCK: dict[str, Any] = {
-    "machine": {
-        "processor": "Some CPU", "cores": 8, "physical_cores": 4, "memory_bytes": 16 * 2**30,
-        "architecture": "x86_64", "system": "Linux", "kernel": "6.1",
-    },
-    "machine_key": "0123456789abcdef",
-    "limits": {"affinity": 8, "cgroup_cpus": None, "cgroup_memory_bytes": None},
-    "gpus": [],
-    "libraries": {"python": "3.11", "torch": "2.13.0+cpu", "triton": None},
-    "variables": {},
-}  # fmt: skip
-GPU = {
-    "index": 0, "processes": [], "throttle_reasons": 0, "celsius": 40, "power_limit_w": 300.0,
-    "power_default_w": 300.0,
-}  # fmt: skip
-NOW: dict[str, Any] = {
-    "governor": "performance", "turbo": False, "huge_pages": "madvise", "throttled": 0,
-    "steal_percent": 0.0, "swap": {"total": 0, "used": 0}, "ulimits": {"open files": "1024"},
-    "busy": [], "gpus": [],
-}  # fmt: skip
-NOISE = {
-    "n": 6,
-    "disturbed": 0,
-    "spread": 0.041,
-    "ratio": 1.01,
-    "low": 0.99,
-    "high": 1.031,
-    "threshold": 0.031,
-}
-
-
-def limits_of(**changes: Any) -> dict[str, Any]:
-    return BLOCK | {"limits": BLOCK["limits"] | changes}
-
-
-@pytest.mark.parametrize(
-    ("block", "now", "noise", "words"),
-    [
-        ({}, {}, None, []),
-        (limits_of(affinity=2), {}, None, ["2 of the 8 cores"]),
-        (limits_of(cgroup_cpus=1.5), {}, None, ["1.50 cores"]),
-        (limits_of(affinity=1, cgroup_cpus=1.5), {}, None, ["1 of the 8"]),
-        ({}, {"governor": "powersave"}, None, ["powersave"]),
-        ({}, {"turbo": True}, None, ["Turbo"]),
-        ({}, {"throttled": 3}, None, ["3 times"]),
-        ({}, {"steal_percent": 4.0}, None, ["4.0 %"]),
-        ({}, {"swap": {"total": 2**30, "used": 2**29}}, None, ["512 MiB of 1.00 GiB"]),
-        ({}, {"busy": [{"name": "x", "pid": 1, "cores": 1.5}]}, None, ["1.5 of 8"]),
-        ({}, {"gpus": [GPU | {"processes": [7, 8]}]}, None, ["2 processes"]),
-        ({}, {"gpus": [GPU | {"throttle_reasons": 0x44}]}, None, ["power cap", "temperature"]),
-        ({}, {"gpus": [GPU | {"throttle_reasons": 0x01}]}, None, []),  # idle
-        ({}, {"gpus": [GPU | {"power_limit_w": 200.0}]}, None, ["200 W of its usual 300 W"]),
-        ({}, {"gpus": [GPU | dict.fromkeys(set(GPU) - {"index"})]}, None, []),  # all missing
-        ({}, dict.fromkeys(("governor", "turbo", "throttled", "steal_percent", "gpus")), None, []),
-        ({}, {}, NOISE, []),
-        ({}, {}, NOISE | {"threshold": 0.08}, ["8.0 %"]),
-        ({}, {}, NOISE | {"threshold": None}, []),
-        ({}, {}, NOISE | {"disturbed": 4}, ["4 of 6 launches"]),
-    ],
-)
-def test_warnings(
-    block: dict[str, Any], now: dict[str, Any], noise: dict[str, Any] | None, words: list[str]
-) -> None:
-    said = doctor.warnings(BLOCK | block, NOW | now, noise)
-    assert len(said) == len(words)
-    for sentence, word in zip(said, words, strict=True):
-        assert word in sentence and sentence.endswith(".")
-
-
-def test_sections_of_a_machine_that_says_everything() -> None:
-    gpu = {"index": 0, "name": "H200", "memory_bytes": 139 * 2**30, "driver": "570.1"}
-    block, now = BLOCK | {"gpus": [gpu]}, NOW | {"gpus": [GPU | {"processes": [7]}]}
-    text = said(block, now)
-    for words in (
-        "Some CPU", "8, 4 of them physical", "16.0 GiB", "H200, 139 GiB, driver 570.1", "madvise",
-        "not installed: triton", "8 of 8 cores", "open files 1024", "GPU 0: 1 processes of others",
-    ):  # fmt: skip
-        assert words in text
-    assert doctor.MISSING not in text
-
-
-def test_what_is_missing_is_said_to_be_missing() -> None:
-    silent = dict.fromkeys(("governor", "turbo", "huge_pages", "gpus"))
-    nameless = BLOCK["machine"] | {"processor": None, "physical_cores": None}
-    block = limits_of(affinity=None) | {"gpus": None, "machine": nameless}
-    text = said(block, NOW | silent)
-    assert text.count(doctor.MISSING) == 5 and text.count("NVML did not answer") == 2
-    assert "None" not in text and "unknown of them physical" in text
-
-
-def said(block: dict[str, Any], now: dict[str, Any]) -> str:
-    sections = (doctor.machine, doctor.libraries, doctor.limited, doctor.tenants)
-    return "\n".join(line for section in sections for line in section(block, now)[1])
-
-
-def test_the_sentence_of_the_noise_floor() -> None:
-    *_, last = doctor.noise_lines(NOISE, "cpu")
-    assert last == "Differences under 3.1 % cannot be told from noise here."
-    assert "4.1 %" in doctor.noise_lines(NOISE, "cpu")[0]
-    *_, changed = doctor.noise_lines(NOISE | {"threshold": 0.2}, "cpu")
-    assert "20.0 %" in changed
-
-
-def test_roofs_are_printed_with_their_interval_and_launches() -> None:
-    roof = {"unit": "flop/s", "value": 1.2e12, "low": 1.1e12, "high": 1.3e12, "n": 5, "note": ""}
-    one = {"unit": "B/s", "value": 5e9, "low": None, "high": None, "n": 1, "note": "careful"}
-    first, second = doctor.roof_lines({"matmul float32": roof, "disk": one})
-    assert (
-        first.split()
-        == (
-            "matmul float32 1.20 Tflop/s 95 % interval 1.10 Tflop/s to 1.30 Tflop/s, 5 launches"
-        ).split()
-    )
-    assert second.split() == "disk 5.00 GB/s no interval, 1 launch; careful".split()
-
-
-@pytest.mark.parametrize(
-    ("asked", "gpus", "torch", "device"),
-    [
-        ("auto", [], "2.13.0+cpu", "cpu"),
-        ("auto", [{}], "2.13.0+cpu", "cpu"),
-        ("auto", [{}], "2.13.0", "cuda:0"),
-        ("auto", [{}], None, "cpu"),
-        ("auto", None, "2.13.0", "cpu"),
-        ("cuda", [], None, "cuda:0"),
-        ("cuda:1", [], None, "cuda:1"),
-        ("cpu", [{}], "2.13.0", "cpu"),
-    ],
-)
-def test_device(asked: str, gpus: list[Any] | None, torch: str | None, device: str) -> None:
-    assert doctor.pick_device(asked, {"gpus": gpus, "libraries": {"torch": torch}}) == device
-
-
-def test_settings_of_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "SYS", tmp_path)
-    assert doctor._turbo() is None and doctor._read("cpu*/cpufreq/scaling_governor") == []
-    cpu = tmp_path / "devices/system/cpu"
-    for path, text in {
-        "cpu0/cpufreq/scaling_governor": "powersave\n",
-        "cpu1/cpufreq/scaling_governor": "powersave\n",
-        "cpu0/thermal_throttle/package_throttle_count": "2\n",
-        "cpu1/thermal_throttle/package_throttle_count": "2\n",
-        "cpufreq/boost": "1\n",
-    }.items():
-        (cpu / path).parent.mkdir(parents=True, exist_ok=True)
-        (cpu / path).write_text(text)
-    pages = tmp_path / "kernel/mm/transparent_hugepage/enabled"
-    pages.parent.mkdir(parents=True)
-    pages.write_text("always [madvise] never\n")
-    monkeypatch.setattr(doctor, "_busy", list)
-    now = doctor.readings()
-    assert (now["governor"], now["turbo"], now["huge_pages"]) == ("powersave", True, "madvise")
-    assert now["throttled"] == 2  # each core of a package says the package's count
-    (cpu / "intel_pstate").mkdir()
-    (cpu / "intel_pstate/no_turbo").write_text("1\n")
-    assert doctor._turbo() is False
-
-
-def test_doctor_says_it_all_and_writes_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(doctor, "readings", lambda: NOW)
-    monkeypatch.setattr(doctor, "noise_floor", lambda *args, **options: NOISE)
-    monkeypatch.setattr(doctor, "measure_roofs", lambda *args, **options: {})
-    report, ledger = tmp_path / "report.json", tmp_path / "ledger"
-    words = ["doctor", "--folder", str(tmp_path), "--json", str(report), "--ledger", str(ledger)]
-    assert main([*words, "--device", "cpu"]) == 0
-    out = capsys.readouterr().out
-    titles = [line for line in out.splitlines() if line and not line.startswith(" ")]
-    assert titles == [
-        "Machine", "Libraries", "Limits", "Other tenants", "Noise floor", "Measured roofs of cpu",
-        f"The records are in {ledger / 'records.jsonl'}.", "Warnings",
-    ]  # fmt: skip
-    found = json.loads(report.read_text())
-    assert found["noise"] == NOISE and found["readings"] == NOW and found["device"] == "cpu"
-
-
-@pytest.mark.parametrize(("device", "code"), [("cuda:7", 2), ("auto", 0)])
-def test_a_device_that_was_asked_for_and_is_absent_is_refused(
-    device: str,
-    code: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    nothing = NOISE | {"threshold": None, "note": "no such device"}
-    monkeypatch.setattr(doctor, "readings", lambda: NOW)
-    monkeypatch.setattr(doctor, "noise_floor", lambda *args, **options: nothing)
-    monkeypatch.setattr(doctor, "measure_roofs", lambda *args, **options: {})
-    assert main(["doctor", "--ledger", str(tmp_path / "l"), "--device", device]) == code
-    assert ("--device cuda:7" in capsys.readouterr().err) == (code == 2)
-
-
-def test_doctor_that_only_looks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(doctor, "readings", lambda: NOW)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert main(["doctor", "--no-measure"]) == 0
-    assert "Noise floor" not in capsys.readouterr().out and not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("words", "blamed"),
-    [(["--folder", "absent"], "--folder"), (["--no-measure", "--json", "absent/f"], "--json")],
-)
-def test_doctor_refuses(
-    words: list[str],
-    blamed: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(doctor, "readings", lambda: NOW)
-    assert main(["doctor", *words]) == 2
-    assert blamed in capsys.readouterr().err

@@ -1,0 +1,200 @@
+"""The conditions of a machine, which change from hour to hour: clocks, heat, swap, other tenants.
+
+What cannot be read is None.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ..base import format_bytes, significant
+from .environment import BUSY
+from .gpus import Nvml
+
+Block = Mapping[str, Any]
+SYS = Path("/sys")
+CONDITIONS_WATCH_S = 1.0
+THROTTLE_COUNTS = "cpu*/thermal_throttle/package_throttle_count"
+"""Each core says the count of its package, since the machine was started."""
+THROTTLES = {
+    # bits of NVML's clock event reasons
+    0x04: "its power cap",
+    0x08: "a hardware slowdown",
+    0x20: "its software's limit of temperature",
+    0x40: "its hardware's limit of temperature",
+    0x80: "a power brake",
+}
+
+
+def read_conditions() -> dict[str, Any]:
+    """Read everything. It takes a second, for which it watches the other processes."""
+    swap = psutil.swap_memory()
+    stolen = getattr(psutil.cpu_times(), "steal", None)
+    busy = _busy()
+    steal = None if stolen is None else psutil.cpu_times().steal - stolen
+    try:
+        gpus = GpuConditions()()
+    except Exception:  # NVML's errors have no type that is known before NVML is imported
+        gpus = None
+    return {
+        "governor": " and ".join(sorted(set(_read("cpu*/cpufreq/scaling_governor")))) or None,
+        "turbo": _turbo(),
+        "huge_pages": _chosen(SYS / "kernel/mm/transparent_hugepage/enabled"),
+        "throttled": max(map(int, _read(THROTTLE_COUNTS)), default=None),
+        "steal_percent": None
+        if steal is None
+        else 100 * steal / CONDITIONS_WATCH_S / (psutil.cpu_count() or 1),
+        "swap": {"total": swap.total, "used": swap.used},
+        "ulimits": _ulimits(),
+        "busy": busy,
+        "gpus": gpus,
+    }
+
+
+def _read(pattern: str) -> list[str]:
+    texts = []
+    for path in sorted((SYS / "devices/system/cpu").glob(pattern)):
+        with contextlib.suppress(OSError):
+            texts.append(path.read_text().strip())
+    return texts
+
+
+def _turbo() -> bool | None:
+    """Two drivers, two spellings."""
+    if no_turbo := _read("intel_pstate/no_turbo"):
+        return no_turbo == ["0"]
+    boost = _read("cpufreq/boost")
+    return boost == ["1"] if boost else None
+
+
+def _chosen(path: Path) -> str | None:
+    """``madvise`` of ``always [madvise] never``."""
+    try:
+        return path.read_text().partition("[")[2].partition("]")[0] or None
+    except OSError:
+        return None
+
+
+def _ulimits() -> dict[str, str | None]:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return {}
+    names = {
+        "address space": "RLIMIT_AS", "data": "RLIMIT_DATA", "locked memory": "RLIMIT_MEMLOCK",
+        "open files": "RLIMIT_NOFILE", "processes": "RLIMIT_NPROC",
+    }  # fmt: skip
+    limits: dict[str, str | None] = {}
+    for name, constant in names.items():
+        if hasattr(resource, constant):
+            soft, _ = resource.getrlimit(getattr(resource, constant))
+            sized = str(soft) if name in ("open files", "processes") else format_bytes(soft)
+            limits[name] = None if soft == resource.RLIM_INFINITY else sized
+    return limits
+
+
+def _busy() -> list[dict[str, Any]]:
+    """Processes of others that use the processor, the busiest first."""
+    this = psutil.Process()
+    ours = {this.pid, *(child.pid for child in this.children(recursive=True))}
+    others = [p for p in psutil.process_iter(["name"]) if p.pid not in ours]
+    for process in others:
+        with contextlib.suppress(psutil.Error):
+            process.cpu_percent()  # the next reading counts from here
+    psutil.cpu_percent(CONDITIONS_WATCH_S)  # waits
+    busy = []
+    for process in others:
+        with contextlib.suppress(psutil.Error):
+            cores = process.cpu_percent() / 100
+            if cores > BUSY:
+                busy.append({"pid": process.pid, "name": process.info["name"], "cores": cores})
+    return sorted(busy, key=lambda tenant: -tenant["cores"])
+
+
+class GpuConditions(Nvml):
+    """Who uses each GPU and what holds its clocks down."""
+
+    def __call__(self) -> list[dict[str, Any]]:
+        gpus = self._find()
+        nvml = self._nvml
+        questions: dict[str, Callable[[Any], Any]] = {
+            "processes": lambda gpu: [
+                p.pid for p in nvml.nvmlDeviceGetComputeRunningProcesses(gpu)
+            ],
+            "throttle_reasons": lambda gpu: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu),
+            "celsius": lambda gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
+            "power_limit_w": lambda gpu: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000,
+            "power_default_w": lambda gpu: (
+                nvml.nvmlDeviceGetPowerManagementDefaultLimit(gpu) / 1000
+            ),
+        }
+        return [
+            {"index": index} | {key: self._ask(ask, gpu) for key, ask in questions.items()}
+            for index, _, gpu in gpus
+        ]
+
+
+def condition_warnings(environment: Block, now: Block) -> list[str]:
+    """What makes measurements here worse than they could be, a sentence each.
+
+    ``environment`` is that of `collect_environment`, and ``now`` that of `read_conditions`.
+    """
+    cores = environment["machine"]["cores"]
+    return [
+        *_of_limits(environment["limits"], cores),
+        *_of_processor(now),
+        *_of_others(now, cores),
+        *(sentence for gpu in now["gpus"] or () for sentence in _of_gpu(gpu)),
+    ]
+
+
+def _of_limits(limits: Block, cores: int) -> Iterator[str]:
+    if limits["affinity"] and limits["affinity"] < cores:
+        yield f"This process may use {limits['affinity']} of the {cores} cores."
+    quota = limits["cgroup_cpus"]
+    if quota and quota < (limits["affinity"] or cores):
+        yield (
+            f"A control group grants {significant(quota)} cores; threads beyond that are stopped "
+            "for parts of every tenth of a second: set --threads."
+        )
+
+
+def _of_processor(now: Block) -> Iterator[str]:
+    if now["governor"] and now["governor"] != "performance":
+        yield f"The governor is {now['governor']}: clocks follow the load; short steps are slow."
+    if now["turbo"]:
+        yield "Turbo is on: a cool or idle processor is faster than a warm or busy one."
+    if now["throttled"]:
+        yield f"Heat has held the processor's clocks down {now['throttled']} times since boot."
+
+
+def _of_others(now: Block, cores: int) -> Iterator[str]:
+    if now["steal_percent"] is not None and now["steal_percent"] >= 1:
+        yield f"The hypervisor took {now['steal_percent']:.1f} % of the processor for others."
+    if now["swap"]["used"]:
+        yield f"Memory is short or was: {swap_in_use(now)} of swap."
+    if now["busy"]:
+        total = sum(tenant["cores"] for tenant in now["busy"])
+        yield f"Other processes use {total:.1f} of {cores} cores."
+
+
+def _of_gpu(gpu: Block) -> Iterator[str]:
+    name = f"GPU {gpu['index']}"
+    if gpu["processes"]:
+        yield f"{name} is used by {len(gpu['processes'])} processes of others."
+    for bit, cause in THROTTLES.items():
+        if (gpu["throttle_reasons"] or 0) & bit:
+            yield f"{name}'s clocks are held down by {cause}."
+    limit, usual = gpu["power_limit_w"], gpu["power_default_w"]
+    if limit and usual and limit < usual:
+        yield f"{name} is capped at {limit:.0f} W of its usual {usual:.0f} W."
+
+
+def swap_in_use(now: Block) -> str:
+    swap = now["swap"]
+    return f"{format_bytes(swap['used'])} of {format_bytes(swap['total'])} in use"

@@ -1,0 +1,198 @@
+"""``penstock doctor``: what it says of other machines, and of devices that are not there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cli import doctor, main
+
+from ..instruments.kit import ENVIRONMENT, GPU, NOW, limits_of
+
+NOISE = {
+    "n": 6,
+    "disturbed": 0,
+    "spread": 0.041,
+    "ratio": 1.01,
+    "low": 0.99,
+    "high": 1.031,
+    "threshold": 0.031,
+}
+
+
+def test_sections_of_a_machine_that_says_everything() -> None:
+    gpu = {"index": 0, "name": "H200", "memory_bytes": 139 * 2**30, "driver": "570.1"}
+    block, now = ENVIRONMENT | {"gpus": [gpu]}, NOW | {"gpus": [GPU | {"processes": [7]}]}
+    text = said(block, now)
+    for words in (
+        "Some CPU", "8, 4 of them physical", "16.0 GiB", "H200, 139 GiB, driver 570.1", "madvise",
+        "not installed: triton", "8 of 8 cores", "open files 1024", "GPU 0: 1 processes of others",
+    ):  # fmt: skip
+        assert words in text
+    assert doctor.MISSING not in text
+
+
+def test_what_is_missing_is_said_to_be_missing() -> None:
+    silent = dict.fromkeys(("governor", "turbo", "huge_pages", "gpus"))
+    nameless = ENVIRONMENT["machine"] | {"processor": None, "physical_cores": None}
+    block = limits_of(affinity=None) | {"gpus": None, "machine": nameless}
+    text = said(block, NOW | silent)
+    assert text.count(doctor.MISSING) == 5 and text.count("NVML did not answer") == 2
+    assert "None" not in text and "unknown of them physical" in text
+
+
+def said(block: dict[str, Any], now: dict[str, Any]) -> str:
+    sections = (doctor.machine, doctor.libraries, doctor.limited, doctor.tenants)
+    return "\n".join(line for section in sections for line in section(block, now)[1])
+
+
+def test_the_sentence_of_the_noise_floor() -> None:
+    *_, last = doctor.noise_lines(NOISE, "cpu")
+    assert last == "Differences under 3.1 % cannot be told from noise here."
+    assert "4.1 %" in doctor.noise_lines(NOISE, "cpu")[0]
+    *_, changed = doctor.noise_lines(NOISE | {"threshold": 0.2}, "cpu")
+    assert "20.0 %" in changed
+
+
+@pytest.mark.parametrize(
+    ("noise", "words"),
+    [
+        (None, []),
+        (NOISE, []),
+        (NOISE | {"threshold": 0.08}, ["8.0 %"]),
+        (NOISE | {"threshold": None}, []),
+        (NOISE | {"disturbed": 4}, ["4 of 6 launches"]),
+    ],
+)
+def test_warnings_of_noise(noise: dict[str, Any] | None, words: list[str]) -> None:
+    said = list(doctor.noise_warnings(noise))
+    assert len(said) == len(words)
+    assert all(word in sentence for sentence, word in zip(said, words, strict=True))
+
+
+def test_what_could_not_be_measured_is_said() -> None:
+    failed = {"value": None, "note": "torch is not here", "threshold": None}
+    assert doctor.noise_lines(failed, "cpu") == ["not measured: torch is not here"]
+    assert "not measured: torch is not here" in doctor.roof_lines({"matmul": failed})[0]
+
+
+def test_roofs_are_printed_with_their_interval_and_launches() -> None:
+    roof = {"unit": "flop/s", "value": 1.2e12, "low": 1.1e12, "high": 1.3e12, "n": 5, "note": ""}
+    one = {"unit": "B/s", "value": 5e9, "low": None, "high": None, "n": 1, "note": "careful"}
+    first, second = doctor.roof_lines({"matmul float32": roof, "disk": one})
+    assert (
+        first.split()
+        == (
+            "matmul float32 1.20 Tflop/s 95 % interval 1.10 Tflop/s to 1.30 Tflop/s, 5 launches"
+        ).split()
+    )
+    assert second.split() == "disk 5.00 GB/s no interval, 1 launch; careful".split()
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpus", "torch", "device"),
+    [
+        ("auto", [], "2.13.0+cpu", "cpu"),
+        ("auto", [{}], "2.13.0+cpu", "cpu"),
+        ("auto", [{}], "2.13.0", "cuda:0"),
+        ("auto", [{}], None, "cpu"),
+        ("auto", None, "2.13.0", "cpu"),
+        ("cuda", [], None, "cuda:0"),
+        ("cuda:1", [], None, "cuda:1"),
+        ("cpu", [{}], "2.13.0", "cpu"),
+    ],
+)
+def test_device(asked: str, gpus: list[Any] | None, torch: str | None, device: str) -> None:
+    assert doctor.pick_device(asked, {"gpus": gpus, "libraries": {"torch": torch}}) == device
+
+
+def test_doctor_says_it_all_and_writes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "read_conditions", lambda: NOW)
+    monkeypatch.setattr(doctor, "noise_floor", lambda *args, **options: NOISE)
+    monkeypatch.setattr(doctor, "measure_roofs", lambda *args, **options: {})
+    report, ledger = tmp_path / "report.json", tmp_path / "ledger"
+    words = ["doctor", "--folder", str(tmp_path), "--json", str(report), "--ledger", str(ledger)]
+    assert main([*words, "--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    titles = [line for line in out.splitlines() if line and not line.startswith(" ")]
+    assert titles == [
+        "Machine", "Libraries", "Limits", "Other tenants", "Noise floor", "Measured roofs of cpu",
+        f"The records are in {ledger / 'records.jsonl'}.", "Warnings",
+    ]  # fmt: skip
+    found = json.loads(report.read_text())
+    assert found["noise"] == NOISE and found["readings"] == NOW and found["device"] == "cpu"
+
+
+@pytest.mark.parametrize("device", ["nonsense", "cuda:", "gpu", "cpu:0x"])
+@pytest.mark.parametrize("more", [[], ["--no-measure"]])
+def test_a_word_that_is_no_device_is_refused_at_once(
+    device: str,
+    more: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Before a process is started, and before the machine is looked at."""
+    for name in ("collect_environment", "read_conditions", "noise_floor", "measure_roofs"):
+        monkeypatch.delattr(doctor, name)
+    assert main(["doctor", "--device", device, *more]) == 2
+    said = capsys.readouterr()
+    assert f"--device {device} is no device; give auto, cpu" in said.err and not said.out
+
+
+def test_a_gpu_is_refused_at_once_where_torch_is_built_without_any(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "collect_environment", lambda: ENVIRONMENT)
+    for name in ("read_conditions", "noise_floor", "measure_roofs"):
+        monkeypatch.delattr(doctor, name)
+    assert main(["doctor", "--device", "cuda:7"]) == 2
+    assert "--device cuda:7 cannot be measured: torch 2.13.0+cpu" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("device", "code"), [("cuda:7", 2), ("auto", 0)])
+def test_a_device_that_was_asked_for_and_is_absent_is_refused(
+    device: str,
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    nothing = NOISE | {"threshold": None, "note": "no such device"}
+    built_for_gpus = ENVIRONMENT | {"libraries": {"torch": "2.13.0"}}
+    monkeypatch.setattr(doctor, "collect_environment", lambda: built_for_gpus)
+    monkeypatch.setattr(doctor, "read_conditions", lambda: NOW)
+    monkeypatch.setattr(doctor, "noise_floor", lambda *args, **options: nothing)
+    monkeypatch.setattr(doctor, "measure_roofs", lambda *args, **options: {})
+    assert main(["doctor", "--ledger", str(tmp_path / "l"), "--device", device]) == code
+    assert ("--device cuda:7" in capsys.readouterr().err) == (code == 2)
+
+
+def test_doctor_that_only_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "read_conditions", lambda: NOW)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert main(["doctor", "--no-measure"]) == 0
+    assert "Noise floor" not in capsys.readouterr().out and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "blamed"),
+    [(["--folder", "absent"], "--folder"), (["--no-measure", "--json", "absent/f"], "--json")],
+)
+def test_doctor_refuses(
+    words: list[str],
+    blamed: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(doctor, "read_conditions", lambda: NOW)
+    assert main(["doctor", *words]) == 2
+    assert blamed in capsys.readouterr().err
