@@ -46,7 +46,7 @@ def config_of(**settings: Any) -> TrainConfig:
 
 def test_a_step_is_believed_and_not_its_job() -> None:
     place = find_place(STEP)
-    assert place == Place(5, 6, 1, 1, 2, "raven0123", 15_000 + 3456, launched=True)
+    assert place == Place(5, 6, 1, 1, 2, "raven0123", 15_000 + 3456, started=True)
     assert place.variables() == {
         "RANK": "5", "WORLD_SIZE": "6", "LOCAL_RANK": "1", "GROUP_RANK": "1",
         "GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "raven0123", "MASTER_PORT": "18456",
@@ -70,7 +70,7 @@ def test_a_batch_script_is_no_rank() -> None:
 
 def test_torchrun_inside_a_step_wins() -> None:
     elastic = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_PORT": "4321"}
-    assert find_place({**STEP, **elastic}) == Place(1, 2, 1, port=4321, launched=True)
+    assert find_place({**STEP, **elastic}) == Place(1, 2, 1, port=4321, started=True)
     assert tasks_elsewhere({**JOB, **elastic}) == 0
 
 
@@ -104,7 +104,7 @@ def test_a_rank_has_the_device_of_its_number_or_the_one_it_sees() -> None:
     pytest.importorskip("torch")
     from penstock.training.ranks import own_device
 
-    third = Place(rank=6, world_size=8, local_rank=2, launched=True)
+    third = Place(rank=6, world_size=8, local_rank=2, started=True)
     assert own_device(third, visible=4) == 2
     assert own_device(third, visible=1) == 0  # SLURM shows each task its own
     with pytest.raises(UsageError, match="rank 6 is number 2 of its node, which has 2 GPUs"):
@@ -114,15 +114,15 @@ def test_a_rank_has_the_device_of_its_number_or_the_one_it_sees() -> None:
 def test_an_element_of_an_array_has_one_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """In its log and in its results: scaling takes the two together by it."""
     pytest.importorskip("torch")
-    from penstock.training.ranks import launch_of
+    from penstock.training.ranks import job_facts
 
     for name in [name for name in os.environ if name.startswith("SLURM_")]:
         monkeypatch.delenv(name)
-    assert launch_of(["n1", "n1"])["job_id"] is None
+    assert job_facts(["n1", "n1"])["job_id"] is None
     element = {**STEP, "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
     for name, text in element.items():
         monkeypatch.setenv(name, text)
-    told = launch_of(["n1", "n1", "n2"])
+    told = job_facts(["n1", "n1", "n2"])
     assert (told["job_id"], told["nodes"], told["hosts"]) == ("7_3", 2, ["n1", "n2"])
     assert first_lines("spiral", config_of(), find_place(STEP), element)[0] == "Job ID: 7_3"
 
@@ -289,7 +289,7 @@ def test_srun_is_told_what_it_would_forget() -> None:
         ({}, ["torchrun", "--nnodes", "2", "--rdzv-endpoint", "here"], "'here' is not HOST:PORT"),
     ],
 )
-def test_what_cannot_be_launched(
+def test_what_cannot_be_started(
     environ: dict[str, str],
     words: list[str],
     sentence: str,

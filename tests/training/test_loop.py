@@ -460,7 +460,7 @@ def test_a_rank_that_fails_takes_no_leave_of_the_others(
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: next(there))
     monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: calls.append("destroy"))
     expected = pytest.raises(caught) if caught else contextlib.nullcontext()
-    with expected, ranks.launched(config_of(tmp_path)):
+    with expected, ranks.ranks_of(config_of(tmp_path)):
         if raised is not None:
             raise raised
     assert calls == done
@@ -630,7 +630,7 @@ def test_gradients_are_of_what_is_trained_in_its_dtype(tmp_path: Path) -> None:
     assert results["trainable_parameters"] == 36 + 10
     assert results["gradient_bytes"] == 4 * (36 + 10)
     half = config_of(tmp_path, dtype="bfloat16")
-    with ranks.launched(half) as fabric:
+    with ranks.ranks_of(half) as fabric:
         stepper = Stepper(fabric, Frozen(half), "frozen", half, lambda step: 1.0, lambda: 0.0)
     assert stepper.gradient_bytes == 2 * (36 + 10)
 

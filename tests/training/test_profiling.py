@@ -147,7 +147,7 @@ def test_a_run_that_fails_early_leaves_no_trace(tmp_path: Path) -> None:
         laps.lap("forward")
         laps.end()
     laps.close()
-    assert laps.told is None
+    assert laps.profile is None
     assert not (tmp_path / "profile").exists()
     assert [row["forward"] for row in laps.drain()] == [0.0] * 7
 
@@ -180,8 +180,8 @@ def test_a_lap_that_another_thread_ends(tmp_path: Path) -> None:
     )
     assert one["dur"] == pytest.approx(3 * other["dur"])
     assert other["ts"] == pytest.approx(one["ts"] + one["dur"])
-    assert laps.told is not None
-    assert set(laps.told["phases_s"]) == named
-    assert not [row for row in laps.told["operators"] if "backward" in row["name"]]
+    assert laps.profile is not None
+    assert set(laps.profile["phases_s"]) == named
+    assert not [row for row in laps.profile["operators"] if "backward" in row["name"]]
     assert "backward + communication" in (tmp_path / "profile" / "operators.txt").read_text()
     assert all("communication" in row for row in laps.drain())

@@ -34,7 +34,7 @@ from penstock.base.files import lock_file
 from penstock.cli import main
 from penstock.training.loop import train_workload
 from penstock.training.tracking import events, trackers
-from penstock.training.tracking import follow as tracking
+from penstock.training.tracking import follow, tell
 
 from ..places import ROOT
 from .comet_cloud import HOST, Cloud
@@ -109,16 +109,16 @@ def calls_of(work: Any) -> list[str]:
 
 
 @pytest.fixture
-def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tracking.Tracking]:
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tell.Tracking]:
     """A run that is tracked, by nobody who is really there."""
-    monkeypatch.setattr(tracking, "SYSTEM_EVERY_S", 1e6)
+    monkeypatch.setattr(tell, "SYSTEM_EVERY_S", 1e6)
     config = build(TrainConfig, {"output_dir": tmp_path})
-    made = tracking.Tracking(config, 0, tracking.run_facts("spiral", config, 1, "cpu"))
+    made = tell.Tracking(config, 0, tell.run_facts("spiral", config, 1, "cpu"))
     yield made
     made.finish("complete", {})
 
 
-def test_a_step_writes_nothing_and_waits_for_nobody(watched: tracking.Tracking) -> None:
+def test_a_step_writes_nothing_and_waits_for_nobody(watched: tell.Tracking) -> None:
     times = {"step": 0.01, "forward": 0.004}
     silent = calls_of(lambda: watched.step(3, 0, 0.5, 0.001, times))
     assert silent == []  # one remainder, and that is all
@@ -316,7 +316,7 @@ def test_without_a_key_comet_is_an_archive(tmp_path: Path) -> None:
 def test_a_run_that_goes_on_is_two_archives_of_one_experiment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracking, "STOP_WITHIN_S", 60.0)
+    monkeypatch.setattr(tell, "STOP_WITHIN_S", 60.0)
     stop_after_21(tmp_path, "comet")
     (archive,) = (tmp_path / "track" / "comet").glob("*.zip")
     results = tracked(tmp_path, "comet", resume=True)
@@ -345,7 +345,7 @@ def test_an_archive_is_made_later_and_uploaded_where_there_is_a_key(
 ) -> None:
     log = events.EventLog(tmp_path / "events.jsonl")
     config = build(TrainConfig, {"output_dir": tmp_path})
-    known = tracking.run_facts("spiral", config, 4, "cuda")
+    known = tell.run_facts("spiral", config, 4, "cuda")
     log.begin(event="begin", step=0, run="a" * 32, trackers=["comet"], environment={}, **known)
     log.tell("step", 1, metrics={"train_loss_step": 0.5})
     log.close()
@@ -584,7 +584,7 @@ def test_a_run_that_goes_on_is_one_run_of_the_server(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
-    monkeypatch.setattr(tracking, "STOP_WITHIN_S", 60.0)
+    monkeypatch.setattr(tell, "STOP_WITHIN_S", 60.0)
     stop_after_21(tmp_path, "mlflow")
     (first,) = json.loads((tmp_path / "training_results.json").read_text())["trackers"]
     assert first["status"] == "ok"
@@ -673,33 +673,33 @@ def test_a_slow_tracker_is_waited_for_while_it_gets_on(
     """In all it takes longer than a run waits for one that gets no further; and of a signal that
     comes meanwhile it is told."""
     code = (
-        "import sys; from penstock.training.tracking import events, follow as tracking, trackers\n"
+        "import sys; from penstock.training.tracking import events, follow, trackers\n"
         "from tests.training import "
         "test_trackers as t; events.MOST_BYTES = 200; trackers.TRACKERS['mlflow'] = t.Slow\n"
         "from penstock.cli import main; sys.exit(main(sys.argv[1:]))"
     )
-    monkeypatch.setattr(tracking, "SYSTEM_EVERY_S", 1e6)
-    monkeypatch.setattr(tracking, "STOP_WITHIN_S", 0.1)
+    monkeypatch.setattr(tell, "SYSTEM_EVERY_S", 1e6)
+    monkeypatch.setattr(tell, "STOP_WITHIN_S", 0.1)
 
     def follower(out: Path, name: str) -> subprocess.Popen[bytes]:
         words = ["track", "sync", str(out), "--to", name, "--follow"]
         return subprocess.Popen([sys.executable, "-c", code, *words], stdin=subprocess.PIPE)
 
-    monkeypatch.setattr(tracking, "_follower", follower)
+    monkeypatch.setattr(tell, "_follower", follower)
     for out, stopped in ((tmp_path / "whole", False), (tmp_path / "stopped", True)):
         config = build(TrainConfig, {"output_dir": out, "track": ("mlflow",), "track_every": 1})
-        made = tracking.Tracking(config, 0, tracking.run_facts("spiral", config, 1, "cpu"))
+        made = tell.Tracking(config, 0, tell.run_facts("spiral", config, 1, "cpu"))
         for step in range(1, 6):
             made.step(step, 0, 0.5, 0.1, {})
         until(lambda: (out / "track" / "mlflow.json").exists())  # noqa: B023
         # It has begun. Below a second that it sleeps, it would be thought to be stuck.
-        monkeypatch.setattr(tracking, "IDLE_WITHIN_S", 4 * SLOW_S)
+        monkeypatch.setattr(follow, "IDLE_WITHIN_S", 4 * SLOW_S)
         said: list[str] = []
         (told,) = made.finish("complete", {}, lambda: stopped, said.append)  # noqa: B023
         assert said == ["mlflow is behind; Ctrl-C leaves what it lacks to penstock track sync"]
         assert told["status"] == ("behind" if stopped else "ok")
         assert (told["dropped"] > 0) == stopped
-        monkeypatch.setattr(tracking, "IDLE_WITHIN_S", 60.0)
+        monkeypatch.setattr(follow, "IDLE_WITHIN_S", 60.0)
 
 
 def test_nobody_sends_the_events_of_a_run_twice(tmp_path: Path) -> None:
@@ -708,10 +708,10 @@ def test_nobody_sends_the_events_of_a_run_twice(tmp_path: Path) -> None:
     with (tmp_path / "track" / "tensorboard.lock").open("a") as lock:
         assert lock_file(lock)
         with pytest.raises(UsageError, match=r"sends the events of .* to tensorboard now"):
-            tracking.deliver_events(tmp_path, "tensorboard")
+            follow.deliver_events(tmp_path, "tensorboard")
         looks = iter([True, True, False])
         with pytest.raises(UsageError, match="another process sends"):
-            tracking.deliver_events(tmp_path, "tensorboard", lambda seconds: next(looks))
+            follow.deliver_events(tmp_path, "tensorboard", lambda seconds: next(looks))
         assert list(looks) == []
 
 
@@ -725,8 +725,8 @@ def test_a_follower_of_a_run_that_was_replaced_says_nothing_of_the_new_one(tmp_p
         return False
 
     with pytest.raises(PenstockError, match=r"events\.jsonl is of another run now"):
-        tracking.deliver_events(tmp_path, "tensorboard", goes_on)
-    assert tracking.Delivery.load(tmp_path, "tensorboard")[0].sent == 0
+        follow.deliver_events(tmp_path, "tensorboard", goes_on)
+    assert follow.TrackerProgress.load(tmp_path, "tensorboard")[0].sent == 0
 
 
 def until(true: Any) -> None:
@@ -762,7 +762,7 @@ def test_without_a_server_mlflow_is_a_database_of_the_run(
 @needs["mlflow"]
 def test_a_server_that_hangs_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes the connection, and never answers."""
-    monkeypatch.setattr(tracking, "IDLE_WITHIN_S", 3.0)
+    monkeypatch.setattr(follow, "IDLE_WITHIN_S", 3.0)
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))
         deaf.listen()
@@ -814,7 +814,7 @@ def test_a_server_that_refuses_is_told_of_once_and_sent_to_later(
 def begun(out: Path) -> Path:
     """The file of events of a run that has just begun."""
     log = events.EventLog(out / "events.jsonl")
-    known = tracking.run_facts("spiral", build(TrainConfig, {"output_dir": out}), 1, "cpu")
+    known = tell.run_facts("spiral", build(TrainConfig, {"output_dir": out}), 1, "cpu")
     log.begin(event="begin", step=0, run="a" * 32, trackers=[], environment={}, **known)
     log.tell("step", 1, metrics={"train_loss_step": 0.5})
     log.close()
@@ -838,9 +838,9 @@ def test_a_server_that_fails_after_it_has_made_a_run_is_not_asked_for_another(
         return real(self, *words, **named)
 
     monkeypatch.setattr(MlflowClient, "log_batch", log_batch)
-    monkeypatch.setattr(tracking, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(follow, "LOOK_EVERY_S", 0.0)
     going = iter([True] * 3)
-    delivery = tracking.deliver_events(tmp_path, "mlflow", lambda seconds: next(going, False))
+    delivery = follow.deliver_events(tmp_path, "mlflow", lambda seconds: next(going, False))
     assert delivery.error is None
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     experiments = [each.experiment_id for each in client.search_experiments()]
@@ -861,7 +861,7 @@ def test_a_tracker_may_fail_for_weeks(tmp_path: Path) -> None:
         waits.append(seconds)
         return len(waits) < 1100
 
-    delivery = tracking.deliver_events(tmp_path, "tensorboard", goes_on)
+    delivery = follow.deliver_events(tmp_path, "tensorboard", goes_on)
     assert delivery.error is not None and "track/tensorboard" in delivery.error
     assert waits[1:4] == [2.0, 4.0, 8.0] and set(waits[8:]) == {60.0}
 
@@ -874,7 +874,7 @@ def test_a_run_that_was_sent_elsewhere_before_is_said_to_be_elsewhere(
     sync = ["track", "sync", str(tmp_path), "--to", "tensorboard"]
     assert main(sync) == 0
     assert capsys.readouterr().err == ""
-    tracking.Delivery("http://server:5000", "7", 3).save(tmp_path, "tensorboard")
+    follow.TrackerProgress("http://server:5000", "7", 3).save(tmp_path, "tensorboard")
     assert main(sync) == 0
     out, err = capsys.readouterr()
     told = "the run was sent to http://server:5000 before, and now it was not"
@@ -882,19 +882,19 @@ def test_a_run_that_was_sent_elsewhere_before_is_said_to_be_elsewhere(
     assert out.startswith("tensorboard: track/tensorboard")
 
 
-def test_what_a_tracker_left_is_never_the_run_s(watched: tracking.Tracking, tmp_path: Path) -> None:
+def test_what_a_tracker_left_is_never_the_run_s(watched: tell.Tracking, tmp_path: Path) -> None:
     for text in ("torn{", "[3]", '[{"where": "x", "sent": null}]'):
         (tmp_path / "track").mkdir(exist_ok=True)
         (tmp_path / "track" / "comet.json").write_text(text)
-        told = watched._became("comet")
+        told = watched._outcome_of("comet")
         assert (told["status"], told["dropped"]) == ("failed", None)
         assert "comet.json is none of ours" in told["error"]
-        assert "comet: nobody knows what it has taken (" in tracking.outcome_of_tracker(
+        assert "comet: nobody knows what it has taken (" in follow.outcome_of_tracker(
             told, tmp_path
         )
     (tmp_path / "track" / "comet.json").unlink()
     (tmp_path / "events.jsonl").unlink()  # by somebody who tidied up
-    assert "No such file" in watched._became("comet")["error"]
+    assert "No such file" in watched._outcome_of("comet")["error"]
 
 
 def test_a_run_without_room_for_its_metrics_goes_on(tmp_path: Path) -> None:
@@ -902,7 +902,7 @@ def test_a_run_without_room_for_its_metrics_goes_on(tmp_path: Path) -> None:
     (tmp_path / "track" / "metrics-2.jsonl" / "full").mkdir(parents=True)
     (tmp_path / "track" / "metrics.jsonl").mkdir()
     config = build(TrainConfig, {"output_dir": tmp_path})
-    made = tracking.Tracking(config, 0, tracking.run_facts("spiral", config, 1, "cpu"))
+    made = tell.Tracking(config, 0, tell.run_facts("spiral", config, 1, "cpu"))
     made.step(10, 0, 0.5, 0.1, {})
     assert made.finish("complete", {}) == []
     assert [event["event"] for _, event in events.read_events(tmp_path / "events.jsonl")][
@@ -992,10 +992,10 @@ def test_a_folder_without_events_is_refused(tmp_path: Path) -> None:
     for names in ([], ["--to", "tensorboard"]):
         assert main(["track", "sync", str(tmp_path), *names]) == 2
     with pytest.raises(UsageError, match=told):
-        tracking.trackers_of(tmp_path)
+        follow.trackers_of(tmp_path)
     (tmp_path / "events.jsonl").write_text('{"event": "step", "time": 1, "step": 3}\nnonsense')
     with pytest.raises(UsageError, match=told):
-        tracking.deliver_events(tmp_path, "tensorboard")
+        follow.deliver_events(tmp_path, "tensorboard")
 
 
 def test_texts_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:

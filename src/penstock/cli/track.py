@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..training import Delivery, deliver_events, trackers_of
+    from ..training import TrackerProgress, deliver_events, trackers_of
 
     names = [name for word in args.to or () for name in word.split(",") if name]
     for name in names:
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     failed = []
     for name in names or trackers_of(args.out):
         delivery = deliver_events(args.out, name)
-        for other in Delivery.load(args.out, name):
+        for other in TrackerProgress.load(args.out, name):
             if other.where != delivery.where and "://" in other.where:
                 cure = f"; {PLACES[name]} leads there" if name in PLACES else ""
                 sentence = f"{name}: the run was sent to {other.where} before, and now it was not"

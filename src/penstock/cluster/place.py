@@ -43,7 +43,7 @@ class Place:
     address: str = "127.0.0.1"
     """Where all meet."""
     port: int = 0
-    launched: bool = False
+    started: bool = False
     """Whether something has started the ranks, of which this is one."""
 
     def variables(self) -> dict[str, str]:
@@ -71,7 +71,7 @@ def find_place(environ: Mapping[str, str]) -> Place:
             nodes=_number(environ, "GROUP_WORLD_SIZE", 1),
             address=environ.get("MASTER_ADDR", "127.0.0.1"),
             port=_number(environ, "MASTER_PORT", PORT),
-            launched=True,
+            started=True,
         )
     if "SLURM_PROCID" in environ and "SLURM_STEP_NUM_TASKS" in environ:
         nodes = _number(environ, "SLURM_STEP_NUM_NODES", 1)
@@ -85,7 +85,7 @@ def find_place(environ: Mapping[str, str]) -> Place:
             port=_number(
                 environ, "MASTER_PORT", PORT + _number(environ, "SLURM_JOB_ID", 0) % PORTS
             ),
-            launched=True,
+            started=True,
         )
     # What Fabric starts itself, on the devices of one machine, has these two.
     own = _number(environ, "LOCAL_RANK", 0)

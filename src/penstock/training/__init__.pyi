@@ -16,8 +16,8 @@ from .tracking.comet import upload_to_comet as upload_to_comet
 from .tracking.events import EVENTS as EVENTS
 from .tracking.events import read_events as read_events
 from .tracking.follow import LOOK_EVERY_S as LOOK_EVERY_S
-from .tracking.follow import Delivery as Delivery
 from .tracking.follow import Stalled as Stalled
+from .tracking.follow import TrackerProgress as TrackerProgress
 from .tracking.follow import deliver_events as deliver_events
 from .tracking.follow import outcome_of_tracker as outcome_of_tracker
 from .tracking.follow import trackers_of as trackers_of

@@ -26,7 +26,7 @@ from ..base import UsageError, replacing
 from ..models import read_tensors
 
 FORMAT, VERSION = "penstock-training", 2
-LAST, BEST = "last.pt", "best_model.pth"
+CHECKPOINTS, LAST, BEST = "checkpoints", "last.pt", "best_model.pth"
 
 State = dict[str, Any]
 Write = Callable[[Path, Mapping[str, Any]], None]
@@ -39,7 +39,8 @@ class Checkpoints:
     def __init__(
         self, out: Path, write: Write, *, writes: bool, keep: int, judge: str, higher: bool
     ) -> None:
-        self.out, self.folder = out, out / "checkpoints"
+        self._out, self._folder = out, out / CHECKPOINTS
+        self.last = self._folder / LAST
         self._write, self._writes, self._keep = write, writes, keep
         self._judge, self._sign = judge, 1.0 if higher else -1.0
         self.best: list[dict[str, Any]] = []
@@ -47,7 +48,7 @@ class Checkpoints:
 
     def save(self, state: State) -> None:
         """The state as the last one."""
-        self._put(self.folder / LAST, {"format": FORMAT, "version": VERSION, **state})
+        self._put(self.last, {"format": FORMAT, "version": VERSION, **state})
 
     def rank(self, epoch: int, scores: Mapping[str, float]) -> bool:
         """Enter an epoch among the best; whether it is the best of all. Ties go to the earlier."""
@@ -68,15 +69,15 @@ class Checkpoints:
         if not self._writes:
             return
         wanted = {entry["file"]: entry["epoch"] for entry in self.best[: self._keep]}
-        for path in self.folder.glob("epoch=*.pt"):
+        for path in self._folder.glob("epoch=*.pt"):
             if path.name not in wanted:
                 path.unlink()
         for name, of in wanted.items():
-            if of == epoch and not (self.folder / name).exists():
-                _same(self.folder / LAST, self.folder / name)
+            if of == epoch and not (self._folder / name).exists():
+                _same(self.last, self._folder / name)
 
     def save_weights(self, weights: Mapping[str, Any]) -> None:
-        self._put(self.out / BEST, weights)
+        self._put(self._out / BEST, weights)
 
     def _put(self, path: Path, state: Mapping[str, Any]) -> None:
         if not self._writes:
@@ -152,3 +153,11 @@ def set_random_state(state: State, device: torch.device) -> None:
     random.setstate((version, tuple(words), next_gauss))
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def seed_rank(seed: int, rank: int) -> None:
+    """From here on each rank draws numbers of its own."""
+    drawn = int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])
+    torch.manual_seed(drawn)
+    np.random.seed(drawn)
+    random.seed(drawn)

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 
 from ..base import PenstockError, TrainConfig, UsageError, death_signal, usable_cores
 from ..loading import Items, Order, Position
-from .workloads import Batch, Samples, Workload
+from .workloads import Batch, Feed, Samples, Workload
 
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name)
@@ -105,6 +105,17 @@ class ThreadFeed:
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
+
+
+def feed_of(split: str, workload: Workload, order: Order, config: TrainConfig, pin: bool) -> Feed:
+    """The batches of ``train`` or ``val``: the workload's own, by threads, or by processes."""
+    own_feed = getattr(workload, "feed", None)
+    if own_feed is not None:
+        feed: Feed = own_feed(split, order)
+        return feed
+    by_threads = getattr(workload, "feeds_by_threads", False)
+    samples = getattr(workload, split)
+    return (ThreadFeed if by_threads else TorchFeed)(samples, order, workload, config, pin)
 
 
 def _or_raised(batches: Iterator[tuple[Items, Batch]]) -> Iterator[tuple[Items, Batch]]:

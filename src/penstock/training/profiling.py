@@ -68,13 +68,13 @@ class ProfiledLaps(Laps):
         self._laps, self.drain_every, self._clock = laps, laps.drain_every, clock
         self._folder, self._rank, self._profiled = out / PROFILE_FOLDER, rank, steps
         self._cuda = cuda
-        self.told: dict[str, Any] | None = None
+        self.profile: dict[str, Any] | None = None
         """What was found; None until the steps were taken."""
         self._thread = threading.get_ident()
         self._parts: dict[str, list[Part]] = {}
         """Of each annotation the phases in it and their shares of its time."""
         self._mark: Any = None
-        self._told: list[tuple[str, float]] = []
+        self._ended: list[tuple[str, float]] = []
         """Laps since the annotation began, and when they were told."""
         self._number = 0
         activities = [torch.profiler.ProfilerActivity.CPU]
@@ -99,7 +99,7 @@ class ProfiledLaps(Laps):
 
     def lap(self, phase: str) -> None:
         self._laps.lap(phase)
-        self._told.append((phase, self._clock()))
+        self._ended.append((phase, self._clock()))
         if threading.get_ident() == self._thread:
             self._close()
             self._open()
@@ -122,7 +122,7 @@ class ProfiledLaps(Laps):
     # --- annotations ----------------------------------------------------------------------------
 
     def _open(self) -> None:
-        self._told, self._since = [], self._clock()
+        self._ended, self._since = [], self._clock()
         if self._runs:
             self._number += 1
             self._mark = torch.profiler.record_function(f"{_MARK}{self._number}")
@@ -132,8 +132,8 @@ class ProfiledLaps(Laps):
         if self._mark is not None:
             self._mark.__exit__(None, None, None)
             self._mark = None
-            if self._told:
-                self._parts[f"{_MARK}{self._number}"] = _shares(self._since, self._told)
+            if self._ended:
+                self._parts[f"{_MARK}{self._number}"] = _shares(self._since, self._ended)
 
     # --- what is written ------------------------------------------------------------------------
 
@@ -158,7 +158,7 @@ class ProfiledLaps(Laps):
         averages = events.key_averages()
         averages[:] = [row for row in averages if not row.key.startswith(_MARK)]  # between steps
         whole, operators = busiest(trace["traceEvents"], averages, self._cuda)
-        self.told = {
+        self.profile = {
             "trace": f"{PROFILE_FOLDER}/rank{self._rank}.json",
             "steps": self._profiled,
             "phases_s": host,
@@ -170,7 +170,7 @@ class ProfiledLaps(Laps):
             table = averages.table(
                 sort_by=_BY[self._cuda], row_limit=MOST_ROWS, max_name_column_width=60
             )
-            text = "\n".join([*profile_lines(self.told), "", table, ""])
+            text = "\n".join([*profile_lines(self.profile), "", table, ""])
             (self._folder / "operators.txt").write_text(text)
 
     def _named(self, event: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -193,11 +193,11 @@ class ProfiledLaps(Laps):
     ) -> tuple[dict[str, float], dict[str, float]]:
         """Seconds of each phase in a step, by the host's clock and, on a GPU, by the device's."""
         clocks: dict[str, dict[str, float]] = {"user_annotation": {}, "gpu_user_annotation": {}}
-        known = {phase for parts in self._parts.values() for phase, _ in parts}
-        known |= set(map(_joined, self._parts.values()))
+        names = {phase for parts in self._parts.values() for phase, _ in parts}
+        names |= set(map(_joined, self._parts.values()))
         for event in events:
             seconds = clocks.get(event.get("cat", ""))
-            if seconds is not None and event["name"] in known:
+            if seconds is not None and event["name"] in names:
                 spent = event["dur"] / 1e6 / self._profiled
                 seconds[event["name"]] = seconds.get(event["name"], 0.0) + spent
         return clocks["user_annotation"], clocks["gpu_user_annotation"]
@@ -224,17 +224,17 @@ def busiest(
     ]
 
 
-def _shares(began: float, told: Sequence[tuple[str, float]]) -> list[Part]:
+def _shares(began: float, laps: Sequence[tuple[str, float]]) -> list[Part]:
     """Laps that were told since a moment as shares of the time until the last.
 
     >>> _shares(1.0, [("backward", 4.0), ("communication", 5.0)])
     [('backward', 0.75), ('communication', 0.25)]
     """
-    moments = [began, *(moment for _, moment in told)]
+    moments = [began, *(moment for _, moment in laps)]
     whole = moments[-1] - began
     return [
-        (phase, (after - before) / whole if whole else 1 / len(told))
-        for (phase, _), (before, after) in zip(told, pairwise(moments), strict=True)
+        (phase, (after - before) / whole if whole else 1 / len(laps))
+        for (phase, _), (before, after) in zip(laps, pairwise(moments), strict=True)
     ]
 
 
@@ -242,21 +242,21 @@ def _joined(parts: Sequence[Part]) -> str:
     return " + ".join(phase for phase, _ in parts)
 
 
-def profile_lines(told: dict[str, Any]) -> list[str]:
+def profile_lines(profile: dict[str, Any]) -> list[str]:
     """What was found, for people."""
     said = []
     clocks = (("phases_s", "the host"), ("device_phases_s", "the device"))
-    for phases, whose in ((told[key], whose) for key, whose in clocks if told[key]):
+    for phases, whose in ((profile[key], whose) for key, whose in clocks if profile[key]):
         step = sum(phases.values())
         parts = ", ".join(
             f"{name} {format_seconds(seconds)} ({seconds / step:.0%})"
             for name, seconds in phases.items()
         )
         said.append(
-            f"{told['steps']} steps profiled, {format_seconds(step)} each on {whose}: {parts}"
+            f"{profile['steps']} steps profiled, {format_seconds(step)} each on {whose}: {parts}"
         )
-    for row in told["operators"][:MOST_TOLD]:
-        share = row["self_s"] / told["self_s"] if told["self_s"] else 0.0
-        calls = row["calls"] / told["steps"]
+    for row in profile["operators"][:MOST_TOLD]:
+        share = row["self_s"] / profile["self_s"] if profile["self_s"] else 0.0
+        calls = row["calls"] / profile["steps"]
         said.append(f"  {share:4.0%}  {row['name']}, {calls:.3g} times a step")
     return said

@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,12 +19,14 @@ from ..base import Incomplete, PenstockError, TrainConfig, UsageError, for_child
 from ..cluster import NOT_A_RANK, Place, find_place, job_of, tasks_elsewhere
 from .feed import SIGNALS
 
+T = TypeVar("T")
+
 _NO_MEMORY = ("out of memory", "_STATUS_ALLOC_FAILED", "DefaultCPUAllocator")
 """Of a device, of what it computes with, and of the host: torch has a type for the first only."""
 
 
 @contextlib.contextmanager
-def launched(config: TrainConfig) -> Iterator[Any]:
+def ranks_of(config: TrainConfig) -> Iterator[Any]:
     """Devices and ranks. A process group that is made here ends here, where all ranks end it.
 
     A rank that fails leaves it as it is: NCCL's ends for all at once, and the others wait for the
@@ -45,9 +47,9 @@ def launched(config: TrainConfig) -> Iterator[Any]:
     except BaseException as error:
         while children:
             children.pop().kill()
-        told = _told(error, config, fabric.world_size)
-        if told is not None:
-            raise PenstockError(told) from error
+        sentence = _no_defect(error, config, fabric.world_size)
+        if sentence is not None:
+            raise PenstockError(sentence) from error
         raise
     if ours and dist.is_initialized():
         dist.destroy_process_group()
@@ -55,7 +57,7 @@ def launched(config: TrainConfig) -> Iterator[Any]:
         raise stopped
 
 
-def _told(error: BaseException, config: TrainConfig, ranks: int) -> str | None:
+def _no_defect(error: BaseException, config: TrainConfig, ranks: int) -> str | None:
     """What is said of an error of torch's that is no defect."""
     if not isinstance(error, RuntimeError):
         return None
@@ -76,39 +78,35 @@ def _told(error: BaseException, config: TrainConfig, ranks: int) -> str | None:
 def this_place(config: TrainConfig) -> Place:
     """The place of this process, as it is before Fabric starts what ranks it starts itself."""
     place = find_place(os.environ)
-    if config.distributed and not place.launched and config.device in ("auto", "cuda"):
+    if config.distributed and not place.started and config.device in ("auto", "cuda"):
         return replace(place, world_size=torch.cuda.device_count() or 1)
     return place
 
 
 def _fabric(config: TrainConfig) -> Any:
     fabric = require("lightning_fabric", "train")
-    from lightning_fabric.plugins import HalfPrecision, MixedPrecision
-    from lightning_fabric.plugins.environments.lightning import LightningEnvironment
-    from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-    from lightning_fabric.strategies.ddp import DDPStrategy
-
-    class Started(TorchElasticEnvironment):
-        """Ranks that torchrun or srun has started, on any number of nodes, on each any number."""
-
-        def validate_settings(self, num_devices: int, num_nodes: int) -> None: ...
-
-    class Summed(DDPStrategy):
-        """A rank that was started has one device, whatever its number among the ranks."""
-
-        @property
-        def root_device(self) -> torch.device:
-            own = self.parallel_devices or []
-            return own[0] if place.launched else super().root_device
-
-    class Autocast(MixedPrecision):
-        """Leaves inputs as they are. Autocast casts what an operator should have in half, and
-        coordinates of boxes are not to be rounded to it."""
-
-        def convert_input(self, data: Any) -> Any:
-            return data
-
     place = find_place(os.environ)
+    _check_started(place, config)
+    device = device_of(config.device)
+    devices = _devices(place, config, device)
+    several = place.world_size > 1 or (isinstance(devices, int) and devices > 1)
+    if place.started:
+        os.environ.update(place.variables())
+    made = fabric.Fabric(
+        accelerator=device.type,
+        devices=devices,
+        num_nodes=place.nodes,
+        strategy=_strategy(place) if several else "auto",
+        plugins=_plugins(place, config, device),
+    )
+    if several and not place.started:  # Fabric starts the others
+        os.environ |= for_children()
+    made.launch()
+    return made
+
+
+def _check_started(place: Place, config: TrainConfig) -> None:
+    """Refuse ranks that would not train together."""
     if place.world_size > 1 and not config.distributed:
         raise UsageError(
             f"{place.world_size} ranks were started, and without --distributed each would train "
@@ -119,33 +117,38 @@ def _fabric(config: TrainConfig) -> Any:
             f"--distributed: the {tasks} tasks of SLURM's job are not started; say penstock "
             "launch slurm -- train ..."
         )
-    device = device_of(config.device)
-    cuda = device.type == "cuda"
-    devices: int | list[int] = 1
-    if place.launched and cuda:
-        devices = [own_device(place, torch.cuda.device_count())]
-    elif config.distributed and not place.launched and cuda:
-        devices = torch.cuda.device_count()
-    several = place.world_size > 1 or (isinstance(devices, int) and devices > 1)
+
+
+def _devices(place: Place, config: TrainConfig, device: torch.device) -> int | list[int]:
+    """How many devices Fabric starts ranks on, or the number of the one that this rank has."""
+    if device.type != "cuda":
+        return 1
+    if place.started:
+        return [own_device(place, torch.cuda.device_count())]
+    return torch.cuda.device_count() if config.distributed else 1
+
+
+def _strategy(place: Place) -> Any:
+    from lightning_fabric.strategies.ddp import DDPStrategy
+
+    from .fabric_plugins import OneDevice
+
+    return (OneDevice if place.started else DDPStrategy)(gradient_as_bucket_view=True)
+
+
+def _plugins(place: Place, config: TrainConfig, device: torch.device) -> list[Any]:
+    from lightning_fabric.plugins import HalfPrecision
+    from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+
+    from .fabric_plugins import Autocast, StartedRanks
+
     # Left to itself, Fabric believes the counts of a job, and warns wherever there is an srun.
-    plugins: list[Any] = [Started() if place.launched else LightningEnvironment()]
-    if place.launched:
-        os.environ.update(place.variables())
+    plugins: list[Any] = [StartedRanks() if place.started else LightningEnvironment()]
     if config.amp:
-        plugins.append(Autocast("16-mixed" if cuda else "bf16-mixed", device.type))
+        plugins.append(Autocast("16-mixed" if device.type == "cuda" else "bf16-mixed", device.type))
     elif config.dtype != "float32":
         plugins.append(HalfPrecision("bf16-true" if config.dtype == "bfloat16" else "16-true"))
-    made = fabric.Fabric(
-        accelerator=device.type,
-        devices=devices,
-        num_nodes=place.nodes,
-        strategy=Summed(gradient_as_bucket_view=True) if several else "auto",
-        plugins=plugins,
-    )
-    if several and not place.launched:  # Fabric starts the others
-        os.environ |= for_children()
-    made.launch()
-    return made
+    return plugins
 
 
 def device_of(name: str) -> torch.device:
@@ -232,7 +235,7 @@ def host_name() -> str:
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
-def launch_of(hosts: Sequence[str]) -> dict[str, Any]:
+def job_facts(hosts: Sequence[str]) -> dict[str, Any]:
     """Where a run runs, and as which job, from the hosts of its ranks."""
     restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
     return {
@@ -242,3 +245,11 @@ def launch_of(hosts: Sequence[str]) -> dict[str, Any]:
         "job_name": os.environ.get("SLURM_JOB_NAME"),
         "restarts": int(restarts) if restarts.isdecimal() else 0,
     }
+
+
+def gather(mine: T, ranks: int) -> list[T]:
+    """What each of so many ranks has, on all of them."""
+    every = [mine] * ranks
+    if ranks > 1:
+        dist.all_gather_object(every, mine)
+    return every

@@ -7,7 +7,6 @@ batch ──▶ transfer ──▶ forward ──▶ backward ──┬──▶
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +25,7 @@ from .workloads import Batch, Workload
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class StepTaken:
     """A step that was taken. Its numbers are the device's; to look at them is to wait for it."""
 
     samples: int
@@ -73,11 +72,11 @@ class Stepper:
         on_cuda = fabric.device.type == "cuda"
         self.laps = DeviceLaps(torch.cuda) if on_cuda else Laps(clock)
 
-    def take(self, batches: Iterator[tuple[Items, Batch]], share: int) -> Taken:
+    def take(self, batches: Iterator[tuple[Items, Batch]], share: int) -> StepTaken:
         """A step on the gradients of so many batches."""
         laps, config = self.laps, self.config
         laps.begin()
-        samples, losses, told = 0, list[Tensor](), list[Mapping[str, Tensor]]()
+        samples, losses, metrics_of = 0, list[Tensor](), list[Mapping[str, Tensor]]()
         for number in range(1, share + 1):
             items, batch = next(batches)
             laps.lap("data_wait")
@@ -93,7 +92,7 @@ class Stepper:
             laps.lap("communication" if sums else "backward")
             samples += len(items)
             losses.append(loss.detach())
-            told.append({name: value.detach() for name, value in metrics.items()})
+            metrics_of.append({name: value.detach() for name, value in metrics.items()})
         if config.clip_norm is not None:
             # A gradient that is not finite is the scaler's to skip; without one, the loss tells.
             self.fabric.clip_gradients(
@@ -104,8 +103,8 @@ class Stepper:
         self.scheduler.step()
         laps.lap("optimizer")
         laps.end()
-        means = {name: torch.stack([m[name] for m in told]).mean() for name in told[0]}
-        return Taken(samples, torch.stack(losses).mean(), means)
+        means = {name: torch.stack([m[name] for m in metrics_of]).mean() for name in metrics_of[0]}
+        return StepTaken(samples, torch.stack(losses).mean(), means)
 
     def to_device(self, batch: Batch) -> Batch:
         batch = self.fabric.to_device(batch)
@@ -114,16 +113,6 @@ class Stepper:
         from lightning_utilities.core.apply_func import apply_to_collection
 
         return apply_to_collection(batch, Tensor, channels_last)
-
-
-def rate_of(config: TrainConfig, steps: int, steps_per_epoch: int, step: int) -> float:
-    """The learning rate at a step of a run of so many, as a share of --learning-rate."""
-    rise = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
-    if config.schedule == "cosine":
-        return rise * 0.5 * (1 + math.cos(math.pi * min(1.0, step / steps)))
-    if config.schedule == "step":
-        return rise * float(0.1 ** (step // (steps_per_epoch * config.decay_epochs)))
-    return rise
 
 
 def mark_computed(loss: Tensor, laps: Laps) -> None:

@@ -15,7 +15,8 @@ disk hangs, is left out and counted.
     end      status, metrics of the whole run
 
 Every event has ``time`` (unix) and ``step`` (done when it was told). ``metrics`` are finite numbers
-by name. A run that is killed and goes on takes steps again: `Taken` tells which events those are.
+by name. A run that is killed and goes on takes steps
+again: `StepsRetaken` tells which events those are.
 """
 
 from __future__ import annotations
@@ -132,12 +133,12 @@ def read_from(path: Path, offset: int) -> tuple[list[tuple[int, Event]], int]:
         if b"\n" not in data and len(data) == MOST_BYTES:  # no line of ours is so long
             data += file.readline()
     whole = data[: data.rfind(b"\n") + 1]
-    found = []
+    events = []
     for line in whole.splitlines(keepends=True):
         if (event := _parsed(line)) is not None:
-            found.append((offset, event))
+            events.append((offset, event))
         offset += len(line)
-    return found, offset
+    return events, offset
 
 
 def read_events(path: Path) -> Iterator[tuple[int, Event]]:
@@ -145,8 +146,18 @@ def read_events(path: Path) -> Iterator[tuple[int, Event]]:
     offset, before = 0, -1
     while offset != before:
         before = offset
-        found, offset = read_from(path, offset)
-        yield from found
+        events, offset = read_from(path, offset)
+        yield from events
+
+
+def begins_of(out: Path) -> Iterator[tuple[int, Event]]:
+    """The first event of each life of the run in a folder, with its place; none without a file."""
+    with contextlib.suppress(FileNotFoundError):
+        yield from (
+            (place, event)
+            for place, event in read_events(out / EVENTS)
+            if event["event"] == "begin"
+        )
 
 
 def _parsed(line: bytes) -> Event | None:
@@ -158,10 +169,10 @@ def _parsed(line: bytes) -> Event | None:
     return event if whole and {"event", "time", "step"} <= event.keys() else None
 
 
-class Taken:
+class StepsRetaken:
     """Which events tell of steps that the run took again after it was killed.
 
-    >>> Taken([(0, 0), (900, 40)]).again(500, {"event": "step", "step": 41})
+    >>> StepsRetaken([(0, 0), (900, 40)]).again(500, {"event": "step", "step": 41})
     True
     """
 

@@ -1,0 +1,119 @@
+"""What is said of a run: OUT/args.json as it begins, OUT/training_results.json as it goes on, and
+to trackers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from .. import __version__
+from ..base import ARGS, RESULTS, TrainConfig, scrubbed, write_json
+from ..instruments import collect_environment, torch_flags
+from .checkpoint import Checkpoints
+from .ranks import device_name, gather, host_name, job_facts
+from .run_state import RunState
+from .step import Stepper
+from .step_log import StepLog, memory
+from .tracking.tell import run_facts
+from .workloads import Workload
+
+
+class RunReport:
+    """Says what a run is and how it stands. Every rank makes the same calls; the first writes."""
+
+    def __init__(
+        self,
+        fabric: Any,
+        workload: Workload,
+        name: str,
+        config: TrainConfig,
+        stepper: Stepper,
+        state: RunState,
+        checkpoints: Checkpoints,
+        global_batch: int,
+    ) -> None:
+        """``global_batch``: the samples of a step, of all ranks."""
+        self._fabric, self._workload, self._name, self._config = fabric, workload, name, config
+        self._stepper, self._state, self._checkpoints = stepper, state, checkpoints
+        self._global_batch = global_batch
+        self._job = job_facts(gather(host_name(), fabric.world_size))
+
+    def write_args(self) -> None:
+        """The first file that a run leaves: it tells whose all the others are."""
+        args = {
+            "workload": self._name,
+            **self._config.model_dump(mode="json"),
+            "penstock": __version__,
+            "torch": torch.__version__,
+            "launch": self._job,
+        }
+        self._write(ARGS, args)
+        self._fabric.barrier()
+
+    def facts(self) -> dict[str, Any]:
+        """What trackers are told that a run is."""
+        device = self._fabric.device
+        facts = run_facts(self._name, self._config, self._fabric.world_size, device.type)
+        facts["parameters"] |= {
+            "global_batch_size": self._global_batch,
+            "model_parameters": self._stepper.parameters,
+        }
+        environment = {
+            "launch": self._job,
+            "device": device_name(device),
+            "torch": torch_flags(),
+            **collect_environment(),
+        }
+        return {**facts, "environment": environment}
+
+    def results(self, status: str, seconds: float | None, log: StepLog) -> dict[str, Any]:
+        """How the run stands, with what each rank knows of itself; ``seconds`` of this session."""
+        fabric, stepper, rows = self._fabric, self._stepper, self._state.history
+        mine = {
+            "rank": fabric.global_rank,
+            "host": host_name(),
+            "phases": log.summary(),
+            "memory": memory(fabric.device),
+        }
+        samples, trained = sum(r["samples"] for r in rows), sum(r["train_s"] for r in rows)
+        return {
+            "workload": self._name,
+            "status": status,
+            "parameters": stepper.parameters,
+            "trainable_parameters": stepper.trainable_parameters,
+            "gradient_bytes": stepper.gradient_bytes,
+            "facts": dict(getattr(self._workload, "facts", {})),
+            "device": device_name(fabric.device),
+            "world_size": fabric.world_size,
+            "batch_size": self._config.batch_size,
+            "global_batch_size": self._global_batch,
+            "epochs": len(rows),
+            "steps": self._state.step,
+            "samples": samples,
+            "training_s": trained,
+            "validation_s": sum(r["val_s"] for r in rows),
+            "session_s": seconds,
+            "epoch_times_s": [r["train_s"] for r in rows],
+            "samples_per_s": samples / trained if trained else None,
+            "judge": self._workload.judge,
+            "best": self._checkpoints.best[0] if self._checkpoints.best else None,
+            "final": scores_of(rows[-1]) if rows else None,
+            "history": rows,
+            "ranks": gather(mine, fabric.world_size),
+            "launch": self._job,
+            "resumed_at_steps": self._state.resumed,
+        }
+
+    def write_results(self, results: Mapping[str, Any]) -> None:
+        self._write(RESULTS, results)
+
+    def _write(self, name: str, document: Mapping[str, Any]) -> None:
+        if self._fabric.is_global_zero:
+            write_json(self._config.output_dir / name, scrubbed(document))
+
+
+def scores_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """The validation's scores in a row of the history."""
+    return {k: v for k, v in row.items() if k.startswith("val_") and k != "val_s"}

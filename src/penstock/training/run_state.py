@@ -1,0 +1,131 @@
+"""Where a run stands: what a checkpoint holds of it, and how a run goes on from one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..base import TRAIN_FIXED, PenstockError, TrainConfig, UsageError, describe
+from ..loading import Order, Position
+from .checkpoint import Checkpoints, State, load_state, random_state, read, set_random_state
+from .ranks import gather
+from .step import Stepper, StepTaken
+
+
+@dataclass
+class Tally:
+    """What a rank has of an epoch that is under way; small enough for every checkpoint."""
+
+    steps: int = 0
+    samples: int = 0
+    """Of all ranks."""
+    seconds: float = 0.0
+    """By the clock on the wall: the steps, what lies between them, and checkpoints."""
+    sums: dict[str, float] = field(default_factory=dict)
+    """Of the loss and the workload's metrics, this rank's, one for each step."""
+
+    def add(self, taken: StepTaken, ranks: int) -> None:
+        self.steps += 1
+        self.samples += taken.samples * ranks  # equally many on every rank
+        for name, value in {"train_loss": taken.loss, **taken.metrics}.items():
+            self.sums[name] = self.sums.get(name, 0.0) + float(value)
+
+    def means(self) -> dict[str, float]:
+        return {name: total / max(1, self.steps) for name, total in self.sums.items()}
+
+
+class RunState:
+    """Where a run stands on one rank; `save` and `resume` are called on all of them."""
+
+    def __init__(
+        self,
+        fabric: Any,
+        stepper: Stepper,
+        order: Order,
+        checkpoints: Checkpoints,
+        name: str,
+        config: TrainConfig,
+    ) -> None:
+        self._fabric, self._stepper, self._order = fabric, stepper, order
+        self._checkpoints, self._name, self._config = checkpoints, name, config
+        self.position = Position(0, 0)
+        self.step = 0
+        """Steps done."""
+        self.tally = Tally()
+        self.history: list[dict[str, Any]] = []
+        """A row of numbers for each epoch that was validated."""
+        self.resumed: list[int] = []
+        """The steps from which the run went on after a stop."""
+
+    def save(self) -> None:
+        fabric, stepper, ranks = self._fabric, self._stepper, self._fabric.world_size
+        self._checkpoints.save(
+            {
+                "workload": self._name,
+                "settings": self._settings(),
+                "model": stepper.module.state_dict(),
+                "optimizer": stepper.optimizer.state_dict(),
+                "scheduler": {"last_epoch": stepper.scheduler.last_epoch},
+                "scaler": fabric._precision.state_dict(),
+                "order": self._order.state_dict(*self.position),
+                "random": gather(random_state(fabric.device), ranks),
+                "step": self.step,
+                "tallies": gather(vars(self.tally), ranks),
+                "history": self.history,
+                "best": self._checkpoints.best,
+                "resumed": self.resumed,
+            }
+        )
+
+    def resume(self) -> None:
+        """Go on where the last checkpoint stands. Raises `UsageError` where it is another run's,
+        or damaged."""
+        state = read(self._checkpoints.last, self._name)
+        try:
+            self._load(state)
+            self._make_up_for_the_end_of_an_epoch()
+        except PenstockError:
+            raise
+        except Exception as error:  # what is in a damaged file may be anything
+            kind = f"{type(error).__name__}: {describe(error)}"
+            raise UsageError(f"--resume: {self._checkpoints.last} is damaged ({kind})") from error
+
+    def _settings(self) -> dict[str, Any]:
+        """What must be as it was for a run to go on as the same."""
+        settings = self._config.model_dump(mode="json", include=set(TRAIN_FIXED))
+        return {**settings, "world_size": self._fabric.world_size}
+
+    def _load(self, state: State) -> None:
+        stepper, rank = self._stepper, self._fabric.global_rank
+        where = f"--resume: {self._checkpoints.last}"
+        was, now = state["settings"], self._settings()
+        for name in now:
+            if was.get(name) != now[name]:
+                raise UsageError(
+                    f"{where} is of a run with {name} {was.get(name)}, and this has {now[name]}; a "
+                    "run goes on as it began, or begins anew with --weights"
+                )
+        load_state(stepper.module, state["model"], where)
+        self.position = self._order.from_state(state["order"])
+        stepper.optimizer.load_state_dict(state["optimizer"])
+        self._fabric._precision.load_state_dict(state["scaler"])
+        self.step = state["step"]
+        stepper.scheduler.last_epoch = state["scheduler"]["last_epoch"]
+        self.tally = Tally(**state["tallies"][rank])
+        self.history = state["history"]
+        self._checkpoints.best = state["best"]
+        self.resumed = [*state["resumed"], self.step]
+        set_random_state(state["random"][rank], self._fabric.device)
+
+    def _make_up_for_the_end_of_an_epoch(self) -> None:
+        """The run may have ended before an epoch's validation, inside one, or after it."""
+        if self.tally.steps and self.position.batch == 0:
+            self.position = Position(self.position.epoch - 1, self._order.num_batches)
+        last = self.history[-1]["epoch"] if self.history else None
+        if last == self.position.epoch:  # --max-steps ended inside an epoch that now goes on
+            self.history.pop()
+        elif last == self.position.epoch - 1 and not self.tally.steps:
+            # It may have been killed between this checkpoint and what follows one.
+            self._checkpoints.tidy(last)
+            if self._checkpoints.best[0]["epoch"] == last:
+                self._checkpoints.save_weights(self._stepper.module.state_dict())
