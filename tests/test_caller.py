@@ -75,7 +75,7 @@ class Asks(nn.Module):
 
 @pytest.mark.usefixtures("three_threads")
 def test_threads_are_those_of_the_calling_thread_alone() -> None:
-    for scope in (caller.torch_threads(1), lane._one_thread()):
+    for scope in (caller.torch_threads(1), lane.one_thread()):
         with pytest.raises(KeyError), scope:
             assert torch.get_num_threads() == 1
             assert elsewhere(torch.get_num_threads) == 3

@@ -26,8 +26,7 @@ from penstock.base.config.infer import InferConfig
 from penstock.base.config.knobs import build
 from penstock.base.errors import UsageError
 from penstock.data.stores.open import open_source
-from penstock.inference import job as jobs
-from penstock.inference import lane
+from penstock.inference import facts, net, outputs, scatter
 from penstock.inference.job import Job
 from penstock.inference.journal import Journal
 from penstock.inference.stitch import axis_weights
@@ -63,12 +62,12 @@ def array_spec(kvstore: Any, path: str, shape: tuple[int, ...] = (20, 20, 20)) -
      (500, 125), (1000, 125), (521, 0), (1042, 0), (9973, 0)],
 )  # fmt: skip
 def test_a_block_is_cut_into_chunks_of_a_sensible_size(block: int, side: int) -> None:
-    assert jobs._chunk_side(block) == side
+    assert outputs.chunk_side(block) == side
 
 
 @given(st.integers(1, 10_000))
 def test_a_chunk_divides_its_block_and_is_neither_dust_nor_a_mountain(block: int) -> None:
-    side = jobs._chunk_side(block)
+    side = outputs.chunk_side(block)
     assert not side or (block % side == 0 and min(block, 32) <= side <= 512)
 
 
@@ -127,7 +126,7 @@ def test_what_a_gpus_context_takes_is_in_the_base(monkeypatch: pytest.MonkeyPatc
         return real(self)
 
     monkeypatch.setattr(psutil.Process, "memory_info", memory_info)
-    monkeypatch.setattr(jobs, "_free_device_memory", lambda devices: order.append("device"))
+    monkeypatch.setattr(facts, "_free_device_memory", lambda devices: order.append("device"))
     opened(np.zeros((20, 20, 20), "uint8"))
     assert order == ["device", "base"]
 
@@ -164,9 +163,9 @@ def test_half_precision_is_for_values_that_are_brought_to_a_range(
     knobs: dict[str, Any], dtype: torch.dtype, chosen: torch.dtype | None
 ) -> None:
     config = opened(np.zeros((20, 20, 20), "uint8"), **knobs).config
-    assert jobs._amp(config, [torch.device("cuda:0")], dtype) == chosen
+    assert net.choose_amp(config, [torch.device("cuda:0")], dtype) == chosen
     if config.amp == "auto":
-        assert jobs._amp(config, [torch.device("cpu")], dtype) is None
+        assert net.choose_amp(config, [torch.device("cpu")], dtype) is None
 
 
 # --- the run folder ------------------------------------------------------------------------------
@@ -273,15 +272,15 @@ def test_a_net_of_one_size_of_batch_is_given_that() -> None:
 def test_numpys_dtypes_are_torchs() -> None:
     names = "uint8 uint16 uint32 int8 int16 int32 float16 float32 float64 bool".split()
     for name in names:
-        assert lane._torch_dtype(np.dtype(name)) == getattr(torch, name)
+        assert scatter.torch_dtype(np.dtype(name)) == getattr(torch, name)
 
 
 def test_weights_go_to_a_device_once() -> None:
     device = torch.device("cpu")
     for index in range(5):
-        weights = lane._weights_on(device, torch.float64, 8, 3, 0.05, index, 5)
+        weights = scatter._weights_on(device, torch.float64, 8, 3, 0.05, index, 5)
         assert (weights.numpy() == axis_weights(8, 3, 0.05, index, 5)).all()
-        assert lane._weights_on(device, torch.float64, 8, 3, 0.05, index, 5) is weights
+        assert scatter._weights_on(device, torch.float64, 8, 3, 0.05, index, 5) is weights
 
 
 # --- the position of an output -------------------------------------------------------------------

@@ -19,11 +19,17 @@ from penstock.base.config.infer import InferConfig
 from penstock.base.config.knobs import build
 from penstock.base.errors import StageError
 from penstock.data.stores.claim import Claims
-from penstock.inference import lane, plan
-from penstock.inference import run as infer
+from penstock.inference import plan, transfers
+from penstock.inference.blocks import Computed, Loaded
 from penstock.inference.job import Job
 from penstock.inference.journal import Journal
-from penstock.inference.lane import Finished, Lane
+from penstock.inference.lane import Lane
+from penstock.inference.queues import Queues
+from penstock.inference.reading import BlockReader
+from penstock.inference.run import Pipeline, run_job
+from penstock.inference.statistics import find_scalings
+from penstock.inference.transfers import GpuClock, Transfers
+from penstock.inference.watch import Watch
 
 from .test_run import Array, arange, conv, run
 
@@ -36,26 +42,28 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "BLOCK_VOXELS", 14**3)
 
 
-def started(source: Array, net: Any = "identity", **knobs: Any) -> infer._Inference:
+def started(source: Array, net: Any = "identity", **knobs: Any) -> Pipeline:
+    """A pipeline that is all set up and whose threads are not."""
     config = {"in_spec": source, "out_spec": np.zeros_like(source), "model_type": net, "patch": 8,
               "overlap": 2, "block": 16, "devices": "cpu", "normalize": "none"}  # fmt: skip
-    begun = infer._Inference(Job(build(InferConfig, config | knobs)), Journal(None, {}), Claims())
-    begun.statistics()
-    return begun
+    job, journal = Job(build(InferConfig, config | knobs)), Journal(None, {})
+    queues = Queues(job)
+    watch = Watch(job, journal, queues)
+    reader = BlockReader(job, find_scalings(job, journal, watch), queues.read_pool)
+    return Pipeline(job, journal, Claims(), queues, watch, reader)
 
 
-def lane_of(begun: infer._Inference) -> Lane:
-    pools = begun.read_pool, begun.block_pool
-    job, settings = begun.job, begun._lane_settings()
-    return Lane(CPU, job.model, job.geometry, settings, begun.probe, pools, lambda patches: None)
+def lane_of(begun: Pipeline) -> Lane:
+    pools = begun.queues.read_pool, begun.queues.block_pool
+    return Lane(CPU, begun.job, begun.probe, pools, lambda patches: None)
 
 
-def blocks_of(begun: infer._Inference) -> Iterator[lane.Loaded]:
-    return (begun._prepare(block, begun._fetch(block)) for block in begun.blocks)
+def blocks_of(begun: Pipeline) -> Iterator[Loaded]:
+    return (begun.reader.prepare(block, begun.reader.fetch(block)) for block in begun.blocks)
 
 
-def through(begun: infer._Inference, one: Lane) -> Iterator[Finished]:
-    with one.autocast():
+def through(begun: Pipeline, one: Lane) -> Iterator[Computed]:
+    with one.forward.autocast():
         for loaded in blocks_of(begun):
             yield from one.push(loaded)
         yield from one.flush()
@@ -76,10 +84,10 @@ def test_it_is_the_block_that_made_it_that_is_named() -> None:
     data = np.zeros((40, 40, 40), "float32")
     data[39, 39, 39] = 101
     begun = started(data, Overflows(), batch=400)
-    assert begun.geometry.count_blocks() > 27
-    last = list(begun.geometry.blocks())[-1]
+    assert begun.job.geometry.count_blocks() > 27
+    last = list(begun.job.geometry.blocks())[-1]
     with pytest.raises(StageError, match=r"not finite out of finite ones$") as caught:
-        infer.run_job(begun.job)
+        run_job(begun.job)
     assert (caught.value.stage, caught.value.where) == ("forward", str(last))
 
 
@@ -118,11 +126,11 @@ def test_weights_are_cast_once_and_not_for_each_batch(one_thread: None) -> None:
 def test_lanes_on_the_cpu_share_the_weights_of_the_job() -> None:
     own = nn.Sequential(nn.Conv3d(2, 8, 3, padding=1), nn.GroupNorm(1, 8), nn.Conv3d(8, 2, 1))
     strides = [tensor.stride() for tensor in own.parameters()]
-    job = started(np.zeros((2, 8, 8, 8), "float32"), own, batch=2).job
-    lanes = [lane_of(infer._Inference(job, Journal(None, {}), Claims())) for _ in range(2)]
-    laid_out = job.model.module
+    begun = started(np.zeros((2, 8, 8, 8), "float32"), own, batch=2)
+    lanes = [lane_of(begun) for _ in range(2)]
+    laid_out = begun.job.net.model.module
     for one in lanes:
-        assert one._module is laid_out
+        assert one.forward.module is laid_out
     assert [tensor.stride() for tensor in own.parameters()] == strides, "the caller's is the same"
     assert laid_out[0].weight.stride()[1] == 1  # type: ignore[index,union-attr,operator]
     assert laid_out[1].weight is own[1].weight  # type: ignore[index,union-attr]
@@ -164,29 +172,30 @@ def test_the_next_block_goes_up_before_the_net_is_at_work_on_this_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     begun = started(arange((20, 20, 20)))
+    queues = begun.queues
     for loaded in blocks_of(begun):
-        begun.loaded[0].put(loaded)
-    for _ in range(begun.readers):
-        begun.loaded[0].close()
-    blocks, order = list(begun.geometry.blocks()), []
-    upload, forward = Lane.upload, Lane._forward
+        queues.loaded[0].put(loaded)
+    for _ in range(queues.readers):
+        queues.loaded[0].close()
+    blocks, order = list(begun.job.geometry.blocks()), []
+    upload, run_batch = Transfers.upload, Lane._run_batch
 
-    def up(self: Lane, loaded: lane.Loaded) -> None:
+    def up(self: Transfers, loaded: Loaded) -> None:
         if loaded.native is None:
             order.append(("up", loaded.block.number))
         upload(self, loaded)
 
     def work(self: Lane) -> None:
-        order.append(("work", self._slots[0].owner.loaded.block.number))
-        forward(self)
+        order.append(("work", self._slots[0].owner.block.number))
+        run_batch(self)
 
-    monkeypatch.setattr(Lane, "upload", up)
-    monkeypatch.setattr(Lane, "_forward", work)
+    monkeypatch.setattr(Transfers, "upload", up)
+    monkeypatch.setattr(Lane, "_run_batch", work)
     begun._compute(0, CPU)
     assert [number for what, number in order if what == "up"] == list(range(len(blocks)))
     for number in range(len(blocks) - 1):
         assert order.index(("up", number + 1)) < order.index(("work", number))
-    assert len(begun.computed) == len(blocks)
+    assert len(queues.computed) == len(blocks)
 
 
 class Stream:
@@ -234,7 +243,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, Stream]:
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(Tensor, "pin_memory", lambda self: self)
     monkeypatch.setattr(Tensor, "record_stream", lambda self, stream: None)
-    monkeypatch.setattr(lane, "_to_pinned", Tensor.clone)
+    monkeypatch.setattr(transfers, "_to_pinned", Tensor.clone)
     return streams
 
 
@@ -243,10 +252,10 @@ def test_copies_wait_for_no_more_than_they_must_and_nobody_spins(
 ) -> None:
     begun = started(arange((20, 20, 20)), conv())
     one = lane_of(begun)
-    one._streams = gpu["up"], gpu["down"]  # type: ignore[assignment]
-    one._first, one._first_s = one._mark(), begun.probe.clock()
+    one.transfers.streams = gpu["up"], gpu["down"]  # type: ignore[assignment]
+    one.clock = GpuClock(CPU, begun.probe)
     done = list(through(begun, one))
-    blocks = begun.geometry.count_blocks()
+    blocks = begun.job.geometry.count_blocks()
     assert gpu["up"].waits == []
     assert gpu["main"].waits == ["up"] * blocks
     assert gpu["down"].waits == ["main"] * blocks
@@ -266,8 +275,8 @@ def test_a_gpus_stages_are_timed_by_its_own_events(
     begun = started(arange((20, 20, 20)), conv())
     begun.probe.clock = lambda: 0.0  # the host's, on which nothing lasts
     one = lane_of(begun)
-    one._streams = gpu["up"], gpu["down"]  # type: ignore[assignment]
-    one._first, one._first_s = one._mark(), 0.0
+    one.transfers.streams = gpu["up"], gpu["down"]  # type: ignore[assignment]
+    one.clock = GpuClock(CPU, begun.probe)
     list(through(begun, one))
     for name in ("normalise", "forward", "stitch"):
         stage = begun.probe.totals()[name]

@@ -19,16 +19,16 @@ import penstock
 from penstock.base.config.infer import InferConfig
 from penstock.base.config.knobs import build
 from penstock.base.errors import UsageError
+from penstock.base.threads import Pool
 from penstock.data.box import Box
 from penstock.data.grid import Grid, indices
-from penstock.data.stores.claim import Claims
 from penstock.data.stores.open import open_source
-from penstock.inference import run as infer
 from penstock.inference.geometry import Geometry, PatchShape, patch_shape
 from penstock.inference.job import Job
-from penstock.inference.journal import Journal
 from penstock.inference.memory import Facts
-from penstock.inference.plan import make_plan, select
+from penstock.inference.plan import make_plan
+from penstock.inference.reading import BlockReader, wanted_blocks
+from penstock.inference.selection import select
 from penstock.inference.stitch import Assembly
 from penstock.inference.traffic import largest_block, open_peak, read_range, reads
 
@@ -131,11 +131,11 @@ def test_a_block_of_floats_is_prepared_with_no_more_than_the_plan_holds(spoilt: 
              "overlap": 4, "block": 256, "devices": "cpu"},
         )
     )  # fmt: skip
-    begun = infer._Inference(job, Journal(None, {}), Claims())
-    (block,) = begun.blocks
-    array = begun._fetch(block)
+    (block,) = wanted_blocks(job, set())
+    reader = BlockReader(job, {}, Pool(job.plan.read_buffer_bytes))
+    array = reader.fetch(block)
     tracemalloc.start()
-    loaded = begun._prepare(block, array)
+    loaded = reader.prepare(block, array)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     mask = block.support.size

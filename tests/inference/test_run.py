@@ -25,7 +25,7 @@ from penstock.data.box import Box
 from penstock.data.stores import kvstore
 from penstock.data.stores.memory import MemorySink, MemorySource
 from penstock.data.stores.tensorstore import TensorStoreSink
-from penstock.inference import journal, stitch
+from penstock.inference import journal, reading, stitch
 from penstock.inference import run as infer
 from penstock.inference.job import Job
 from penstock.models import devices
@@ -424,7 +424,7 @@ def failing_after(calls: int, real: Callable[..., Any]) -> Callable[..., Any]:
     ("stage", "owner", "attribute"),
     [
         ("read", MemorySource, "read"),
-        ("normalise", infer, "block_scaling"),
+        ("normalise", reading, "block_scaling"),
         ("forward", model.Identity, "forward"),
         ("stitch", stitch.Assembly, "_unit"),
         ("write", MemorySink, "write"),

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from penstock.base.errors import UsageError
 from penstock.inference.job import Job
+from penstock.inference.net import fit_batch
 from penstock.models import devices, footprint
 from penstock.models import load as model
 
@@ -132,6 +133,6 @@ def test_a_program_for_one_size_of_batch_runs_with_that(fixed: int, tmp_path: Pa
 
 def test_without_a_batch_a_gpu_gives_a_program_for_one_that(tmp_path: Path) -> None:
     job: Job = opened(np.zeros((20, 20, 20), "uint8"), model_type=exported(conv(), 1, tmp_path))
-    assert job._sized(on_cpu=False)[0] == 1
+    assert fit_batch(job.net.model, job.net.shape, None, on_cpu=False)[0] == 1
     other: Job = opened(np.zeros((20, 20, 20), "uint8"), model_type=conv())
-    assert other._sized(on_cpu=False)[0] == 16
+    assert fit_batch(other.net.model, other.net.shape, None, on_cpu=False)[0] == 16

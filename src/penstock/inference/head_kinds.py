@@ -19,9 +19,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..base import HeadKind, InferConfig, UsageError
-from ..data import Box, Scaling, Source, block_scaling, reflect
-from ..models import CHANNELS_LAST, Footprint, Head, Model, error_in_user_code
-from .heads import Origin, Part, said_kinds
+from ..data import Box, Source, block_scaling, reflect
+from ..models import Head, error_in_user_code
+from .heads import HeadPart, Origin, said_kinds
+from .net import Net, fixed_scaling
+from .selection import Volume
 
 _PLACES = (1 / 2, 1 / 4, 3 / 4)
 """Of the volume along each axis, where patches are looked at until one of them varies."""
@@ -38,59 +40,71 @@ class Seen:
     """Normalised and clipped, as the net is shown it."""
 
 
-def split(heads: Sequence[Head], num_outputs: int, model: str) -> list[Part]:
+def split(heads: Sequence[Head], num_outputs: int, model: str) -> list[HeadPart]:
     """What each output takes: a head, or a channel of the only one.
 
     Raises `UsageError` where outputs are more or fewer.
     """
-    names = [str(head.dtype).removeprefix("torch.") for head in heads]
+    dtypes = [str(head.dtype).removeprefix("torch.") for head in heads]
     if len(heads) == 1 < num_outputs == heads[0].channels:
         only = heads[0].name
-        return [Part(f"{only}.{i}", 1, names[0], i) for i in range(num_outputs)]
+        return [HeadPart(f"{only}.{i}", 1, dtypes[0], i) for i in range(num_outputs)]
     if len(heads) != num_outputs:
         shown = ", ".join(f"{head.name} ({head.channels} channels)" for head in heads)
         raise UsageError(
             f"model {model} returns {len(heads)} head(s), {shown}, but --out-spec "
             f"names {num_outputs}"
         )
-    return [Part(head.name, head.channels, name) for head, name in zip(heads, names, strict=True)]
+    pairs = zip(heads, dtypes, strict=True)
+    return [HeadPart(head.name, head.channels, dtype) for head, dtype in pairs]
 
 
 def head_kinds(
-    said: Sequence[str] | None,
-    parts: Sequence[Part],
-    model: Model,
-    footprint: Footprint,
-    candidates: Iterator[Seen],
-    batch: Sequence[int],
+    config: InferConfig, parts: Sequence[HeadPart], net: Net, candidates: Iterator[Seen]
 ) -> list[tuple[HeadKind, Origin]]:
     """The kind of each part, and who says so.
 
-    ``candidates`` are looked at only where nobody says it; ``batch`` is the net's input shape.
-    Raises `UsageError` for a head that looks like probabilities.
+    ``candidates`` are looked at only where nobody says it. Raises `UsageError` for a head that
+    looks like probabilities.
     """
-    kinds: list[tuple[HeadKind, Origin] | None]
-    kinds = [(kind, "said") if kind else None for kind in said_kinds(said, parts)]
-    if model.kind is not None:
-        kinds = [found or (model.kind, "known") for found in kinds]
-    kinds = [
-        found or (None if "float" in part.dtype else ("labels", "assumed"))
-        for found, part in zip(kinds, parts, strict=True)
-    ]
+    kinds: list[tuple[HeadKind, Origin] | None] = []
+    for part, said in zip(parts, said_kinds(config.head_kind, parts), strict=True):
+        if said is not None:
+            kinds.append((said, "said"))
+        elif net.model.kind is not None:
+            kinds.append((net.model.kind, "known"))
+        else:
+            kinds.append(None if "float" in part.dtype else ("labels", "assumed"))
     if None in kinds:
         seen = _varied(candidates)
-        outputs = _returned(model, footprint, seen, batch)
-        for part, found in zip(parts, kinds, strict=True):
-            if found is None:
-                _refuse_probabilities(part, outputs, seen, model.name)
-    return [found or ("intensity", "assumed") for found in kinds]
+        outputs = _returned(net, seen)
+        for part, kind in zip(parts, kinds, strict=True):
+            if kind is None:
+                _refuse_probabilities(part, outputs, seen, net.model.name)
+    return [kind or ("intensity", "assumed") for kind in kinds]
 
 
-def patches(
-    source: Source, t: int, channels: Sequence[int], shape: Sequence[int]
-) -> Iterator[NDArray[Any]]:
-    """Patches of a volume of a source at its middle and around it, (channels, z, y, x), reflected
-    where the volume is thinner."""
+def seen_patches(
+    config: InferConfig,
+    source: Source,
+    volume: Volume,
+    shape: Sequence[int],
+    clip: tuple[float, float] | None,
+) -> Iterator[Seen]:
+    """Patches of a volume at its middle and around it, as they are stored and as the net is shown
+    them. Each is normalised by itself, which stands for its block or volume."""
+    for patch in _patches(source, volume, shape):
+        scaling = fixed_scaling(config) or block_scaling(
+            patch, config.norm_lower, config.norm_upper, config.eps
+        )
+        values = patch.astype(np.float64)
+        values[~np.isfinite(values)] = scaling.lower
+        values = (values - scaling.lower) / scaling.scale
+        yield Seen(patch, values.clip(*clip) if clip else values)
+
+
+def _patches(source: Source, volume: Volume, shape: Sequence[int]) -> Iterator[NDArray[Any]]:
+    """Shape (channels, z, y, x), reflected where the volume is thinner."""
     domain = source.domain[2:]
     for places in itertools.product(_PLACES, repeat=3):
         axes = []
@@ -98,31 +112,10 @@ def patches(
             start = max(low, min(int(low + (high - low) * place) - side // 2, high - side))
             axes.append(reflect(np.arange(start, start + side), low, high))
         box = Box(tuple(int(a.min()) for a in axes), tuple(int(a.max()) + 1 for a in axes))
-        found = [
-            source.read(Box.of((t, channel), (1, 1)) + box)[0, 0][
-                np.ix_(*(a - start for a, start in zip(axes, box.start, strict=True)))
-            ]
-            for channel in channels
-        ]
-        yield np.stack(found)
-
-
-def sample_scaling(patch: NDArray[Any], config: InferConfig) -> Scaling:
-    """The scaling of a patch by itself, which stands for that of its block or volume."""
-    low, high = config.norm_lower, config.norm_upper
-    if config.normalize == "none":
-        return Scaling()
-    if config.normalize == "fixed":
-        return Scaling.of_range(low, high, low, high, config.eps)
-    return block_scaling(patch, low, high, config.eps)
-
-
-def shown(array: NDArray[Any], scaling: Scaling, clip: tuple[float, float] | None) -> Seen:
-    """A patch as it is stored, and as the net is shown it."""
-    values = array.astype(np.float64)
-    values[~np.isfinite(values)] = scaling.lower
-    values = (values - scaling.lower) / scaling.scale
-    return Seen(array, values if clip is None else values.clip(*clip))
+        array = np.empty((len(volume.channels), *box.shape), source.dtype)
+        volume.read(source, box, array)
+        within = (a - start for a, start in zip(axes, box.start, strict=True))
+        yield array[np.ix_(np.arange(len(array)), *within)]
 
 
 def _varied(candidates: Iterator[Seen]) -> Seen:
@@ -136,20 +129,18 @@ def _varied(candidates: Iterator[Seen]) -> Seen:
     return first
 
 
-def _returned(
-    model: Model, footprint: Footprint, seen: Seen, batch: Sequence[int]
-) -> dict[str, Tensor]:
+def _returned(net: Net, seen: Seen) -> dict[str, Tensor]:
     """The heads of one patch in float64, shape (channels, spatial...); run on the CPU."""
-    patch = torch.from_numpy(seen.shown).to(model.dtype).reshape(tuple(batch[1:]))
-    layout = CHANNELS_LAST[len(batch)] if footprint.channels_last else torch.contiguous_format
+    model = net.model
+    patch = torch.from_numpy(seen.shown).to(model.dtype).reshape(model.in_channels, *net.patch)
     # Programs that were exported for one size of batch take no other.
     fixed = isinstance(model.module, torch.fx.GraphModule)
     failed: Exception | None = None
-    for rows in (batch[0],) if fixed else (min(2, batch[0]), batch[0]):
-        rows_of_it = patch.expand(rows, *patch.shape).contiguous(memory_format=layout)
+    for rows in (net.forward,) if fixed else (min(2, net.forward), net.forward):
+        batch = patch.expand(rows, *patch.shape).contiguous(memory_format=net.layout)
         try:
             with torch.no_grad():  # what the net keeps of a forward stays of use for a training
-                heads = model.heads(model.module(rows_of_it))
+                heads = model.heads(model.module(batch))
             return {name: head[0].double() for name, head in heads.items()}
         except Exception as error:
             failed = error
@@ -159,14 +150,15 @@ def _returned(
     ) from failed
 
 
-def _refuse_probabilities(part: Part, outputs: dict[str, Tensor], seen: Seen, model: str) -> None:
-    name = part.name if part.channel is None else part.name.rpartition(".")[0]
-    head = outputs[name].numpy()
-    own = head if part.channel is None else head[part.channel]
+def _refuse_probabilities(
+    part: HeadPart, outputs: dict[str, Tensor], seen: Seen, model: str
+) -> None:
+    head = outputs[part.head].numpy()
+    values = head if part.channel is None else head[part.channel]
     inputs = (seen.stored, seen.shown)
-    if _within_one(own) and not any(_within_one(values) for values in inputs):
-        what = f"lies between {own.min():.3g} and {own.max():.3g}"
-    elif _sums_to_one(head) and not any(_sums_to_one(values) for values in inputs):
+    if _within_one(values) and not any(map(_within_one, inputs)):
+        what = f"lies between {values.min():.3g} and {values.max():.3g}"
+    elif _sums_to_one(head) and not any(map(_sums_to_one, inputs)):
         what = f"sums to 1 over its {len(head)} channels"
     else:
         return

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..base import HEAD_KINDS, HeadKind, UsageError
+from ..base import HEAD_KINDS, HeadKind, InferConfig, UsageError
 
 Origin = Literal["said", "known", "assumed"]
 
@@ -35,7 +35,7 @@ def is_wide(dtype: np.dtype[Any]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class HeadPart:
     """What one output takes of the model: a head, or a channel of the only one."""
 
     name: str
@@ -44,6 +44,11 @@ class Part:
     """Of the head, by torch's name."""
     channel: int | None = None
     """Of the only head, where its channels are dealt out."""
+
+    @property
+    def head(self) -> str:
+        """The name of the head that it is, or is a channel of."""
+        return self.name if self.channel is None else self.name.rpartition(".")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +80,7 @@ class HeadPlan:
         return f"{self.name}: {self.kind}{assumed}; {back}, {seam}, {self.dtype}"
 
 
-def said_kinds(said: Sequence[str] | None, parts: Sequence[Part]) -> list[HeadKind | None]:
+def said_kinds(said: Sequence[str] | None, parts: Sequence[HeadPart]) -> list[HeadKind | None]:
     """What ``--head-kind`` says of each part, None where it says nothing.
 
     Raises `UsageError` for a name that no head has, and for too few or too many.
@@ -84,12 +89,12 @@ def said_kinds(said: Sequence[str] | None, parts: Sequence[Part]) -> list[HeadKi
         return [None] * len(parts)
     named = dict(word.rsplit("=", 1) for word in said if "=" in word)
     if named:
-        known = [part.name for part in parts] + [_head_of(part) for part in parts]
+        names = {part.name for part in parts} | {part.head for part in parts}
         for name in named:
-            if name not in known:
+            if name not in names:
                 shown = ", ".join(part.name for part in parts)
                 raise UsageError(f"--head-kind {name!r}: the model has no such head, but {shown}")
-        return [_kind(named.get(part.name, named.get(_head_of(part)))) for part in parts]
+        return [_kind(named.get(part.name, named.get(part.head))) for part in parts]
     if len(said) not in (1, len(parts)):
         raise UsageError(
             f"--head-kind names {len(said)} kinds but the model has {len(parts)} head(s)"
@@ -97,15 +102,11 @@ def said_kinds(said: Sequence[str] | None, parts: Sequence[Part]) -> list[HeadKi
     return [_kind(said[0] if len(said) == 1 else said[i]) for i in range(len(parts))]
 
 
-def _head_of(part: Part) -> str:
-    return part.name if part.channel is None else part.name.rpartition(".")[0]
-
-
 def _kind(word: str | None) -> HeadKind | None:
     return next((kind for kind in HEAD_KINDS if kind == word), None)
 
 
-def default_dtype(kind: HeadKind, part: Part, source: np.dtype[Any]) -> np.dtype[Any]:
+def default_dtype(kind: HeadKind, part: HeadPart, source: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype of a new output. Labels that a net returns as floats become int32."""
     if kind == "intensity":
         return source
@@ -114,6 +115,34 @@ def default_dtype(kind: HeadKind, part: Part, source: np.dtype[Any]) -> np.dtype
     if part.dtype == "bool":
         return np.dtype(np.uint8)
     return np.dtype(part.dtype if "int" in part.dtype else np.int32)
+
+
+def plan_heads(
+    config: InferConfig,
+    parts: Sequence[HeadPart],
+    kinds: Sequence[tuple[HeadKind, Origin]],
+    dtypes: Sequence[np.dtype[Any]],
+    *,
+    fine: bool,
+) -> tuple[HeadPlan, ...]:
+    """How each head gets to its output, of one of ``dtypes``; ``fine`` where patches are normalised
+    in float64."""
+    heads = []
+    for part, (kind, origin), dtype in zip(parts, kinds, dtypes, strict=True):
+        wide = (fine or part.dtype == "float64") and is_wide(dtype)
+        heads.append(
+            HeadPlan(
+                name=part.name,
+                channels=part.channels,
+                kind=kind,
+                origin=origin,
+                dtype=dtype,
+                work=np.dtype(np.float64 if wide else np.float32),
+                blended=config.seam_mode == "blend" and kind != "labels",
+                denormalized=config.denormalize and kind == "intensity",
+            )
+        )
+    return tuple(heads)
 
 
 def whole_range(dtype: np.dtype[Any]) -> tuple[int, int]:

@@ -112,6 +112,21 @@ def attributes(module: nn.Module) -> str:
     return digest.hexdigest()[:16]
 
 
+def weights(module: torch.nn.Module) -> str:
+    """A hash of every weight, and of what else a module keeps with them."""
+    digest = hashlib.sha256()
+    state: dict[str, Any] = module.state_dict()
+    for name, held in sorted(state.items()):
+        if isinstance(held, torch.Tensor):
+            digest.update(f"{name} {tuple(held.shape)} {held.dtype}".encode())
+            raw = held.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            octets: Any = raw.numpy()
+            digest.update(octets)
+        else:  # by `get_extra_state`
+            digest.update(f"{name} {held!r}".encode())
+    return digest.hexdigest()[:16]
+
+
 def sources(reference: Any, module: nn.Module) -> str:
     """A hash of the user's files that a model is made of, with what they import from their own
     folders; empty for one that is Penstock's or a library's alone."""

@@ -15,6 +15,7 @@ harm, and counting on one that was never written would.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..base import TRACEBACK_FILE, UsageError, is_draft, replacing, scrubbed
+from ..data import Sink
 from ..instruments import set_aside
 
 try:
@@ -236,6 +238,22 @@ class Journal:
             with contextlib.suppress(OSError):  # of a line that could not be written: `note` told
                 self._log.close()
             self._log = None
+
+
+def default_run_dir(sink: Sink) -> Path | None:
+    """Beside a local store; in this folder for a remote one; nowhere for an array in memory.
+
+    Where the name alone does not say which array is meant, a hash of its address does.
+    """
+    store = sink.local_path
+    if store is not None and str(store.resolve()) == sink.address:
+        return store.with_name(store.name + ".penstock")
+    if store is None:
+        if "://" not in sink.address:
+            return None
+        store = Path(sink.address.rstrip("/").rpartition("/")[2])
+    address = hashlib.sha256(sink.address.encode()).hexdigest()[:8]
+    return store.with_name(f"{store.name}-{address}.penstock")
 
 
 def _claim(file: IO[str]) -> str | None:

@@ -1,24 +1,28 @@
 """Everything known before a byte moves: counts, bytes, amplifications, memory, and the refusal.
 
-A `Plan` is arithmetic on shapes. It opens nothing and reads nothing; `infer` gathers the `Facts`
-and carries the plan out. A job that cannot fit is refused here, with the two numbers and the flag
+A `Plan` is arithmetic on shapes. It opens nothing and reads nothing; `facts` gathers what it must
+know, and `run` carries it out. A job that cannot fit is refused here, with the two numbers and the flag
 that would mend it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..base import InferConfig, Refused, UsageError, format_bytes, format_count, significant
 from .geometry import Block, Geometry, PatchShape, per_axis
 from .memory import (
     Facts,
-    Memory,
+    HostMemory,
+    block_budget,
     block_bytes_of,
     block_voxel_bytes,
+    blocks_bytes,
+    cache_bytes,
     chunks_of_block,
+    computing_bytes,
     in_words,
     unit_voxel_bytes,
 )
@@ -32,37 +36,6 @@ UNIT_VOXELS = 2**22
 OWN_UNIT_VOXELS = 2**24
 """The same where each unit has percentiles, and so patches, of its own: 256 cubed, as small ones
 would share few patches."""
-
-
-def select(selection: Sequence[str | int], start: int, stop: int, flag: str) -> tuple[int, ...]:
-    """The coordinates that ``all``, ``3``, ``0:5`` or several of these name within a domain.
-
-    >>> select(["0:2", 5], 0, 6, "--t")
-    (0, 1, 5)
-    """
-    chosen: list[int] = []
-    for item in (part for value in selection for part in str(value).split(",")):
-        try:
-            if item == "all":
-                chosen += range(start, stop)
-            elif ":" in item:
-                low, high, *step = (int(n) if n else None for n in item.split(":"))
-                low, high = start if low is None else low, stop if high is None else high
-                several = range(low, high, *[n for n in step if n])
-                # One more than the input has is out of its range: the rest need not be spelt out.
-                chosen += several[: stop - start + 1]
-            else:
-                chosen.append(int(item))
-        except (ValueError, TypeError):
-            raise UsageError(f"{flag} {item!r} is not all, an index or a range like 0:5") from None
-    if not chosen:
-        raise UsageError(f"{flag} {' '.join(map(str, selection))} names nothing")
-    for value in chosen:
-        if not start <= value < stop:
-            raise UsageError(f"{flag} {value} is out of range: the input has {start} to {stop - 1}")
-    if len(set(chosen)) < len(chosen):
-        raise UsageError(f"{flag} {' '.join(map(str, selection))} names one index twice")
-    return tuple(chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +55,7 @@ class Plan:
     write_budget: int
     """Bytes of finished units that may wait to be written."""
     cache_bytes: int
-    memory: Memory
+    memory: HostMemory
     memory_limit: int
     device_peak: int | None
     voxels: int
@@ -120,8 +93,7 @@ class Plan:
     @property
     def read_buffer_bytes(self) -> int:
         """Room for what is read of any block."""
-        values = largest_block(self.geometry).hull.size * self.facts.in_channels
-        return values * self.facts.source_itemsize
+        return largest_block(self.geometry).hull.size * self.facts.in_bytes
 
     @property
     def block_buffer_bytes(self) -> int:
@@ -320,81 +292,51 @@ def _count(
     level: CacheLevel,
     limit: int,
 ) -> Plan:
-    out_bytes = sum(c * i for c, i in zip(facts.out_channels, facts.out_itemsizes, strict=True))
-    held_bytes = sum(unit_voxel_bytes(facts))
-    largest = largest_block(geometry)
-    block_bytes = block_bytes_of(facts, largest.read.size, largest.support.size)
-    lanes = len(facts.devices)
-    # A batch under way can hold patches of as many blocks as it has rows, and none of these is let
-    # go before the batch is full: there must be room for all of them and for one block more.
-    one_patch = block_bytes_of(facts, math.prod(shape.patch), math.prod(shape.patch))
-    least = facts.batch * one_patch + 2 * block_bytes
-    block_budget = least + max(1, config.prep_workers // lanes) * block_bytes
-    if config.max_inflight_batches is not None:
-        allowed = config.max_inflight_batches * facts.batch * one_patch
-        block_budget = min(block_budget, max(least, allowed))
-    on_host = all(device == "cpu" for device in facts.devices)
-    blocks = lanes * block_budget
-    if not on_host:  # two blocks of each go up at a time; torch pins memory in powers of two
-        read_bytes = largest.read.size * facts.in_channels * facts.source_itemsize
-        blocks += lanes * 2 * (1 << (read_bytes - 1).bit_length())
-
-    patch_values = facts.batch * math.prod(shape.patch)
-    channels = facts.in_channels + sum(facts.out_channels)
-    buffers = patch_values * facts.work_itemsize * channels
-    computing = max(facts.forward_bytes or 0, buffers) + facts.cast_bytes
-    forward = (computing + patch_values * facts.work_itemsize) if on_host else 0
-
-    unit_voxels = min(math.prod(geometry.unit), geometry.domain.size)
-    write_budget = (config.writer_workers + 1) * unit_voxels * out_bytes
-    waiting = min(write_budget // out_bytes, geometry.domain.size * facts.num_volumes)
-    writing = waiting * held_bytes
+    volume, num_volumes = geometry.domain.size, facts.num_volumes
+    patch, largest = math.prod(shape.patch), largest_block(geometry)
+    budget = block_budget(
+        facts,
+        block_bytes_of(facts, patch, patch),
+        block_bytes_of(facts, largest.read.size, largest.support.size),
+        config.prep_workers,
+        config.max_inflight_batches,
+    )
+    computing, buffers = computing_bytes(facts, patch)
+    batch_bytes = facts.batch * patch * facts.work_itemsize
+    unit = min(math.prod(geometry.unit), volume)
+    waiting = min((config.writer_workers + 1) * unit, volume * num_volumes)
+    writing = waiting * sum(unit_voxel_bytes(facts))
     if geometry.seam == "blend":  # each writer makes the dtype of the sink out of the sums
-        writing += config.writer_workers * unit_voxels * out_bytes
+        writing += config.writer_workers * unit * facts.out_bytes
     cached, decoded = reads(geometry, facts.source_chunk, level, origin=facts.source_origin)
-    channel_bytes = facts.in_channels * facts.source_itemsize
-    cache = cached * channel_bytes
-    if facts.source_cache is not None:
-        cache = facts.source_cache
-    elif cache:
-        # What a store notes of each chunk counts, too; a cache that holds all but one chunk of
-        # what comes round again holds none of it.
-        cache += cache // 32 + 2**20
+    cache = cache_bytes(facts, cached)
     at_once = min(facts.cores, config.prep_workers * chunks_of_block(facts, largest))
-    decoding = max(0, at_once * facts.chunk_bytes - cache)
-    device_peak = None
-    if not on_host:
-        device_peak = facts.weight_bytes + computing + buffers + block_budget
-    input_bytes = geometry.domain.size * facts.in_channels * facts.source_itemsize
+    passes = 0 if config.normalize != "global" else 2 if facts.source_itemsize > 2 else 1
     return Plan(
         facts=facts,
         geometry=geometry,
         shape=shape,
         batch=facts.batch,
-        num_units=len(geometry.units) * facts.num_volumes,
-        num_blocks=geometry.count_blocks() * facts.num_volumes,
-        num_patches=geometry.count_patches() * facts.num_volumes,
-        block_budget=block_budget,
-        write_budget=write_budget,
+        num_units=len(geometry.units) * num_volumes,
+        num_blocks=geometry.count_blocks() * num_volumes,
+        num_patches=geometry.count_patches() * num_volumes,
+        block_budget=budget,
+        write_budget=(config.writer_workers + 1) * unit * facts.out_bytes,
         cache_bytes=cache,
-        memory=Memory(
+        memory=HostMemory(
             base=facts.base_bytes,
-            forward=forward,
-            blocks=blocks,
-            assembly=open_peak(geometry) * held_bytes,
+            forward=computing + batch_bytes if facts.on_host else 0,
+            blocks=blocks_bytes(facts, budget, largest.read.size),
+            assembly=open_peak(geometry) * sum(unit_voxel_bytes(facts)),
             writing=writing,
             cache=cache,
-            decoding=decoding,
+            decoding=max(0, at_once * facts.chunk_bytes - cache),
         ),
         memory_limit=limit,
-        device_peak=device_peak,
-        voxels=geometry.domain.size * facts.num_volumes,
-        read_bytes=decoded * channel_bytes * facts.num_volumes,
-        statistics_bytes=(
-            input_bytes * facts.num_volumes * (2 if facts.source_itemsize > 2 else 1)
-            if config.normalize == "global"
-            else 0
-        ),
-        input_bytes=input_bytes * facts.num_volumes,
-        output_bytes=geometry.domain.size * out_bytes * facts.num_volumes,
+        device_peak=None if facts.on_host else facts.weight_bytes + computing + buffers + budget,
+        voxels=volume * num_volumes,
+        read_bytes=decoded * facts.in_bytes * num_volumes,
+        statistics_bytes=passes * volume * facts.in_bytes * num_volumes,
+        input_bytes=volume * facts.in_bytes * num_volumes,
+        output_bytes=volume * facts.out_bytes * num_volumes,
     )

@@ -1,30 +1,94 @@
-"""Reads the channels of a volume, and cuts it into pieces for statistics."""
+"""Reads blocks: which ones, what each sees, its own percentiles, and what of it is not finite."""
 
 from __future__ import annotations
 
-import math
+import itertools
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from ..data import Box, Grid, Source
-from .job import Volume
-
-STATISTICS_VOXELS = 2**22
-"""Voxels of the pieces in which a volume streams through the histogram."""
-
-
-def read_channels(source: Source, volume: Volume, box: Box, out: NDArray[Any]) -> None:
-    """The channels of a volume over a spatial box into ``out``, shape (channels, z, y, x)."""
-    for i, channel in enumerate(volume.channels):
-        lead = Box.of((volume.t, channel), (1, 1))
-        source.read(lead + box, out[None, i : i + 1])
+from ..base import Pool
+from ..data import ChunkCounter, Scaling, block_scaling, indices, reflect
+from .blocks import Loaded
+from .geometry import Block, block_halo
+from .job import Job
+from .traffic import read_range
 
 
-def pieces_of(source: Source) -> Grid:
-    """A volume in boxes of whole chunks, each small enough to hold."""
-    domain, step = source.domain[2:], list(source.chunks[2:])
-    for axis in (2, 1, 0):
-        room = max(1, STATISTICS_VOXELS // math.prod(step))
-        step[axis] *= min(room, -(-domain.shape[axis] // step[axis]))
-    return Grid(domain, tuple(step), source.grid_origin[2:])
+def wanted_blocks(job: Job, written: Set[tuple[int, ...]]) -> Iterator[Block]:
+    """Blocks in visiting order, renumbered without those all of whose units are written."""
+    number = itertools.count()
+    for volume in range(len(job.volumes)):
+        for block in job.geometry.blocks(volume=volume):
+            if not written or _is_wanted(job, block, written):
+                yield replace(block, number=next(number))
+
+
+def _is_wanted(job: Job, block: Block, written: Set[tuple[int, ...]]) -> bool:
+    support = block.support & job.geometry.regions[block.region]
+    touched = indices(job.geometry.units.touching(support))
+    return any((block.volume, *index) not in written for index in touched)
+
+
+class BlockReader:
+    """Reads the blocks of a job, in any number of threads."""
+
+    def __init__(self, job: Job, scalings: Mapping[int, Scaling], pool: Pool) -> None:
+        """``scalings`` are those of volumes, where blocks have none of their own."""
+        self.job, self.scalings, self.pool = job, scalings, pool
+        self.chunks = ChunkCounter(job.source, job.volumes, job.config.missing)
+
+    def fetch(self, block: Block) -> NDArray[Any]:
+        """The voxels that a block sees, reflected where it reaches past the volume's edge; a view
+        of an array of the pool."""
+        job, domain = self.job, self.job.geometry.domain
+        # Every voxel past the edge has its mirror image in ``inside``; both lie in ``hull``.
+        inside = read_range(block.read, domain)
+        hull = block.read.hull(inside)
+        shape = (job.net.model.in_channels, *hull.shape)
+        whole = self.pool.take(shape, job.source.dtype)
+        part = whole[(slice(None), *inside.within(hull))]
+        job.volumes[block.volume].read(job.source, inside, part)
+        owned = block.core & job.geometry.regions[block.region]
+        self.chunks.look(block.volume, owned, inside, part)
+        for axis in range(3):
+            low, high = domain.start[axis], domain.stop[axis]
+            if low <= hull.start[axis] and hull.stop[axis] <= high:
+                continue
+            seen = np.arange(block.read.start[axis], block.read.stop[axis])
+            outside = seen[(seen < low) | (seen >= high)]
+            planes = np.moveaxis(whole, axis + 1, 0)
+            origin = hull.start[axis]
+            planes[outside - origin] = planes[reflect(outside, low, high) - origin]
+        return whole[(slice(None), *block.read.within(hull))]
+
+    def prepare(self, block: Block, array: NDArray[Any]) -> Loaded:
+        """Find the block's scaling and set aside what is not finite."""
+        scaling = self.scalings.get(block.volume) or self._own_scaling(block, array)
+        if array.dtype.kind != "f":
+            return Loaded(block, array, scaling)
+        support = block.support.within(block.read)
+        invalid: NDArray[np.bool_] | None = None
+        for z in range(array.shape[1]):  # plane by plane: a mask of all of it has its weight
+            plane = array[:, z]
+            spoilt = ~np.isfinite(plane)
+            if not spoilt.any():
+                continue
+            plane[spoilt] = scaling.lower
+            if invalid is None:
+                invalid = np.zeros(block.support.shape, np.bool_)
+            if support[0].start <= z < support[0].stop:
+                invalid[z - support[0].start] = spoilt.any(axis=0)[support[1:]]
+        return Loaded(block, array, scaling, invalid)
+
+    def _own_scaling(self, block: Block, array: NDArray[Any]) -> Scaling:
+        """Percentiles of the write unit and its halo."""
+        config, geometry = self.job.config, self.job.geometry
+        unit = geometry.regions[block.region]
+        halo = block_halo(config, geometry)
+        seen = unit.grow(halo, halo) & geometry.domain
+        part = array[(slice(None), *seen.within(block.read))]
+        return block_scaling(part, config.norm_lower, config.norm_upper, config.eps)

@@ -1,0 +1,97 @@
+"""Gathers what a plan must know of an opened job and of the machine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from ..base import InferConfig, usable_cores
+from ..data import Source, why_no_lock
+from ..instruments import available_memory
+from .heads import HeadPlan, is_wide
+from .memory import Facts, resident_bytes
+from .net import Net
+from .outputs import Output
+
+
+def gather_facts(
+    config: InferConfig,
+    source: Source,
+    devices: Sequence[torch.device],
+    net: Net,
+    heads: Sequence[HeadPlan],
+    outputs: Sequence[Output],
+    num_volumes: int,
+    judging_bytes: int,
+) -> Facts:
+    """``judging_bytes`` is what judging heads left in memory: the forwards use it again, and they
+    are counted apart."""
+    # Asking a GPU makes its context, which this process then holds: base counts it.
+    device_bytes = _free_device_memory(devices)
+    return Facts(
+        domain=source.domain[2:],
+        source_itemsize=source.dtype.itemsize,
+        source_chunk=source.chunks[2:],
+        chunk_bytes=math.prod(source.chunks) * source.dtype.itemsize,
+        source_origin=source.grid_origin[2:],
+        source_is_float=source.dtype.kind == "f",
+        source_cache=source.cache_bytes or None,
+        source_caches=source.with_cache(1).cache_bytes != 0,
+        num_volumes=num_volumes,
+        batch=net.batch,
+        in_channels=net.model.in_channels,
+        out_channels=tuple(head.channels for head in heads),
+        out_itemsizes=tuple(head.dtype.itemsize for head in heads),
+        sum_itemsizes=tuple(head.blended * head.work.itemsize for head in heads),
+        write_grids=tuple(output.sink.write_grid[2:] for output in outputs),
+        anchor=outputs[0].anchor,
+        weight_bytes=net.model.weight_bytes,
+        forward_bytes=net.footprint.peak_bytes,
+        devices=tuple(device.type for device in devices),
+        base_bytes=resident_bytes() - judging_bytes,
+        available_bytes=available_memory(),
+        cores=usable_cores(),
+        device_bytes=device_bytes,
+        cast_bytes=net.model.weight_bytes // 2 if net.amp is not None else 0,
+        work_itemsize=max(
+            net.carrier.itemsize,
+            *(8 if head.kind == "labels" else head.work.itemsize for head in heads),
+        ),
+        heads=tuple(head.line() for head in heads),
+        notes=tuple(_notes(config, source, devices, net, outputs)),
+    )
+
+
+def _free_device_memory(devices: Sequence[torch.device]) -> int | None:
+    free = [torch.cuda.mem_get_info(device)[0] for device in devices if device.type == "cuda"]
+    return min(free) if free else None
+
+
+def _notes(
+    config: InferConfig,
+    source: Source,
+    devices: Sequence[torch.device],
+    net: Net,
+    outputs: Sequence[Output],
+) -> Iterator[str]:
+    """What the plan should say of how the model is run."""
+    yield from filter(None, (why_no_lock(output.sink) for output in outputs))
+    if is_wide(source.dtype) and net.model.dtype != torch.float64:
+        dtype = str(net.model.dtype).removeprefix("torch.")
+        yield f"the model takes {dtype}: it does not see all digits of {source.dtype}"
+    if config.normalize == "global" and config.model_fields_set & {"norm_lower", "norm_upper"}:
+        yield (
+            f"--norm-lower {config.norm_lower:g} and --norm-upper {config.norm_upper:g} are "
+            "percentiles of the whole volume; intensities are --normalize fixed --clip-norm 0 1"
+        )
+    if not net.footprint.channels_last:
+        yield "the model fails on tensors that are laid out channels last: it is slower without"
+    on_cuda = all(device.type == "cuda" for device in devices)
+    full = net.model.dtype == torch.float32
+    if config.amp == "auto" and on_cuda and full and net.amp is None:
+        yield (
+            "autocast is off, as values that are brought to no range are more than half "
+            "precision holds; --normalize with --clip-norm, or --amp, turns it on"
+        )

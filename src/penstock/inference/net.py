@@ -1,0 +1,134 @@
+"""The model of a job as it is run: its arithmetic, how many patches at a time, what that holds."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from ..base import InferConfig, UsageError
+from ..data import Scaling
+from ..models import CHANNELS_LAST, Footprint, Model, measure_footprint, placed
+from .geometry import PatchShape
+from .heads import is_wide
+
+GPU_BATCH = 16
+"""Patches in one forward on a GPU where the user does not say."""
+CPU_FORWARD = 2
+"""Patches in one forward on a CPU, whatever the batch, so that a result does not depend on it. Of a
+single one torch takes small convolutions to kernels of its own that are a quarter to a third slower
+than oneDNN's; more than two leave the cache."""
+
+
+@dataclass(frozen=True)
+class Net:
+    """A model fitted to a job."""
+
+    model: Model
+    shape: PatchShape
+    amp: torch.dtype | None
+    """The dtype of autocast; None: off."""
+    carrier: torch.dtype
+    """What patches are normalised in: float32, or float64 where the input's dtype needs it."""
+    clip: tuple[float, float] | None
+    """The range that normalised values are held to."""
+    batch: int
+    """Patches gathered before a forward."""
+    forward: int
+    """Patches in one forward: a CPU takes so many of a batch at a time."""
+    footprint: Footprint
+
+    @property
+    def patch(self) -> tuple[int, ...]:
+        """The spatial axes of a patch that the model sees, two or three."""
+        return _seen(self.shape)
+
+    @property
+    def layout(self) -> torch.memory_format:
+        """How batches lie in memory."""
+        axes = 2 + len(self.patch)
+        return CHANNELS_LAST[axes] if self.footprint.channels_last else torch.contiguous_format
+
+
+def fit_net(
+    config: InferConfig,
+    devices: Sequence[torch.device],
+    model: Model,
+    shape: PatchShape,
+    dtype: np.dtype[np.generic],
+) -> Net:
+    """Fit a model to patches of an input of ``dtype``, and to the devices that run it.
+
+    Raises `UsageError` where the model does not take such a batch.
+    """
+    on_cpu = all(device.type == "cpu" for device in devices)
+    amp = choose_amp(config, devices, model.dtype)
+    # A Mac's GPU has no float64.
+    fine = is_wide(dtype) and all(device.type != "mps" for device in devices)
+    if fine and not model.weight_bytes:
+        with contextlib.suppress(UsageError):  # of a net that makes float32 of its own
+            wide = replace(model, weightless_dtype=torch.float64)
+            fit_batch(wide, shape, config.batch, on_cpu=on_cpu)
+            model = wide
+    forward, footprint = fit_batch(model, shape, config.batch, on_cpu=on_cpu)
+    # All lanes on the CPU share this one.
+    module = placed(model.module, torch.device("cpu"), footprint.channels_last)
+    return Net(
+        model=replace(model, module=module),
+        shape=shape,
+        amp=amp,
+        carrier=torch.float64 if fine else torch.float32,
+        clip=None if config.clip_norm is None else config.clip_norm or (0.0, 1.0),
+        batch=-(-(config.batch or CPU_FORWARD) // forward) * forward if on_cpu else forward,
+        forward=forward,
+        footprint=footprint,
+    )
+
+
+def fit_batch(
+    model: Model, shape: PatchShape, batch: int | None, *, on_cpu: bool
+) -> tuple[int, Footprint]:
+    """Patches in one forward, and what that holds; ``batch`` is what the user says."""
+    # A net that was exported for one size of batch takes no other.
+    if on_cpu:
+        *sizes, last = (CPU_FORWARD, 1, batch) if batch else (CPU_FORWARD, 1)
+    else:
+        *sizes, last = (batch,) if batch else (GPU_BATCH, 1)
+    patch = (model.in_channels, *_seen(shape))
+    for size in sizes:
+        with contextlib.suppress(UsageError):
+            return size, measure_footprint(model, (size, *patch))
+    return last, measure_footprint(model, (last, *patch))
+
+
+def _seen(shape: PatchShape) -> tuple[int, ...]:
+    return shape.patch if shape.model_axes == 3 else shape.patch[1:]
+
+
+def fixed_scaling(config: InferConfig) -> Scaling | None:
+    """What patches are normalised by; None where percentiles of the data are."""
+    low, high = config.norm_lower, config.norm_upper
+    if config.normalize == "none":
+        return Scaling()
+    if config.normalize == "fixed":
+        return Scaling.of_range(low, high, low, high, config.eps)
+    return None
+
+
+def choose_amp(
+    config: InferConfig, devices: Sequence[torch.device], dtype: torch.dtype
+) -> torch.dtype | None:
+    """fp16 on CUDA unless told otherwise: it keeps 11 bits of an intensity where bf16 keeps 8. But
+    it ends at 65,504, so it is only for values that are brought to a range, and it is for a net of
+    ``dtype`` float32: one of half precision has what it wants."""
+    chosen = config.amp
+    if chosen == "auto":
+        ranged = config.normalize in ("percentile", "global") or (
+            config.normalize == "fixed" and config.clip_norm is not None
+        )
+        on_cuda = all(device.type == "cuda" for device in devices)
+        chosen = "fp16" if on_cuda and ranged and dtype == torch.float32 else "off"
+    return {"fp16": torch.float16, "bf16": torch.bfloat16, "off": None}[chosen]

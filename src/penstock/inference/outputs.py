@@ -1,0 +1,183 @@
+"""The outputs of a job: a sink for each head, and where in it the units of each volume land."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..base import HeadKind, InferConfig, UsageError
+from ..data import Box, Sink, Source, open_sink, overlap, same_array
+from .geometry import per_axis
+from .heads import HeadPart, Origin, default_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A sink, and where in it the units of each volume land."""
+
+    sink: Sink
+    channels: int
+    """Of the head that it takes."""
+    offset: tuple[int, ...]
+    """From the source's spatial coordinates to the sink's."""
+    places: tuple[tuple[int, int], ...]
+    """The time point and the first channel of each volume, in the sink's coordinates."""
+
+    @property
+    def anchor(self) -> tuple[int, ...]:
+        """A corner of the sink's spatial chunk grid, in source coordinates."""
+        lines = zip(self.sink.grid_origin[2:], self.offset, strict=True)
+        return tuple(line - offset for line, offset in lines)
+
+    def box(self, volume: int, unit: Box) -> Box:
+        """A unit of a volume in the sink, t c z y x."""
+        return Box.of(self.places[volume], (1, self.channels)) + unit.shift(self.offset)
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Opens the sinks of a job that runs over some times and channels of a source."""
+
+    config: InferConfig
+    source: Source
+    times: Sequence[int]
+    channels: Sequence[int]
+    at_once: int
+    """Channels that the model takes at once."""
+
+    def open(
+        self, parts: Sequence[HeadPart], kinds: Sequence[tuple[HeadKind, Origin]]
+    ) -> list[Output]:
+        """An output for each part of the model; creates nothing.
+
+        Raises `UsageError` for a sink that cannot take its part, and for two that do not go
+        together.
+        """
+        config, source = self.config, self.source
+        groups = len(self.channels) // self.at_once
+        outputs: list[Output] = []
+        for spec, part, dtype in zip(
+            config.out_spec, parts, self._dtypes(parts, kinds), strict=True
+        ):
+            shape = (len(self.times), groups * part.channels, *source.domain.shape[2:])
+            sink = open_sink(
+                spec,
+                domain=Box.of((0,) * 5, shape),
+                dtype=dtype,
+                like=source,
+                chunks=_chunks(config),
+                shards=config.shards and per_axis(config.shards, plane=False, thin=1),
+                overwrite=config.overwrite,
+                resume=config.resumes,
+                at=(0, 0, *source.domain.start[2:]),
+            )
+            if same_array(source, sink):
+                itself = sink.address == source.address
+                how = "is the input itself" if itself else "and the input lie inside one another"
+                raise UsageError(f"--out-spec {sink.name} {how}")
+            outputs.append(self._placed(sink, part.channels))
+        for one, other in itertools.combinations(outputs, 2):
+            _check_pair(one, other)
+        return outputs
+
+    def _dtypes(
+        self, parts: Sequence[HeadPart], kinds: Sequence[tuple[HeadKind, Origin]]
+    ) -> list[np.dtype[Any]]:
+        """The dtype of each output, where it is new."""
+        said = self.config.out_dtype
+        if said is None:
+            pairs = zip(parts, kinds, strict=True)
+            return [default_dtype(kind, part, self.source.dtype) for part, (kind, _) in pairs]
+        if len(said) not in (1, len(parts)):
+            raise UsageError(
+                f"--out-dtype names {len(said)} dtypes but there are {len(parts)} outputs"
+            )
+        return [_dtype(name) for name in (said * len(parts) if len(said) == 1 else said)]
+
+    def _placed(self, sink: Sink, channels: int) -> Output:
+        """Check that a sink can take a head, and find where each volume lands in it.
+
+        Along t and c a sink may hold just what is selected, in that order, or all that the source
+        has, at the same indices; the latter along c only where each channel gives channels of its
+        own.
+        """
+        have, domain = sink.domain, self.source.domain
+        for axis, name in enumerate("zyx", start=2):
+            if have.shape[axis] != domain.shape[axis]:
+                raise UsageError(
+                    f"--out-spec {sink.name} has {have.shape[axis]} along {name} but this job "
+                    f"writes {domain.shape[axis]}"
+                )
+        for axis, name, once in ((0, "t", 1), (1, "c", channels)):
+            grid = sink.write_grid[axis]
+            if once % grid and once < have.shape[axis]:
+                raise UsageError(
+                    f"--out-spec {sink.name} keeps {grid} along {name} in one chunk but {once} "
+                    "is written at a time; give it chunks of 1 there"
+                )
+        single = self.at_once == 1
+        firsts = self.channels if single else range(len(self.channels) // self.at_once)
+        time_points = self._places(sink, 0, self.times, 1, whole=True)
+        first_channels = self._places(sink, 1, firsts, channels, whole=single)
+        offset = zip(domain.start[2:], have.start[2:], strict=True)
+        return Output(
+            sink,
+            channels,
+            tuple(there - here for here, there in offset),
+            tuple(itertools.product(time_points, first_channels)),
+        )
+
+    def _places(
+        self, sink: Sink, axis: int, selected: Sequence[int], size: int, *, whole: bool
+    ) -> list[int]:
+        """Where the selected along t or c begin in a sink, ``size`` for each of them."""
+        have, domain = sink.domain, self.source.domain
+        if have.shape[axis] == len(selected) * size:
+            return [have.start[axis] + i * size for i in range(len(selected))]
+        if whole and have.shape[axis] == domain.shape[axis] * size:
+            return [have.start[axis] + (i - domain.start[axis]) * size for i in selected]
+        raise UsageError(
+            f"--out-spec {sink.name} has {have.shape[axis]} along {'tc'[axis]} but this job "
+            f"writes {len(selected) * size}"
+        )
+
+
+def _check_pair(one: Output, other: Output) -> None:
+    if overlap(one.sink, other.sink):
+        raise UsageError(f"--out-spec {one.sink.name} and {other.sink.name} overlap")
+    for axis, grid in enumerate(other.sink.write_grid[2:]):
+        if (one.anchor[axis] - other.anchor[axis]) % grid:
+            raise UsageError(
+                f"--out-spec {one.sink.name} and {other.sink.name}: their chunks begin at "
+                f"different places along {'zyx'[axis]}"
+            )
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    try:
+        return np.dtype(name)
+    except TypeError:
+        raise UsageError(f"--out-dtype {name!r} is no dtype; try uint16 or float32") from None
+
+
+def _chunks(config: InferConfig) -> tuple[int, ...] | None:
+    """Chunks of a new output: what the user said, or what divides their block evenly; None,
+    for those of any other output, where nothing of a sensible size does."""
+    if config.chunks is not None:
+        return per_axis(config.chunks, plane=False, thin=1)
+    if config.block is None or config.shards is not None:
+        return None
+    sides = tuple(chunk_side(n) for n in per_axis(config.block, plane=False, thin=1))
+    return sides if all(sides) else None
+
+
+def chunk_side(block: int) -> int:
+    """The side of a chunk, nearest 128, that divides a block's evenly; 0 where none within 4 times
+    of it does: one voxel is as many files, and one chunk for all takes the memory of all."""
+    divisors = (n for n in range(1, min(block, 4 * 128) + 1) if block % n == 0)
+    side = min(divisors, key=lambda n: max(n / 128, 128 / n))
+    return side if side >= min(block, 128 // 4) else 0

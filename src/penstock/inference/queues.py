@@ -1,0 +1,42 @@
+"""What waits between the stages of a job, and the memory that it may take."""
+
+from __future__ import annotations
+
+from ..base import Budget, Channel, Flow, Pool
+from .blocks import Computed, Loaded
+from .job import Job
+from .stitch import Unit
+
+
+class Queues:
+    """The channels of a job, each bounded by a budget of bytes, and the pools of its arrays."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, plan, lanes = job, job.plan, len(job.devices)
+        self.flow = Flow()
+        self.read_pool = Pool(plan.read_buffer_bytes)
+        self.block_pool = Pool(plan.block_buffer_bytes)
+        self.unit_pool = Pool(plan.unit_buffer_bytes)
+        self.readers = max(1, job.config.prep_workers // lanes)
+        """Threads that read for each lane."""
+        self.room = [Budget(self.flow, plan.block_budget) for _ in job.devices]
+        """Of each lane: bytes of blocks from the start of reading to the end of stitching."""
+        self.loaded: list[Channel[Loaded]] = [Channel(self.flow, self.readers) for _ in job.devices]
+        self.computed: Channel[tuple[int, Computed]] = Channel(self.flow, lanes)
+        """Blocks, each with the number of its lane."""
+        self.write_room = Budget(self.flow, plan.write_budget)
+        self.whole: Channel[Unit] = Channel(self.flow)
+
+    def limits(self) -> dict[str, int]:
+        """Items that fit into each queue, by the names that metrics have for it."""
+        plan = self.job.plan
+        blocks = len(self.room) * plan.block_budget // plan.largest_block_bytes
+        return {"prep": blocks, "stitch": blocks, "write-0": self.job.config.writer_workers + 1}
+
+    def lengths(self) -> dict[str, float]:
+        """Items that wait in each queue now."""
+        return {
+            "prep": sum(map(len, self.loaded)),
+            "stitch": len(self.computed),
+            "write-0": len(self.whole),
+        }

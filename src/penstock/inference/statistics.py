@@ -1,0 +1,92 @@
+"""The scaling of each volume, found before its first block is read: exact percentiles, or fixed."""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import asdict
+
+import numpy as np
+
+from ..base import Flow
+from ..data import ChunkCounter, Grid, Histogram, Scaling, Source
+from .job import Job
+from .journal import Journal
+from .net import fixed_scaling
+from .watch import Watch
+
+STATISTICS_VOXELS = 2**22
+"""Voxels of the pieces in which a volume streams through the histogram."""
+
+
+def find_scalings(job: Job, journal: Journal, watch: Watch) -> dict[int, Scaling]:
+    """The scalings of volumes by their numbers; none where each block has one of its own.
+
+    What an earlier part of the run found is in its journal.
+    """
+    if job.config.normalize == "percentile":
+        return {}
+    fixed = fixed_scaling(job.config)
+    numbers = range(len(job.volumes))
+    return {number: fixed or _global_scaling(job, journal, watch, number) for number in numbers}
+
+
+def _global_scaling(job: Job, journal: Journal, watch: Watch, number: int) -> Scaling:
+    config, volume = job.config, job.volumes[number]
+    saved = journal.statistics.get(str(number))
+    if saved is not None:
+        return Scaling(saved["lower"], saved["scale"])
+    histogram = Histogram(job.norm_source.dtype)
+    while not histogram.done:
+        _stream(job, watch, number, histogram)
+        histogram.advance((config.norm_lower, config.norm_upper))
+    scaling = histogram.scaling(config.norm_lower, config.norm_upper, config.eps)
+    noted = {
+        "t": volume.t,
+        "c": list(volume.channels),
+        "percentiles": [config.norm_lower, config.norm_upper],
+        "count": histogram.count,
+        **asdict(scaling),
+    }
+    with watch.stage("statistics", journal.path("statistics.json"), timed=False):
+        journal.save_statistics(number, noted)
+    return scaling
+
+
+def _stream(job: Job, watch: Watch, number: int, histogram: Histogram) -> None:
+    """Pass a volume through the histogram once, in whole chunks, read side by side by as many
+    as the plan has room for."""
+    source, volume, memory = job.norm_source, job.volumes[number], job.plan.memory
+    flow, lock, grid = Flow(), threading.Lock(), _pieces_of(source)
+    chunks = ChunkCounter(source, job.volumes, job.config.missing)
+    pieces = iter(grid)
+    room = memory.total - memory.base - memory.runtime
+    # As decoded, and once more where it is put.
+    held = 2 * math.prod(grid.step) * len(volume.channels) * source.dtype.itemsize
+
+    def work() -> None:
+        while not flow.failed:
+            with lock:
+                piece = next(pieces, None)
+            if piece is None:
+                return
+            with watch.stage("read", f"statistics at {piece} of {source.name}"):
+                array = np.empty((len(volume.channels), *piece.shape), source.dtype)
+                volume.read(source, piece, array)
+                if job.config.missing == "error":  # else the blocks will be counted
+                    chunks.look(number, piece, piece, array)
+            with lock, watch.probe.span("statistics", piece):
+                histogram.add(array)
+
+    for i in range(max(1, min(job.config.prep_workers, room // held))):
+        flow.spawn(f"statistics-{i}", work)
+    flow.join()
+
+
+def _pieces_of(source: Source) -> Grid:
+    """A volume in boxes of whole chunks, each small enough to hold."""
+    domain, step = source.domain[2:], list(source.chunks[2:])
+    for axis in (2, 1, 0):
+        room = max(1, STATISTICS_VOXELS // math.prod(step))
+        step[axis] *= min(room, -(-domain.shape[axis] // step[axis]))
+    return Grid(domain, tuple(step), source.grid_origin[2:])

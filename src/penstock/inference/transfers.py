@@ -1,0 +1,126 @@
+"""What passes between a lane and its device: copies of blocks, and the times of the work.
+
+On the CPU copies are free and work is timed as it is done. A GPU is only told what to do: a block
+crosses the bus from and to pinned memory on a stream of its own for each way, and the device's own
+events time the work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..instruments import Probe
+from .blocks import Computed, Loaded
+from .geometry import Block
+
+
+class Transfers:
+    """Brings blocks to a device, and what was computed of them back to the host."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.streams: tuple[torch.cuda.Stream, torch.cuda.Stream] | None = None
+        """The way in and the way out of a GPU."""
+        if device.type == "cuda":
+            self.streams = torch.cuda.Stream(device), torch.cuda.Stream(device)
+
+    def upload(self, loaded: Loaded) -> None:
+        """Begin to bring a block to the device, unless that was begun before."""
+        if loaded.native is not None:
+            return
+        assert loaded.array is not None
+        native = torch.from_numpy(loaded.array)
+        if self.streams is None:
+            loaded.native = native.to(self.device)
+            return
+        # Torch keeps released pinned memory and hands it out again: after the first blocks
+        # this allocates nothing.
+        with torch.cuda.stream(self.streams[0]):
+            loaded.native = native.pin_memory().to(self.device, non_blocking=True)
+            loaded.arrived = torch.cuda.Event()
+            loaded.arrived.record(self.streams[0])
+
+    def take(self, loaded: Loaded) -> tuple[NDArray[Any], Tensor]:
+        """A block's array on the host and on the device, which the block then holds no longer."""
+        self.upload(loaded)
+        array, native = loaded.array, loaded.native
+        loaded.array = loaded.native = None
+        assert array is not None and native is not None
+        if loaded.arrived is not None:
+            main = torch.cuda.current_stream(self.device)
+            main.wait_event(loaded.arrived)
+            native.record_stream(main)
+        return array, native
+
+    def download(self, computed: Computed) -> Computed:
+        """Begin to bring the outputs of a block to the host; see `Computed.wait`."""
+        outputs, tally = computed.outputs, computed.tally
+        if self.streams is None:
+            computed.outputs, computed.tally = [each.cpu() for each in outputs], tally.cpu()
+            return computed
+        stream = self.streams[1]
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        # Who waits for it leaves the processor to others.
+        computed.ready = torch.cuda.Event(blocking=True)
+        with torch.cuda.stream(stream):
+            computed.outputs = [_to_pinned(each) for each in outputs]
+            computed.tally = _to_pinned(tally)
+            computed.ready.record(stream)
+        for tensor in (*outputs, tally):
+            tensor.record_stream(stream)
+        return computed
+
+
+def _to_pinned(tensor: Tensor) -> Tensor:
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)
+
+
+@dataclass(slots=True)
+class _Queued:
+    """Work of a stage on a block that a GPU was told to do."""
+
+    stage: str
+    block: Block
+    begin: torch.cuda.Event
+    end: torch.cuda.Event
+
+
+class GpuClock:
+    """Times what a GPU does by events of its own, on the clock of a probe."""
+
+    def __init__(self, device: torch.device, probe: Probe) -> None:
+        self.device, self.probe = device, probe
+        self._queued: deque[_Queued] = deque()
+        self._first = self._mark()
+        self._first.synchronize()
+        self._first_s = probe.clock()
+
+    @contextlib.contextmanager
+    def span(self, stage: str, block: Block) -> Iterator[None]:
+        """Time the work that the device is told to do meanwhile."""
+        begin = self._mark()
+        yield
+        self._queued.append(_Queued(stage, block, begin, self._mark()))
+
+    def _mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True, blocking=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def report(self, *, wait: bool = False) -> None:
+        """Give the probe the spans of the work that is done by now, or of all of it."""
+        while self._queued and (wait or self._queued[0].end.query()):
+            done = self._queued.popleft()
+            done.end.synchronize()
+            start = self._first_s + self._first.elapsed_time(done.begin) / 1e3
+            end = start + done.begin.elapsed_time(done.end) / 1e3
+            self.probe.record(done.stage, start, end, done.block, waiting=False)
