@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from penstock.base.config.bench import BenchLoaderConfig
 from penstock.base.config.knobs import build
 from penstock.base.errors import UsageError
+from penstock.bench.cases.loader import ladder_cases, loader_cases, loader_rules
 from penstock.bench.launch.supervisor import LaunchRequest
 from penstock.bench.measure import Rules, measure_scenario
 from penstock.bench.scenarios import WrongResult
@@ -27,7 +28,6 @@ from penstock.bench.scenarios.ladder import rung
 from penstock.bench.scenarios.loader import LoaderScenario, check
 from penstock.bench.scenarios.sources import Counters
 from penstock.cli import main
-from penstock.cli.bench_loader import cases_of, ladder_of, rules
 from penstock.data.packed.checksums import checksum
 from penstock.instruments import page_cache as pagecache
 from penstock.instruments.ledger import Ledger
@@ -211,15 +211,15 @@ def config(**knobs: Any) -> BenchLoaderConfig:
 
 def test_cases_are_every_combination_once() -> None:
     chosen = config(loaders=["penstock", "zarr"], threads=[1, 2, 2], batch_sizes=[4], batches=7)
-    cases = cases_of(chosen, "data")
+    cases = loader_cases(chosen, "data")
     assert [(c["loader"], c["batch"], c["threads"]) for c in cases] == [
         ("penstock", 4, 1), ("zarr", 4, 1), ("penstock", 4, 2), ("zarr", 4, 2),
     ]  # fmt: skip
     assert Path(cases[0]["data"]).is_absolute()
-    assert [c["rung"] for c in ladder_of(cases)] == ["L0", "L1", "L2", "L3", "L4", "L5"] * 2
-    assert all("loader" not in c for c in ladder_of(cases))
-    assert rules(chosen)["series"] == 7
-    assert cases_of(config(), "s3://bucket/data")[0]["cache"] == "as-is"
+    assert [c["rung"] for c in ladder_cases(cases)] == ["L0", "L1", "L2", "L3", "L4", "L5"] * 2
+    assert all("loader" not in c for c in ladder_cases(cases))
+    assert loader_rules(chosen.batches, chosen.warmup)["series"] == 7
+    assert loader_cases(config(), "s3://bucket/data")[0]["cache"] == "as-is"
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_cases_are_every_combination_once() -> None:
 )
 def test_what_makes_no_sense_is_refused(knobs: dict[str, Any], data: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        cases_of(config(**knobs), data)
+        loader_cases(config(**knobs), data)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_bad_input_is_one_sentence_and_creates_nothing(
 def test_the_exit_code_is_that_of_the_launches(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, code: int
 ) -> None:
-    monkeypatch.setattr("penstock.cli.bench_loader.checked", lambda cases, config: cases)
+    monkeypatch.setattr("penstock.bench.checked_loader_cases", lambda cases, *_: cases)
     monkeypatch.setattr(
         "penstock.cli.bench_loader._sweep", lambda *_: [record(0, 1.0), record(1, 1.0, status)]
     )

@@ -18,13 +18,13 @@ from torch import nn
 from penstock.base.config.bench import BenchModelConfig
 from penstock.base.config.knobs import build
 from penstock.base.errors import UsageError
+from penstock.bench.cases.model import model_case_namer, model_cases
 from penstock.bench.launch.supervisor import LaunchRequest, run_launch
 from penstock.bench.launch.worker import status_of
 from penstock.bench.scenarios import WrongResult
 from penstock.bench.scenarios import model as under_test
 from penstock.bench.scenarios.model import ModelScenario, check, structure
 from penstock.cli import main
-from penstock.cli.bench import cases_of, namer
 from penstock.instruments.ledger import Ledger
 from penstock.instruments.record import Record
 
@@ -440,7 +440,7 @@ def config(**settings: Any) -> BenchModelConfig:
 
 
 def test_the_defaults_are_the_seeds() -> None:
-    cases = cases_of(config())
+    cases = model_cases(config())
     assert [(case["tile"], case["batch"]) for case in cases] == [
         ("256", 1), ("256", 2), ("256", 4), ("384", 1), ("384", 2), ("384", 4)
     ]  # fmt: skip
@@ -448,8 +448,8 @@ def test_the_defaults_are_the_seeds() -> None:
 
 
 def test_axes_are_multiplied_and_named_where_they_differ() -> None:
-    cases = cases_of(config(amp=("off", "on"), tile_sizes=("8", "8", "16"), batch_sizes=(1,)))
-    name = namer(cases)
+    cases = model_cases(config(amp=("off", "on"), tile_sizes=("8", "8", "16"), batch_sizes=(1,)))
+    name = model_case_namer(cases)
     assert [name(case) for case in cases] == [
         "tile 8, batch 1, no amp",
         "tile 8, batch 1, amp",

@@ -19,12 +19,13 @@ from penstock.base.config.bench import BenchQueueConfig
 from penstock.base.config.knobs import build
 from penstock.base.errors import StageError, UsageError
 from penstock.base.outputs import REGISTER
+from penstock.bench.cases.queue import queue_case_name, queue_cases, queue_rules
 from penstock.bench.measure import Rules, measure_scenario
 from penstock.bench.scenarios import WrongResult
 from penstock.bench.scenarios.compute import Busy, calibrated, make, timed
 from penstock.bench.scenarios.queue import FromLoader, InPlace, QueueScenario
 from penstock.cli import main
-from penstock.cli.bench_queue import cases_of, name_of, outcome, rules
+from penstock.cli.bench_queue import outcome
 from penstock.instruments.ledger import Ledger
 from penstock.instruments.record import Failure, Record, case_key
 from penstock.instruments.stats.intervals import Interval
@@ -97,7 +98,7 @@ def test_a_launch_is_an_iteration_for_each_sample_from_a_full_queue() -> None:
     feed = Feed(1, 4, read_s=2.0, compute_s=1.0)
     world = World(feed, 12)
     scenario = QueueScenario(CASE, world, world)
-    result = measure_scenario(scenario, Rules(**rules(12)), lambda stage: None, world.clock)
+    result = measure_scenario(scenario, Rules(**queue_rules(12)), lambda stage: None, world.clock)
     assert result["samples_s"]["step"] == pytest.approx(world.timeline.seconds)
     assert result["samples_s"]["get"] == pytest.approx(world.timeline.waits)
     assert result["samples_s"]["compute"] == pytest.approx([1.0] * 12)
@@ -223,8 +224,8 @@ def config(**knobs: Any) -> BenchQueueConfig:
 
 
 def test_for_each_number_of_workers_one_case_only_reads(tmp_path: Path) -> None:
-    cases = cases_of(str(tmp_path), config(workers=(0, 2), queue_sizes=(1, 8, 1)))
-    assert [name_of(case) for case in cases] == [
+    cases = queue_cases(str(tmp_path), config(workers=(0, 2), queue_sizes=(1, 8, 1)))
+    assert [queue_case_name(case) for case in cases] == [
         "workers 0, reading alone",
         "workers 0, beside sleep",
         "workers 2, queue 8, reading alone",
@@ -248,7 +249,7 @@ def test_what_makes_no_sense_is_refused(
     tmp_path: Path, knobs: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        cases_of(str(tmp_path), config(**knobs))
+        queue_cases(str(tmp_path), config(**knobs))
 
 
 def test_data_that_is_not_there_is_refused(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.optimize import nnls
 
 from penstock.base.errors import NotComparable, UsageError
-from penstock.cli.train import lines
+from penstock.cli.train import summary_lines as lines
 from penstock.scaling.laws import Amdahl, Usl, amdahl, karp_flatt, peak, usl
 from penstock.scaling.simulate import (
     Device,

@@ -28,6 +28,7 @@ from .config.knobs import Natural as Natural
 from .config.knobs import Positive as Positive
 from .config.knobs import Replacing as Replacing
 from .config.knobs import add_flags as add_flags
+from .config.knobs import add_kinds as add_kinds
 from .config.knobs import as_settings as as_settings
 from .config.knobs import build as build
 from .config.knobs import from_flags as from_flags
@@ -101,4 +102,5 @@ from .threads import usable_cores as usable_cores
 from .units import format_bytes as format_bytes
 from .units import format_count as format_count
 from .units import format_seconds as format_seconds
+from .units import plural as plural
 from .units import significant as significant

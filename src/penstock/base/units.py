@@ -43,6 +43,15 @@ def significant(value: float, digits: int = 3) -> str:
     return text.rstrip(".")
 
 
+def plural(count: int, thing: str) -> str:
+    """
+    >>> plural(1, "case"), plural(5, "launch")
+    ('1 case', '5 launches')
+    """
+    ending = "es" if thing.endswith(("ch", "s", "x")) else "s"
+    return f"{count} {thing}{ending * (count != 1)}"
+
+
 def format_bytes(count: float) -> str:
     """
     >>> format_bytes(3 * 2**30), format_bytes(512)

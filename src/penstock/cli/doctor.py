@@ -34,7 +34,7 @@ from ..instruments import (
     read_conditions,
     swap_in_use,
 )
-from .bench import check_ledger
+from .sweep import check_ledger
 
 Block = Mapping[str, Any]
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d+)?")

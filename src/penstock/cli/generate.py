@@ -11,8 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +24,11 @@ from ..base import (
     check_local,
     format_bytes,
     from_flags,
+    plural,
     significant,
     usable_cores,
 )
+from .progress import counted_progress
 
 if TYPE_CHECKING:
     from ..data import Packed
@@ -82,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 def _what(args: argparse.Namespace) -> tuple[str, Path]:
     from ..data import PRESETS
 
-    known = ", ".join((*PRESETS, VOLUME, XVIEW3))
+    presets = (*PRESETS, VOLUME, XVIEW3)
     # Where one word is given, argparse takes it for the last of the two.
     words = [str(word) for word in (args.preset, args.out) if word is not None]
     if args.source:
@@ -94,11 +95,11 @@ def _what(args: argparse.Namespace) -> tuple[str, Path]:
         return "", Path(words[0])
     if len(words) != 2:
         raise UsageError(
-            f"give what to make ({known}, or --from FILE.nc) and OUT; "
+            f"give what to make ({', '.join(presets)}, or --from FILE.nc) and OUT; "
             f"got {' '.join(words) or 'neither'}"
         )
-    if words[0] not in (*PRESETS, VOLUME, XVIEW3):
-        raise UsageError(f"there is no preset {words[0]!r}; there are {known}")
+    if words[0] not in presets:
+        raise UsageError(f"there is no preset {words[0]!r}; there are {', '.join(presets)}")
     return words[0], Path(words[1])
 
 
@@ -157,7 +158,7 @@ def _write(
 
     if config.shards and len(config.shards) != 1:
         raise UsageError(f"--shards {config.shards}: give one number, the samples in a shard")
-    with shown_progress(len(ids)) as progress:
+    with counted_progress(len(ids)) as progress:
         return write_dataset(
             out,
             layouts,
@@ -178,7 +179,7 @@ def _volume(out: Path, config: GenerateConfig) -> Packed:
 
     specimen = Specimen(config.seed)
     facts = {"preset": VOLUME, "seed": config.seed, "settings": as_settings(config)}
-    with shown_progress(math.prod(config.shape), "voxels") as progress:
+    with counted_progress(math.prod(config.shape), "voxels") as progress:
         return write_volume(
             out,
             config.shape,
@@ -201,7 +202,7 @@ def _xview3(out: Path, config: GenerateConfig) -> int:
 
     clear_data_set(out, config.overwrite)
     validation = config.validation or max(1, config.scenes // 4)
-    with shown_progress(config.scenes, "scenes") as progress:
+    with counted_progress(config.scenes, "scenes") as progress:
         counts = write_data_set(
             out,
             (config.size[0], config.size[1]),
@@ -222,7 +223,7 @@ def lines(packed: Packed) -> list[str]:
     """What was made, for people."""
     samples = packed.num_samples
     dtypes = ", ".join(dict.fromkeys(str(array.dtype) for array in packed.arrays.values()))
-    made = [f"{packed.root}: {samples} sample{'s' * (samples != 1)}, {dtypes}"]
+    made = [f"{packed.root}: {plural(samples, 'sample')}, {dtypes}"]
     if packed.document.get("preset") == VOLUME:
         made[0] += ": an OME-Zarr volume and its planes, each with a checksum"
     for array in packed.arrays.values():
@@ -233,43 +234,9 @@ def lines(packed: Packed) -> list[str]:
         )
     if (source := packed.document.get("source")) is not None:
         made.append(f"Values are those of {source} as xarray decodes them, cast to float32.")
-    made.append(_ratio(packed.document["decoded_bytes"], packed.document["stored_bytes"]))
-    return made
-
-
-def _ratio(decoded: int, stored: int) -> str:
-    return (
+    decoded, stored = packed.document["decoded_bytes"], packed.document["stored_bytes"]
+    made.append(
         f"Compression ratio {significant(decoded / stored)}: {format_bytes(decoded)} in "
         f"{format_bytes(stored)}"
     )
-
-
-@contextlib.contextmanager
-def shown_progress(
-    total: int, unit: str = "samples", doing: str = "generating"
-) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal, a line at each tenth elsewhere; both on stderr."""
-    if not sys.stderr.isatty():
-        said = 0
-
-        def say(done: int) -> None:
-            nonlocal said
-            if (tenth := 10 * done // max(1, total)) > said:
-                said = tenth
-                print(f"{done} of {total} {unit}", file=sys.stderr, flush=True)
-
-        yield say
-        return
-    from rich import progress as bars
-    from rich.console import Console
-
-    columns = (
-        bars.TextColumn(doing),
-        bars.BarColumn(),
-        bars.MofNCompleteColumn(),
-        bars.TextColumn(unit),
-        bars.TimeRemainingColumn(),
-    )
-    with bars.Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda done: bar.update(task, completed=done)
+    return made

@@ -6,13 +6,13 @@ import argparse
 import contextlib
 import ctypes
 import os
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..base import InferConfig, add_flags, format_seconds, from_flags
 from ..models import check_model_name
+from .progress import Bar, drawn_bar, say
 
 if TYPE_CHECKING:
     from ..inference import Plan, Progress
@@ -22,9 +22,8 @@ PLAIN_EVERY_SECONDS = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="settings; flags win")
     parser.add_argument("--dry-run", action="store_true", help="plan and stop")
-    add_flags(parser, InferConfig)
+    add_flags(parser, InferConfig, config_file=True)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -70,32 +69,18 @@ def print_plan(plan: Plan) -> None:
 @contextlib.contextmanager
 def shown_progress() -> Iterator[Callable[[Progress], None]]:
     """A bar with the time left on a terminal, a line now and then elsewhere; both on stderr."""
-    if not sys.stderr.isatty():
-        yield _PlainLines()
-        return
-    from rich import progress as bars
-    from rich.console import Console
+    after = "patches, {task.fields[units]} blocks written, {task.fields[rate]}"
+    with drawn_bar("inferring", after, units=0, rate="") as bar:
+        yield _PlainLines() if bar is None else partial(_move, bar)
 
-    columns = (
-        bars.TextColumn("{task.description}"),
-        bars.BarColumn(),
-        bars.MofNCompleteColumn(),
-        bars.TextColumn("patches, {task.fields[units]} blocks written, {task.fields[rate]}"),
-        bars.TimeRemainingColumn(),
+
+def _move(bar: Bar, progress: Progress) -> None:
+    bar.update(
+        total=progress.patches_planned,
+        completed=progress.patches_done,
+        units=progress.units_done,
+        rate=f"{progress.mb_per_second:.1f} MB/s",
     )
-    with bars.Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("inferring", total=None, units=0, rate="")
-
-        def update(progress: Progress) -> None:
-            bar.update(
-                task,
-                total=progress.patches_planned,
-                completed=progress.patches_done,
-                units=progress.units_done,
-                rate=f"{progress.mb_per_second:.1f} MB/s",
-            )
-
-        yield update
 
 
 class _PlainLines:
@@ -113,4 +98,4 @@ class _PlainLines:
             f"blocks written, {progress.mb_per_second:.1f} MB/s, {left} left"
         )
         with contextlib.suppress(OSError):  # such as of a full disk; the job goes on untold
-            print(line, file=sys.stderr, flush=True)
+            say(line)

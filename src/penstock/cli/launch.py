@@ -32,6 +32,7 @@ from ..base import (
     TrainConfig,
     UsageError,
     add_flags,
+    add_kinds,
     for_children,
     from_flags,
     require,
@@ -40,20 +41,21 @@ from ..base import (
 from ..training import run_in_step, signals_handled, time_of_last_checkpoint
 from . import train
 
+KINDS = {
+    "torchrun": "ranks on this machine, or on each of several",
+    "slurm": "ranks on the nodes of the job in which this runs",
+}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    kinds = parser.add_subparsers(dest="kind", metavar="HOW", required=True)
-    about = "ranks on this machine, or on each of several"
-    torchrun = kinds.add_parser("torchrun", help=about, description=about, allow_abbrev=False)
-    add_flags(torchrun, TorchrunConfig)
-    about = "ranks on the nodes of the job in which this runs"
-    slurm = kinds.add_parser("slurm", help=about, description=about, allow_abbrev=False)
-    slurm.add_argument(
+    kinds = add_kinds(parser, KINDS, metavar="HOW")
+    add_flags(kinds["torchrun"], TorchrunConfig)
+    kinds["slurm"].add_argument(
         "--requeue",
         action="store_true",
         help="put the job back into the queue when it was told to save (SIGUSR1)",
     )
-    for kind in (torchrun, slurm):
+    for kind in kinds.values():
         add_command(kind)
 
 

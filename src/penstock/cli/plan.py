@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from ..base import InferConfig, add_flags, from_flags
 from ..models import check_model_name
@@ -11,8 +10,7 @@ from .infer import print_plan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="settings; flags win")
-    add_flags(parser, InferConfig)
+    add_flags(parser, InferConfig, config_file=True)
 
 
 def run(args: argparse.Namespace) -> int:

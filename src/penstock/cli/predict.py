@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..base import PredictConfig, add_flags, from_flags
-from .generate import shown_progress
+from .progress import counted_progress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
 
         def begin(total: int) -> Callable[[int], None]:
-            return stack.enter_context(shown_progress(total, "windows", "looking"))
+            return stack.enter_context(counted_progress(total, "windows", "looking"))
 
         done = predict_scenes(args.weights, config, begin=begin)
     took = time.perf_counter() - began

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ..base import CHIP_OVERLAP, PreprocessConfig, UsageError, add_flags, check_folder, from_flags
-from .generate import shown_progress
+from .progress import counted_progress
 
 if TYPE_CHECKING:
     from ..data import Labels
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         check_chips_output(config.output_dir / name, folders, config.layout, overwrite, replace)
     for split, name, file, folders, labels in work:
         began = time.perf_counter()
-        with shown_progress(len(folders), "scenes", f"cutting {split}") as progress:
+        with counted_progress(len(folders), "scenes", f"cutting {split}") as progress:
             done = preprocess_scenes(
                 folders,
                 labels,

@@ -3,74 +3,62 @@
 from __future__ import annotations
 
 import contextlib
-import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
-
-from ..base import format_seconds
-from ..instruments import Record
-
-if TYPE_CHECKING:
-    from ..bench import SweepStep
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
 
 
-def tried(record: Record) -> str:
-    """How a launch ended."""
-    if record.ok or not record.error:
-        return record.status
-    return f"{record.status} ({record.error.message})"
+class Bar(NamedTuple):
+    """A bar that is drawn on a terminal."""
 
-
-def outcome(record: Record) -> str:
-    """A launch in a few words."""
-    if not record.ok:
-        return tried(record)
-    step = format_seconds(statistics.median(record.samples_s["step"]))
-    unstable = ", never steady" if record.warmup.settled is False else ""
-    return f"{step} a step, {len(record.samples_s['step'])} samples ({record.stop}{unstable})"
+    update: Callable[..., None]
+    """Takes ``completed``, ``total`` and the fields of the bar's texts."""
+    print: Callable[..., None]
+    """Prints a line above the bar."""
 
 
 @contextlib.contextmanager
-def shown_progress(
-    name: Callable[[Mapping[str, Any]], str], said: Callable[[Record], str] = outcome
-) -> Iterator[Callable[[SweepStep], None]]:
-    """A bar on a terminal, a line for each launch elsewhere; both on stderr.
+def drawn_bar(before: str, after: str, **fields: Any) -> Iterator[Bar | None]:
+    """A bar with its count and the time left on standard error; None where there is no terminal.
 
-    ``name`` has words for a case and ``said`` for a launch that is over.
+    ``before`` and ``after`` are texts on both sides, with ``{task.fields[NAME]}`` for a field.
     """
-
-    def line(step: SweepStep) -> str:
-        end = f"skipped, {step.skipped}" if step.record is None else said(step.record)
-        return f"{name(step.case)}, launch {step.launch}: {end}"
-
-    def plain(step: SweepStep) -> None:
-        if step.record is not None or step.skipped:
-            say(f"{step.number} of {step.total}: {line(step)}")
-
     if not sys.stderr.isatty():
-        yield plain
+        yield None
         return
-    from rich import progress as bars
+    from rich import progress
     from rich.console import Console
 
     columns = (
-        bars.TextColumn("{task.description}"),
-        bars.BarColumn(),
-        bars.MofNCompleteColumn(),
-        bars.TextColumn("launches"),
-        bars.TimeRemainingColumn(),
+        progress.TextColumn(before),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TextColumn(after),
+        progress.TimeRemainingColumn(),
     )
-    with bars.Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("measuring", total=None)
+    with progress.Progress(*columns, console=Console(stderr=True)) as bars:
+        task = bars.add_task("", total=None, **fields)
+        yield Bar(partial(bars.update, task), bars.console.print)
 
-        def update(step: SweepStep) -> None:
-            bar.update(task, total=step.total, completed=step.number, description=name(step.case))
-            if (step.record is not None and not step.record.ok) or step.skipped:
-                bar.console.print(line(step), highlight=False, markup=False)
 
-        yield update
+@contextlib.contextmanager
+def counted_progress(
+    total: int, unit: str = "samples", doing: str = "generating"
+) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal, a line at each tenth elsewhere."""
+    said = 0
+
+    def say_tenth(done: int) -> None:
+        nonlocal said
+        if (tenth := 10 * done // max(1, total)) > said:
+            said = tenth
+            say(f"{done} of {total} {unit}")
+
+    with drawn_bar(doing, unit) as bar:
+        yield say_tenth if bar is None else lambda done: bar.update(completed=done, total=total)
 
 
 def say(line: str) -> None:
+    """Print a line on standard error at once."""
     print(line, file=sys.stderr, flush=True)

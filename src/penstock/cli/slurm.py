@@ -25,6 +25,7 @@ from ..base import (
     SlurmConfig,
     UsageError,
     add_flags,
+    add_kinds,
     build,
     from_flags,
     read_yaml,
@@ -44,18 +45,13 @@ KINDS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    verbs = parser.add_subparsers(dest="kind", metavar="WHAT", required=True)
-    kinds = {
-        kind: verbs.add_parser(kind, help=about, description=about, allow_abbrev=False)
-        for kind, about in KINDS.items()
-    }
+    kinds = add_kinds(parser, KINDS)
     for kind in (kinds["render"], kinds["submit"]):
         kind.add_argument("--preset", metavar="NAME", help=", ".join(SLURM_PRESETS))
-        kind.add_argument("--config", type=Path, metavar="FILE.yaml", help="settings; flags win")
         kind.add_argument(
             "--study", metavar="N,N,...", help="one job for each of these numbers of devices"
         )
-        add_flags(kind, SlurmConfig)
+        add_flags(kind, SlurmConfig, config_file=True)
         add_command(kind)
     kinds["submit"].add_argument("--dry-run", action="store_true", help="print what it would do")
     about = "a folder that jobs were submitted from, its study.json, or numbers of jobs"

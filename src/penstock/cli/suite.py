@@ -13,17 +13,16 @@ penstock suite train ...                               one training, as penstock
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..base import (
-    MissingDependency,
     Refused,
     SuiteConfig,
     UsageError,
     add_flags,
+    add_kinds,
     format_seconds,
     from_flags,
     held_alone,
@@ -31,6 +30,7 @@ from ..base import (
 )
 from ..instruments import Record
 from . import preprocess, train
+from .sweep import figures_of, launches_each, print_written, shown_launches
 
 if TYPE_CHECKING:
     from ..bench import Case, SuitePreset
@@ -55,35 +55,27 @@ SPELLINGS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    kinds = parser.add_subparsers(dest="kind", metavar="WHAT", required=True)
-    for kind, about in KINDS.items():
-        own = kinds.add_parser(
-            kind,
-            help=about,
-            description=about,
-            allow_abbrev=False,
-            aliases=OTHER_NAMES.get(kind, []),
-        )
-        if kind == "preprocess":
-            preprocess.add_arguments(own)
-            _spell(own, list(SPELLINGS)[:2])
-            continue
+    kinds = add_kinds(parser, KINDS, aliases=OTHER_NAMES)
+    cut = kinds.pop("preprocess")
+    preprocess.add_arguments(cut)
+    _spell(cut, list(SPELLINGS)[:2])
+    for kind, parser in kinds.items():
         if kind == "train":
-            train.add_arguments(own)
-            own.add_argument(
+            train.add_arguments(parser)
+            parser.add_argument(
                 "--data-root", type=Path, metavar="PATH", help="folder of train/ and validation/"
             )
         else:
-            add_flags(own, SuiteConfig)
-            own.add_argument(
+            add_flags(parser, SuiteConfig)
+            parser.add_argument(
                 "--config", type=Path, metavar="FILE.json", help="the preset of suite benchmark"
             )
-            own.add_argument(
+            parser.add_argument(
                 "--use-default-configs",
                 action="store_true",
                 help="the presets laptop, gb200 and dgx-a100, as far as they fit this machine",
             )
-        _spell(own, SPELLINGS)
+        _spell(parser, SPELLINGS)
 
 
 def _spell(parser: argparse.ArgumentParser, flags: Iterable[str]) -> None:
@@ -107,9 +99,8 @@ def _with_roots(args: argparse.Namespace) -> argparse.Namespace:
         return args
     from ..bench import ROOTS, roots_of
 
-    told = vars(args)
-    given = {knob: told.get(knob) for knob in ROOTS}
-    return argparse.Namespace(**{**told, **roots_of(args.data_root, given)})
+    given = {knob: getattr(args, knob, None) for knob in ROOTS}
+    return argparse.Namespace(**{**vars(args), **roots_of(args.data_root, given)})
 
 
 def _benchmark(args: argparse.Namespace) -> int:
@@ -118,9 +109,9 @@ def _benchmark(args: argparse.Namespace) -> int:
         SUITE_LEDGER,
         SUITE_REPORT,
         SUITE_SYSTEM,
+        ask_worker_or_fail,
         check_resumed_suite,
         check_suite_output,
-        checked_case,
         doubts_of_data,
         prepare_suite,
         run_suite,
@@ -128,13 +119,12 @@ def _benchmark(args: argparse.Namespace) -> int:
         suite_cases,
         with_roots,
     )
-    from ..reports import in_text, suite_sections, write_suite_report
-    from .progress import shown_progress
+    from ..reports import in_text, plot_suite, suite_sections, write_suite_report
 
     asked = _presets(args)
     config = with_roots(config, asked)
     check_suite_output(config)
-    checked = checked_case(suite_cases(asked[0], config)[0], config.timeout)
+    checked = ask_worker_or_fail("train", suite_cases(asked[0], config)[0], config.timeout)
     gpus = checked.facts["gpus"]
     presets, notes = _fitted(asked, gpus, config.anyway)
     notes += doubts_of_data(config)
@@ -145,15 +135,16 @@ def _benchmark(args: argparse.Namespace) -> int:
     print(*_plan(cases, config, gpus, notes), sep="\n", flush=True)
     with held_alone(config.output_dir / "suite.lock", "runs a suite"):
         prepare_suite(config, system)
-        with shown_progress(suite_case_name, outcome) as progress:
+        with shown_launches(suite_case_name, _outcome) as progress:
             records = run_suite(cases, config, progress)
     out = config.output_dir
-    figures = _figures(records, out / SUITE_REPORT, config.replace)
-    told = [preset.model_dump(mode="json") for preset in asked]
-    written = write_suite_report(out, records, told, system, notes, figures, config.replace)
+    figures = figures_of(lambda: plot_suite(records, out / SUITE_REPORT, config.replace))
+    presets_asked = [preset.model_dump(mode="json") for preset in asked]
+    written = write_suite_report(
+        out, records, presets_asked, system, notes, figures, config.replace
+    )
     print("", *in_text(suite_sections(records, notes)), sep="\n")
-    written = [*written, *figures, out / SUITE_SYSTEM, out / SUITE_LEDGER]
-    print("", *(f"Written: {path}" for path in written), sep="\n")
+    print_written([*written, *figures, out / SUITE_SYSTEM, out / SUITE_LEDGER])
     crashed = any(record.status == "crash" for record in records)
     return int(crashed or not any(record.status == "ok" for record in records))
 
@@ -204,28 +195,11 @@ def _fitted(
 def _plan(cases: list[Case], config: SuiteConfig, gpus: list[str], notes: list[str]) -> list[str]:
     from ..bench import launches_of
 
-    launches = launches_of(config.effort)
-    devices = ", ".join(gpus) if gpus else "no GPU"
-    return [
-        f"{len(cases)} runs, {launches} launch{'es' * (launches != 1)} of each; {devices}",
-        *notes,
-    ]
+    launches, devices = launches_of(config.effort), ", ".join(gpus) or "no GPU"
+    return [f"{len(cases)} runs, {launches_each(launches)}; {devices}", *notes]
 
 
-def outcome(record: Record) -> str:
-    """A launch in a few words."""
-    if not record.ok:
-        return record.status + (f" ({record.error.message})" if record.error else "")
+def _outcome(record: Record) -> str:
     training: dict[str, Any] = record.facts["training"]
     seconds = format_seconds(record.samples_s["step"][0])
     return f"{significant(training['samples_per_s'])} samples/s, {seconds} in all"
-
-
-def _figures(records: list[Record], prefix: Path, replace: bool) -> list[Path]:
-    from ..reports import plot_suite
-
-    try:
-        return plot_suite(records, prefix, replace)
-    except MissingDependency as error:
-        print(f"No figure: {error}", file=sys.stderr)
-        return []

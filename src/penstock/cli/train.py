@@ -32,8 +32,9 @@ from ..base import (
     read_yaml,
     significant,
 )
-from ..models import check_model_name as check_model
+from ..models import check_model_name
 from ..training import check_workload, outcome_of_tracker
+from .progress import drawn_bar, say
 
 if TYPE_CHECKING:
     from ..training import TrainProgress
@@ -50,8 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="WORKLOAD",
         help=f"{', '.join(TRAIN_DEFAULTS)}, or package.module:Class (default: detector)",
     )
-    parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="settings; flags win")
-    add_flags(parser, TrainConfig)
+    add_flags(parser, TrainConfig, config_file=True)
     parser.add_argument(
         "--max-epochs", dest="epochs", default=argparse.SUPPRESS, help=argparse.SUPPRESS
     )
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     config = config_of(args)
     check_workload(args.workload)
     if args.workload == "pairs":
-        check_model(config.model, "--model")
+        check_model_name(config.model, "--model")
     end_with_parent(signal.SIGTERM)  # a rank saves at its step's end
     try:
         return _train(args.workload, config)
@@ -85,13 +85,13 @@ def _train(workload: str, config: TrainConfig) -> int:
     if logged and place.rank == 0:
         print(*first_lines(workload, config, place, os.environ), sep="\n", flush=True)
     with shown_progress() as progress:
-        results = train_workload(workload, config, progress=progress, say=_say)
+        results = train_workload(workload, config, progress=progress, say=say)
     if results["rank"] == 0:
-        told = lines(results, config.output_dir)
-        print(*told, *(last_lines(results, config.output_dir) if logged else ()), sep="\n")
+        summary = summary_lines(results, config.output_dir)
+        print(*summary, *(last_lines(results, config.output_dir) if logged else ()), sep="\n")
         for each in results["trackers"]:
             if each["status"] == "behind":  # it never said why, so nobody has heard of it yet
-                _say(outcome_of_tracker(each, config.output_dir))
+                say(outcome_of_tracker(each, config.output_dir))
     return 0
 
 
@@ -99,31 +99,25 @@ def config_of(args: argparse.Namespace) -> TrainConfig:
     """The workload's defaults under a YAML file under the flags."""
     flags = {key: value for key, value in vars(args).items() if key in TrainConfig.model_fields}
     settings = read_yaml(args.config) if args.config else {}
-    own = TRAIN_KNOBS.get(args.workload)
-    if own is not None:
+    knobs = TRAIN_KNOBS.get(args.workload)
+    if knobs is not None:
         given = {str(key).replace("-", "_") for key in (*settings, *flags)}
-        for name in sorted(given - own):
+        for name in sorted(given - knobs):
             if holders := [other for other, knobs in TRAIN_KNOBS.items() if name in knobs]:
                 flag = "--" + name.replace("_", "-")
                 raise UsageError(f"{flag} is of {' and '.join(holders)}, not of {args.workload}")
     return build(TrainConfig, TRAIN_DEFAULTS.get(args.workload, {}), settings, flags)
 
 
-def _say(sentence: str) -> None:
-    print(sentence, file=sys.stderr)
-
-
-def lines(results: dict[str, Any], out: Path) -> list[str]:
+def summary_lines(results: dict[str, Any], out: Path) -> list[str]:
     """What became of a run, for people."""
     ranks, best = results["ranks"], results["best"]
     devices = f"{results['world_size']} x {results['device']}"
-    told = []
-    told.append(
-        f"{results['workload']}: {results['parameters']:,} parameters, {devices}, "
-        f"{results['steps']} steps of {results['global_batch_size']} samples"
-    )
+    model = f"{results['parameters']:,} parameters, {devices}"
+    steps = f"{results['steps']} steps of {results['global_batch_size']} samples"
+    lines = [f"{results['workload']}: {model}, {steps}"]
     if results["samples_per_s"]:
-        told.append(
+        lines.append(
             f"{significant(results['samples_per_s'])} samples/s: {results['samples']:,} samples "
             f"in {format_seconds(results['training_s'])}, and "
             f"{format_seconds(results['validation_s'])} of validation"
@@ -137,21 +131,23 @@ def lines(results: dict[str, Any], out: Path) -> list[str]:
                 for name, phase in phases.items()
                 if phase is not None
             )
-            told.append(f"rank {rank['rank']}: {format_seconds(step['median_s'])} a step: {shares}")
+            lines.append(
+                f"rank {rank['rank']}: {format_seconds(step['median_s'])} a step: {shares}"
+            )
         peaks = [("host", rank["memory"]["host_peak"]), ("device", rank["memory"]["device_peak"])]
         held = ", ".join(f"{format_bytes(most)} of {kind}" for kind, most in peaks if most)
-        told.append(f"rank {rank['rank']}: at most {held} memory")
+        lines.append(f"rank {rank['rank']}: at most {held} memory")
     if best is not None:
-        told.append(
+        lines.append(
             f"best {results['judge']} {best['score']:.4f} after epoch {best['epoch']}: "
             f"{out / 'best_model.pth'}"
         )
     if results.get("profile"):
-        from ..training import profile_lines as of_profile
+        from ..training import profile_lines
 
-        told += of_profile(results["profile"])
+        lines += profile_lines(results["profile"])
     heard = [each for each in results.get("trackers", ()) if each["status"] != "behind"]
-    return [*told, *(outcome_of_tracker(each, out) for each in heard)]
+    return [*lines, *(outcome_of_tracker(each, out) for each in heard)]
 
 
 def epoch_line(now: TrainProgress) -> str:
@@ -172,30 +168,13 @@ def shown_progress() -> Iterator[Callable[[TrainProgress], None]]:
         said.add(now.epoch)
         return True
 
-    if not sys.stderr.isatty():
-
-        def say(now: TrainProgress) -> None:
-            if is_new(now):
-                print(epoch_line(now), file=sys.stderr, flush=True)
-
-        yield say
-        return
-    from rich import progress as bars
-    from rich.console import Console
-
-    columns = (
-        bars.TextColumn("epoch {task.fields[epoch]}"),
-        bars.BarColumn(),
-        bars.MofNCompleteColumn(),
-        bars.TextColumn("steps, loss {task.fields[loss]:.4f}"),
-        bars.TimeRemainingColumn(),
-    )
-    with bars.Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=None, epoch=0, loss=float("nan"))
+    after = "steps, loss {task.fields[loss]:.4f}"
+    with drawn_bar("epoch {task.fields[epoch]}", after, epoch=0, loss=float("nan")) as bar:
 
         def move(now: TrainProgress) -> None:
-            bar.update(task, completed=now.step, total=now.steps, epoch=now.epoch, loss=now.loss)
+            if bar is not None:
+                bar.update(completed=now.step, total=now.steps, epoch=now.epoch, loss=now.loss)
             if is_new(now):
-                bar.console.print(epoch_line(now))
+                (say if bar is None else bar.print)(epoch_line(now))
 
         yield move

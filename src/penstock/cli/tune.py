@@ -8,16 +8,18 @@ and where none is fed:                        the ladder's rungs -> the ceiling 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..base import (
+    BenchLoaderConfig,
     LoaderConfig,
     TuneLoaderConfig,
     UsageError,
     add_flags,
+    add_kinds,
     build,
     format_bytes,
     format_seconds,
@@ -25,9 +27,8 @@ from ..base import (
     usable_cores,
 )
 from ..instruments import available_memory
-from . import bench_queue
-from .bench import check_ledger
-from .progress import shown_progress
+from .bench_queue import outcome
+from .sweep import Name, check_ledger, print_written, sweep
 
 if TYPE_CHECKING:
     from ..instruments import Ledger, Record
@@ -41,12 +42,10 @@ that leaves them enough batches to be timed."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    kinds = parser.add_subparsers(dest="kind", metavar="WHAT", required=True)
     about = "workers, queue and batch of a loader for steps of a given time"
-    loader = kinds.add_parser("loader", help=about, description=about, allow_abbrev=False)
+    loader = add_kinds(parser, {"loader": about})["loader"]
     loader.add_argument("data", metavar="DATA", help="a packed data set, or an array")
-    loader.add_argument("--config", type=Path, metavar="FILE.yaml", help="settings; flags win")
-    add_flags(loader, TuneLoaderConfig)
+    add_flags(loader, TuneLoaderConfig, config_file=True)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -83,9 +82,8 @@ def run(args: argparse.Namespace) -> int:
     batch = advice.settings["batch_size"]
     step_s = next(each.goal.step_s for each in tried if each.goal.batch == batch)
     flags = flags_of(advice.settings, step_s, args.data)
-    written = [config.output, ledger.path]
     print("", *advice.sentences, "", "As flags:", *(f"  {line}" for line in flags), sep="\n")
-    print("", *(f"Written: {path}" for path in written), sep="\n")
+    print_written([config.output, ledger.path])
     return 0
 
 
@@ -139,10 +137,10 @@ def fitting(data: str, config: TuneLoaderConfig, threads: int) -> list[Fit]:
     """
     memory = config.max_memory or available_memory() // 2
     asked = config.candidates
-    found = [_fit(data, config, batch, threads, memory) for batch in asked]
-    fits = [fit for fit in found if fit is not None and fit.memory]
-    if without := [fit.batch for fit in found if fit is not None and not fit.memory]:
-        sizes = ", ".join(map(str, without))
+    tried = [fit for batch in asked if (fit := _fit(data, config, batch, threads, memory))]
+    fits = [fit for fit in tried if fit.memory]
+    if len(fits) < len(tried):
+        sizes = ", ".join(str(fit.batch) for fit in tried if not fit.memory)
         print(f"Batches of {sizes} do not fit into {format_bytes(memory)} and are left out.")
     batch = asked[0]
     while not fits:
@@ -189,14 +187,17 @@ def _read_alone(
     deepest: int,
     ledger: Ledger,
 ) -> list[Record]:
+    from ..bench import queue_case_name, queue_rules, reading_alone
+
     queue = min(deepest, config.batches // 3)
+    iterations = config.batches + queue + 1
     cases = [
-        bench_queue.reading_alone(
+        reading_alone(
             data,
             workers=workers,
             queue=queue,
             batch=batch,
-            iterations=config.batches + queue + 1,
+            iterations=iterations,
             shuffle=config.shuffle,
             seed=config.seed,
             missing=config.missing,
@@ -204,7 +205,7 @@ def _read_alone(
         )
         for workers in threads
     ]
-    return _sweep("queue", cases, config, ledger, cases[0]["iterations"])
+    return _sweep("queue", cases, config, ledger, queue_rules(iterations), queue_case_name)
 
 
 def _with_ceiling(
@@ -246,25 +247,20 @@ def _ladder(
     data: str, config: TuneLoaderConfig, threads: Sequence[int], batch: int, ledger: Ledger
 ) -> list[Record]:
     """Files, decode and scatter, where DATA is a packed data set on this machine."""
+    from ..bench import ladder_cases, loader_case_name, loader_cases, loader_rules
     from ..reports import CEILINGS
 
     if not Path(data, "dataset.json").is_file():
         return []
-    common = {
-        "data": str(Path(data).absolute()),
-        "shuffle": config.shuffle,
-        "window": None,
-        "seed": config.seed,
-        "cache": "as-is",
-        "batches": config.batches,
-        "warmup": 1,
-        "endpoint": None,
-        "latency_ms": 0.0,
-        **({"patch": list(config.patch)} if config.patch else {}),
-        "batch": batch,
-    }
-    cases = [{**common, "threads": count, "rung": rung} for count in threads for rung in CEILINGS]
-    return _sweep("ladder", cases, config, ledger, config.batches, warmup=1)
+    whole = build(
+        BenchLoaderConfig,
+        {"loaders": "penstock", "batch_sizes": batch, "threads": threads, "cache": "as-is"},
+        {"batches": config.batches, "warmup": 1, "shuffle": config.shuffle},
+        {"seed": config.seed, "patch": config.patch},
+    )
+    cases = ladder_cases(loader_cases(whole, data), tuple(CEILINGS))
+    rules = loader_rules(config.batches, warmup=1)
+    return _sweep("ladder", cases, config, ledger, rules, lambda c: f"ladder {loader_case_name(c)}")
 
 
 def _sweep(
@@ -272,26 +268,16 @@ def _sweep(
     cases: list[dict[str, Any]],
     config: TuneLoaderConfig,
     ledger: Ledger,
-    series: int,
-    warmup: int = 0,
+    rules: Mapping[str, Any],
+    name: Name,
 ) -> list[Record]:
-    from ..bench import run_sweep
-
-    naming = bench_queue.name_of if scenario == "queue" else _rung
-    with shown_progress(naming, bench_queue.outcome) as progress:
-        return run_sweep(
-            scenario,
-            cases,
-            config.launches,
-            ledger,
-            rules=bench_queue.rules(series) | {"warmup_samples": warmup},
-            timeout_s=config.timeout,
-            memory_limit=None,
-            seed=config.seed,
-            resume=False,
-            progress=progress,
-        )
-
-
-def _rung(case: Any) -> str:
-    return f"ladder {case['rung']}, batch {case['batch']}, {case['threads']} threads"
+    return sweep(
+        scenario,
+        cases,
+        config,
+        ledger,
+        rules=rules,
+        name=name,
+        outcome=outcome,
+        launches=config.launches,
+    )

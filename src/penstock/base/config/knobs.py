@@ -132,8 +132,35 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return settings
 
 
-def add_flags(parser: argparse._ActionsContainer, model: type[Knobs]) -> None:
-    """One flag for each knob; those that are not given are not set."""
+def add_kinds(
+    parser: argparse.ArgumentParser,
+    kinds: Mapping[str, str],
+    metavar: str = "WHAT",
+    aliases: Mapping[str, Sequence[str]] | None = None,
+) -> dict[str, argparse.ArgumentParser]:
+    """A parser for each kind of a verb; ``kinds`` says what each is, and ``args.kind`` which."""
+    places = parser.add_subparsers(dest="kind", metavar=metavar, required=True)
+    return {
+        kind: places.add_parser(
+            kind,
+            help=about,
+            description=about,
+            allow_abbrev=False,
+            aliases=(aliases or {}).get(kind, ()),
+        )
+        for kind, about in kinds.items()
+    }
+
+
+def add_flags(
+    parser: argparse._ActionsContainer, model: type[Knobs], *, config_file: bool = False
+) -> None:
+    """One flag for each knob, the model's own first; those that are not given are not set.
+
+    With ``config_file`` there is ``--config`` too, the YAML file that `from_flags` takes.
+    """
+    if config_file:
+        parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="settings; flags win")
     for name, info in model.model_fields.items():
         dashed = "--" + name.replace("_", "-")
         text = info.description or ""

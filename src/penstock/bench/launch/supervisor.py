@@ -38,7 +38,7 @@ import psutil
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from ...base import UsageError, describe, for_children, scrubbed
+from ...base import PenstockError, UsageError, describe, for_children, scrubbed
 from ...instruments import (
     Failure,
     Record,
@@ -138,6 +138,17 @@ def ask_worker(scenario: str, case: Mapping[str, Any], timeout_s: float) -> Reco
     answer = run_launch(request, launch=0, order=None, timeout_s=timeout_s)
     if answer.status == "unsupported" and answer.error is not None:
         raise UsageError(answer.error.message)
+    return answer
+
+
+def ask_worker_or_fail(scenario: str, case: Mapping[str, Any], timeout_s: float) -> Record:
+    """`ask_worker`, where a case that cannot be measured leaves nothing to do.
+
+    Raises `PenstockError` with the sentence of any failure.
+    """
+    answer = ask_worker(scenario, case, timeout_s)
+    if answer.error is not None:
+        raise PenstockError(answer.error.message)
     return answer
 
 

@@ -24,7 +24,6 @@ from ...base import (
     ARGS,
     TRAIN_DEFAULTS,
     TRAIN_KNOBS,
-    PenstockError,
     SuiteConfig,
     TrainConfig,
     UsageError,
@@ -40,7 +39,7 @@ from ...data import Chips, Split, channels_of, seen_again, split_folder
 from ...instruments import LEDGER_FILE as RECORDS
 from ...instruments import Ledger, Record, case_key
 from ...training import TRAIN_LOCK, TRAINS
-from ..launch.supervisor import LaunchRequest, ask_worker, run_launch
+from ..launch.supervisor import LaunchRequest, run_launch
 from ..launch.sweep import SweepStep, launches_of, run_sweep
 from .preset import SuitePreset
 
@@ -142,17 +141,6 @@ def suite_cases(preset: SuitePreset, config: SuiteConfig) -> list[Case]:
         )
         cases.append({**knobs.model_dump(mode="json", exclude=left_out), **about})
     return cases
-
-
-def checked_case(case: Case, timeout_s: float) -> Record:
-    """What a process of its own says of the data and of the machine: samples, and names of GPUs.
-
-    Raises `UsageError` for data that cannot be trained on, in the sentence of the training.
-    """
-    record = ask_worker("train", case, timeout_s)
-    if record.error is not None:
-        raise PenstockError(record.error.message)
-    return record
 
 
 def check_suite_output(config: SuiteConfig) -> None:

@@ -1,0 +1,98 @@
+"""The cases of ``penstock bench loader``: loaders x batch sizes x threads, and the ladder below."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...base import BenchLoaderConfig, UsageError
+from ...instruments import Record
+from ...loading import CONTENDERS
+from ..launch.supervisor import ask_worker_or_fail
+
+Case = dict[str, Any]
+RUNGS = ("L0", "L1", "L2", "L3", "L4", "L5")
+
+
+def loader_cases(config: BenchLoaderConfig, data: str) -> list[Case]:
+    """Loaders x batch sizes x threads, each once."""
+    for name in config.loaders:
+        if name not in CONTENDERS:
+            raise UsageError(
+                f"--loaders {name}: there is no such loader; known are {', '.join(CONTENDERS)}"
+            )
+    remote = "://" in data
+    if config.endpoint and not data.startswith("s3://"):
+        raise UsageError(f"--endpoint is of s3:// data, and DATA is {data}")
+    for flag, given, does in (
+        ("--latency-ms", config.latency_ms, "delays a local folder"),
+        ("--patch", config.patch, "is of a folder of this machine"),
+        ("--cache cold", config.cache == "cold", "drops files of this machine"),
+    ):
+        if given and remote:
+            raise UsageError(f"{flag} {does}, and DATA is {data}")
+    common: Case = {
+        "data": data if remote else str(Path(data).absolute()),
+        "shuffle": config.shuffle,
+        "window": config.window if config.shuffle == "block" else None,
+        "seed": config.seed,
+        "cache": "as-is" if remote else config.cache,
+        "batches": config.batches,
+        "warmup": config.warmup,
+        "endpoint": config.endpoint,
+        "latency_ms": config.latency_ms,
+        **({"patch": list(config.patch)} if config.patch else {}),
+    }
+    points = itertools.product(
+        dict.fromkeys(config.batch_sizes),
+        dict.fromkeys(config.threads),
+        dict.fromkeys(config.loaders),
+    )
+    return [
+        {**common, "loader": loader, "batch": batch, "threads": threads}
+        for batch, threads, loader in points
+    ]
+
+
+def checked_loader_cases(
+    cases: Sequence[Case], config: BenchLoaderConfig, say: Callable[[str], None]
+) -> list[Case]:
+    """The cases with the hash of their data set. A process is started for each batch size."""
+    answers: dict[int, Record] = {}
+    for case in cases:
+        if case["batch"] not in answers:
+            answers[case["batch"]] = answer = ask_worker_or_fail("loader", case, config.timeout)
+            say(f"Batches of {case['batch']}, shuffle {case['shuffle']}: {answer.facts['price']}")
+            _check_enough(case, answer.facts["samples"], config)
+    return [{**case, "dataset": answers[case["batch"]].case["dataset"]} for case in cases]
+
+
+def _check_enough(case: Case, samples: int, config: BenchLoaderConfig) -> None:
+    need = (1 + config.warmup + config.batches) * case["batch"]
+    if config.cache == "cold" and need > samples:
+        most = samples // case["batch"] - 1 - config.warmup
+        cure = f"lower --batches to {most}" if most > 0 else "lower --batch-sizes or --warmup"
+        raise UsageError(
+            f"--cache cold reads each sample once: the first batch, {config.warmup} to warm up and "
+            f"--batches {config.batches} at --batch-sizes {case['batch']} are {need} samples, and "
+            f"DATA has {samples}; {cure}"
+        )
+
+
+def ladder_cases(cases: Sequence[Case], rungs: Sequence[str] = RUNGS) -> list[Case]:
+    """Every rung for every batch size and number of threads."""
+    points = {(case["batch"], case["threads"]): case for case in cases}.values()
+    shared = [{knob: value for knob, value in case.items() if knob != "loader"} for case in points]
+    return [{**case, "rung": rung} for case, rung in itertools.product(shared, rungs)]
+
+
+def loader_rules(batches: int, warmup: int) -> dict[str, Any]:
+    """Every wait is a sample, and for every loader there are equally many."""
+    return {"seconds": 0.0, "precision": 0.0, "series": batches, "warmup_samples": warmup}
+
+
+def loader_case_name(case: Mapping[str, Any]) -> str:
+    what = case.get("loader") or case["rung"]
+    return f"{what}, batch {case['batch']}, {case['threads']} threads"

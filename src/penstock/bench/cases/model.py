@@ -1,0 +1,142 @@
+"""The cases of ``penstock bench model``, checked in a process of its own for each tile."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ...base import BenchModelConfig, Refused, UsageError, format_bytes
+from ...instruments import Ledger, Record, canonical, case_key, collect_environment
+from ..launch.supervisor import LaunchRequest, ask_worker, run_launch
+
+Case = dict[str, Any]
+Facts = dict[str, Any]
+"""What is counted of a case without a measurement: see scenario ``model``."""
+
+
+def model_cases(config: BenchModelConfig) -> list[Case]:
+    """The product of all axes, without what is in it twice."""
+    axes: dict[str, Sequence[Any]] = {
+        "model": config.model,
+        "mode": (config.mode,),
+        "tile": config.tile_sizes,
+        "batch": config.batch_sizes,
+        "channels": config.channels or (None,),
+        "dtype": config.dtype,
+        "amp": config.amp,
+        "compile": config.compile,
+        "channels_last": config.channels_last,
+        "tf32": config.tf32,
+        "checkpointing": config.checkpointing,
+        "halo": config.halo,
+        "device": (config.device,),
+        "weights": (config.weights and str(config.weights),),
+        "threads": (config.threads,),
+        "seed": (config.seed,),
+        "budget": (config.budget,),
+        # Absent where it is not given, so that records of before are of the same case.
+        **({"trust_model": (True,)} if config.trust_model else {}),
+    }
+    points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    for case in points:
+        side = min(int(side) for side in case["tile"].split("x"))
+        if side <= 2 * case["halo"]:
+            raise UsageError(
+                f"--halo {case['halo']} leaves nothing of --tile-sizes {case['tile']}: a side must "
+                f"be more than {2 * case['halo']}"
+            )
+        if case["amp"] and case["dtype"] != "float32":
+            raise UsageError(f"--amp casts float32 as it goes; it needs no --dtype {case['dtype']}")
+        if case["checkpointing"] and config.mode != "train":
+            raise UsageError("--checkpointing is of the backward pass; it needs --mode train")
+    return list({canonical(case): case for case in points}.values())
+
+
+def checked_model_cases(cases: Sequence[Case], timeout_s: float) -> tuple[list[Case], list[Facts]]:
+    """The cases with their device and channels filled in, and the facts of each.
+
+    A process is started for each model and tile, not for each batch. Raises `UsageError` with the
+    sentence of the first that does not make sense. What ends otherwise is left for the sweep, where
+    it will be a row.
+    """
+    answers: dict[str, Record] = {}
+    resolved, facts = [], []
+    for case in cases:
+        point = canonical(
+            [case[n] for n in ("model", "tile", "channels", "dtype", "checkpointing")]
+        )
+        if point not in answers:
+            answers[point] = ask_worker("model", case, timeout_s)
+        answer = answers[point]
+        filled = {name: answer.case[name] for name in ("device", "channels")} if answer.ok else {}
+        resolved.append(case | filled)
+        facts.append(dict(answer.facts))
+        if facts[-1].get("flops") is not None:
+            facts[-1]["flops"] = facts[-1]["flops"] * case["batch"] // answer.case["batch"]
+    return resolved, facts
+
+
+def check_budget(budget: int, cases: Sequence[Case], facts: Sequence[Facts]) -> None:
+    """Raise `Refused` for a budget that no case keeps to even before its first sample."""
+    on_cpu = cases[0]["device"] == "cpu"
+    counted = ("model_bytes", "process_bytes") if on_cpu else ("model_bytes",)
+    least = min(sum(each.get(name) or 0 for name in counted) for each in facts)
+    if budget < least:
+        what = "Python, torch and the weights take" if on_cpu else "the weights take"
+        raise Refused(
+            f"--budget {format_bytes(budget)} holds no launch: {what} {format_bytes(least)} before "
+            "the first sample"
+        )
+
+
+def check_same_work(ledger: Ledger, cases: Sequence[Case], facts: Sequence[Facts]) -> None:
+    """Raise `UsageError` where the ledger's launches of these cases ran elsewhere or ran another
+    model of the same name: what is missing would be measured on unlike ground."""
+    here = collect_environment()["machine_key"]
+    structures = {
+        case_key("model", case): each.get("structure")
+        for case, each in zip(cases, facts, strict=True)
+    }
+    for record in ledger.records():
+        if record.key not in structures or not record.ok:
+            continue
+        for what, was, now in (
+            ("on another machine", record.environment.get("machine_key"), here),
+            ("of another model", record.facts.get("structure"), structures[record.key]),
+        ):
+            if was and now and was != now:
+                raise UsageError(
+                    f"--resume: {ledger.path} holds launches {what} ({was}, not {now}); give "
+                    "another --ledger, or leave --resume out"
+                )
+
+
+def launch_with_flops(cases: Sequence[Case], facts: Sequence[Facts]) -> Callable[..., Record]:
+    """`run_launch`, its records with the floating-point operations that were counted apart."""
+    counted = {canonical(case): each for case, each in zip(cases, facts, strict=True)}
+
+    def run(request: LaunchRequest, **how: Any) -> Record:
+        record, facts = run_launch(request, **how), counted[canonical(request.case)]
+        if not record.ok or facts.get("flops") is None:
+            return record
+        work = {**record.work, "flops": facts["flops"]}
+        uncounted = {"flops_uncounted": facts["flops_uncounted"]}
+        return record.model_copy(update={"work": work, "facts": {**record.facts, **uncounted}})
+
+    return run
+
+
+def model_case_namer(cases: Sequence[Case]) -> Callable[[Mapping[str, Any]], str]:
+    """What a case is called among others: its tile, its batch, and what else differs."""
+    differ = [n for n in cases[0] if len({canonical(case[n]) for case in cases}) > 1]
+    differ = [name for name in differ if name not in ("tile", "batch")]
+
+    def name(case: Mapping[str, Any]) -> str:
+        parts = [f"tile {case['tile']}", f"batch {case['batch']}"]
+        for knob in differ:
+            value = case[knob]
+            parts.append(("" if value else "no ") + knob if isinstance(value, bool) else str(value))
+        return ", ".join(parts)
+
+    return name

@@ -1,0 +1,100 @@
+"""The cases of ``penstock bench queue``: workers x queue sizes, and launches that only read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...base import BenchQueueConfig, UsageError
+from ...instruments import Record
+
+Case = dict[str, Any]
+
+
+def queue_cases(data: str, config: BenchQueueConfig) -> list[Case]:
+    """For each number of workers one case that only reads, then one for each size of the queue."""
+    if "://" not in data and not Path(data).exists():
+        raise UsageError(f"{data}: there is no such folder")
+    deepest = max(config.queue_sizes)
+    if config.iterations < deepest + 4:
+        raise UsageError(
+            f"--iterations {config.iterations} must be 4 more at least than the deepest of "
+            f"--queue-sizes, {deepest}: all of that is read beforehand"
+        )
+    train = config.compute == "train"
+    step: Case = {
+        "model": config.model if train else None,
+        "tile": config.tile_size if train else None,
+        "device": config.device if train else "cpu",
+        "compute": config.compute,
+        "compute_time": None if train else config.compute_time,
+        **({"trust_model": True} if config.trust_model else {}),
+    }
+    cases: list[Case] = []
+    for workers in dict.fromkeys(config.workers):
+        alone = reading_alone(
+            data,
+            workers=workers,
+            queue=deepest,
+            batch=config.batch_size,
+            iterations=config.iterations,
+            shuffle=config.shuffle,
+            seed=config.seed,
+            missing=config.missing,
+        )
+        sizes = dict.fromkeys(config.queue_sizes) if workers else (0,)
+        cases += [alone, *({**alone, **step, "queue": size} for size in sizes)]
+    return cases
+
+
+def reading_alone(
+    data: str,
+    *,
+    workers: int,
+    queue: int,
+    batch: int,
+    iterations: int,
+    shuffle: str,
+    seed: int,
+    missing: str,
+    patch: Sequence[int] | None = None,
+) -> Case:
+    """A case that computes nothing, with a queue so deep that its readers never stand still."""
+    return {
+        **({"patch": list(patch)} if patch else {}),
+        "data": data,
+        "batch": batch,
+        "iterations": iterations,
+        "shuffle": shuffle,
+        "seed": seed,
+        "missing": missing,
+        "model": None,
+        "tile": None,
+        "device": "cpu",
+        "compute": "none",
+        "compute_time": 0.0,
+        "workers": workers,
+        "queue": queue if workers else 0,
+    }
+
+
+def queue_rules(iterations: int, warmup: int = 0) -> dict[str, Any]:
+    """Every iteration is a sample; what comes before the first is the prefill."""
+    return {"seconds": 0.0, "precision": 0.0, "warmup_samples": warmup, "series": iterations}
+
+
+def queue_case_name(case: Mapping[str, Any]) -> str:
+    doing = "reading alone" if case["compute"] == "none" else f"beside {case['compute']}"
+    queue = f", queue {case['queue']}" if case["workers"] else ""
+    return f"workers {case['workers']}{queue}, {doing}"
+
+
+def lacks_package(record: Record) -> bool:
+    """Whether a launch said no more than that a package is not installed; see `errors.require`.
+
+    All cases read the same data with the same loader, so that whatever else is unsupported is a
+    mistake of who asked.
+    """
+    said = record.error.message if record.error is not None else ""
+    return record.status == "unsupported" and "run: pip install" in said

@@ -1,0 +1,156 @@
+"""What the benchmarks share: the CSV and the ledger that they add to, and launches as they come."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..base import MissingDependency, UsageError, check_outputs, format_seconds, plural
+from ..instruments import Record
+from .progress import drawn_bar, say
+
+if TYPE_CHECKING:
+    from ..bench import SweepStep
+    from ..instruments import Ledger
+
+Name = Callable[[Mapping[str, Any]], str]
+"""Words for a case."""
+Outcome = Callable[[Record], str]
+"""A few words for a launch that ended well."""
+
+
+def open_outputs(config: Any, needs: Iterable[str]) -> Ledger:
+    """The ledger of a benchmark, once it and the CSV may be added to; nothing is created.
+
+    ``needs`` are columns that the CSV of such a benchmark has. Raises `UsageError`.
+    """
+    from ..instruments import Ledger
+
+    if not config.output.name:
+        raise UsageError(f"--output {config.output} cannot be written: it names no file")
+    check_csv(config.output, config.replace, needs)
+    ledger = Ledger(config.ledger or config.output.with_suffix(".ledger"))
+    check_ledger(ledger)
+    return ledger
+
+
+def check_csv(path: Path, replace: bool, needs: Iterable[str]) -> None:
+    """Raise `UsageError` for a table that is no CSV of such a benchmark, to which rows are added:
+    none of those that it has is lost, whoever wrote them."""
+    from ..reports import read_csv
+
+    check_outputs(("--output", path), replace=True)
+    if path.is_file() and path.stat().st_size and not replace:
+        try:
+            read_csv(path, needs)
+        except UsageError as error:
+            raise UsageError(f"--output: {error}; --replace replaces it") from error
+
+
+def make_way(path: Path, replace: bool, needs: Iterable[str]) -> None:
+    """Remove what `check_csv` would have refused, where the user said so, just before rows come."""
+    if replace:
+        try:
+            check_csv(path, False, needs)
+        except UsageError:
+            path.unlink()
+
+
+def check_ledger(ledger: Ledger) -> None:
+    """Raise `UsageError` for a ledger that cannot be added to, or that is something else."""
+    check_outputs(("--ledger", ledger.path), replace=True)
+    ledger.records()
+
+
+def sweep(
+    scenario: str,
+    cases: Sequence[Mapping[str, Any]],
+    config: Any,
+    ledger: Ledger,
+    *,
+    rules: Mapping[str, Any],
+    name: Name,
+    outcome: Outcome,
+    launches: int,
+    **how: Any,
+) -> list[Record]:
+    """Run the launches of a benchmark that ``--resume`` does not find in the ledger, and show them.
+
+    ``how`` goes to `run_sweep`.
+    """
+    from ..bench import run_sweep
+
+    with shown_launches(name, outcome) as progress:
+        return run_sweep(
+            scenario,
+            cases,
+            launches,
+            ledger,
+            rules=rules,
+            timeout_s=config.timeout,
+            seed=config.seed,
+            resume=getattr(config, "resume", False),
+            progress=progress,
+            **{"memory_limit": None, **how},
+        )
+
+
+@contextlib.contextmanager
+def shown_launches(name: Name, outcome: Outcome) -> Iterator[Callable[[SweepStep], None]]:
+    """A bar on a terminal, a line for each launch elsewhere; both on standard error."""
+
+    def line(step: SweepStep) -> str:
+        end = f"skipped, {step.skipped}" if step.record is None else ended(step.record, outcome)
+        return f"{name(step.case)}, launch {step.launch}: {end}"
+
+    def plain(step: SweepStep) -> None:
+        if step.record is not None or step.skipped:
+            say(f"{step.number} of {step.total}: {line(step)}")
+
+    with drawn_bar("{task.fields[case]}", "launches", case="measuring") as bar:
+        if bar is None:
+            yield plain
+            return
+
+        def update(step: SweepStep) -> None:
+            bar.update(total=step.total, completed=step.number, case=name(step.case))
+            if (step.record is not None and not step.record.ok) or step.skipped:
+                bar.print(line(step), highlight=False, markup=False)
+
+        yield update
+
+
+def ended(record: Record, outcome: Outcome = lambda record: record.status) -> str:
+    """How a launch ended: its outcome, or its failure."""
+    if record.ok:
+        return outcome(record)
+    return record.status + (f" ({record.error.message})" if record.error else "")
+
+
+def step_outcome(record: Record) -> str:
+    """The median step of a launch, and why it stopped there."""
+    step = format_seconds(statistics.median(record.samples_s["step"]))
+    unstable = ", never steady" if record.warmup.settled is False else ""
+    return f"{step} a step, {len(record.samples_s['step'])} samples ({record.stop}{unstable})"
+
+
+def launches_each(count: int) -> str:
+    return f"{plural(count, 'launch')} of each"
+
+
+def figures_of(
+    draw: Callable[[], list[Path]], excuse: type[UsageError] = MissingDependency
+) -> list[Path]:
+    """The figures of a benchmark; where they cannot be drawn, that is said and the rest stands."""
+    try:
+        return draw()
+    except excuse as error:
+        say(f"No figure: {error}")
+        return []
+
+
+def print_written(paths: Iterable[Path]) -> None:
+    print("", *(f"Written: {path}" for path in paths), sep="\n")
