@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,6 +56,12 @@ def rooms() -> dict[str, bool]:
 
 
 # --- what the code says ---------------------------------------------------------------------------
+
+
+@cache
+def tree(file: str) -> ast.Module:
+    """A file of the package, parsed."""
+    return ast.parse((PACKAGE / file).read_text())
 
 
 @cache
@@ -115,7 +122,7 @@ def imports_of(file: str) -> tuple[Import, ...]:
     if not file.endswith("__init__.py"):
         package = package[:-1]
     found = []
-    for node in ast.walk(ast.parse((PACKAGE / file).read_text())):
+    for node in ast.walk(tree(file)):
         if isinstance(node, ast.Import):
             assert not any(alias.name.split(".")[0] == "penstock" for alias in node.names), file
         elif isinstance(node, ast.ImportFrom) and node.level:
@@ -177,8 +184,9 @@ def test_a_door_says_what_lives_behind_it(wing: str) -> None:
     assert not inside & set(doors()[wing]), "a name is a room's too"
 
 
-def test_every_name_of_every_door_is_the_same_before_and_after_all_rooms() -> None:
-    """In fresh interpreters: a room that was imported may hide the name that a door hands out."""
+@pytest.mark.parametrize("rooms_first", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_every_name_of_every_door_is_the_same_before_and_after_all_rooms(rooms_first: bool) -> None:
+    """In a fresh interpreter: a room that was imported may hide the name that a door hands out."""
     code = (
         "import json, sys; from importlib import import_module\n"
         "rooms_first, rooms, doors = json.loads(sys.argv[1])\n"
@@ -196,11 +204,10 @@ def test_every_name_of_every_door_is_the_same_before_and_after_all_rooms() -> No
     )
     homes = {d: {n: module_of(f) for n, f in names.items()} for d, names in doors().items()}
     modules = [module_of(file) for file in files()]
-    for first in (True, False):
-        words = [sys.executable, "-c", code, json.dumps([first, modules, homes])]
-        done = subprocess.run(words, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert int(done.stdout) == sum(map(len, homes.values()))
+    words = [sys.executable, "-c", code, json.dumps([rooms_first, modules, homes])]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == sum(map(len, homes.values()))
 
 
 @pytest.mark.parametrize(("shim", "name"), SHIMS.items())
@@ -214,14 +221,12 @@ def test_an_old_import_path_still_works(shim: str, name: str) -> None:
 
 
 def test_pure_modules_import_with_heavy_libraries_blocked() -> None:
-    """In one interpreter, which forgets the package before each: none finds what another loaded."""
+    """In one interpreter: a room that cannot be imported is not kept, so all who need it fail."""
     code = (
         "import sys, traceback; from importlib import import_module\n"
         f"blocked, failed = dict.fromkeys({HEAVY}), {{}}\n"
+        "sys.modules.update(blocked)\n"
         "for module in sys.argv[1:]:\n"
-        "    for name in [m for m in sys.modules if m.partition('.')[0] == 'penstock']:\n"
-        "        del sys.modules[name]\n"
-        "    sys.modules.update(blocked)\n"
         "    try: import_module(module)\n"
         "    except Exception: failed[module] = traceback.format_exc()\n"
         "    assert all(sys.modules[name] is None for name in blocked), module\n"
@@ -266,9 +271,8 @@ TOO_LONG = {
 
 def _lengths() -> Iterator[tuple[str, int, int]]:
     for file in files():
-        text = (PACKAGE / file).read_text()
-        yield file, len(text.splitlines()), FILE
-        for node in ast.walk(ast.parse(text)):
+        yield file, len((PACKAGE / file).read_text().splitlines()), FILE
+        for node in ast.walk(tree(file)):
             if isinstance(node, ast.ClassDef | ast.FunctionDef):
                 most = CLASS if isinstance(node, ast.ClassDef) else FUNCTION
                 assert node.end_lineno
@@ -286,12 +290,10 @@ def test_no_file_repeats_its_folders_name() -> None:
 
 
 def test_no_library_code_prints() -> None:
-    for path in PACKAGE.glob("**/*.py"):
-        if path.parent.name != "cli":
-            calls = (
-                n.func for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)
-            )
-            assert "print" not in {c.id for c in calls if isinstance(c, ast.Name)}, path
+    for file in files():
+        if not file.startswith("cli/"):
+            calls = (node.func for node in ast.walk(tree(file)) if isinstance(node, ast.Call))
+            assert "print" not in {c.id for c in calls if isinstance(c, ast.Name)}, file
 
 
 def test_one_default_per_knob() -> None:
@@ -302,10 +304,97 @@ def test_one_default_per_knob() -> None:
     below = ["data/grid.py", "data/normalize.py", "base/threads.py"]
     below += [f"inference/{room}.py" for room in ("geometry", "stitch", "plan", "memory", "lane")]
     for file in below:
-        for node in ast.walk(ast.parse((PACKAGE / file).read_text())):
+        for node in ast.walk(tree(file)):
             if isinstance(node, ast.FunctionDef):
                 named = node.args.args[len(node.args.args) - len(node.args.defaults) :]
                 assert not knobs & {arg.arg for arg in named}, f"{file}: {node.name}"
+
+
+# --- the rules for names and words ----------------------------------------------------------------
+
+VAGUE = {"found", "told", "own", "known"}
+NOT_FIRST = (
+    "of in on at by for from to with without as after before above below under over per among "
+    "between beside through until since whose which where whether what how"
+).split()
+"""An attribute's text says what it is, so it does not begin with one of these."""
+
+
+NOT_YET = {*ranks()}
+"""Wings whose words are still to be gone through. None may be added."""
+
+
+def _worded() -> Iterator[str]:
+    return (file for file in files() if file.split("/")[0] not in NOT_YET)
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    homes: dict[str, list[str]] = {}
+    for file in files():
+        for node in tree(file).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(file)
+    shared = {name: where for name, where in homes.items() if len(where) > 1}
+    assert {n: w for n, w in shared.items() if not NOT_YET & {f.split("/")[0] for f in w}} == {}
+
+
+def test_names_say_what_they_hold() -> None:
+    vague = [
+        f"{file}:{node.lineno} {node.id}"
+        for file in _worded()
+        for node in ast.walk(tree(file))
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in VAGUE
+    ]
+    assert vague == []
+
+
+def _attribute_docs(node: ast.Module | ast.ClassDef) -> Iterator[tuple[int, str]]:
+    for before, text in pairwise(node.body):
+        if (
+            isinstance(before, ast.Assign | ast.AnnAssign)
+            and isinstance(text, ast.Expr)
+            and isinstance(text.value, ast.Constant)
+            and isinstance(text.value.value, str)
+        ):
+            yield text.lineno, text.value.value
+
+
+def test_an_attribute_says_what_it_is() -> None:
+    wrong = [
+        f"{file}:{line} {text}"
+        for file in _worded()
+        for node in ast.walk(tree(file))
+        if isinstance(node, ast.Module | ast.ClassDef)
+        for line, text in _attribute_docs(node)
+        if text.split()[0].lower() in NOT_FIRST
+    ]
+    assert wrong == []
+
+
+def _functions_of_doors() -> Iterator[tuple[str, ast.FunctionDef]]:
+    for wing in doors().keys() - NOT_YET:
+        for name, file in doors()[wing].items():
+            for node in tree(file).body:
+                if isinstance(node, ast.FunctionDef) and node.name == name:
+                    yield f"{file}::{name}", node
+
+
+def test_functions_that_doors_hand_out_tell_their_arguments() -> None:
+    """In sections, from which a reference can be rendered; a single argument may do without."""
+    wrong = []
+    for where, node in _functions_of_doors():
+        args = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+        text = ast.get_docstring(node) or ""
+        if len(args) > 1:
+            wrong += [
+                f"{where}: {a.arg}" for a in args if not re.search(rf"^ +{a.arg}: ", text, re.M)
+            ]
+            returns = ast.unparse(node.returns) if node.returns else "None"
+            if returns not in ("None", "Never", "NoReturn") and not re.search(
+                r"^(Returns|Yields):$", text, re.MULTILINE
+            ):
+                wrong.append(f"{where}: what it returns")
+    assert wrong == []
 
 
 # --- the face -------------------------------------------------------------------------------------
