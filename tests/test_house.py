@@ -243,13 +243,6 @@ def test_pure_modules_import_with_heavy_libraries_blocked() -> None:
 FILE, CLASS, FUNCTION, TEST_FILE = 400, 200, 60, 600
 """Lines, at most."""
 TOO_LONG = {
-    "data/netcdf.py::_lay_out",
-    "data/packed/write.py",
-    "data/packed/write.py::write_dataset",
-    "data/packed/write.py::write_volume",
-    "data/stores/claim.py",
-    "data/stores/tensorstore.py",
-    "data/volumes.py",
     "loading/fields.py",
     "loading/iteration.py",
     "loading/iteration.py::EpochRun",

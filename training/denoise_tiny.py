@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from penstock.data.volumes import CAMERA_OFFSET, PSF_SIGMA, clean_volume, noisy, psnr
+from penstock.data.neurites import PSF_SIGMA
+from penstock.data.volumes import CAMERA_OFFSET, clean_volume, noisy, psnr
 from penstock.models.unet3d import denoise_tiny
 
 Volume = NDArray[np.float32]

@@ -29,7 +29,7 @@ from penstock.data.packed.audit import Audit, Delivery
 from penstock.data.packed.checksums import PlaneChecks
 from penstock.data.packed.format import ArrayLayout, Packed, open_dataset
 from penstock.data.packed.write import Moments
-from penstock.data.volumes import PERIOD, Specimen
+from penstock.data.specimen import PERIOD, Specimen
 from penstock.data.weather import PRESETS, World
 from penstock.loading.loader import Loader
 

@@ -57,6 +57,7 @@ from .scenes.windows import read_row as read_row
 from .scenes.xview3_score import XView3Score as XView3Score
 from .scenes.xview3_score import best_threshold as best_threshold
 from .scenes.xview3_score import score_xview3 as score_xview3
+from .specimen import Specimen as Specimen
 from .stores.claim import Claims as Claims
 from .stores.claim import why_no_lock as why_no_lock
 from .stores.kvstore import explained_errors as explained_errors
@@ -76,7 +77,6 @@ from .stores.protocols import is_file as is_file
 from .stores.protocols import overlap as overlap
 from .stores.protocols import same_array as same_array
 from .stores.tensorstore import plainly as plainly
-from .volumes import Specimen as Specimen
 from .volumes import clean_volume as clean_volume
 from .volumes import noisy as noisy
 from .volumes import psnr as psnr
