@@ -1079,7 +1079,7 @@ class Killed(Exception):
 
 def open_keys_by(patch: pytest.MonkeyPatch, opens: Any) -> None:
     """In every room that opens key-value stores."""
-    for room in ("kvstore", "tensorstore", "omezarr"):
+    for room in ("kvstore", "tensorstore_open", "omezarr"):
         patch.setattr(f"penstock.data.stores.{room}.open_kvstore", opens)
 
 

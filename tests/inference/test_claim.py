@@ -26,7 +26,7 @@ from penstock.base.config.infer import InferConfig
 from penstock.base.config.knobs import build
 from penstock.base.errors import StageError, UsageError
 from penstock.cli import main
-from penstock.data.stores import claim
+from penstock.data.stores import claim, marker
 from penstock.data.stores.open import open_source
 from penstock.inference import run as infer
 from penstock.inference.job import Job
@@ -333,7 +333,7 @@ def test_an_end_that_was_interrupted_holds_nothing(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(claim._Marker, "release", interrupted)
+        patch.setattr(marker.Marker, "release", interrupted)
         write(tmp_path / "out.zarr", DATA)
     assert write(tmp_path / "out.zarr", DATA, resume=True).units_written == 0
 
@@ -389,7 +389,7 @@ def test_on_s3_a_living_job_of_another_machine_is_seen_by_its_beats(
     with living(out, tmp_path / "first"):
         with pytest.raises(UsageError, match=r"is writing it$"):
             write(out, overwrite=True, run_dir=tmp_path / "second")
-        monkeypatch.setattr(claim, "_machine", lambda: "another")
+        monkeypatch.setattr(marker, "_machine", lambda: "another")
         with (
             pytest.warns(RuntimeWarning, match="it has 30 s to show that it still does"),
             pytest.raises(UsageError, match=r"is writing it$"),
@@ -406,8 +406,8 @@ def test_on_s3_a_stopped_job_loses_its_output_after_its_lease(
     out = f"{bucket}/out.zarr"
     with process(tmp_path, out) as first:
         first.send_signal(signal.SIGSTOP)
-        monkeypatch.setattr(claim, "_machine", lambda: "another")
-        monkeypatch.setattr(claim, "LEASE_S", 1.5)
+        monkeypatch.setattr(marker, "_machine", lambda: "another")
+        monkeypatch.setattr(marker, "LEASE_S", 1.5)
         with pytest.warns(RuntimeWarning, match=f"process {first.pid} on .* wrote it last"):
             write(out, overwrite=True, run_dir=tmp_path / "second")
         first.send_signal(signal.SIGCONT)

@@ -59,7 +59,7 @@ from .scenes.xview3_score import best_threshold as best_threshold
 from .scenes.xview3_score import score_xview3 as score_xview3
 from .specimen import Specimen as Specimen
 from .stores.claim import Claims as Claims
-from .stores.claim import why_no_lock as why_no_lock
+from .stores.lock_place import why_no_lock as why_no_lock
 from .stores.kvstore import explained_errors as explained_errors
 from .stores.kvstore import kvstore_of as kvstore_of
 from .stores.kvstore import read_key as read_key

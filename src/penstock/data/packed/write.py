@@ -42,7 +42,8 @@ from numpy.typing import NDArray
 from ...base import Refused, StageError, UsageError, absolute, format_bytes, require
 from ..box import Box
 from ..grid import Grid
-from ..stores.claim import Claims, is_marked
+from ..stores.claim import Claims
+from ..stores.lock_place import is_marked
 from ..stores.open import open_sink, open_source
 from ..stores.protocols import Sink
 from .checksums import PlaneChecks, checksum

@@ -9,18 +9,22 @@ from ...base import UsageError, extension_names, find_extension
 from .protocols import suffix_of
 
 _GROUP = "penstock.stores"
-_OURS = ("", ".json", ".n5", ".npy", ".tif", ".tiff", ".zarr")
+OURS = {
+    "": True, ".n5": True, ".zarr": True,
+    ".json": False, ".npy": False, ".tif": False, ".tiff": False,
+}  # fmt: skip
+"""The suffixes that Penstock opens itself, and whether an output may have them."""
 
 
 def added_store(place: str) -> EntryPoint | None:
     """The entry point of the store that opens a path or URL; None where that is one of ours."""
     suffix = suffix_of(place)
-    return None if suffix in _OURS else find_extension(_GROUP, suffix[1:])
+    return None if suffix in OURS else find_extension(_GROUP, suffix[1:])
 
 
 def and_added() -> str:
     """The suffixes that other packages open, to put behind a list of ours."""
-    names = ", ".join(f"*.{n}" for n in extension_names(_GROUP) if f".{n}" not in _OURS)
+    names = ", ".join(f"*.{n}" for n in extension_names(_GROUP) if f".{n}" not in OURS)
     return f" (and of other packages: {names})" if names else ""
 
 

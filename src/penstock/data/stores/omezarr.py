@@ -29,9 +29,8 @@ from .kvstore import (
     ts,
 )
 from .protocols import AXES, Source, axis_letter, physical_size
-from .tensorstore import (
-    TensorStoreSink,
-    TensorStoreSource,
+from .tensorstore import TensorStoreSink, TensorStoreSource
+from .tensorstore_open import (
     label_spec,
     open_tensorstore_source,
     prepare_sink,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ...base import UsageError, blaming
 from ..box import Box
-from .added import added_store, and_added, checked
+from .added import OURS, added_store, and_added, checked
 from .protocols import AXES, OUTPUT_DTYPES, Sink, Source, Spec, check_dtype, is_file, suffix_of
 
 
@@ -44,7 +44,7 @@ def _open_source(spec: Spec | NDArray[Any], level: int, cache_bytes: int, name: 
 
         return memory.open_array_source(parsed, name=name)
     if isinstance(parsed, dict):
-        from .tensorstore import open_tensorstore_source
+        from .tensorstore_open import open_tensorstore_source
 
         return open_tensorstore_source(parsed, cache_bytes=cache_bytes, name=name)
     match suffix_of(parsed):
@@ -106,12 +106,13 @@ def open_sink(
         return memory.open_array_sink(spec, name=name)
     parsed = parse_spec(spec, name)
     if isinstance(parsed, dict):
-        from .tensorstore import open_tensorstore_sink
+        from .tensorstore_open import open_tensorstore_sink
 
         return open_tensorstore_sink(
             parsed, domain=domain, dtype=dtype, overwrite=overwrite, resume=resume, name=name
         )
-    if (suffix := suffix_of(parsed)) in (".tif", ".tiff", ".npy", ".json"):
+    suffix = suffix_of(parsed)
+    if not OURS.get(suffix, True):
         raise UsageError(
             f"{name} {parsed}: cannot write {suffix}; what can be written is OME-Zarr (*.zarr), "
             f"N5 (*.n5) and any TensorStore spec{and_added()}"

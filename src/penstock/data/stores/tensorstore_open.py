@@ -1,0 +1,246 @@
+"""Opens what a TensorStore spec describes, for reading or for writing.
+
+A user's spec reaches TensorStore as it was written; ``overwrite`` and ``resume`` change its open
+mode and no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ...base import UsageError, scrub
+from ..box import Box
+from .kvstore import (
+    IMPATIENT,
+    address,
+    check_deletable,
+    explained_errors,
+    first_sentence,
+    half_deleted,
+    is_store,
+    local_path,
+    open_kvstore,
+    store_folder,
+    ts,
+)
+from .protocols import (
+    AXES,
+    OUTPUT_DTYPES,
+    check_dtype,
+    name_axes,
+    source_fingerprint,
+    to_five,
+    unit_name,
+)
+from .specs import cache_limits, settled
+from .tensorstore import (
+    EXISTING,
+    TensorStoreSink,
+    TensorStoreSource,
+    box_of,
+    cache_of,
+    grid_origin,
+)
+
+
+def open_tensorstore_source(
+    spec: Mapping[str, Any],
+    *,
+    cache_bytes: int,
+    name: str,
+    title: str | None = None,
+    labels: Sequence[str] | None = None,
+    scale: Mapping[str, float] | None = None,
+    units: Mapping[str, str | None] | None = None,
+    translation: Mapping[str, float] | None = None,
+    ome_version: str | None = None,
+) -> TensorStoreSource:
+    """Open a spec for reading, whatever its open mode says.
+
+    ``labels`` name its axes, else the labels of its domain do, else its rank. ``scale``, ``units``
+    and ``translation`` go by axis letter, else the spec's dimension units stand. ``title`` is what
+    messages call it.
+    """
+    spec = settled(spec)
+    with explained_errors(name):
+        title = scrub(title or address(ts.Spec(spec).kvstore))
+    where = f"{name} {title}"
+    with explained_errors(where):
+        ts.open(spec, context=ts.Context(IMPATIENT), **EXISTING).result()
+        array = ts.open(spec, context=cache_of(cache_bytes), **EXISTING).result()
+    axes = _axes(array, where, labels)
+    if scale is None:
+        scale, units = _dimension_units(array, axes)
+    pools = cache_limits(spec)
+    return TensorStoreSource(
+        name=title,
+        spec=spec,
+        array=array,
+        stored_axes=axes,
+        dtype=check_dtype(array.dtype.name, where),
+        scale=tuple(scale.get(axis, 1.0) for axis in AXES) if scale else None,
+        units=tuple((units or {}).get(axis) for axis in AXES),
+        translation=tuple((translation or {}).get(axis, 0.0) for axis in AXES),
+        cache_bytes=sum(pools) if pools else cache_bytes,
+        ome_version=ome_version,
+    )
+
+
+def open_tensorstore_sink(
+    spec: Mapping[str, Any],
+    *,
+    domain: Box,
+    dtype: np.dtype[Any],
+    overwrite: bool,
+    resume: bool,
+    name: str,
+) -> TensorStoreSink:
+    """Prepare to write what a spec describes; an array that exists stands as it is.
+
+    The spec's ``open``, ``create`` and ``delete_existing`` are honoured when the sink is created.
+    ``overwrite`` and ``resume`` stand above them. A spec that creates without saying dtype or shape
+    takes them from ``dtype`` and ``domain``.
+    """
+    with explained_errors(name):
+        asked = ts.Spec(settled(spec))
+    where, stored = f"{name} {scrub(address(asked.kvstore))}", False
+    root = open_kvstore(asked.kvstore, where) if asked.kvstore or overwrite else None
+    half = root is not None and half_deleted(root) is not None
+    if resume and not half:
+        asked.update(open_mode=ts.OpenMode(open=True, create=True))
+    elif overwrite or resume:
+        if stored := is_store(root, where):
+            check_deletable(root, where)
+        asked.update(open_mode=ts.OpenMode(create=True, delete_existing=stored))
+    elif root is not None and asked.open_mode.delete_existing:
+        with suppress(UsageError):  # what is no Zarr or N5 is left to TensorStore
+            stored = is_store(root, where)
+    elif half:
+        raise UsageError(f"{where}: exists; use --overwrite to replace it")
+    sink = prepare_sink(asked, domain, dtype, where)
+    folder = store_folder(spec, sink.local_path)
+    return replace(sink, local_path=folder, root=root, replaces=() if stored else None)
+
+
+def prepare_sink(
+    asked: Any, domain: Box, dtype: np.dtype[Any], where: str, title: str | None = None
+) -> TensorStoreSink:
+    """The sink of a ``ts.Spec``, taken from what exists there or from what the spec will create."""
+    found = None if asked.open_mode.delete_existing else _existing(asked, where)
+    exists = found is not None
+    if found is None:
+        _check_bucket(asked.kvstore, where)
+        found = asked = _complete(asked, domain, dtype, where)
+    axes = _axes(found, where)
+    with explained_errors(where):
+        five = to_five(found, axes)
+    box, place = box_of(five.domain), address(asked.kvstore)
+    transform = (found if isinstance(found, ts.Spec) else found.spec()).transform
+    outputs = transform.to_json().get("output") if transform else None
+    return TensorStoreSink(
+        name=scrub(title or place),
+        where=where,
+        spec=asked,
+        stored_axes=axes,
+        domain=box,
+        dtype=check_dtype(found.dtype.name, where, OUTPUT_DTYPES),
+        write_grid=_write_grid(five, axes, where),
+        grid_origin=grid_origin(five),
+        local_path=local_path(asked.kvstore),
+        address=place,
+        fingerprint=source_fingerprint(place, axes, box.start, box.stop, outputs),
+        exists=exists,
+        references=not any(cache_limits(asked.to_json())),
+    )
+
+
+def label_spec(spec: Mapping[str, Any], *, axes: str, origin: Sequence[int], where: str) -> Any:
+    """A ``ts.Spec`` whose dimensions are named ``axes`` and start at ``origin`` (t c z y x)."""
+    with explained_errors(where):
+        start = [origin[AXES.index(axis)] for axis in axes]
+        return ts.Spec(spec)[ts.d[:].label[tuple(axes)]][ts.d[:].translate_to[start]]
+
+
+def _existing(asked: Any, where: str) -> Any:
+    """The array that ``asked`` would open, None where there is none."""
+    mode = asked.open_mode
+    must_be_new = mode.create and not mode.open
+    try:
+        found = ts.open(asked, context=ts.Context(IMPATIENT), write=True, **EXISTING).result()
+    except ValueError as error:
+        code = str(error).partition(":")[0]
+        if code == "NOT_FOUND" and mode.create:
+            return None
+        if not (code == "FAILED_PRECONDITION" and must_be_new):
+            raise UsageError(f"{where}: {first_sentence(error)}") from error
+        found = None
+    if must_be_new:
+        raise UsageError(f"{where}: exists; use --overwrite to replace it")
+    return found
+
+
+def _check_bucket(spec: Any, where: str) -> None:
+    """Refuse a bucket that does not exist: TensorStore would try to create in it for ever."""
+    if spec is None or local_path(spec):
+        return
+    keys = ts.KvStore.KeyRange(".zarray", ".zarray0")  # one key at most; listing names the bucket
+    try:
+        open_kvstore(spec, where).list(keys).result()
+    except ValueError as error:
+        if str(error).startswith("NOT_FOUND"):  # the right to list is not needed for writing
+            raise UsageError(f"{where}: {first_sentence(error)}") from error
+    except NotImplementedError as error:  # HTTP: the one store that neither lists nor writes
+        raise UsageError(f"{where}: an output cannot be written over HTTP") from error
+
+
+def _complete(asked: Any, domain: Box, dtype: np.dtype[Any], where: str) -> Any:
+    """``asked`` with a dtype and a domain, the job's where it has none."""
+    asked = asked.copy()
+    with explained_errors(where):
+        if asked.dtype is None:
+            asked.update(dtype=dtype.name)
+        if asked.domain is None:
+            rank = asked.rank or len(AXES)
+            asked.update(domain=ts.IndexDomain(shape=domain.stop[-rank:]))
+    return asked
+
+
+def _axes(array: Any, where: str, labels: Sequence[str] | None = None) -> str:
+    """The axes of an open TensorStore or of a ``ts.Spec``, in stored order."""
+    if labels is None and any(array.domain.labels):
+        labels = array.domain.labels
+    if labels is not None and len(labels) != array.rank:
+        raise UsageError(f"{where}: {array.rank} dimensions but axes {list(labels)}")
+    axes = name_axes(labels, array.rank, where)
+    if labels is None and _driver(array) == "n5":
+        # N5 lists the fastest axis first: x y z. Its layout says so, also through a transpose.
+        order = array.chunk_layout.inner_order
+        axes = "".join(axes[order.index(a)] for a in range(array.rank))
+    return axes
+
+
+def _driver(array: Any) -> str:
+    spec = (array if isinstance(array, ts.Spec) else array.spec()).to_json()
+    while isinstance(spec.get("base"), Mapping):
+        spec = spec["base"]
+    return str(spec["driver"])
+
+
+def _dimension_units(
+    array: Any, axes: str
+) -> tuple[dict[str, float] | None, dict[str, str | None]]:
+    known = {a: unit for a, unit in zip(axes, array.dimension_units, strict=True) if unit}
+    scale = {axis: float(unit.multiplier) for axis, unit in known.items()}
+    return scale or None, {axis: unit_name(unit.base_unit) for axis, unit in known.items()}
+
+
+def _write_grid(five: Any, axes: str, where: str) -> tuple[int, ...]:
+    shape = five.chunk_layout.write_chunk.shape or (None,) * len(AXES)
+    if any(not n for n, axis in zip(shape, AXES, strict=True) if axis in axes):
+        raise UsageError(f'{where}: the spec does not say its chunk shape; give it as "metadata"')
+    return tuple(n or 1 for n in shape)
