@@ -24,11 +24,12 @@ from penstock.cli import main
 from penstock.data.box import Box
 from penstock.data.grid import Grid
 from penstock.data.packed import format
+from penstock.data.packed import volume as volume_room
 from penstock.data.packed import write as dataset
 from penstock.data.packed.audit import Audit, Delivery
 from penstock.data.packed.checksums import PlaneChecks
 from penstock.data.packed.format import ArrayLayout, Packed, open_dataset
-from penstock.data.packed.write import Moments
+from penstock.data.packed.moments import Moments
 from penstock.data.specimen import PERIOD, Specimen
 from penstock.data.weather import PRESETS, World
 from penstock.loading.loader import Loader
@@ -550,7 +551,7 @@ def distinct(box: Box, shape: tuple[int, ...]) -> np.ndarray:
 
 def write_volume(root: Path, shape: tuple[int, int, int], **settings: Any) -> Packed:
     defaults = {"chunks": (8, 16, 16), "shards": None, "workers": 2, "overwrite": False}
-    return dataset.write_volume(
+    return volume_room.write_volume(
         root, shape, lambda box: distinct(box, shape), facts={"seed": 0}, **(defaults | settings)
     )
 
@@ -570,7 +571,7 @@ def test_every_plane_of_a_volume_has_the_checksum_of_its_bytes(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dataset, "PIECE", 16)  # many pieces, along each axis
+    monkeypatch.setattr(volume_room, "PIECE", 16)  # many pieces, along each axis
     packed = write_volume(tmp_path / "v.zarr", shape, **settings)
     expected = distinct(Box((0, 0, 0), shape), shape)
     np.testing.assert_array_equal(read(packed, "volume"), expected)
@@ -593,7 +594,7 @@ def test_checksums_of_planes_add_up_from_pieces_in_any_order(data: st.DataObject
 def test_a_volume_is_written_in_memory_that_does_not_grow_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dataset, "PIECE", 32)
+    monkeypatch.setattr(volume_room, "PIECE", 32)
     shape, chunks = (64, 256, 256), (32, 32, 32)
     write_volume(tmp_path / "first.zarr", (32, 32, 32), chunks=chunks)  # what is imported once
     bound = 2 * 2**20
@@ -657,7 +658,7 @@ def test_a_volume_that_was_not_finished_is_known_and_can_be_replaced(tmp_path: P
         raise ValueError("no light")
 
     with pytest.raises(StageError, match=r"generate.*Box.*no light"):
-        dataset.write_volume(
+        volume_room.write_volume(
             root, (8, 16, 16), fail, chunks=(8, 16, 16), shards=None, workers=1,
             overwrite=False, facts={},
         )  # fmt: skip

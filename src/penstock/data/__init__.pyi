@@ -7,6 +7,7 @@ from .normalize import Histogram as Histogram
 from .normalize import Scaling as Scaling
 from .normalize import block_scaling as block_scaling
 from .packed.audit import Audit as Audit
+from .packed.audit import num_shared_samples as num_shared_samples
 from .packed.checksums import checksum as checksum
 from .packed.format import CHECKS as CHECKS
 from .packed.format import DOCUMENT as DOCUMENT
@@ -20,9 +21,8 @@ from .packed.format import open_packed_array as open_packed_array
 from .packed.format import parse_document as parse_document
 from .packed.format import read_text as read_text
 from .packed.format import stored_bytes as stored_bytes
-from .packed.write import num_shared_samples as num_shared_samples
+from .packed.volume import write_volume as write_volume
 from .packed.write import write_dataset as write_dataset
-from .packed.write import write_volume as write_volume
 from .scenes.average_precision import ImageResult as ImageResult
 from .scenes.average_precision import coco_ap as coco_ap
 from .scenes.chips import Chip as Chip
@@ -59,11 +59,11 @@ from .scenes.xview3_score import best_threshold as best_threshold
 from .scenes.xview3_score import score_xview3 as score_xview3
 from .specimen import Specimen as Specimen
 from .stores.claim import Claims as Claims
-from .stores.lock_place import why_no_lock as why_no_lock
 from .stores.kvstore import explained_errors as explained_errors
 from .stores.kvstore import kvstore_of as kvstore_of
 from .stores.kvstore import read_key as read_key
 from .stores.kvstore import read_object as read_object
+from .stores.lock_place import why_no_lock as why_no_lock
 from .stores.missing import ChunkCount as ChunkCount
 from .stores.missing import ChunkCounter as ChunkCounter
 from .stores.missing import check_knows_chunks as check_knows_chunks

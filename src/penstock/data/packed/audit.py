@@ -71,3 +71,14 @@ def _worst(counts: Counter[tuple[str, int]]) -> int:
     for (_, sample), count in counts.items():
         by_sample[sample] = max(count, by_sample.get(sample, 0))
     return sum(by_sample.values())
+
+
+def num_shared_samples(one: Packed, other: Packed) -> int:
+    """How many samples of ``other`` are in ``one``, by the checksums of all their arrays."""
+    names = sorted(one.checks.keys() & other.checks.keys())
+    ours, theirs = (
+        [tuple(checks) for checks in zip(*(p.checks[n].tolist() for n in names), strict=True)]
+        for p in (one, other)
+    )
+    seen = set(ours)
+    return sum(sample in seen for sample in theirs)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import UsageError, require
+from ..packed.folder import names_in
 from .labels import COLUMNS, NO_SHORE_KM
 from .rasters import NODATA, FloatArray
 from .scene import COARSE_M, PIXEL_M
@@ -80,11 +81,7 @@ SYNTHETIC = "synthetic.json"
 
 def clear_data_set(root: Path, overwrite: bool) -> None:
     """Make way for synthetic scenes: refuse what is there, or remove it if it may be."""
-    if not root.exists():
-        return
-    if not root.is_dir():
-        raise UsageError(f"OUT {root} is not a folder")
-    there = {path.name for path in root.iterdir()}
+    there = names_in(root)
     if not there:
         return
     if SYNTHETIC not in there:

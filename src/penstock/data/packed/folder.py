@@ -1,0 +1,138 @@
+"""The folder of a packed data set while it is written: emptied, marked, finished.
+
+What is not known as ours is never removed, and nothing takes a folder for a whole data set before
+its document is there.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ...base import Refused, UsageError, format_bytes
+from .format import (
+    CHECKS,
+    DOCUMENT,
+    FORMAT,
+    IDS,
+    STATISTICS,
+    UNFINISHED,
+    VERSION,
+    read_document,
+    stored_bytes,
+)
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def names_in(root: Path) -> set[str]:
+    """What lies in a folder that is to be written; nothing where there is none."""
+    if not root.exists() and not root.is_symlink():
+        return set()
+    if not root.is_dir():
+        raise UsageError(f"OUT {root} is not a folder")
+    return {path.name for path in root.iterdir()}
+
+
+def clear(root: Path, overwrite: bool, also: Iterable[str] = ()) -> None:
+    """Make way for a data set: refuse what is there, or remove it if it is one and may be.
+
+    ``also`` are names that may be there without the document's saying so.
+    """
+    there = names_in(root)
+    if not there:
+        return
+    document = next((root / name for name in (DOCUMENT, UNFINISHED) if name in there), None)
+    if document is None:
+        raise UsageError(f"OUT {root} exists and is no packed data set; nothing was removed")
+    arrays = read_document(document, f"OUT {root}").get("arrays")
+    if not overwrite:
+        raise UsageError(f"OUT {root} exists; use --overwrite to replace it")
+    entries = arrays.values() if isinstance(arrays, dict) else ()
+    paths = [str(entry["path"]) for entry in entries if isinstance(entry, dict) and "path" in entry]
+    ours = {DOCUMENT, UNFINISHED, IDS, CHECKS, STATISTICS, *paths, *also}
+    if strangers := sorted(there - ours):
+        raise UsageError(
+            f"OUT {root} holds {strangers[0]}, which is no part of a packed data set; nothing was "
+            "removed"
+        )
+    # The document goes first: from here on nobody takes the folder for a whole data set.
+    mark_unfinished(root, paths)
+    (root / DOCUMENT).unlink(missing_ok=True)
+    for name in there - {DOCUMENT, UNFINISHED}:
+        path = root / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def mark_unfinished(root: Path, paths: Sequence[str]) -> None:
+    """Say what will be here, so that it is known for ours if it is never finished."""
+    arrays = {path.removesuffix(".zarr"): {"path": path} for path in paths}
+    document = {"format": FORMAT, "version": VERSION, "arrays": arrays}
+    (root / UNFINISHED).write_text(json.dumps(document))
+
+
+def check_room(root: Path, need: int, what: str, remedy: str) -> None:
+    folder = next(path for path in (root, *root.absolute().parents) if path.is_dir())
+    free = shutil.disk_usage(folder).free
+    if need > free:
+        raise Refused(
+            f"{what} are {format_bytes(need)} before compression and {folder} has "
+            f"{format_bytes(free)} free; lower {remedy}"
+        )
+
+
+def in_order(
+    work: Callable[[Item], Result], items: Iterable[Item], workers: int
+) -> Iterator[Result]:
+    """Results in the order of the items; no more than a few are done or held beyond the next."""
+    pending: deque[Future[Result]] = deque()
+    rest = iter(items)
+    with ThreadPoolExecutor(workers, thread_name_prefix="generate") as pool:
+        try:
+            for item in rest:
+                pending.append(pool.submit(work, item))
+                if len(pending) > 2 * workers:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def finish(
+    root: Path, arrays: Mapping[str, Mapping[str, Any]], samples: int, facts: Mapping[str, Any]
+) -> None:
+    """Write the document. An array tells its ``path``, ``axes`` and ``decoded_bytes``."""
+    entries, decoded, stored = {}, 0, 0
+    for name, array in arrays.items():
+        of_array = stored_bytes(root / array["path"])
+        entries[name] = {
+            **array,
+            "stored_bytes": of_array,
+            "compression_ratio": array["decoded_bytes"] / of_array,
+        }
+        decoded, stored = decoded + array["decoded_bytes"], stored + of_array
+    document = {
+        "format": FORMAT,
+        "version": VERSION,
+        "samples": samples,
+        "arrays": entries,
+        "ids": IDS,
+        "checks": CHECKS,
+        "decoded_bytes": decoded,
+        "stored_bytes": stored,
+        "compression_ratio": decoded / stored,
+        **facts,
+    }
+    (root / UNFINISHED).write_text(json.dumps(document, indent=1) + "\n")
+    (root / UNFINISHED).replace(root / DOCUMENT)

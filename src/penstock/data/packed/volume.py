@@ -1,0 +1,123 @@
+"""Writes a volume as a packed data set, whose samples are its planes along z."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base import StageError, UsageError
+from ..box import Box
+from ..grid import Grid
+from ..stores.claim import Claims
+from ..stores.lock_place import is_marked
+from ..stores.open import open_sink, open_source
+from ..stores.protocols import Sink
+from .checksums import PlaneChecks
+from .folder import check_room, clear, finish, in_order, mark_unfinished
+from .format import CHECKS, DOCUMENT, IDS, UNFINISHED, VOLUME, Packed, open_dataset
+
+PIECE = 128
+"""Of a volume, smaller chunks are made and written some at a time, in pieces of about this side."""
+_DTYPE = np.dtype(np.uint16)
+_AHEAD = Box((0, 0), (1, 1))  # of t and c
+
+Make = Callable[[Box], NDArray[np.uint16]]
+
+
+def write_volume(
+    root: Path,
+    shape: Sequence[int],
+    make: Make,
+    *,
+    chunks: Sequence[int],
+    shards: Sequence[int] | None,
+    workers: int,
+    overwrite: bool,
+    facts: Mapping[str, Any],
+    progress: Callable[[int], None] = lambda done: None,
+) -> Packed:
+    """Write a volume of uint16 (z, y, x) of which ``make(box)`` gives any box.
+
+    ``workers`` threads make, check and write at once, each one piece: some chunks, or one of the
+    ``shards``. Memory goes with the pieces and not with the volume; of that, 4 bytes for each plane
+    and for each row of a plane are held. The result depends neither on ``workers`` nor on how the
+    volume is cut. ``progress`` is told how many voxels are done.
+    """
+    domain = Box.of((0, 0, 0), tuple(shape))
+    num_bytes = domain.size * _DTYPE.itemsize
+    if root.suffix == ".n5":
+        raise UsageError(f"OUT {root}: N5 has no place for checksums; name it *.zarr")
+    check_room(root, num_bytes, f"{domain.size} voxels", "--shape")
+
+    def sink_at(path: Path) -> Sink:
+        return open_sink(
+            str(path),
+            domain=_AHEAD + domain,
+            dtype=_DTYPE,
+            # Of one plane, too, the array has an axis z: the axis of the samples.
+            like=open_source(np.zeros((1, 1, 1), _DTYPE)),
+            chunks=chunks,
+            shards=shards,
+            overwrite=overwrite,
+            name="OUT",
+        )
+
+    if any((root / name).is_file() for name in (DOCUMENT, UNFINISHED)):
+        sink_at(root / "new")  # what cannot be written is refused while the old volume stands
+        clear(root, overwrite, {"zarr.json"})
+        (root / UNFINISHED).unlink()
+    sink = sink_at(root)
+    if is_marked(sink):  # as an output, which a living job may be writing; it is no run's from here
+        claims = Claims.take([sink], uuid.uuid4().hex, lambda name, run: None)
+        with contextlib.closing(claims):
+            claims.name()
+    sink.create()
+    mark_unfinished(root, ["0"])
+    checks = _write_pieces(sink, domain, make, root, workers, progress)
+    ids = np.arange(shape[0], dtype=np.int64)
+    np.save(root / IDS, ids)
+    np.savez(root / CHECKS, ids=ids, **{VOLUME: checks})  # type: ignore[arg-type]
+    array = {"path": "0", "axes": ["sample", "y", "x"], "decoded_bytes": num_bytes}
+    finish(root, {VOLUME: array}, shape[0], {"statistics": None, **facts})
+    return open_dataset(root, "OUT")
+
+
+def _write_pieces(
+    sink: Sink, domain: Box, make: Make, root: Path, workers: int, progress: Callable[[int], None]
+) -> NDArray[np.uint32]:
+    """The checksum of each plane."""
+    checks, done = PlaneChecks(domain.shape, _DTYPE.itemsize), 0
+
+    def write_piece(piece: Box) -> tuple[Box, NDArray[np.uint32]]:
+        try:
+            values = make(piece)
+            sink.write(_AHEAD + piece, values[None, None])
+            return piece, checks.of_piece(piece, values)
+        except Exception as error:
+            raise StageError("generate", f"{piece} of {root}", error) from error
+
+    for piece, check in in_order(write_piece, Grid(domain, _piece(sink.write_grid[2:])), workers):
+        checks.add(piece, check)
+        done += piece.size
+        progress(done)
+    sink.close()
+    return checks.result()
+
+
+def _piece(chunk: Sequence[int]) -> tuple[int, ...]:
+    """Whole chunks, along each axis up to `PIECE`, but no more than a cube of it together.
+
+    >>> _piece((64, 128, 128)), _piece((1, 512, 512)), _piece((256, 256, 256))
+    ((128, 128, 128), (8, 512, 512), (256, 256, 256))
+    """
+    sides = list(chunk)
+    for axis, side in enumerate(chunk):
+        sides[axis] *= max(1, min(math.ceil(PIECE / side), PIECE**3 // math.prod(sides)))
+    return tuple(sides)
