@@ -32,7 +32,8 @@ from penstock.loading.contenders import registry
 from penstock.loading.engines import decode, native, zarr_metadata
 from penstock.loading.engines.selection import Normaliser
 from penstock.loading.fields import Field, PatchGrid
-from penstock.loading.iteration import Batch, _wanted
+from penstock.loading.batch import Batch
+from penstock.loading.iteration import _wanted
 from penstock.loading.loader import Loader
 from penstock.loading.order import Order, Position
 

@@ -470,9 +470,19 @@ def test_a_broken_state_is_refused() -> None:
 # --- the price ----------------------------------------------------------------------------------
 
 
+def price_of(order: Order, **how: Any) -> Price:
+    """Of whole chunks of ``order.chunk`` samples, an item as one byte."""
+
+    def need(items: Items) -> Need:
+        chunks = np.unique(order.split(items)[0] // order.chunk).tolist()
+        return Need(dict.fromkeys(chunks, order.chunk * order.patches_per_sample), len(items))
+
+    return price_order(order, need, **how)
+
+
 def test_in_order_each_chunk_is_read_once_with_a_cache_and_once_a_batch_without() -> None:
     order = Order(96, 8, chunk=12)
-    paid = price_order(order, cache_bytes=12, foreseen=100)
+    paid = price_of(order, cache_bytes=12, foreseen=100)
     # 12 batches: 4 lie in one chunk, ... counted by hand: 8 of 12 touch one chunk, 4 touch two
     chunks = [len({i // 12 for i in range(b * 8, b * 8 + 8)}) for b in range(12)]
     assert paid.read_amplification == sum(chunks) * 12 / 96
@@ -483,7 +493,7 @@ def test_in_order_each_chunk_is_read_once_with_a_cache_and_once_a_batch_without(
 
 
 def test_global_shuffle_reads_a_chunk_for_every_item_and_mixes_fully() -> None:
-    paid = price_order(Order(10**6, 16, shuffle="global", chunk=24))
+    paid = price_of(Order(10**6, 16, shuffle="global", chunk=24))
     assert paid.read_amplification == pytest.approx(24, rel=0.01)
     assert paid.read_amplification_cached == paid.read_amplification
     assert paid.mixing == pytest.approx(1, rel=0.01)
@@ -495,7 +505,7 @@ def test_a_block_window_in_the_cache_is_read_once() -> None:
     order = Order(24_000, 16, shuffle="block", window=8, chunk=24)
     window = 8 * 24
     none, some, whole = (
-        price_order(order, cache_bytes=n, foreseen=1000) for n in (0, window // 2, window + 48)
+        price_of(order, cache_bytes=n, foreseen=1000) for n in (0, window // 2, window + 48)
     )
     assert none.read_amplification_cached == none.read_amplification > 5
     assert none.read_amplification > some.read_amplification_cached > 1.5
@@ -506,7 +516,7 @@ def test_a_block_window_in_the_cache_is_read_once() -> None:
 @pytest.mark.slow
 def test_a_cache_that_looks_ahead_costs_less() -> None:
     order = Order(480, 2, shuffle="block", window=8, chunk=24)
-    paid = [price_order(order, cache_bytes=4 * 24, foreseen=n) for n in (0, 8, 192)]
+    paid = [price_of(order, cache_bytes=4 * 24, foreseen=n) for n in (0, 8, 192)]
     costs = [p.read_amplification_cached for p in paid]
     assert costs == sorted(costs, reverse=True) and costs[2] < 0.75 * costs[0]
 
@@ -514,7 +524,7 @@ def test_a_cache_that_looks_ahead_costs_less() -> None:
 @pytest.mark.slow
 def test_a_wider_window_mixes_better() -> None:
     lags = [
-        price_order(Order(9600, 16, shuffle="block", window=w, chunk=24)).lag for w in (1, 20, 400)
+        price_of(Order(9600, 16, shuffle="block", window=w, chunk=24)).lag for w in (1, 20, 400)
     ]
     assert lags == sorted(lags) and lags[0] < 0.05 < lags[1] < 0.5 < 0.9 < lags[2]
 
@@ -549,7 +559,7 @@ def test_a_patch_counts_as_of_the_chunk_that_it_begins_in() -> None:
         paid = price_order(order, need_of([halves], order, 0))
         assert paid.mixing == pytest.approx(mixing, abs=0.03)
         assert f"{paid.mixing:.2f} distinct chunks to an item" in str(paid)
-    assert price_order(Order(10, 4, patches_per_sample=3)).mixing == 1 / 2
+    assert price_of(Order(10, 4, patches_per_sample=3)).mixing == 1 / 2
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
@@ -561,4 +571,4 @@ def test_numbers_of_numpy_are_numbers() -> None:
 
 
 def test_one_item_has_a_price() -> None:
-    assert price_order(Order(1, 1)).lag == 1
+    assert price_of(Order(1, 1)).lag == 1

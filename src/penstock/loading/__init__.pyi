@@ -5,6 +5,7 @@ from .chunk_reads import need_of as need_of
 from .contenders.registry import CONTENDERS as CONTENDERS
 from .contenders.registry import Contender as Contender
 from .contenders.registry import make_contender as make_contender
+from .engines.engine import EngineKnobs as EngineKnobs
 from .engines.open import open_engine as open_engine
 from .engines.selection import Location as Location
 from .engines.selection import Selection as Selection

@@ -42,13 +42,10 @@ class PatchedArray(PackedArray):
     def box(self, item: int) -> tuple[slice, ...]:
         """Where a patch lies in the array."""
         field = self.cut
-        assert field.patch is not None
         sample, patch = divmod(item, field.patches_per_sample)
         box = [slice(sample, sample + 1), *(slice(0, n) for n in field.shape[1:])]
-        for (axis, start), size in zip(
-            field.patch_start(patch).items(), field.patch.shape, strict=True
-        ):
-            box[axis] = slice(start, start + size)
+        for axis, start in field.patch_start(patch).items():
+            box[axis] = slice(start, start + field.patch_sizes[axis])
         return tuple(box[len(field.shape) - len(self.shape) :])
 
 
@@ -72,10 +69,9 @@ def open_dataset_or_array(
     arrays, counts = {}, set()
     for key, array in packed.arrays.items():
         field = selection.field(
-            key, Location(str(array.path), array.axes), array.shape, array.chunks, array.dtype,
-            volume=selection.is_volume(key, len(array.shape)),
-        )  # fmt: skip
-        whole: dict[str, Any] = {own.name: getattr(array, own.name) for own in fields(array)}
+            key, Location(str(array.path), array.axes), array.shape, array.chunks, array.dtype
+        )
+        whole: dict[str, Any] = {each.name: getattr(array, each.name) for each in fields(array)}
         arrays[key] = PatchedArray(**whole, cut=field)
         counts.add(field.shape[0] * field.patches_per_sample)
     if len(counts) > 1:

@@ -55,7 +55,7 @@ class NextUseCache(Generic[Key, Value]):
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.used = 0
-        self.look: Callable[[], bool] = _no_more
+        self.look: Callable[[], bool] = lambda: False
         """Announces further uses; False where there are none, or as many as may be."""
         # Reentrant: an iterator may end, and `forget`, in the garbage collector at any line.
         self._changed = threading.Condition(threading.RLock())
@@ -188,10 +188,6 @@ class NextUseCache(Generic[Key, Value]):
         heapq.heappush(self._heap, (rank, key))
 
 
-def _no_more() -> bool:
-    return False
-
-
 class Foresight(Generic[Batch, Key]):
     """Batches to come, of which a cache is told as many as make a difference.
 
@@ -253,7 +249,7 @@ class Foresight(Generic[Batch, Key]):
         with self._lock:
             self._batches = iter(())
             self._seen.clear()
-            self._cache.look = _no_more
+            self._cache.look = lambda: False
             self._cache.forget()
 
     def _announce(self) -> bool:

@@ -23,7 +23,6 @@ from operator import itemgetter
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..base import UsageError
 
@@ -100,6 +99,7 @@ class Field:
     channels: tuple[int, ...] | None = None
     """Those wanted of the channel axis, in this order; None for all."""
     channel_axis: int = -1
+    """The axis that ``channels`` chooses from; once made, counted from the front."""
     patch: PatchGrid | None = None
 
     def __post_init__(self) -> None:
@@ -122,28 +122,32 @@ class Field:
             raise UsageError(
                 f"{self.name}: channel_axis {self.channel_axis} is not an axis of {self.shape}"
             )
-        if self.channels is not None:
-            if self._channel_axis == 0:
-                raise UsageError(f"{self.name}: its samples, axis 0, cannot be its channels too")
-            number = self.shape[self._channel_axis]
-            wrong = [c for c in self.channels if not 0 <= c < number]
-            if wrong or not self.channels:
-                raise UsageError(
-                    f"{self.name}: channels {wrong} are not among its {number} (0 to {number - 1})"
-                )
-        for axis, size in zip(self.patch_axes, self.patch.shape if self.patch else (), strict=True):
+        object.__setattr__(self, "channel_axis", self.channel_axis % ndim)
+        self._check_channels()
+        self._check_patch()
+
+    def _check_channels(self) -> None:
+        if self.channels is None:
+            return
+        if self.channel_axis == 0:
+            raise UsageError(f"{self.name}: its samples, axis 0, cannot be its channels too")
+        number = self.shape[self.channel_axis]
+        wrong = [c for c in self.channels if not 0 <= c < number]
+        if wrong or not self.channels:
+            raise UsageError(
+                f"{self.name}: channels {wrong} are not among its {number} (0 to {number - 1})"
+            )
+
+    def _check_patch(self) -> None:
+        for axis, size in self.patch_sizes.items():
             twice = self.patch_axes.count(axis) > 1
-            if twice or not 0 < axis < ndim or size > self.shape[axis]:
+            if twice or not 0 < axis < len(self.shape) or size > self.shape[axis]:
                 raise UsageError(
                     f"{self.name}: patch {self.patch} does not fit {self.shape}, of which axis 0 "
                     "counts the samples"
                 )
-            if self.channels is not None and axis == self._channel_axis:
+            if self.channels is not None and axis == self.channel_axis:
                 raise UsageError(f"{self.name}: axis {axis} is cut by patch and by channels")
-
-    @property
-    def _channel_axis(self) -> int:
-        return self.channel_axis % len(self.shape)
 
     @property
     def patch_axes(self) -> tuple[int, ...]:
@@ -154,6 +158,11 @@ class Field:
         if self.patch.axes:
             return tuple(axis + ndim if axis < 0 else axis for axis in self.patch.axes)
         return tuple(range(ndim - len(self.patch.shape), ndim))
+
+    @property
+    def patch_sizes(self) -> dict[int, int]:
+        """Voxels of a patch along each axis that is cut."""
+        return dict(zip(self.patch_axes, self.patch.shape if self.patch else (), strict=True))
 
     @property
     def patch_counts(self) -> tuple[int, ...]:
@@ -197,10 +206,10 @@ class Field:
     def item_shape(self) -> tuple[int, ...]:
         """The shape of one row of a batch: ([time,] ...)."""
         shape = list(self.shape)
-        for axis, size in zip(self.patch_axes, self.patch.shape if self.patch else (), strict=True):
+        for axis, size in self.patch_sizes.items():
             shape[axis] = size
         if self.channels is not None:
-            shape[self._channel_axis] = len(self.channels)
+            shape[self.channel_axis] = len(self.channels)
         time = (len(self.offsets),) if len(self.offsets) > 1 else ()
         return (*time, *shape[1:])
 
@@ -229,7 +238,7 @@ class Field:
             size = self.item_shape[axis - len(self.shape)]
             of_item[axis] = min(of_item[axis], (size - 2) // self.chunks[axis] + 2)
         if self.channels is not None:
-            axis = self._channel_axis
+            axis = self.channel_axis
             of_item[axis] = len({channel // self.chunks[axis] for channel in self.channels})
         return min(rows * len(self.offsets) * math.prod(of_item), math.prod(of_array))
 
@@ -253,107 +262,14 @@ class Field:
         return run
 
 
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """Arrays that are one array in a batch: the channels of each behind those of the one before,
-    and of each array one offset after the other. What has no channels is one.
-
-        u (sample, lat, lon, level)   ──▶  (row, lat, lon, [u at t-1 | u at t | ps at t])
-        ps (sample, lat, lon)
-    """
-
-    name: str
-    fields: tuple[Field, ...]
-    flat: frozenset[str] = frozenset()
-    """The names of those without channels."""
-
-    def __post_init__(self) -> None:
-        told = f"stack {self.name}"
-        if not self.fields:
-            raise UsageError(f"{told}: names no array")
-        for what, found in (
-            ("dtypes", {f.name: str(f.dtype) for f in self.fields}),
-            ("channel axes", {f.name: f._channel_axis for f in self._deep}),
-            ("shapes but for channels", {f.name: self._shape(f) for f in self.fields}),
-        ):
-            if len(set(found.values())) > 1:
-                each = ", ".join(f"{name} {value}" for name, value in found.items())
-                raise UsageError(f"{told}: the {what} of its arrays differ: {each}")
-        if self.axis == 0:
-            raise UsageError(f"{told}: its samples, axis 0, cannot be its channels too")
-
-    @property
-    def _deep(self) -> list[Field]:
-        return [field for field in self.fields if field.name not in self.flat]
-
-    @property
-    def axis(self) -> int:
-        """The axis of the channels in a batch: where the arrays have it, else the last."""
-        return self._deep[0]._channel_axis if self._deep else len(self.fields[0].shape)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self.fields[0].dtype
-
-    @property
-    def channels(self) -> list[tuple[str, int, int]]:
-        """What each channel is: array, offset and the array's channel (0 where it has none)."""
-        return [
-            (field.name, offset, channel)
-            for field in self.fields
-            for offset in field.offsets
-            for channel in field.channels or range(self._depth(field))
-        ]
-
-    def _depth(self, field: Field) -> int:
-        """Its channels at one offset."""
-        if field.name in self.flat:
-            return 1
-        return field.item_shape[field._channel_axis - len(field.shape)]
-
-    def _shape(self, field: Field) -> tuple[int, ...]:
-        """Of an item, without time and channels."""
-        times = len(field.item_shape) - len(field.shape) + 1
-        shape = list(field.item_shape[times:])
-        if field.name not in self.flat:
-            del shape[field._channel_axis - 1]
-        return tuple(shape)
-
-    def out_shape(self, batch_size: int) -> tuple[int, ...]:
-        """The shape of a batch: (rows, ...) with all channels."""
-        shape = [batch_size, *self._shape(self.fields[0])]
-        shape.insert(self.axis, len(self.channels))
-        return tuple(shape)
-
-    @property
-    def item_nbytes(self) -> int:
-        """Bytes of one row of a batch."""
-        return math.prod(self.out_shape(1)) * self.dtype.itemsize
-
-    def parts(self, batch: NDArray[Any]) -> dict[str, NDArray[Any]]:
-        """Views of a batch: where each array goes, in the shape that it would have alone."""
-        views: dict[str, NDArray[Any]] = {}
-        start = 0
-        before: Index = (slice(None),) * self.axis
-        for field in self.fields:
-            times, depth = len(field.offsets), self._depth(field)
-            own = batch[(*before, slice(start, start + times * depth))]
-            start += times * depth
-            view = own.reshape((*own.shape[: self.axis], times, depth, *own.shape[self.axis + 1 :]))
-            if field.name in self.flat:
-                view = view[(*before, slice(None), 0)]
-            views[field.name] = np.moveaxis(view, self.axis, 1) if times > 1 else view[(*before, 0)]
-        return views
-
-
 def valid_samples(fields: Iterable[Field]) -> range:
     """The samples that are valid in every field. Raises `UsageError` where there are none, or the
     arrays are not equally long."""
     fields = tuple(fields)
     lengths = {field.name: field.shape[0] for field in fields}
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{name} {count}" for name, count in lengths.items())
-        raise UsageError(f"the numbers of samples of the arrays differ: {told}")
+        each = ", ".join(f"{name} {count}" for name, count in lengths.items())
+        raise UsageError(f"the numbers of samples of the arrays differ: {each}")
     ranges = [field.valid for field in fields]
     common = range(max(r.start for r in ranges), min(r.stop for r in ranges))
     if not common:
@@ -371,7 +287,7 @@ def patch_template(field: Field, patch: int) -> list[_Piece]:
     begins = field.patch_start(patch)
     along = []
     for axis in range(1, len(field.shape)):
-        if axis == field._channel_axis and field.channels is not None:
+        if axis == field.channel_axis and field.channels is not None:
             runs = _runs(field.channels, field.chunks[axis])
         else:
             begin = begins.get(axis, 0)

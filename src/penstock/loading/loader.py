@@ -17,36 +17,26 @@ when it ends: at its end, at a ``break``, at an error, or at `Loader.close`.
 
 from __future__ import annotations
 
-import contextlib
-import operator
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..base import (
-    LoaderConfig,
-    Refused,
-    UsageError,
-    build,
-    format_bytes,
-    require,
-    speaks_python,
-    usable_cores,
-)
+from ..base import LoaderConfig, UsageError, build, require, speaks_python, usable_cores
+from .arguments import selection_of, stacks_of
+from .batch import Batch, BatchLayout, Transform
 from .chunk_reads import need_of
-from .engines.engine import Engine, Traffic
+from .engines.engine import EngineKnobs, Traffic
 from .engines.open import open_engine
-from .engines.selection import Normaliser, Selection, locate, read_statistics
-from .fields import Field, PatchGrid, Stack, valid_samples
-from .iteration import Batch, EpochRun, Transform
+from .engines.selection import locate
+from .fields import Field, valid_samples
+from .iteration import EpochRun
+from .memory import fit_memory, num_buffers, scratch_bytes
 from .order import Order, Position
 from .price import Price, price_order
-from .ring import Ring, aligned
-from .torch_dataset import as_torch_dataset
+from .ring import Ring
 
 if TYPE_CHECKING:
     import torch
@@ -69,8 +59,8 @@ class Loader:
     (mean, std). ``stack`` makes one array of several, ``{"inputs": ["u", "v", "ps"]}``: along their
     channels where they have such an axis (``channel_axis``, ``channels``, or by that name in a
     packed data set), and an array without is one channel; times at ``offsets`` are channels too
-    (see `Stack`, and ``loader.stacks["inputs"].channels``). ``transform`` is called with each
-    batch, one after another in order; it changes the batch or returns a mapping in its place.
+    (see `ChannelStack`, and ``loader.stacks["inputs"].channels``). ``transform`` is called with
+    each batch, one after another in order; it changes the batch or returns a mapping in its place.
     ``knobs`` are the fields of `LoaderConfig`.
 
     An iteration begins where `load_state_dict` or `set_epoch` said, else with the next epoch; an
@@ -99,108 +89,39 @@ class Loader:
         if transform is not None and not callable(transform):
             raise UsageError(f"transform {transform!r} cannot be called")
         places = locate(data)
-        names = list(places)
-        selection = Selection(
-            offsets=_numbers(names, "offsets", offsets),
-            channels=_numbers(names, "channels", channels),
-            patch=_grids(names, patch),
-            channel_axis=_for_each(names, "channel_axis", channel_axis, operator.index),
-            normalise=_normalisers(normalise, names),
-        )
-        self._open = partial(
-            open_engine,
-            places=places,
-            selection=selection,
-            workers=config.workers or usable_cores(),
-            fetch=config.fetch,
-            cache_bytes=config.cache,
-            missing=config.missing,
-        )
-        self.engine: Engine = self._open(config.engine)
-        """What reads; printed, it says which engine that is and why."""
-        self.fields = self.engine.fields
-        deep = {*selection.channel_axis, *selection.channels}
-        deep |= {name for name, place in places.items() if "channels" in place.axes}
-        self.stacks = _stacks(stack, self.fields, frozenset(self.fields) - deep)
+        selection = selection_of(
+            list(places), offsets=offsets, channels=channels, patch=patch,
+            channel_axis=channel_axis, normalise=normalise,
+        )  # fmt: skip
+        workers = config.workers or usable_cores()
+        how = EngineKnobs(workers, config.fetch, config.cache, config.missing)
+        engine = open_engine(config.engine, places, selection, how)
+        self.fields = engine.fields
+        self.stacks = stacks_of(stack, self.fields, places, selection)
         """The arrays of a batch that hold several of ``fields``."""
         self.transform = transform
-        samples = valid_samples(self.fields.values())
-        patches = {name: field.patches_per_sample for name, field in self.fields.items()}
-        if len(set(patches.values())) > 1:
-            raise UsageError(f"patch cuts the arrays into different numbers of patches: {patches}")
-        self.first_sample = samples.start
+        self.first_sample = valid_samples(self.fields.values()).start
         """Sample along axis 0 of the arrays that the order counts as 0."""
-        self.order = Order(
-            num_samples=len(samples),
-            batch_size=config.batch_size,
-            seed=config.seed,
-            shuffle=config.shuffle,
-            window=config.window,
-            chunk=max(field.chunks[0] for field in self.fields.values()),
-            patches_per_sample=next(iter(patches.values())),
-            rank=config.rank,
-            world_size=config.world_size,
-            drop_last=config.drop_last,
-        )
-        nbytes = sum(
-            aligned(whole.item_nbytes * config.batch_size) for whole in self.arrays.values()
-        )
+        self.order = _order_of(config, self.fields)
+        self._layout = BatchLayout(self.fields, self.stacks)
+        self.arrays = self._layout.arrays
+        """What a batch holds, by name."""
+        nbytes = self._layout.nbytes(config.batch_size)
         # Torch's allocator of pinned memory gives powers of two.
         self.batch_bytes = 1 << (nbytes - 1).bit_length() if config.pin else nbytes
         """Bytes of one buffer of the ring."""
-        self._ring = Ring(self.batch_bytes, self._buffers(), self._limit(), config.pin)
+        open_native = partial(open_engine, "native", places, selection, how)
+        self.engine, most = fit_memory(engine, config, self.batch_bytes, open_native)
+        """What reads; printed, it says which engine that is and why."""
+        self._ring = Ring(self.batch_bytes, num_buffers(config), most, config.pin)
         self._position, self._begun = Position(0, 0), False
         self._run: EpochRun | None = None
         self._process = os.getpid()
 
     @property
-    def arrays(self) -> dict[str, Field | Stack]:
-        """What a batch holds, by name."""
-        stacked = {field.name for stack in self.stacks.values() for field in stack.fields}
-        alone = {name: field for name, field in self.fields.items() if name not in stacked}
-        return {**self.stacks, **alone}
-
-    def _buffers(self) -> int:
-        """Those that are ahead, and the one in use."""
-        return max(1, self.config.queue) + 1
-
-    def _limit(self) -> int | None:
-        """The most buffers that may exist, None without a limit; refuses what cannot work."""
-        limit = self.config.max_memory
-        if limit is None:
-            return None
-        needed = self._buffers()
-        if limit < self.scratch_bytes + needed * self.batch_bytes:
-            self._save_memory()
-        scratch = self.scratch_bytes
-        room = (limit - scratch) // self.batch_bytes
-        if room < needed:
-            remedy = f"queue {room - 1} would fit" if room >= 2 else "lower batch_size"
-            raise Refused(
-                f"max_memory {format_bytes(limit)} is too little for {needed} batches of "
-                f"{format_bytes(self.batch_bytes)} (queue {self.config.queue} and one in use) and "
-                f"{format_bytes(scratch)} of scratch and cache; {remedy}"
-            )
-        return room
-
-    def _save_memory(self) -> None:
-        """With the engine that needs less, where any will do."""
-        self.engine.save_memory()
-        if self.config.engine != "auto" or self.engine.name == "native":
-            return
-        first, needed = self.engine, self.scratch_bytes
-        with contextlib.suppress(UsageError):  # then there is no other
-            self.engine = self._open("native")
-            self.engine.save_memory()
-            self.engine.reason = "it fits max_memory"
-            if self.scratch_bytes >= needed:
-                self.engine = first
-
-    @property
     def scratch_bytes(self) -> int:
         """The most memory that is taken besides the batches."""
-        rows, ahead = self.config.batch_size, self._buffers() - 1
-        return self.engine.scratch_bytes + self.engine.bytes_in_flight(rows, ahead)
+        return scratch_bytes(self.engine, self.config)
 
     def price(self, epoch: int = 0) -> Price:
         """What the order costs in reads and buys in mixing; printed, it is a sentence."""
@@ -218,7 +139,7 @@ class Loader:
         return self.order.num_batches
 
     def __iter__(self) -> Batches:
-        self._check_process()
+        _check_process(self._process)
         self._stop()
         if self._begun:
             self._finished()
@@ -230,8 +151,7 @@ class Loader:
             self.order,
             self._position,
             first_sample=self.first_sample,
-            arrays=self.arrays,
-            stacks=self.stacks,
+            layout=self._layout,
             transform=self.transform,
             queue=self.config.queue,
         )
@@ -260,16 +180,8 @@ class Loader:
         self.close()
 
     def _stop(self) -> None:
-        if self._run is not None and os.getpid() == self._process:
-            self._run.stop()
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._process:
-            raise UsageError(
-                f"this loader was made in process {self._process} and its threads do not live on "
-                f"in the fork {os.getpid()}: make it in the process that uses it, with no worker "
-                "processes (num_workers=0)"
-            )
+        if self._run is not None:
+            _stop_in(self._process, self._run)
 
     def __reduce__(self) -> Any:
         raise UsageError(
@@ -320,7 +232,9 @@ class Loader:
         `state_dict`. With ``pin=True`` the tensors are pinned already.
         """
         require("torch", "loaders")
-        return as_torch_dataset(self)
+        from .torch_dataset import LoaderDataset
+
+        return LoaderDataset(self)
 
 
 class Batches(Iterator[Batch]):
@@ -334,7 +248,7 @@ class Batches(Iterator[Batch]):
     def __next__(self) -> Batch:
         if self._ended:  # as of any iterator, however often one asks
             raise StopIteration
-        self._loader._check_process()
+        _check_process(self._loader._process)
         batch = self._run.take()
         if batch is None:
             self._ended = True
@@ -349,77 +263,35 @@ class Batches(Iterator[Batch]):
         self._end()
 
 
+def _check_process(process: int) -> None:
+    if os.getpid() != process:
+        raise UsageError(
+            f"this loader was made in process {process} and its threads do not live on in the fork "
+            f"{os.getpid()}: make it in the process that uses it, with no worker processes "
+            "(num_workers=0)"
+        )
+
+
 def _stop_in(process: int, run: EpochRun) -> None:
     if os.getpid() == process:  # a fork has none of the threads
         run.stop()
 
 
-def _for_each(
-    names: Sequence[str], what: str, value: Any, parse: Callable[[Any], Any]
-) -> dict[str, Any]:
-    """A value for each name of a mapping, one value for every array, or nothing."""
-    if value is None:
-        return {}
-    try:
-        if isinstance(value, Mapping):
-            return {name: parse(one) for name, one in value.items()}
-        return dict.fromkeys(names, parse(value))
-    except TypeError:
-        number = "a whole number" if parse is operator.index else "a list of whole numbers"
-        raise UsageError(f"{what} {value!r} is not {number}, nor one for each array") from None
-
-
-def _numbers(names: Sequence[str], what: str, value: Any) -> dict[str, tuple[int, ...]]:
-    return _for_each(names, what, value, lambda numbers: tuple(map(operator.index, numbers)))
-
-
-def _grids(names: Sequence[str], value: Any) -> dict[str, PatchGrid]:
-    """The patches of each array, given as a `PatchGrid` or as the shape of one."""
-
-    def parse(grid: Any) -> PatchGrid:
-        return grid if isinstance(grid, PatchGrid) else PatchGrid(tuple(map(operator.index, grid)))
-
-    return _for_each(names, "patch", value, parse)
-
-
-def _stacks(value: Any, fields: Mapping[str, Field], flat: frozenset[str]) -> dict[str, Stack]:
-    """The arrays that become one, given by their names."""
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping) or any(isinstance(own, str) for own in value.values()):
-        raise UsageError(f"stack {value!r} is not a mapping of a name to a list of arrays")
-    parts = [name for own in value.values() for name in own]
-    unknown = sorted({str(name) for name in parts if name not in fields})
-    if unknown:
-        raise UsageError(f"stack names {', '.join(unknown)}; the arrays are {', '.join(fields)}")
-    if len(set(parts)) < len(parts):
-        raise UsageError(
-            f"stack {value!r} has an array twice; DATA may be a mapping that gives it two names"
-        )
-    if taken := sorted(set(value) & (set(fields) - set(parts))):
-        raise UsageError(f"stack {', '.join(taken)}: an array that is not stacked has that name")
-    return {
-        str(name): Stack(str(name), tuple(fields[part] for part in own), flat & set(own))
-        for name, own in value.items()
-    }
-
-
-def _normalisers(value: Any, names: Sequence[str]) -> dict[str, Normaliser]:
-    if value is None:
-        return {}
-    if isinstance(value, str | Path):
-        saved = read_statistics(Path(value))
-        found = {name: saved[name] for name in names if name in saved}
-        if not found:
-            raise UsageError(
-                f"normalise {value} holds statistics of {', '.join(saved) or 'nothing'}, and the "
-                f"arrays are {', '.join(names)}; DATA may be a mapping of such names to paths"
-            )
-        return found
-    try:
-        return {n: v if isinstance(v, Normaliser) else Normaliser(*v) for n, v in value.items()}
-    except (TypeError, AttributeError):
-        raise UsageError(
-            f"normalise {value!r} is neither a file of statistics nor a mapping of names to "
-            "(mean, std)"
-        ) from None
+def _order_of(config: LoaderConfig, fields: Mapping[str, Field]) -> Order:
+    """The order of the items that are valid in every field."""
+    patches = {name: field.patches_per_sample for name, field in fields.items()}
+    samples = valid_samples(fields.values())
+    if len(set(patches.values())) > 1:
+        raise UsageError(f"patch cuts the arrays into different numbers of patches: {patches}")
+    return Order(
+        num_samples=len(samples),
+        batch_size=config.batch_size,
+        seed=config.seed,
+        shuffle=config.shuffle,
+        window=config.window,
+        chunk=max(field.chunks[0] for field in fields.values()),
+        patches_per_sample=next(iter(patches.values())),
+        rank=config.rank,
+        world_size=config.world_size,
+        drop_last=config.drop_last,
+    )

@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from ..base import UsageError
-from .permutation import GOLDEN, Items, Words, invert, make_key, mix_words, permute
+from .permutation import Items, make_key, permute, permute_windows
 
 Shuffle = Literal["none", "sample", "block", "global"]
 
@@ -110,20 +110,17 @@ class Order:
 
     def items(self, epoch: int, batch: int) -> Items:
         """This rank's items of a batch, shape (batch_size,), or less for a short last batch."""
-        return self._items_of(epoch, batch, self.rank, self.world_size)
+        return self.items_at(epoch, self._positions(batch, self.rank, self.world_size))
 
     def run_of_items(self, epoch: int, batches: range) -> list[Items]:
         """`items` of consecutive batches, for less than each by itself: numpy is asked but once."""
         positions = [self._positions(batch, self.rank, self.world_size) for batch in batches]
-        ends = np.cumsum([len(own) for own in positions])[:-1]
+        ends = np.cumsum([len(part) for part in positions])[:-1]
         return np.split(self.items_at(epoch, np.concatenate(positions)), ends)
 
     def global_items(self, epoch: int, batch: int) -> Items:
         """The items of all ranks; those of rank r are rows r, r + world_size, ..."""
-        return self._items_of(epoch, batch, 0, 1)
-
-    def _items_of(self, epoch: int, batch: int, first: int, step: int) -> Items:
-        return self.items_at(epoch, self._positions(batch, first, step))
+        return self.items_at(epoch, self._positions(batch, 0, 1))
 
     def _positions(self, batch: int, first: int, step: int) -> Items:
         if not 0 <= batch < self.num_batches:
@@ -143,23 +140,12 @@ class Order:
         if self.shuffle == "sample":
             sample, patch = np.divmod(positions, self.patches_per_sample)
             return permute(sample, self.num_samples, key) * self.patches_per_sample + patch
-        return self._in_windows(positions, key)
+        return permute_windows(positions, self.num_items, self.window_items, key)
 
     @property
     def window_items(self) -> int:
         """Items in a full window of the block shuffle."""
         return self.window * self.chunk * self.patches_per_sample
-
-    def _in_windows(self, positions: Items, key: Words) -> Items:
-        size = self.window_items
-        last = (self.num_items - 1) // size  # the last window may be short
-        short = self.num_items - last * size
-        visited = int(invert([last], last + 1, key)[0])  # when it is its turn
-        missing = np.where(positions >= visited * size + short, size - short, 0)
-        turn, inside = np.divmod(positions + missing, size)  # as if every window were full
-        window = permute(turn, last + 1, key)
-        inner = mix_words(key ^ (mix_words(window.astype(np.uint64) + GOLDEN)))
-        return window * size + permute(inside, np.where(window == last, short, size), inner)
 
     def split(self, items: Items) -> tuple[Items, Items]:
         """The sample and the patch of each item."""

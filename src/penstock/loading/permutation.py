@@ -12,7 +12,7 @@ Words = NDArray[np.uint64]
 
 
 _ROUNDS = 12  # fewer leave orders of five or six items visibly uneven
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _WORD = (1 << 64) - 1
 
 
@@ -27,7 +27,7 @@ def make_key(*numbers: int) -> Words:
     """A key of shape (1,) that depends on every number and on their order."""
     key = np.zeros(1, np.uint64)
     for number in numbers:
-        key = mix_words((key + GOLDEN) ^ np.uint64(operator.index(number) & _WORD))
+        key = mix_words((key + _GOLDEN) ^ np.uint64(operator.index(number) & _WORD))
     return key
 
 
@@ -54,6 +54,18 @@ def invert(value: ArrayLike, n: ArrayLike, key: Words) -> Items:
     return _walk(value, n, key, forward=False)
 
 
+def permute_windows(index: Items, n: int, size: int, key: Words) -> Items:
+    """`permute` of the windows of ``size`` neighbours, and of the indices within each window."""
+    last = (n - 1) // size  # the last window may be short
+    short = n - last * size
+    visited = int(invert([last], last + 1, key)[0])  # when it is its turn
+    missing = np.where(index >= visited * size + short, size - short, 0)
+    turn, inside = np.divmod(index + missing, size)  # as if every window were full
+    window = permute(turn, last + 1, key)
+    inner = mix_words(key ^ (mix_words(window.astype(np.uint64) + _GOLDEN)))
+    return window * size + permute(inside, np.where(window == last, short, size), inner)
+
+
 def _walk(start: ArrayLike, n: ArrayLike, key: Words, forward: bool) -> Items:
     at = np.array(start, np.uint64, ndmin=1)
     n = np.broadcast_to(np.asarray(n, np.uint64), at.shape)
@@ -69,7 +81,7 @@ def _rounds(at: Words, n: Words, key: Words, forward: bool) -> Words:
     radix_high = np.ceil(np.sqrt(n.astype(np.float64))).astype(np.uint64)
     radix_low = (n + radix_high - np.uint64(1)) // radix_high
     numbers = np.arange(1, _ROUNDS + 1, dtype=np.uint64)[:, None]
-    keys = mix_words(key + numbers * GOLDEN)
+    keys = mix_words(key + numbers * _GOLDEN)
     high, low = at // radix_low, at % radix_low
     for i in range(_ROUNDS) if forward else reversed(range(_ROUNDS)):
         if i % 2 == 0:

@@ -61,7 +61,7 @@ _MOST_PATCHES = 8192
 
 def price_order(
     order: Order,
-    need: Callable[[Items], Need] | None = None,
+    need: Callable[[Items], Need],
     *,
     epoch: int = 0,
     num_batches: int = 256,
@@ -70,12 +70,10 @@ def price_order(
 ) -> Price:
     """The price of an order for one rank, from at most ``num_batches`` batches of an epoch.
 
-    ``need`` says which chunks some items need (`need_of`); without it whole
-    chunks of ``order.chunk`` samples are counted, an item as one byte. The cache sees at most
-    ``foreseen`` uses of chunks ahead of a batch, see `Foresight`. A block order is followed through
-    whole windows, since a chunk that is half used would count in full.
+    ``need`` says which chunks some items need (`need_of`). The cache sees at most ``foreseen`` uses
+    of chunks ahead of a batch, see `Foresight`. A block order is followed through whole windows,
+    since a chunk that is half used would count in full.
     """
-    need = need or _whole_chunks(order)
     run = min(num_batches, order.num_batches)
     if order.shuffle == "block" and order.window_items <= _MOST_ITEMS:
         windows = -(-run * order.global_batch // order.window_items)
@@ -83,8 +81,8 @@ def price_order(
 
     decoded = used = 0
     for batch in _spread(order.num_batches, run):
-        chunks, own = need(order.items(epoch, batch))
-        decoded, used = decoded + sum(chunks.values()), used + own
+        chunks, nbytes = need(order.items(epoch, batch))
+        decoded, used = decoded + sum(chunks.values()), used + nbytes
     plain = decoded / used
     cached = plain
     if cache_bytes:
@@ -113,14 +111,6 @@ def _num_chunks(order: Order, need: Callable[[Items], Need], items: Items) -> in
     return len({next(iter(need(items[i : i + 1]).chunks)) for i in range(len(items))})
 
 
-def _whole_chunks(order: Order) -> Callable[[Items], Need]:
-    def need(items: Items) -> Need:
-        chunks = np.unique(order.split(items)[0] // order.chunk).tolist()
-        return Need(dict.fromkeys(chunks, order.chunk * order.patches_per_sample), len(items))
-
-    return need
-
-
 def _spread(length: int, count: int) -> list[int]:
     """``count`` numbers of ``range(length)``, evenly apart."""
     return [i * length // count for i in range(count)]
@@ -141,8 +131,8 @@ def _cached_amplification(
     for _ in range(run):
         taken = foresight.take()
         assert taken is not None
-        (chunks, own), first = taken
-        used += own
+        (chunks, useful), first = taken
+        used += useful
         for use, (key, nbytes) in enumerate(chunks.items(), first):
             if cache.get(key, use) is None:
                 decoded += nbytes

@@ -3,88 +3,65 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from ..base import LoaderConfig, UsageError
-from .iteration import Batch
-
-if TYPE_CHECKING:
-    import torch
+from ..base import UsageError
+from .batch import Batch
 
 
-class Resumable(Protocol):
-    """What a data set of torch needs of a loader."""
+class LoaderDataset(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
+    """The batches of a loader as dicts of tensors; its epochs and state are the loader's."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader  # a `Loader`, whose room imports this one
+        self.set_epoch = loader.set_epoch
+        self.state_dict = loader.state_dict
+        self.load_state_dict = loader.load_state_dict
 
     @property
-    def config(self) -> LoaderConfig: ...
-    def __iter__(self) -> Iterator[Batch]: ...
-    def __len__(self) -> int: ...
-    def set_epoch(self, epoch: int) -> None: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    def batch_sampler(self) -> SimpleNamespace:
+        """Where Lightning looks for whom to tell the epoch: its ``sampler``. It loads no state
+        where a run is resumed at an epoch's end. (With a ``sampler`` of our own, it would take
+        us for a DataLoader in other places too.)"""
+        return SimpleNamespace(sampler=self, batch_size=self._loader.config.batch_size)
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        if torch.utils.data.get_worker_info() is not None:
+            raise UsageError(
+                "the loader has threads of its own and does not work inside the workers of a "
+                "DataLoader: use num_workers=0 and set the loader's workers"
+            )
+        return self._batches()
+
+    def _batches(self) -> Iterator[dict[str, torch.Tensor]]:
+        # Begins with the first batch: Lightning asks for an iterator, and then says the epoch;
+        # and what is raised sooner, it hides behind an error of its own.
+        if _trained_from_a_dataloader():
+            raise UsageError(
+                "give Lightning loader.as_torch() itself as what it trains on, without a "
+                "DataLoader around it: a DataLoader has no state to save, so a run that is "
+                "resumed would get other data than the one that was stopped"
+            )
+        yield from map(_tensors, self._loader)  # a loop of our own would hold a batch meanwhile
+
+    def __len__(self) -> int:
+        return len(self._loader)
 
 
-def as_torch_dataset(
-    loader: Resumable,
-) -> torch.utils.data.IterableDataset[dict[str, torch.Tensor]]:
-    import torch
+def _tensors(batch: Batch) -> dict[str, torch.Tensor]:
+    return {name: _tensor(array) for name, array in batch.items()}
 
-    class LoaderDataset(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
-        @property
-        def batch_sampler(self) -> SimpleNamespace:
-            """Where Lightning looks for whom to tell the epoch: its ``sampler``. It loads no state
-            where a run is resumed at an epoch's end. (With a ``sampler`` of our own, it would take
-            us for a DataLoader in other places too.)"""
-            return SimpleNamespace(sampler=self, batch_size=loader.config.batch_size)
 
-        def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-            if torch.utils.data.get_worker_info() is not None:
-                raise UsageError(
-                    "the loader has threads of its own and does not work inside the workers of a "
-                    "DataLoader: use num_workers=0 and set the loader's workers"
-                )
-            return self._batches()
-
-        def _batches(self) -> Iterator[dict[str, torch.Tensor]]:
-            # Begins with the first batch: Lightning asks for an iterator, and then says the epoch;
-            # and what is raised sooner, it hides behind an error of its own.
-            if _trained_from_a_dataloader():
-                raise UsageError(
-                    "give Lightning loader.as_torch() itself as what it trains on, without a "
-                    "DataLoader around it: a DataLoader has no state to save, so a run that is "
-                    "resumed would get other data than the one that was stopped"
-                )
-            yield from map(_tensors, loader)
-
-        def __len__(self) -> int:
-            return len(loader)
-
-        def set_epoch(self, epoch: int) -> None:
-            loader.set_epoch(epoch)
-
-        def state_dict(self) -> dict[str, Any]:
-            return loader.state_dict()
-
-        def load_state_dict(self, state: Mapping[str, Any]) -> None:
-            loader.load_state_dict(state)
-
-        def __reduce__(self) -> Any:
-            return loader.__reduce__()
-
-    def _tensors(batch: Batch) -> dict[str, torch.Tensor]:
-        return {name: _tensor(array) for name, array in batch.items()}
-
-    def _tensor(array: NDArray[Any]) -> torch.Tensor:
-        if array.dtype.name == "bfloat16":  # numpy has none of its own that torch would know
-            return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-        return torch.from_numpy(array)
-
-    return LoaderDataset()
+def _tensor(array: NDArray[Any]) -> torch.Tensor:
+    if array.dtype.name == "bfloat16":  # numpy has none of its own that torch would know
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
 def _trained_from_a_dataloader() -> bool:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from ...base import UsageError, require
 from ...data import Audit
 from ...instruments import PAGE_BLOCK, drop_pages, residency
-from ...loading import PatchGrid, Selection, locate, open_engine, with_checks
+from ...loading import EngineKnobs, PatchGrid, Selection, locate, open_engine, with_checks
 from . import Phase, Scenario, Work, WrongResult
 from .loader import OURS, LoaderScenario
 from .sources import CaseData
@@ -259,10 +259,7 @@ def engine_of(data: CaseData, name: str) -> Any:
         name,
         places,
         Selection(patch=grids),
-        workers=data.threads,
-        fetch=data.requests,
-        cache_bytes=0,
-        missing="error",
+        EngineKnobs(data.threads, data.requests, cache_bytes=0, missing="error"),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...base import UsageError
-from ..iteration import Batch
+from ..batch import Batch
 from ..loader import Loader
 from ..order import Order
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Mapping
+from pkgutil import resolve_name
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -40,8 +40,5 @@ def make_contender(name: str, data: Any, order: Order, *, threads: int, **knobs:
     """A contender by name. `MissingDependency` says what to install for one that is not there."""
     if name not in CONTENDERS:
         raise UsageError(f"there is no loader {name!r}; known are {', '.join(CONTENDERS)}")
-    module, _, attribute = CONTENDERS[name].partition(":")
-    contender: Contender = getattr(importlib.import_module(module), attribute)(
-        data, order, threads=threads, **knobs
-    )
+    contender: Contender = resolve_name(CONTENDERS[name])(data, order, threads=threads, **knobs)
     return contender

@@ -27,19 +27,17 @@ class TensorStoreRead:
     def __init__(self, data: Any, order: Order, *, threads: int) -> None:
         whole_samples(order, self.name)
         self._ts = ts = require("tensorstore", "loaders")
-        from ...data import explained_errors, kvstore_of
-        from ..engines.tensorstore import REQUESTS
+        from ..engines.tensorstore import REQUESTS, open_plainly
 
         self._order = order
         # As many requests as threads: it is requests that hide latency, for every contender.
         context = ts.Context(
             {kind: {"limit": threads} for kind in ("data_copy_concurrency", *REQUESTS)}
         )
-        self._arrays = {}
-        for name, place in arrays_of(data, self.name).items():
-            spec = {"driver": "auto", "kvstore": kvstore_of(f"{place.url}/")}
-            with explained_errors(place.url):
-                self._arrays[name] = ts.open(spec, read=True, context=context).result()
+        self._arrays = {
+            name: open_plainly(place.url, context)
+            for name, place in arrays_of(data, self.name).items()
+        }
 
     def batches(self, epoch: int = 0) -> Iterator[dict[str, NDArray[Any]]]:
         for samples in samples_of(self._order, epoch):

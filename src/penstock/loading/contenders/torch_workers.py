@@ -33,11 +33,11 @@ class Samples:
     def __getitem__(self, sample: int) -> dict[str, NDArray[Any]]:
         if self._arrays is None:
             self._arrays = {name: open_zarr(url, "torch") for name, url in self._urls.items()}
-        found = {}
+        row = {}
         for name, array in self._arrays.items():
             with reading(self._urls[name]):
-                found[name] = array[sample]
-        return found
+                row[name] = array[sample]
+        return row
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_arrays": None}
@@ -48,7 +48,7 @@ def _one_thread(worker: int) -> None:
     require("zarr", "loaders").config.set({"async.concurrency": 1, "threading.max_workers": 1})
 
 
-class _Batches:
+class _EpochSampler:
     """A batch sampler: the samples of each batch of an epoch."""
 
     def __init__(self, order: Order) -> None:
@@ -71,7 +71,7 @@ class TorchWorkers:
         data_module = require("torch.utils.data", "loaders")
         require("zarr", "loaders")
         urls = {name: place.url for name, place in arrays_of(data, self.name).items()}
-        self._batches = _Batches(order)
+        self._batches = _EpochSampler(order)
         self.ahead = _AHEAD * threads
         self._running: Iterator[dict[str, NDArray[Any]]] | None = None
         self._loader: Any = data_module.DataLoader(

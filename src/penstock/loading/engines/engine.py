@@ -24,6 +24,19 @@ TICKET = 1 << 20
 """Bytes of a piece of work that is handed to a thread, at least; smaller chunks share one."""
 
 
+class EngineKnobs(NamedTuple):
+    """How an engine is to read."""
+
+    workers: int
+    """Threads that decode and copy."""
+    fetch: int
+    """Threads or requests that only read; 0 where that is left to the engine."""
+    cache_bytes: int
+    """Bytes of decoded chunks that may be kept."""
+    missing: str
+    """What a chunk is that the store lacks: ``error``, or ``fill`` for the store's fill value."""
+
+
 class Traffic(NamedTuple):
     """Bytes that were moved for some rows."""
 
@@ -57,15 +70,12 @@ class Task(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes that are decoded for it, for sharing work out."""
-        ...
 
     def fetch(self) -> Any:
         """Bring in what is stored; what it returns goes to `run`."""
-        ...
 
     def run(self, out: Arrays, check: Check, fetched: Any = None) -> Traffic:
         """Put this piece where it belongs in the batch. Fetches by itself what was not."""
-        ...
 
 
 class Reading(Protocol):
@@ -73,15 +83,12 @@ class Reading(Protocol):
 
     def done(self) -> bool:
         """Whether `wait` would return at once."""
-        ...
 
     def end_within(self, seconds: float) -> None:
         """Wait so long at most, and raise nothing."""
-        ...
 
     def wait(self, check: Check) -> Traffic:
         """Until all of it is in the batch. Raises what went wrong, each time it is called."""
-        ...
 
 
 class Begins(Task, Protocol):
@@ -89,7 +96,6 @@ class Begins(Task, Protocol):
 
     def begin(self, out: Arrays) -> Reading:
         """Start reading into the batch."""
-        ...
 
 
 class Engine(ABC):

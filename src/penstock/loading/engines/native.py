@@ -29,7 +29,7 @@ from ..chunk_reads import chunk_indices, chunk_reads
 from ..fields import ChunkRead, Field
 from ..permutation import Items
 from .decode import copy_runs, decode_chunk, read_chunk_file
-from .engine import Check, Engine, Task, Traffic, Wanted
+from .engine import Check, Engine, EngineKnobs, Task, Traffic, Wanted
 from .selection import Arrays, Location, Normaliser, Rows, Selection
 from .zarr_metadata import ChunkLayout, read_layout
 
@@ -59,57 +59,66 @@ Key = tuple[str, tuple[int, ...]]
 """The array and the chunk."""
 
 
+def _read_layouts(places: Mapping[str, Location]) -> dict[str, ChunkLayout]:
+    return {name: read_layout(place.url) for name, place in places.items()}
+
+
+def _fields_of(
+    layouts: Mapping[str, ChunkLayout], places: Mapping[str, Location], selection: Selection
+) -> dict[str, Field]:
+    return {
+        name: selection.field(name, places[name], layout.shape, layout.chunks, layout.dtype)
+        for name, layout in layouts.items()
+    }
+
+
+def reason_for_native(
+    places: Mapping[str, Location], selection: Selection, knobs: EngineKnobs
+) -> str | None:
+    """Why this engine rather than TensorStore's, None without a reason. Raises `Unsupported`
+    where it cannot read the arrays."""
+    fields = _fields_of(_read_layouts(places), places, selection)
+    if knobs.cache_bytes:
+        return "its cache knows which chunks will be used next"
+    if knobs.fetch:
+        return "it has threads that only read ahead"
+    # Other engines copy such chunks one by one; and Python's lock between two of them costs little.
+    large = sum(
+        field.item_nbytes
+        for field in fields.values()
+        if field.chunk_nbytes >= _LARGE and _beside(field, knobs.workers) > 1
+    )
+    if 2 * large > sum(field.item_nbytes for field in fields.values()):
+        return "it copies large chunks together that lie side by side in a batch"
+    return None
+
+
 class NativeEngine(Engine):
     """Reads local Zarr arrays of regular chunks; raises `Unsupported` for others."""
 
     name = "native"
 
     def __init__(
-        self,
-        places: Mapping[str, Location],
-        selection: Selection,
-        *,
-        workers: int,
-        fetch: int,
-        cache_bytes: int,
-        missing: str,
+        self, places: Mapping[str, Location], selection: Selection, knobs: EngineKnobs
     ) -> None:
-        self.drivers, self.fetchers, self.missing = workers, fetch, missing
-        self.layouts = {name: read_layout(place.url) for name, place in places.items()}
-        self.fields = {
-            name: selection.field(
-                name, place, layout.shape, layout.chunks, layout.dtype,
-                volume=selection.is_volume(name, len(layout.shape)),
-            )
-            for (name, place), layout in zip(places.items(), self.layouts.values(), strict=True)
-        }  # fmt: skip
+        self.drivers, self.fetchers, self.missing = knobs.workers, knobs.fetch, knobs.missing
+        self.layouts = _read_layouts(places)
+        self.fields = _fields_of(self.layouts, places, selection)
         self.normalisers = dict(selection.normalise)
         self._rows: dict[tuple[str, int], Rows] = {}
         self.fetched_nbytes = max(f.chunk_nbytes for f in self.fields.values()) + _SLACK
         self.stored = Pool(self.fetched_nbytes)
         self.cache: NextUseCache[Key, NDArray[Any]] | None = None
         self._foresight: Foresight[Wanted, Key] | None = None
-        if cache_bytes:
-            self.cache = NextUseCache(cache_bytes)
-            self.foreseen = max(_FEW, int(cache_bytes * _NOTES) // _NOTE)
+        if knobs.cache_bytes:
+            self.cache = NextUseCache(knobs.cache_bytes)
+            self.foreseen = max(_FEW, int(knobs.cache_bytes * _NOTES) // _NOTE)
         # Chunk by chunk where a cache keeps them, in room of their own size and no more, and where
         # each is fetched beforehand.
-        if cache_bytes or fetch:
+        if knobs.cache_bytes or knobs.fetch:
             self.save_memory()
         else:
-            self._set_aside({n: _beside(f, workers) for n, f in self.fields.items()})
-
-    @property
-    def copies_large_chunks_together(self) -> bool:
-        """Whether most of what it reads are such chunks, see `SideBySide`: what other engines copy
-        one by one, and so large that Python's lock between two of them costs little."""
-        items = {name: field.item_nbytes for name, field in self.fields.items()}
-        large = [
-            items[name]
-            for name, field in self.fields.items()
-            if self._beside[name] > 1 and field.chunk_nbytes >= _LARGE
-        ]
-        return 2 * sum(large) > sum(items.values())
+            self._set_aside({n: _beside(f, knobs.workers) for n, f in self.fields.items()})
 
     def save_memory(self) -> None:
         self._set_aside(dict.fromkeys(self.fields, 1))
@@ -194,7 +203,7 @@ class NativeEngine(Engine):
         normaliser = self.normalisers.get(field.name)
         if normaliser is None:
             return
-        axis = field.channel_axis % len(field.shape)
+        axis = field.channel_axis
         number, size = index[axis], field.chunks[axis]
         rows = self._rows.get((field.name, number))
         if rows is None:
@@ -268,10 +277,10 @@ class ChunkTask:
 
     def run(self, out: Arrays, check: Check, fetched: NDArray[np.uint8] | None = None) -> Traffic:
         engine, cache = self.engine, self.engine.cache
-        known = cache.get(self.key, self.use) if cache is not None else None
-        if known is not None:
+        cached = cache.get(self.key, self.use) if cache is not None else None
+        if cached is not None:
             self.discard(fetched)
-            self.scatter(known, out)
+            self.scatter(cached, out)
             return Traffic(0 if fetched is None else fetched.nbytes)  # read in vain
         try:
             check()  # it may have waited for another worker when all were told to stop

@@ -3,75 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from pkgutil import resolve_name
 
 from ...base import UsageError
-from .engine import Engine
+from .engine import Engine, EngineKnobs
 from .selection import Location, Selection
+
+ENGINES = {
+    "native": "penstock.loading.engines.native:NativeEngine",
+    "tensorstore": "penstock.loading.engines.tensorstore:TensorStoreEngine",
+}
+"""Engines by name, each ``module:Class``, which takes arrays, a selection and knobs."""
 
 
 def open_engine(
-    name: str,
-    places: Mapping[str, Location],
-    selection: Selection,
-    *,
-    workers: int,
-    fetch: int,
-    cache_bytes: int,
-    missing: str,
+    name: str, places: Mapping[str, Location], selection: Selection, knobs: EngineKnobs
 ) -> Engine:
-    """The engine of a name; `fitting_arrays` for ``auto``."""
-    if not places:
-        raise UsageError("there are no arrays to read")
-    selection.check(list(places))
-    options: dict[str, Any] = {
-        "workers": workers, "fetch": fetch, "cache_bytes": cache_bytes, "missing": missing
-    }  # fmt: skip
-    if name == "auto":
-        return fitting_arrays(places, selection, options)
-    if name == "native":
-        from .native import NativeEngine
-
-        return NativeEngine(places, selection, **options)
-    if name == "tensorstore":
-        from .tensorstore import TensorStoreEngine
-
-        return TensorStoreEngine(places, selection, **options)
-    raise UsageError(f"engine {name!r} is not one of auto, native, tensorstore")
-
-
-def fitting_arrays(
-    places: Mapping[str, Location], selection: Selection, options: Mapping[str, Any]
-) -> Engine:
-    """TensorStore, but where only the native engine does what is wanted.
+    """The engine of a name. ``auto`` is TensorStore, but where only the native engine does what is
+    wanted.
 
     Between two chunks the native engine takes Python's lock, and its threads wait for one another:
     with chunks of 72 KiB for more than half of the time. TensorStore decodes a whole batch without
     that lock. ``benchmarks/loader.py --grid`` compares the two on many layouts.
     """
-    from .native import NativeEngine
-    from .tensorstore import TensorStoreEngine
+
+    def opened(name: str, reason: str) -> Engine:
+        engine: Engine = resolve_name(ENGINES[name])(places, selection, knobs)
+        engine.reason = reason
+        return engine
+
+    if not places:
+        raise UsageError("there are no arrays to read")
+    selection.check(list(places))
+    if name in ENGINES:
+        return opened(name, "it was asked for")
+    if name != "auto":
+        raise UsageError(f"engine {name!r} is not one of auto, {', '.join(ENGINES)}")
+    from .native import reason_for_native
     from .zarr_metadata import Unsupported
 
-    engine: Engine
     try:
-        engine = NativeEngine(places, selection, **options)
+        reason = reason_for_native(places, selection, knobs)
     except Unsupported as error:
-        engine = TensorStoreEngine(places, selection, **options)
-        engine.reason = str(error).partition(";")[0]
-        return engine
-    if options["cache_bytes"]:
-        engine.reason = "its cache knows which chunks will be used next"
-        return engine
-    if options["fetch"]:
-        engine.reason = "it has threads that only read ahead"
-        return engine
-    if engine.copies_large_chunks_together:
-        engine.reason = "it copies large chunks together that lie side by side in a batch"
-        return engine
+        return opened("tensorstore", str(error).partition(";")[0])
+    if reason is not None:
+        return opened("native", reason)
     try:
-        engine = TensorStoreEngine(places, selection, **options)
-        engine.reason = "it decodes a whole batch without Python's lock"
+        return opened("tensorstore", "it decodes a whole batch without Python's lock")
     except UsageError as error:
-        engine.reason = f"TensorStore does not read this: {error}"
-    return engine
+        return opened("native", f"TensorStore does not read this: {error}")

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ...base import UsageError
 from ...data import DOCUMENT, check_version, first_level_of, parse_document, read_text
-from ..fields import Field
+from ..fields import Field, PatchGrid
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -64,7 +64,7 @@ class Selection:
 
     offsets: Mapping[str, Sequence[int]] = field(default_factory=dict)
     channels: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    patch: Mapping[str, Any] = field(default_factory=dict)
+    patch: Mapping[str, PatchGrid] = field(default_factory=dict)
     normalise: Mapping[str, Normaliser] = field(default_factory=dict)
     channel_axis: Mapping[str, int] = field(default_factory=dict)
     """Where it is not the axis that the data set calls ``channels``, or else the last."""
@@ -76,32 +76,16 @@ class Selection:
                     f"{what} names {', '.join(unknown)}; the arrays are {', '.join(names)}"
                 )
 
-    def is_volume(self, name: str, ndim: int) -> bool:
-        """Whether the patches cut all of an array's axes, 0 too: then it is one sample."""
-        grid = self.patch.get(name)
-        if grid is None:
-            return False
-        axes = grid.axes or range(ndim - len(grid.shape), ndim)
-        return all(-ndim <= axis < ndim for axis in axes) and (0 in axes or -ndim in axes)
-
-    def field(
-        self,
-        name: str,
-        place: Location,
-        shape: Any,
-        chunks: Any,
-        dtype: Any,
-        *,
-        volume: bool = False,
-    ) -> Field:
-        """What an item wants of an array; ``volume`` puts an axis of one sample before its own."""
+    def field(self, name: str, place: Location, shape: Any, chunks: Any, dtype: Any) -> Field:
+        """What an item wants of an array. An array whose patches cut all of its axes, 0 too, is one
+        sample: an axis of length 1 is put before its own."""
         default = place.axes.index("channels") if "channels" in place.axes else -1
         channel_axis, grid = self.channel_axis.get(name, default), self.patch.get(name)
-        if volume and grid is not None:  # axes that are counted from behind stay the same
-            behind = len(shape)
+        ndim = len(shape)
+        if grid is not None and _is_volume(grid, ndim):  # axes counted from behind stay the same
             shape, chunks = (1, *shape), (1, *chunks)
-            channel_axis -= behind if channel_axis >= 0 else 0
-            grid = replace(grid, axes=tuple(a - behind if a >= 0 else a for a in grid.axes))
+            channel_axis -= ndim if channel_axis >= 0 else 0
+            grid = replace(grid, axes=tuple(a - ndim if a >= 0 else a for a in grid.axes))
         selected = Field(
             name,
             shape=tuple(shape),
@@ -115,6 +99,12 @@ class Selection:
         if name in self.normalise:
             self.normalise[name].check(selected, place.url)
         return selected
+
+
+def _is_volume(grid: PatchGrid, ndim: int) -> bool:
+    """Whether patches cut axis 0 too, of an array of so many axes."""
+    axes = grid.axes or range(ndim - len(grid.shape), ndim)
+    return all(-ndim <= axis < ndim for axis in axes) and (0 in axes or -ndim in axes)
 
 
 class Normaliser:

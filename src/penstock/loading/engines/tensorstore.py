@@ -30,7 +30,7 @@ from ...data import explained_errors, kvstore_of, plainly, read_key, read_object
 from ...instruments import is_safe_to_map
 from ..fields import Field
 from ..permutation import Items
-from .engine import Check, Engine, Traffic
+from .engine import Check, Engine, EngineKnobs, Traffic
 from .selection import Arrays, Location, Normaliser, Rows, Selection
 
 ts = require("tensorstore", "infer")
@@ -60,45 +60,39 @@ class TensorStoreEngine(Engine):
     name = "tensorstore"
 
     def __init__(
-        self,
-        places: Mapping[str, Location],
-        selection: Selection,
-        *,
-        workers: int,
-        fetch: int,
-        cache_bytes: int,
-        missing: str,
+        self, places: Mapping[str, Location], selection: Selection, knobs: EngineKnobs
     ) -> None:
         self.drivers = min(_IN_FLIGHT, 2 * len(places))
         settings: dict[str, Any] = {
             **_PATIENCE,
-            "data_copy_concurrency": {"limit": workers},
-            "cache_pool": {"total_bytes_limit": cache_bytes},
+            "data_copy_concurrency": {"limit": knobs.workers},
+            "cache_pool": {"total_bytes_limit": knobs.cache_bytes},
         }
-        if fetch:
-            settings |= {kind: {"limit": fetch} for kind in REQUESTS}
+        if knobs.fetch:
+            settings |= {kind: {"limit": knobs.fetch} for kind in REQUESTS}
         elif all(is_safe_to_map(place.url) for place in places.values()):
             # Who maps a file does not wait for it: as many as decode are enough.
             settings |= {
-                "file_io_mode": {"mode": "memmap"}, "file_io_concurrency": {"limit": workers}
-            }  # fmt: skip
+                "file_io_mode": {"mode": "memmap"},
+                "file_io_concurrency": {"limit": knobs.workers},
+            }
         context = ts.Context(settings)
         self.arrays: dict[str, Any] = {}
         fields: dict[str, Field] = {}
         for name, place in places.items():
-            array = self.arrays[name] = _open(place.url, missing, context)
+            array = _open(place.url, knobs.missing, context)
             chunks = array.chunk_layout.read_chunk.shape or array.shape
-            volume = selection.is_volume(name, array.ndim)
             fields[name] = selection.field(
-                name, place, array.shape, chunks, array.dtype.numpy_dtype, volume=volume
+                name, place, array.shape, chunks, array.dtype.numpy_dtype
             )
-            if volume:
-                self.arrays[name] = array[ts.newaxis]
+            volume = len(fields[name].shape) > array.ndim
+            self.arrays[name] = array[ts.newaxis] if volume else array
         self.fields = fields
         self.normalisers = dict(selection.normalise)
         self._rows: dict[tuple[str, int], Rows] = {}
         self.locations = {name: place.url for name, place in places.items()}
-        self.scratch_bytes = cache_bytes + workers * max(f.chunk_nbytes for f in fields.values())
+        largest = max(field.chunk_nbytes for field in fields.values())
+        self.scratch_bytes = knobs.cache_bytes + knobs.workers * largest
         self.pending: set[Any] = set()
         _let_heap_keep_what_is_freed()
         self.lock = threading.Lock()
@@ -113,7 +107,7 @@ class TensorStoreEngine(Engine):
         normaliser = self.normalisers.get(field.name)
         if normaliser is None:
             return
-        axis = field.channel_axis % len(field.shape)
+        axis = field.channel_axis
         if axis == 0:  # a number for each sample
             which = samples if len(normaliser.mean) > 1 else np.zeros_like(samples)
             wide = (*which.shape, *[1] * (batch.ndim - which.ndim))
@@ -211,7 +205,7 @@ class FieldTask:
         field, wanted = self.field, self._wanted
         inner: list[Any] = [slice(None)] * (len(field.shape) - 1)
         if field.channels is not None:
-            inner[field.channel_axis % len(field.shape) - 1] = np.array(field.channels)
+            inner[field.channel_axis - 1] = np.array(field.channels)
         if self.patches is None or field.patch is None:
             return [(None, _outer(array, inner)[_plain(wanted)])]
         # TensorStore copies a box of one sample quicker by numbers than by arrays of them.
@@ -288,11 +282,11 @@ def _let_heap_keep_what_is_freed() -> None:
     del block
 
 
-def open_plainly(url: str) -> Any:
+def open_plainly(url: str, context: Any = None) -> Any:
     """An array as TensorStore opens it by itself."""
     with explained_errors(url):
         spec = {"driver": "auto", "kvstore": kvstore_of(f"{url}/")}
-        return ts.open(spec, read=True, open=True).result()
+        return ts.open(spec, read=True, open=True, context=context).result()
 
 
 def _holds(url: str, marker: str) -> bool:

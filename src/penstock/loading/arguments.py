@@ -1,0 +1,104 @@
+"""What a user says of a loader's arrays, made a selection, stacks and statistics."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..base import UsageError
+from .batch import ChannelStack
+from .engines.selection import Location, Normaliser, Selection, read_statistics
+from .fields import Field, PatchGrid
+
+
+def selection_of(
+    names: Sequence[str], *, offsets: Any, channels: Any, patch: Any, channel_axis: Any,
+    normalise: Any,
+) -> Selection:  # fmt: skip
+    """What an item wants of each of the arrays; see `penstock.Loader`."""
+    return Selection(
+        offsets=_for_each(names, "offsets", offsets, _numbers),
+        channels=_for_each(names, "channels", channels, _numbers),
+        patch=_for_each(names, "patch", patch, _grid),
+        channel_axis=_for_each(names, "channel_axis", channel_axis, operator.index),
+        normalise=_normalisers(normalise, names),
+    )
+
+
+def _for_each(
+    names: Sequence[str], what: str, value: Any, parse: Callable[[Any], Any]
+) -> dict[str, Any]:
+    """A value for each name of a mapping, one value for every array, or nothing."""
+    if value is None:
+        return {}
+    try:
+        if isinstance(value, Mapping):
+            return {name: parse(one) for name, one in value.items()}
+        return dict.fromkeys(names, parse(value))
+    except TypeError:
+        number = "a whole number" if parse is operator.index else "a list of whole numbers"
+        raise UsageError(f"{what} {value!r} is not {number}, nor one for each array") from None
+
+
+def _numbers(values: Any) -> tuple[int, ...]:
+    return tuple(map(operator.index, values))
+
+
+def _grid(patch: Any) -> PatchGrid:
+    """The patches of an array, given as a `PatchGrid` or as the shape of one."""
+    return patch if isinstance(patch, PatchGrid) else PatchGrid(_numbers(patch))
+
+
+def _normalisers(value: Any, names: Sequence[str]) -> dict[str, Normaliser]:
+    if value is None:
+        return {}
+    if isinstance(value, str | Path):
+        saved = read_statistics(Path(value))
+        wanted = {name: saved[name] for name in names if name in saved}
+        if not wanted:
+            raise UsageError(
+                f"normalise {value} holds statistics of {', '.join(saved) or 'nothing'}, and the "
+                f"arrays are {', '.join(names)}; DATA may be a mapping of such names to paths"
+            )
+        return wanted
+    try:
+        return {n: v if isinstance(v, Normaliser) else Normaliser(*v) for n, v in value.items()}
+    except (TypeError, AttributeError):
+        raise UsageError(
+            f"normalise {value!r} is neither a file of statistics nor a mapping of names to "
+            "(mean, std)"
+        ) from None
+
+
+def stacks_of(
+    value: Any,
+    fields: Mapping[str, Field],
+    places: Mapping[str, Location],
+    selection: Selection,
+) -> dict[str, ChannelStack]:
+    """The arrays that become one, given by their names. Those have channels of whose channel axis
+    something is said."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or any(isinstance(names, str) for names in value.values()):
+        raise UsageError(f"stack {value!r} is not a mapping of a name to a list of arrays")
+    parts = [name for names in value.values() for name in names]
+    unknown = sorted({str(name) for name in parts if name not in fields})
+    if unknown:
+        raise UsageError(f"stack names {', '.join(unknown)}; the arrays are {', '.join(fields)}")
+    if len(set(parts)) < len(parts):
+        raise UsageError(
+            f"stack {value!r} has an array twice; DATA may be a mapping that gives it two names"
+        )
+    if taken := sorted(set(value) & (set(fields) - set(parts))):
+        raise UsageError(f"stack {', '.join(taken)}: an array that is not stacked has that name")
+    deep = {*selection.channel_axis, *selection.channels}
+    deep |= {name for name, place in places.items() if "channels" in place.axes}
+    return {
+        str(name): ChannelStack(
+            str(name), tuple(fields[part] for part in names), frozenset(names) - deep
+        )
+        for name, names in value.items()
+    }

@@ -1,0 +1,196 @@
+"""One batch: its arrays, those that are made of several, and how they lie in a buffer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base import StageError, UsageError
+from .fields import Field, Index
+from .permutation import Items
+from .ring import aligned
+
+
+class Batch(dict[str, NDArray[Any]]):
+    """One batch: the name of each array to its rows, (row, [time,] ...).
+
+    The memory is the loader's and comes back to it when the last view is gone, so hold a batch as
+    long as it is needed, and copy what must be kept for good.
+    """
+
+    def __init__(
+        self,
+        arrays: Mapping[str, NDArray[Any]],
+        epoch: int,
+        number: int,
+        indices: Items,
+        samples: Items,
+        *,
+        seed: int,
+    ) -> None:
+        super().__init__(arrays)
+        self.epoch = epoch
+        self.number = number
+        """Its place in the epoch, from 0."""
+        self.indices = indices
+        """The order's item of each row: sample * patches_per_sample + patch."""
+        self.samples = samples
+        """The sample of each row, along axis 0 of the arrays."""
+        self.seed = seed
+
+    def rng(self) -> np.random.Generator:
+        """Random numbers for this batch, the same whichever thread asks and whenever."""
+        words = [self.seed, self.epoch, *self.indices.tolist()]
+        return np.random.default_rng(words)
+
+
+Transform = Callable[[Batch], Mapping[str, NDArray[Any]] | None]
+
+
+def transformed(batch: Batch, transform: Transform) -> Batch:
+    """What a transform makes of a batch: itself, changed, or one of the arrays that it returns."""
+    try:
+        result = transform(batch)
+    except Exception as error:
+        samples = ", ".join(map(str, batch.samples[:4].tolist()))
+        more = ", ..." if len(batch.samples) > 4 else ""
+        where = f"batch {batch.number} of epoch {batch.epoch} (samples {samples}{more})"
+        raise StageError("transform", where, error) from error
+    if result is None or result is batch:
+        return batch
+    return Batch(result, batch.epoch, batch.number, batch.indices, batch.samples, seed=batch.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelStack:
+    """Arrays that are one array in a batch: the channels of each behind those of the one before,
+    and of each array one offset after the other. What has no channels is one.
+
+        u (sample, lat, lon, level)   ──▶  (row, lat, lon, [u at t-1 | u at t | ps at t])
+        ps (sample, lat, lon)
+    """
+
+    name: str
+    fields: tuple[Field, ...]
+    flat: frozenset[str] = frozenset()
+    """The names of those without channels."""
+
+    def __post_init__(self) -> None:
+        if not self.fields:
+            raise UsageError(f"stack {self.name}: names no array")
+        for what, values in (
+            ("dtypes", {f.name: str(f.dtype) for f in self.fields}),
+            ("channel axes", {f.name: f.channel_axis for f in self._deep}),
+            ("shapes but for channels", {f.name: self._shape(f) for f in self.fields}),
+        ):
+            if len(set(values.values())) > 1:
+                each = ", ".join(f"{name} {value}" for name, value in values.items())
+                raise UsageError(f"stack {self.name}: the {what} of its arrays differ: {each}")
+        if self.axis == 0:
+            raise UsageError(f"stack {self.name}: its samples, axis 0, cannot be its channels too")
+
+    @property
+    def _deep(self) -> list[Field]:
+        return [field for field in self.fields if field.name not in self.flat]
+
+    @property
+    def axis(self) -> int:
+        """The axis of the channels in a batch: where the arrays have it, else the last."""
+        return self._deep[0].channel_axis if self._deep else len(self.fields[0].shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.fields[0].dtype
+
+    @property
+    def channels(self) -> list[tuple[str, int, int]]:
+        """What each channel is: array, offset and the array's channel (0 where it has none)."""
+        return [
+            (field.name, offset, channel)
+            for field in self.fields
+            for offset in field.offsets
+            for channel in field.channels or range(self._depth(field))
+        ]
+
+    def _depth(self, field: Field) -> int:
+        """Its channels at one offset."""
+        if field.name in self.flat:
+            return 1
+        return field.item_shape[field.channel_axis - len(field.shape)]
+
+    def _shape(self, field: Field) -> tuple[int, ...]:
+        """Of an item, without time and channels."""
+        times = len(field.item_shape) - len(field.shape) + 1
+        shape = list(field.item_shape[times:])
+        if field.name not in self.flat:
+            del shape[field.channel_axis - 1]
+        return tuple(shape)
+
+    def out_shape(self, batch_size: int) -> tuple[int, ...]:
+        """The shape of a batch: (rows, ...) with all channels."""
+        shape = [batch_size, *self._shape(self.fields[0])]
+        shape.insert(self.axis, len(self.channels))
+        return tuple(shape)
+
+    @property
+    def item_nbytes(self) -> int:
+        """Bytes of one row of a batch."""
+        return math.prod(self.out_shape(1)) * self.dtype.itemsize
+
+    def parts(self, batch: NDArray[Any]) -> dict[str, NDArray[Any]]:
+        """Views of a batch: where each array goes, in the shape that it would have alone."""
+        views: dict[str, NDArray[Any]] = {}
+        start = 0
+        before: Index = (slice(None),) * self.axis
+        for field in self.fields:
+            times, depth = len(field.offsets), self._depth(field)
+            part = batch[(*before, slice(start, start + times * depth))]
+            start += times * depth
+            shape = (*part.shape[: self.axis], times, depth, *part.shape[self.axis + 1 :])
+            view = part.reshape(shape)
+            if field.name in self.flat:
+                view = view[(*before, slice(None), 0)]
+            views[field.name] = np.moveaxis(view, self.axis, 1) if times > 1 else view[(*before, 0)]
+        return views
+
+
+@dataclass(frozen=True)
+class BatchLayout:
+    """Which arrays a batch has, and where they lie in its buffer."""
+
+    fields: Mapping[str, Field]
+    stacks: Mapping[str, ChannelStack]
+    """The arrays of a batch that hold several of ``fields``."""
+
+    @cached_property
+    def arrays(self) -> dict[str, Field | ChannelStack]:
+        """What a batch holds, by name."""
+        stacked = {field.name for stack in self.stacks.values() for field in stack.fields}
+        alone = {name: field for name, field in self.fields.items() if name not in stacked}
+        return {**self.stacks, **alone}
+
+    def nbytes(self, rows: int) -> int:
+        """Bytes of a batch of so many rows, what aligns its arrays included."""
+        return sum(aligned(array.item_nbytes * rows) for array in self.arrays.values())
+
+    def cut(self, root: NDArray[np.uint8], rows: int) -> dict[str, NDArray[Any]]:
+        """The arrays of a batch, cut from one buffer."""
+        arrays, start = {}, 0
+        for name, array in self.arrays.items():
+            stop = start + array.item_nbytes * rows
+            arrays[name] = root[start:stop].view(array.dtype).reshape(array.out_shape(rows))
+            start = aligned(stop)
+        return arrays
+
+    def destinations(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Where each stored array goes: an array of the batch, or the parts of a stack."""
+        out = dict(arrays)
+        for name, stack in self.stacks.items():
+            out |= stack.parts(out.pop(name))
+        return out

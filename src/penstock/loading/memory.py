@@ -1,0 +1,61 @@
+"""The memory that a loader takes, and the engine that fits into what it may take."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+from ..base import LoaderConfig, Refused, UsageError, format_bytes
+from .engines.engine import Engine
+
+
+def num_buffers(config: LoaderConfig) -> int:
+    """Batches in memory: those that are ahead, and the one in use."""
+    return max(1, config.queue) + 1
+
+
+def scratch_bytes(engine: Engine, config: LoaderConfig) -> int:
+    """The most memory that is taken besides the batches."""
+    ahead = num_buffers(config) - 1
+    return engine.scratch_bytes + engine.bytes_in_flight(config.batch_size, ahead)
+
+
+def fit_memory(
+    engine: Engine, config: LoaderConfig, batch_bytes: int, open_native: Callable[[], Engine]
+) -> tuple[Engine, int | None]:
+    """The engine to read with, and the most batches that may be in memory, None without a limit.
+
+    Raises `Refused` where ``max_memory`` is too little.
+    """
+    limit, needed = config.max_memory, num_buffers(config)
+    if limit is None:
+        return engine, None
+    if limit < scratch_bytes(engine, config) + needed * batch_bytes:
+        engine = _saving_engine(engine, config, open_native)
+    scratch = scratch_bytes(engine, config)
+    room = (limit - scratch) // batch_bytes
+    if room < needed:
+        remedy = f"queue {room - 1} would fit" if room >= 2 else "lower batch_size"
+        raise Refused(
+            f"max_memory {format_bytes(limit)} is too little for {needed} batches of "
+            f"{format_bytes(batch_bytes)} (queue {config.queue} and one in use) and "
+            f"{format_bytes(scratch)} of scratch and cache; {remedy}"
+        )
+    return engine, room
+
+
+def _saving_engine(
+    engine: Engine, config: LoaderConfig, open_native: Callable[[], Engine]
+) -> Engine:
+    """The engine with the least scratch; the native one instead, where any will do and it needs
+    less."""
+    engine.save_memory()
+    if config.engine != "auto" or engine.name == "native":
+        return engine
+    with contextlib.suppress(UsageError):  # then there is no other
+        other = open_native()
+        other.save_memory()
+        other.reason = "it fits max_memory"
+        if scratch_bytes(other, config) < scratch_bytes(engine, config):
+            return other
+    return engine

@@ -1,0 +1,157 @@
+"""Batches under way: how many there may be, in which buffers, and what is left to do of each."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base import Channel, Flow
+from .batch import Batch
+from .engines.engine import TICKET, Begins, Check, Reading, Task, Traffic
+from .ring import Ring
+
+
+class BatchWork:
+    """A batch under way."""
+
+    def __init__(
+        self, batch: Batch, out: Mapping[str, NDArray[Any]], place: int, tasks_left: int
+    ) -> None:
+        self.batch: Batch | None = batch
+        self.out = out
+        """Where each stored array goes."""
+        self.place, self.tasks_left = place, tasks_left
+        self.readings: Sequence[Reading] = ()
+        """Of an engine that reads alone: what is still to be waited for."""
+
+    @property
+    def ready(self) -> bool:
+        return all(reading.done() for reading in self.readings)
+
+    def wait(self, check: Check) -> Traffic:
+        """Until all was read."""
+        readings, self.readings = self.readings, ()
+        traffic = Traffic()
+        for reading in readings:
+            traffic = traffic.plus(reading.wait(check))
+        return traffic
+
+    def hand_over(self) -> Batch:
+        """The batch, which from now on nobody else holds, not even a thread that is slow to end."""
+        batch, self.batch, self.out = self.batch, None, {}
+        assert batch is not None
+        return batch
+
+
+class Ticket(NamedTuple):
+    """Some tasks of a batch, for one thread."""
+
+    work: BatchWork
+    tasks: Sequence[Task]
+    fetched: Sequence[Any] | None = None
+    """What `Task.fetch` brought, where threads of their own do that."""
+
+
+def tickets_of(work: BatchWork, tasks: Sequence[Task], held: int) -> Iterator[Ticket]:
+    """Tasks in tickets that are large enough to be worth handing out.
+
+    A task that is fetched beforehand counts with the ``held`` bytes of its buffer, or a ticket of
+    many small chunks would hold more than the budget.
+    """
+    first, nbytes = 0, 0
+    for i, task in enumerate(tasks):
+        nbytes += max(task.nbytes, held)
+        if nbytes >= TICKET or i == len(tasks) - 1:
+            yield Ticket(work, tasks[first : i + 1])
+            first, nbytes = i + 1, 0
+
+
+class ReadAhead:
+    """How far the batches that were begun may be ahead of those that the user took."""
+
+    def __init__(self, flow: Flow, ring: Ring, queue: int) -> None:
+        self._flow, self._ring, self._queue = flow, ring, queue
+        self._begun = self._taken = 0
+        """Batches that were begun, and those of them that the user has."""
+        self._asked = False
+        """Someone waits in `take`."""
+        self._starved = False
+        """The planner waits for a buffer that the user holds."""
+
+    def buffer(self) -> NDArray[np.uint8]:
+        """A buffer of the ring, once there may be one batch more.
+
+        What the user holds on the way from one batch to the next is about to come back, and a new
+        buffer instead would cost its page faults. Only when the user waits for a batch and none is
+        under way is what they hold really held.
+        """
+        with self._flow.changed:
+            self._flow.wait_for(self._may_begin)
+        while (root := self._ring.lend()) is None:
+            with self._flow.changed:
+                self._flow.check()
+                self._starved = True
+                stuck = self._asked and self._begun == self._taken
+            if not stuck:
+                self._ring.wait()
+            elif (root := self._ring.lend()) is None:  # not even since they began to wait
+                self._ring.grow()
+            else:
+                break
+        self._starved = False
+        return root
+
+    def _may_begin(self) -> bool:
+        ahead = self._begun - self._taken
+        return ahead < self._queue or (self._asked and ahead == 0)
+
+    def begin(self) -> int:
+        """Count one batch more that is under way; its place among them."""
+        with self._flow.changed:
+            self._begun += 1
+            return self._begun - 1
+
+    def take(self, done: Channel[BatchWork]) -> BatchWork | None:
+        """The next batch of a channel, None after the last."""
+        with self._flow.changed:
+            self._asked = True
+            if self._begun == self._taken:  # else nobody waits for this
+                if self._starved:
+                    self._ring.wake()
+                self._flow.changed.notify_all()
+            work = done.get()
+            self._asked = False
+            self._taken += work is not None
+            self._flow.changed.notify_all()
+        return work
+
+
+class OwnReads:
+    """Batches that an engine reads in threads of its own, as long as anybody waits for them."""
+
+    def __init__(self, drivers: int) -> None:
+        self._drivers = drivers
+        self._works: deque[weakref.ref[BatchWork]] = deque()
+
+    def begin(self, work: BatchWork, tasks: Sequence[Begins], check: Check) -> None:
+        """Start reading a batch, once fewer than the engine's drivers are being read."""
+        most = max(1, self._drivers // len(tasks))
+        while len(self._works) >= most:
+            before = self._works.popleft()()
+            for reading in before.readings if before is not None else ():
+                reading.wait(check)
+        work.readings = [task.begin(work.out) for task in tasks]
+        self._works.append(weakref.ref(work))
+
+    def let_end(self) -> None:
+        """They have a second to end, so that their buffers come back."""
+        until = time.monotonic() + 1
+        for work in filter(None, (begun() for begun in list(self._works))):
+            for reading in work.readings:
+                reading.end_within(until - time.monotonic())
