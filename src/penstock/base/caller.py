@@ -63,13 +63,13 @@ _OF_THREAD = threading.local()
 
 
 def _library() -> _Threading:
-    found: _Threading | None = getattr(_OF_THREAD, "library", None)
-    if found is None:
+    library: _Threading | None = getattr(_OF_THREAD, "library", None)
+    if library is None:
         import torch
 
         torch.get_num_threads()  # has this thread take the number of the process, once
-        found = _OF_THREAD.library = _linked()
-    return found
+        library = _OF_THREAD.library = _linked()
+    return library
 
 
 @lru_cache(maxsize=1)

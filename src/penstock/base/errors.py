@@ -106,8 +106,8 @@ def where_in_users_code(error: BaseException) -> str:
             name = spec.name if spec else frame.f_globals.get("__name__", "")
             top = str(name).partition(".")[0]
             file = frame.f_code.co_filename
-            known = top in _NOT_THE_USERS or top in sys.stdlib_module_names
-            if not file.startswith("<") and (not known or top == "__main__"):
+            a_library = top in _NOT_THE_USERS or top in sys.stdlib_module_names
+            if not file.startswith("<") and (not a_library or top == "__main__"):
                 place = f" ({file}, line {trace.tb_lineno})"
             trace = trace.tb_next
         if place or link.__cause__ is None:

@@ -20,11 +20,11 @@ def extension_names(group: str) -> list[str]:
 
 def find_extension(group: str, name: str) -> EntryPoint | None:
     """The entry point of a name, not imported; `UsageError` where two packages add that name."""
-    found = list(entry_points(group=group, name=name))
-    if len(found) > 1:
-        owners = " and ".join(sorted(map(_owner, found)))
+    entries = list(entry_points(group=group, name=name))
+    if len(entries) > 1:
+        owners = " and ".join(sorted(map(_owner, entries)))
         raise UsageError(f"{name!r} in {group} is an entry point of {owners}; uninstall one")
-    return found[0] if found else None
+    return entries[0] if entries else None
 
 
 @contextlib.contextmanager
@@ -38,12 +38,12 @@ def blaming(entry: EntryPoint | None, where: str) -> Iterator[None]:
     except Exception as error:
         if entry is None:
             raise
-        told = str(error)
+        sentence = str(error)
         if not isinstance(error, PenstockError):
             place = where_in_users_code(error)
-            told = f"{where}: {type(error).__name__}: {describe(error)}{place}"
-        told = scrub(f"{told}; {entry.name} is an entry point of {_owner(entry)}")
-        raise UsageError(told) from error
+            sentence = f"{where}: {type(error).__name__}: {describe(error)}{place}"
+        owner = f"{entry.name} is an entry point of {_owner(entry)}"
+        raise UsageError(scrub(f"{sentence}; {owner}")) from error
 
 
 def _owner(entry: EntryPoint) -> str:

@@ -178,20 +178,22 @@ def unwritable(folder: Path) -> str:
         return error.strerror or describe(error)
 
 
-_STORE = {"zarr.json": "zarr_format", ".zarray": "zarr_format", ".zgroup": "zarr_format"}
-_STORE_N5 = {"attributes.json": ("n5", "dataType")}
+_STORE = (
+    ("zarr.json", "zarr_format"),
+    (".zarray", "zarr_format"),
+    (".zgroup", "zarr_format"),
+    ("attributes.json", "n5"),
+    ("attributes.json", "dataType"),
+)
+"""Files of a Zarr or N5 array or group, and a key that each has."""
 
 
 def store_around(path: Path) -> Path | None:
     """The outermost folder above a path, or the folder itself, that is a Zarr or N5 array or a
     group of such."""
-    found = None
-    for folder in (real(path), *real(path).parents):
-        if any(_has(folder / name, key) for name, key in _STORE.items()) or any(
-            _has(folder / name, key) for name, keys in _STORE_N5.items() for key in keys
-        ):
-            found = folder
-    return found
+    around = (*reversed(real(path).parents), real(path))
+    stores = (place for place in around if any(_has(place / name, key) for name, key in _STORE))
+    return next(stores, None)
 
 
 def _has(file: Path, key: str) -> bool:

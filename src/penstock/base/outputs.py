@@ -61,8 +61,8 @@ def check_replaceable(path: Path, flag: str = "") -> None:
     if is_written_by_us(path):
         return
     what = f"{flag} {path}".lstrip()
-    known = _known(real(path))
-    why = "has been edited since Penstock wrote it" if known else "is not known as Penstock's"
+    edited = "has been edited since Penstock wrote it"
+    why = edited if _states_of(real(path)) else "is not known as Penstock's"
     raise UsageError(f"{what}: what is there {why}; --replace replaces it all the same")
 
 
@@ -70,14 +70,14 @@ def is_written_by_us(path: Path) -> bool:
     """Whether nothing of somebody else's is lost where the file is replaced."""
     place = real(path)
     if place.is_dir():  # of a folder the name alone is known
-        return not any(place.iterdir()) or _BEGUN in _known(place)
+        return not any(place.iterdir()) or _BEGUN in _states_of(place)
     if not place.is_file() or not place.stat().st_size:
         return True
-    known = _known(place)
-    if not known or known[-1] == _BEGUN:
-        return bool(known) or _names_our_format(place)
+    states = _states_of(place)
+    if not states or states[-1] == _BEGUN:
+        return bool(states) or _names_our_format(place)
     digest = _digest(place)
-    return digest in known or digest in _known(place)  # another may have replaced it meanwhile
+    return digest in states or digest in _states_of(place)  # another may have replaced it meanwhile
 
 
 @contextmanager
@@ -137,21 +137,21 @@ def _register(place: Path) -> Path:
     return place.with_name(f"{REGISTER}-{os.getuid()}" if shared else REGISTER)
 
 
-def _known(place: Path) -> list[str]:
+def _states_of(place: Path) -> list[str]:
     """What the register holds of a file, the oldest first."""
-    found = []
+    states = []
     with contextlib.suppress(OSError):
         for line in _register(place).read_bytes().splitlines():
             with contextlib.suppress(ValueError, KeyError, TypeError):  # of a line that was torn
                 entry = json.loads(line)
                 if entry["name"] == place.name:
-                    found.append(str(entry["sha256"]))
-    return found
+                    states.append(str(entry["sha256"]))
+    return states
 
 
 def _note(place: Path, sha256: str) -> None:
     """Append to the register. Where it cannot be kept, the next run asks for ``--replace``."""
-    if _known(place)[-1:] == [sha256]:
+    if _states_of(place)[-1:] == [sha256]:
         return
     line = json.dumps({"name": place.name, "sha256": sha256}) + "\n"
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)

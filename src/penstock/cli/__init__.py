@@ -120,11 +120,9 @@ def _main(argv: Sequence[str] | None) -> int:
         print(f"penstock {args.verb}: {error}", file=sys.stderr)
         return error.exit_code
     except ModuleNotFoundError as error:
-        if (told := absent(error, EXTRAS.get(args.verb, "infer"))) is None:
-            print(f"penstock {args.verb}: {_fault(error)}", file=sys.stderr)
-            return 1
-        print(f"penstock {args.verb}: {told}", file=sys.stderr)
-        return told.exit_code
+        absence = absent(error, EXTRAS.get(args.verb, "infer"))
+        print(f"penstock {args.verb}: {absence or _fault(error)}", file=sys.stderr)
+        return absence.exit_code if absence else 1
     except KeyboardInterrupt:
         print(f"penstock {args.verb}: interrupted{AGAIN.get(args.verb, '')}", file=sys.stderr)
         return 3

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if args.seed < 0:
         raise UsageError(f"--seed {args.seed} must be 0 or more")
     settings = {f"--set-{side}": _settings(args, side) for side in "ab"}
-    a_knobs, b_knobs = (sorted(found) for found in settings.values())
+    a_knobs, b_knobs = map(sorted, settings.values())
     if a_knobs != b_knobs:
         raise UsageError(f"--set-a {a_knobs} and --set-b {b_knobs} must name the same knobs")
 
@@ -82,8 +82,8 @@ def run(args: argparse.Namespace) -> int:
     for path, (flag, wanted) in zip((args.a, args.b), settings.items(), strict=True):
         records = select_records(read_ledger(path), wanted)
         if not records:
-            told = " ".join(f"{knob}={value}" for knob, value in wanted.items())
-            raise UsageError(f"{path} holds no launch{f' with {flag} {told}' if told else ''}")
+            knobs = " ".join(f"{knob}={value}" for knob, value in wanted.items())
+            raise UsageError(f"{path} holds no launch{f' with {flag} {knobs}' if knobs else ''}")
         sides.append(records)
     comparison = compare_records(
         *sides,

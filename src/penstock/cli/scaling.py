@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..base import (
-    MissingDependency,
     Replacing,
     SimulateConfig,
     UsageError,
@@ -26,6 +25,8 @@ from ..base import (
     check_folder,
     from_flags,
 )
+from .progress import say
+from .sweep import figures_of
 
 if TYPE_CHECKING:
     from ..scaling import Device, Study, TrainingRun
@@ -96,27 +97,29 @@ def run(args: argparse.Namespace) -> int:
     if args.metrics:
         print(*in_text([metrics_table(runs)]), sep="\n")
         return 0
-    found = studies(runs, args.baseline, args.anyway)
+    compared = studies(runs, args.baseline, args.anyway)
     devices = (one.device for one in runs if one.device not in (None, A_GPU) and not one.on_cpu)
     machine = args.machine or next(devices, None) or "an unnamed machine"
     asked = args.baseline is not None
     if args.csv:
-        print(points_to_csv(found, runs) if found else runs_to_csv(runs), end="")
+        print(points_to_csv(compared, runs) if compared else runs_to_csv(runs), end="")
         for note in filter(None, map(run_mark, runs)):
             _say(note.removeprefix("* "))
     else:
         print(*summary_table(runs), sep="\n")
-        for study in found:
+        for study in compared:
             blocks = [speedup_table(study), in_text(scaling_sections(study, asked))]
-            if len(found) > 1:  # the seed's tables do not tell their kind, so its name comes first
+            if (
+                len(compared) > 1
+            ):  # the seed's tables do not tell their kind, so its name comes first
                 blocks.reverse()
             for block in (*blocks, results_table(study, machine)):
                 print("", *block, sep="\n")
     if args.output is not None:
-        written = _write(args.output, runs, found, machine, asked, replace)
+        written = _write(args.output, runs, compared, machine, asked, replace)
         print(*(f"Written: {path}" for path in written), sep="\n", file=sys.stderr)
-    if not found:
-        print("penstock scaling: no run is complete, so nothing is compared", file=sys.stderr)
+    if not compared:
+        _say("no run is complete, so nothing is compared")
         return 3
     return 0
 
@@ -138,7 +141,7 @@ def _fitting(args: argparse.Namespace, simulated: bool) -> None:
 
 
 def _say(sentence: str) -> None:
-    print(f"penstock scaling: {sentence}", file=sys.stderr)
+    say(f"penstock scaling: {sentence}")
 
 
 def _check_output(folder: Path | None, replace: bool) -> None:
@@ -154,30 +157,20 @@ def _check_output(folder: Path | None, replace: bool) -> None:
 def _write(
     folder: Path,
     runs: list[TrainingRun],
-    found: list[Study],
+    compared: list[Study],
     machine: str,
     asked: bool,
     replace: bool,
 ) -> list[Path]:
     from ..base import writing_output
-    from ..scaling import (
-        points_to_csv,
-        runs_to_csv,
-        scaling_markdown,
-    )
+    from ..scaling import plot_scaling, points_to_csv, runs_to_csv, scaling_markdown
 
     try:
-        figures: list[Path] = []
-        try:
-            from ..scaling import plot_scaling
-
-            figures = plot_scaling(found, folder, replace)
-        except MissingDependency as error:
-            print(f"No figure: {error}", file=sys.stderr)
+        figures = figures_of(lambda: plot_scaling(compared, folder, replace))
         names = [figure.name for figure in figures]
         files = {
-            folder / "scaling.md": scaling_markdown(runs, found, machine, asked, names),
-            folder / "scaling.csv": points_to_csv(found, runs),
+            folder / "scaling.md": scaling_markdown(runs, compared, machine, asked, names),
+            folder / "scaling.csv": points_to_csv(compared, runs),
             folder / "runs.csv": runs_to_csv(runs),
         }
         for path, text in files.items():

@@ -77,7 +77,7 @@ def lines(score: XView3Score, config: ScoreConfig) -> list[str]:
         ("vessel F1", score.vessel_fscore, score.vessel),
         ("fishing F1", score.fishing_fscore, score.fishing),
     ]
-    told = [f"{'':<16}  score   right  stray  missed"]
+    table = [f"{'':<16}  score   right  stray  missed"]
     for name, value, counts in rows:
         line = f"{name:<16}  {_figure(value)}"
         if counts is not None:
@@ -85,18 +85,18 @@ def lines(score: XView3Score, config: ScoreConfig) -> list[str]:
                 f"  {counts.true_positive:>5}  {counts.false_positive:>5}"
                 f"  {counts.false_negative:>6}"
             )
-        told.append(line)
-    told.append(f"{'length accuracy':<16}  {_figure(score.length_acc)}  {score.lengths:>5}")
-    told.append(f"{'aggregate':<16}  {_figure(score.aggregate)}")
+        table.append(line)
+    table.append(f"{'length accuracy':<16}  {_figure(score.length_acc)}  {score.lengths:>5}")
+    table.append(f"{'aggregate':<16}  {_figure(score.aggregate)}")
     if config.strict_official:
-        told.append("These are the numbers of the official script, its quirks included.")
+        table.append("These are the numbers of the official script, its quirks included.")
     elif score.aggregate is None:
         missing = [key for key, value in score.as_dict().items() if value is None]
         reason = f"nothing to measure {missing[0]} on"
         if score.shore is None:
             reason = "the shore F1 needs --shore-root and a --shore-tolerance above 0"
-        told.append(f"There is no aggregate: {reason}.")
-    return told
+        table.append(f"There is no aggregate: {reason}.")
+    return table
 
 
 def _figure(value: float | None) -> str:

@@ -28,6 +28,7 @@ from ..base import (
     add_kinds,
     build,
     from_flags,
+    plural,
     read_yaml,
 )
 from .launch import add_command, training
@@ -94,9 +95,7 @@ def _submit(args: argparse.Namespace) -> int:
                 f"--output-dir {out}: the jobs of {several} need a folder each; put %j, the number "
                 "of a job, into it"
             )
-    jobs = [config]
-    if args.study:
-        jobs = _study(config, args.study)
+    jobs = _study(config, args.study) if args.study else [config]
     if args.kind == "render" or args.dry_run:
         print("\n".join(slurm_script(job, words, sys.executable) for job in jobs), end="")
         return 0
@@ -107,8 +106,8 @@ def _submit(args: argparse.Namespace) -> int:
             if number:
                 print(f"{number} of {len(jobs)} jobs were submitted", file=sys.stderr)
             raise
-        ranks = f"{done.ranks} rank{'s' * (done.ranks != 1)}"
-        print(f"job {done.id}: {done.name}, {ranks} on {done.nodes} node{'s' * (done.nodes != 1)}")
+        place = f"{plural(done.ranks, 'rank')} on {plural(done.nodes, 'node')}"
+        print(f"job {done.id}: {done.name}, {place}")
     print(f"Written: {Path(config.folder) / STUDY_FILE}")
     return 0
 
@@ -147,7 +146,7 @@ def config_of(args: argparse.Namespace) -> SlurmConfig:
 
 
 @dataclass(frozen=True)
-class Row:
+class JobStatus:
     """What is known of a job, or of one of an array."""
 
     id: str
@@ -205,23 +204,23 @@ def _collect(path: Path, into: Path | None, replace: bool) -> int:
             "is a job's number"
         )
     source = path if path.is_dir() else path.parent
-    target, told = into or source, []
+    target, collected = into or source, []
     rows = _rows([str(path)])
     jobs = [(row.job, row.id) for row in rows if row.job is not None]
     places = [pair for job, number in jobs for pair in copies_of(job, number, source, target)]
     check_copies(places, target, replace)
     for row in rows:
         assert row.job is not None  # that of a study is
-        found = collect_job(row.job, row.id, source, target, replace)
+        copies = collect_job(row.job, row.id, source, target, replace)
         facts = asdict(row.state) if row.state is not None else {"state": None}
         job = {"name": row.job.name, "ranks": row.job.ranks, "nodes": row.job.nodes}
-        told.append({**facts, "id": row.id, **job, **found, "training": row.training})
+        collected.append({**facts, "id": row.id, **job, **copies, "training": row.training})
     _show(rows)
-    for entry in told:
+    for entry in collected:
         missing = [name for name in ("log", "results") if not entry[name]]
         if missing:
             print(f"job {entry['id']} has no {' and no '.join(missing)} yet")
-    print(f"Written: {write_jobs(target, told, replace)}")
+    print(f"Written: {write_jobs(target, collected, replace)}")
     return max((row.code() for row in rows), default=0)
 
 
@@ -240,7 +239,7 @@ def _cancel(targets: Sequence[str]) -> int:
     return 0
 
 
-def _rows(targets: Sequence[str]) -> list[Row]:
+def _rows(targets: Sequence[str]) -> list[JobStatus]:
     """Of studies and of jobs by number. A number that SLURM does not know is a `UsageError`."""
     from ..cluster import job_states, read_study
 
@@ -253,15 +252,15 @@ def _rows(targets: Sequence[str]) -> list[Row]:
         path = Path(target)
         folder = path if path.is_dir() else path.parent
         submitted |= {job.id: (job, folder) for job in read_study(path).jobs}
-    known = job_states([*submitted, *numbers])
+    states = job_states([*submitted, *numbers])
     for number in numbers:
-        if not known[number]:
+        if not states[number]:
             raise UsageError(f"SLURM knows no job {number}")
-    rows = [Row(state.id, state) for number in numbers for state in known[number]]
+    rows = [JobStatus(state.id, state) for number in numbers for state in states[number]]
     for number, (job, folder) in submitted.items():
-        rows += [Row(state.id, state, job, folder) for state in known[number]]
-        if not known[number]:
-            rows.append(Row(number, None, job, folder))
+        rows += [JobStatus(state.id, state, job, folder) for state in states[number]]
+        if not states[number]:
+            rows.append(JobStatus(number, None, job, folder))
     return rows
 
 
@@ -270,7 +269,7 @@ def _is_number(target: str) -> bool:
     return bool(re.fullmatch(r"\d+(_\d+)?", target, re.ASCII)) and not Path(target).exists()
 
 
-def _show(rows: Sequence[Row]) -> None:
+def _show(rows: Sequence[JobStatus]) -> None:
     table = [("job", "name", "ranks", "nodes", "state")]
     for row in rows:
         job, nodes = row.job, row.state.nodes if row.state is not None else None

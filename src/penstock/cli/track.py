@@ -20,6 +20,7 @@ from pathlib import Path
 
 from ..base import PenstockError, SafeStream, UsageError
 from ..training import TRACKERS, upload_to_comet
+from .progress import say
 
 NAMES = tuple(TRACKERS)
 PLACES = {"comet": "a key of Comet's", "mlflow": "MLFLOW_TRACKING_URI"}
@@ -43,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..training import TrackerProgress, deliver_events, trackers_of
+    from ..training import trackers_of
 
     names = [name for word in args.to or () for name in word.split(",") if name]
     for name in names:
@@ -53,24 +54,29 @@ def run(args: argparse.Namespace) -> int:
         if len(names) != 1:
             raise UsageError(f"--follow goes with one tracker, such as --to {NAMES[0]}")
         return _follow(args.out, names[0])
-    failed = []
-    for name in names or trackers_of(args.out):
-        delivery = deliver_events(args.out, name)
-        for other in TrackerProgress.load(args.out, name):
-            if other.where != delivery.where and "://" in other.where:
-                cure = f"; {PLACES[name]} leads there" if name in PLACES else ""
-                sentence = f"{name}: the run was sent to {other.where} before, and now it was not"
-                print(f"penstock track: {sentence}{cure}", file=sys.stderr)
-        told = f"{name}: {delivery.where}" + (f", run {delivery.run}" if delivery.run else "")
-        if delivery.error:
-            failed.append(f"{name} at {delivery.where} did not take the events: {delivery.error}")
-            continue
-        print(f"{told} has all events of {args.out}")
-        for archive in upload_to_comet(args.out) if name == "comet" else ():
-            print(f"comet: {archive} is uploaded")
-    if failed:
-        raise PenstockError("; ".join(failed))
+    sent = [_send(args.out, name) for name in names or trackers_of(args.out)]
+    if failures := list(filter(None, sent)):
+        raise PenstockError("; ".join(failures))
     return 0
+
+
+def _send(out: Path, name: str) -> str | None:
+    """Send what a tracker lacks, and say so; why it took nothing, None where it took all."""
+    from ..training import TrackerProgress, deliver_events
+
+    delivery = deliver_events(out, name)
+    for other in TrackerProgress.load(out, name):
+        if other.where != delivery.where and "://" in other.where:
+            cure = f"; {PLACES[name]} leads there" if name in PLACES else ""
+            sentence = f"{name}: the run was sent to {other.where} before, and now it was not"
+            say(f"penstock track: {sentence}{cure}")
+    if delivery.error:
+        return f"{name} at {delivery.where} did not take the events: {delivery.error}"
+    place = f"{delivery.where}, run {delivery.run}" if delivery.run else delivery.where
+    print(f"{name}: {place} has all events of {out}")
+    for archive in upload_to_comet(out) if name == "comet" else ():
+        print(f"comet: {archive} is uploaded")
+    return None
 
 
 def _follow(out: Path, name: str) -> int:

@@ -219,22 +219,22 @@ def _step_times(value: object) -> object:
     """``0.2`` is (None, 0.2), ``4=0.05`` is (4, 0.05); so is an entry of a mapping in YAML."""
     entries = [f"{k}={v}" for k, v in value.items()] if isinstance(value, Mapping) else many(value)
     assert isinstance(entries, list | tuple)
-    found: list[tuple[int | None, float]] = []
+    times: list[tuple[int | None, float]] = []
     for entry in entries:
         batch, _, seconds = str(entry).rpartition("=")
         try:
-            found.append((int(batch) if batch else None, float(seconds)))
+            times.append((int(batch) if batch else None, float(seconds)))
         except ValueError:
             raise ValueError(f"{entry} is neither SECONDS nor BATCH=SECONDS") from None
-        if not 0 < found[-1][1] < math.inf or (batch and int(batch) < 1):
+        if not 0 < times[-1][1] < math.inf or (batch and int(batch) < 1):
             raise ValueError(f"{entry} must be above 0 and finite")
-    sizes = [batch for batch, _ in found]
+    sizes = [batch for batch, _ in times]
     if len(set(sizes)) < len(sizes) or (None in sizes and len(sizes) > 1):
         raise ValueError(
             f"{' '.join(map(str, entries))}: give SECONDS once, or BATCH=SECONDS for each of some "
             "batches"
         )
-    return tuple(found)
+    return tuple(times)
 
 
 StepTimes = Annotated[
@@ -279,8 +279,8 @@ class TuneLoaderConfig(Knobs):
     @property
     def candidates(self) -> tuple[int, ...]:
         """Batches to choose from, smallest first."""
-        told = [batch for batch, _ in self.step_time if batch is not None]
-        chosen = self.batch_size if "batch_size" in self.model_fields_set or not told else told
+        timed = [batch for batch, _ in self.step_time if batch is not None]
+        chosen = self.batch_size if "batch_size" in self.model_fields_set or not timed else timed
         return tuple(sorted(set(chosen)))
 
     @property
@@ -289,11 +289,11 @@ class TuneLoaderConfig(Knobs):
         return {batch or max(self.candidates): seconds for batch, seconds in self.step_time}
 
     @model_validator(mode="after")
-    def _told(self) -> TuneLoaderConfig:
-        most, told = max(self.candidates), max(self.steps)
-        if most > told:
+    def _is_timed(self) -> TuneLoaderConfig:
+        most, timed = max(self.candidates), max(self.steps)
+        if most > timed:
             raise ValueError(
-                f"--batch-size {most} is more than the largest of --step-time, {told}: a step of "
+                f"--batch-size {most} is more than the largest of --step-time, {timed}: a step of "
                 f"it may take less than in proportion; add {most}=SECONDS"
             )
         return self

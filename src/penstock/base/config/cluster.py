@@ -17,8 +17,8 @@ def _said(kind: str, pattern: str) -> BeforeValidator:
     """Text of one kind. It reaches a job script, so what it may hold is listed, not what not."""
 
     def check(value: object) -> str:
-        known = isinstance(value, str | int) and not isinstance(value, bool)
-        if not known or not re.fullmatch(pattern, str(value), re.ASCII):
+        is_text = isinstance(value, str | int) and not isinstance(value, bool)
+        if not is_text or not re.fullmatch(pattern, str(value), re.ASCII):
             raise ValueError(f"{value!r} is not {kind}")
         return str(value)
 
@@ -177,9 +177,9 @@ class SlurmConfig(Knobs):
     def _check_pattern(self, name: str) -> None:
         """A log is found again by the number of its job, and elements of an array need one each."""
         pattern = getattr(self, name) or ""
-        known = {"A", "a"} if self.array else {"j"}
+        allowed = {"A", "a"} if self.array else {"j"}
         asked = set(re.findall(r"%(.?)", pattern))
-        if asked - known or (self.array and pattern and "a" not in asked):
+        if asked - allowed or (self.array and pattern and "a" not in asked):
             numbers = "%A and %a, the numbers of an array and its element" if self.array else "%j"
             raise ValueError(f"--{name} {pattern}: a job's log is found by {numbers}, and no other")
 

@@ -70,14 +70,14 @@ class GenerateConfig(Knobs):
     @model_validator(mode="after")
     def _sides(self) -> GenerateConfig:
         if len(self.grid) != 2 or any(side % 2 for side in self.grid):
-            told = " ".join(map(str, self.grid))
-            raise ValueError(f"--grid {told}: give two even numbers, latitude and longitude")
+            numbers = " ".join(map(str, self.grid))
+            raise ValueError(f"--grid {numbers}: give two even numbers, latitude and longitude")
         for name in ("shape", "chunks"):
             if len(getattr(self, name)) != 3:
                 raise ValueError(f"--{name} {getattr(self, name)}: give three numbers, z y x")
         if len(self.size) != 2:
-            told = " ".join(map(str, self.size))
-            raise ValueError(f"--size {told}: give two numbers, rows and columns")
+            numbers = " ".join(map(str, self.size))
+            raise ValueError(f"--size {numbers}: give two numbers, rows and columns")
         if self.validation is not None and self.validation >= self.scenes:
             raise ValueError(
                 f"--validation {self.validation} leaves none of --scenes {self.scenes} to train on"
