@@ -23,9 +23,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import linear_regression
 from typing import Literal, NamedTuple
-
-import numpy as np
 
 from ..base import UsageError, format_bytes
 
@@ -231,9 +230,8 @@ def fit(points: Sequence[tuple[int, int]]) -> Line | None:
     """
     if len({x for x, _ in points}) < 2:
         return None
-    x, peak = np.asarray(points, float).T
-    slope = float((x - x.mean()) @ (peak - peak.mean()) / ((x - x.mean()) @ (x - x.mean())))
-    return Line(float(peak.mean() - slope * x.mean()), slope) if slope > 0 else None
+    slope, base = linear_regression(*zip(*points, strict=True))
+    return Line(base, slope) if slope > 0 else None
 
 
 def limits_table(limits: Sequence[Limit]) -> list[str]:

@@ -125,7 +125,9 @@ def _roof(records: Sequence[Record]) -> dict[str, Any]:
         return {"unit": unit, "value": None, "low": None, "high": None, "n": 0, "note": note}
     launches = [record.samples_s.get("read") or record.samples_s["step"] for record in good]
     if len(launches) > 1:  # against a constant, it is the median of launches with its interval
-        seconds = hierarchical_bootstrap_ratio([[1.0]] * len(launches), launches, DRAWS, _rng())
+        seconds = hierarchical_bootstrap_ratio(
+            [[1.0]] * len(launches), launches, DRAWS, np.random.default_rng(SEED)
+        )
     else:
         seconds = median_interval(launches[0])
     count = good[0].work[work]
@@ -185,7 +187,7 @@ def _noise(records: Sequence[Record]) -> dict[str, Any]:
         empty = dict.fromkeys(("spread", "ratio", "low", "high", "threshold"))
         return empty | {"n": len(a) + len(b), "disturbed": disturbed, "note": why}
     medians = launch_medians([*a, *b])
-    ratio = hierarchical_bootstrap_ratio(a, b, DRAWS, _rng())
+    ratio = hierarchical_bootstrap_ratio(a, b, DRAWS, np.random.default_rng(SEED))
     assert ratio.low is not None and ratio.high is not None  # two launches on each side
     return {
         "n": len(medians),
@@ -233,10 +235,6 @@ def _newest(machine_key: str, ledger: Ledger) -> Iterator[list[Record]]:
                 run.clear()
             run.append(record)
     yield from runs.values()
-
-
-def _rng() -> np.random.Generator:
-    return np.random.default_rng(SEED)
 
 
 _TRY = {

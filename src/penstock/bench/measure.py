@@ -23,10 +23,11 @@ import gc
 import math
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -59,24 +60,12 @@ class Rules(BaseModel):
     steps that are not alike and must be the same ones for all, such as the waits for batches."""
 
 
-class Timer(Protocol):
-    """Times a window and the phases within it."""
-
-    def start(self) -> None: ...
-
-    def phase(self, name: str) -> AbstractContextManager[None]: ...
-
-    def stop(self, steps: int) -> dict[str, float]:
-        """Seconds for each of the window's steps: ``step``, and each phase."""
-        ...
-
-
 class HostTimer:
-    """For work that has ended when its call returns."""
+    """Times a window and the phases within it, for work that has ended when its call returns."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self._spans: dict[str, _HostSpan] = {}
+        self._spans = defaultdict[str, _HostSpan](lambda: _HostSpan(clock))
 
     def start(self) -> None:
         for span in self._spans.values():
@@ -84,12 +73,10 @@ class HostTimer:
         self._started = self.clock()
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        span = self._spans.get(name)
-        if span is None:
-            span = self._spans[name] = _HostSpan(self.clock)
-        return span
+        return self._spans[name]
 
     def stop(self, steps: int) -> dict[str, float]:
+        """Seconds for each of the window's steps: ``step``, and each phase."""
         seconds = {"step": self.clock() - self._started}
         seconds |= {name: span.seconds for name, span in self._spans.items()}
         return {name: value / steps for name, value in seconds.items()}
@@ -120,7 +107,7 @@ class DeviceTimer:
         self._backend = backend
         self._events: list[Any] = []
         self._used = 0
-        self._spans: dict[str, _DeviceSpan] = {}
+        self._spans = defaultdict[str, _DeviceSpan](lambda: _DeviceSpan(self))
 
     def start(self) -> None:
         self._backend.synchronize()
@@ -131,10 +118,7 @@ class DeviceTimer:
         self._begin = self.mark()
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        span = self._spans.get(name)
-        if span is None:
-            span = self._spans[name] = _DeviceSpan(self)
-        return span
+        return self._spans[name]
 
     def stop(self, steps: int) -> dict[str, float]:
         end = self.mark()
@@ -242,7 +226,7 @@ def _warm_up(windows: Windows, rules: Rules) -> tuple[list[float], bool | None]:
 class Windows:
     """A scenario's steps, in windows of any length."""
 
-    def __init__(self, scenario: Scenario, timer: Timer) -> None:
+    def __init__(self, scenario: Scenario, timer: HostTimer | DeviceTimer) -> None:
         self._scenario = scenario
         self._timer = timer
         self.work: Mapping[str, float] = {}
@@ -283,7 +267,7 @@ class Device:
         self._before: int | None = getattr(scenario, "driver_before", None)
         self._most: int | None = None
         self._gpu: Gpu | None = None
-        self._backend = _backend(scenario.device)
+        self._backend = backend_of(scenario.device)
         if scenario.device.startswith("cuda"):
             import torch
 
@@ -323,8 +307,9 @@ class Device:
         }
 
 
-def _backend(device: str) -> Any:
-    """``torch.cuda`` or ``torch.mps``; None for the CPU, which needs no torch."""
+def backend_of(device: str) -> Any:
+    """``torch.cuda``, where the device is now the current one, or ``torch.mps``; None for the CPU,
+    which needs no torch."""
     kind = device.partition(":")[0]
     if kind == "cpu":
         return None
@@ -335,8 +320,8 @@ def _backend(device: str) -> Any:
     return getattr(torch, kind)
 
 
-def _timer(device: str, clock: Clock) -> Timer:
-    backend = _backend(device)
+def _timer(device: str, clock: Clock) -> HostTimer | DeviceTimer:
+    backend = backend_of(device)
     return HostTimer(clock) if backend is None else DeviceTimer(clock, backend)
 
 

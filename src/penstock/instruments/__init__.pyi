@@ -14,7 +14,6 @@ from .gpus import Nvml as Nvml
 from .gpus import TelemetryRow as TelemetryRow
 from .ledger import LEDGER_FILE as LEDGER_FILE
 from .ledger import Ledger as Ledger
-from .ledger import launches_done as launches_done
 from .ledger import ledger_to_csv as ledger_to_csv
 from .ledger import ledger_to_parquet as ledger_to_parquet
 from .ledger import read_ledger as read_ledger

@@ -15,7 +15,7 @@ import gzip
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -79,14 +79,6 @@ def read_ledger(path: Path) -> list[Record]:
     elif rest and not rest.startswith(b"{"):  # no torn record: `_mend` would cut off a user's text
         raise UsageError(f"{path} is no ledger: it ends with {rest[:40]!r}")
     return [_parse(line, path, number) for number, line in enumerate(lines, 1)]
-
-
-def launches_done(records: Iterable[Record]) -> set[tuple[str, int]]:
-    """The launches, as (key, launch), that need not run again.
-
-    One that failed is among them: that it ran out of memory or of time is its result.
-    """
-    return {(record.key, record.launch) for record in records}
 
 
 def _parse(line: bytes, path: Path, number: int) -> Record:

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 import psutil
 
@@ -31,41 +31,23 @@ class Usage(NamedTuple):
 Processes = Mapping[ProcessKey, Usage]
 
 
-class Machine(Protocol):
-    """Where the readings come from. A method may raise or return None for what it cannot read."""
-
-    def processes(self) -> Processes:
-        """This process and all below it."""
-        ...
-
-    def pss(self) -> int | None:
-        """Bytes, of the same processes."""
-        ...
-
-    def disk(self) -> Pair | None:
-        """Bytes that every process has read and written."""
-        ...
-
-    def network(self) -> Pair | None:
-        """Bytes that every process has sent and received."""
-        ...
-
-
 class ThisMachine:
-    """What psutil reads of the machine it runs on."""
+    """What psutil reads of the machine it runs on, and of the tree below a process, this one by
+    default. A method may raise, or return None for what it cannot read."""
 
     def __init__(self, pid: int | None = None) -> None:
-        """Watch the tree below a process, this one by default."""
         self._root = psutil.Process(pid)
 
     def processes(self) -> Processes:
-        found = {}
+        """This process and all below it."""
+        usages = {}
         for process in self._tree():
             with contextlib.suppress(psutil.NoSuchProcess):  # it ended while we looked
-                found[process.pid, process.create_time()] = self._usage(process)
-        return found
+                usages[process.pid, process.create_time()] = self._usage(process)
+        return usages
 
     def pss(self) -> int | None:
+        """Bytes, of the same processes."""
         total = 0
         for process in self._tree():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -76,10 +58,12 @@ class ThisMachine:
         return total
 
     def disk(self) -> Pair | None:
+        """Bytes that every process has read and written."""
         counters = psutil.disk_io_counters(nowrap=False)
         return counters and (counters.read_bytes, counters.write_bytes)
 
     def network(self) -> Pair | None:
+        """Bytes that every process has sent and received."""
         counters = psutil.net_io_counters(nowrap=False)
         return counters and (counters.bytes_sent, counters.bytes_recv)
 

@@ -175,10 +175,3 @@ def parse_record(line: str | bytes) -> Record:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from None
-
-
-def json_schema() -> dict[str, Any]:
-    """The published JSON Schema of a record."""
-    return Record.model_json_schema(by_alias=True) | {
-        "$schema": "https://json-schema.org/draft/2020-12/schema"
-    }

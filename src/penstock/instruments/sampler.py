@@ -35,14 +35,14 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
 from ..base import UsageError, describe
 from .gpus import Nvml, TelemetryRow
-from .machine import Answer, Machine, Pair, Processes, ThisMachine, Usage
+from .machine import Answer, Pair, Processes, ThisMachine, Usage
 from .spans import Clock
 
 SCHEMA = 1
@@ -101,17 +101,13 @@ def _growth(
     pairs = [(before.get(key, new), usage) for key, usage in after.items()]
     cpu = sum(now.cpu_seconds - then.cpu_seconds for then, now in pairs)
     moved = [_differences(then.disk, now.disk) for then, now in pairs]
-    return cpu, _total(read for read, _ in moved), _total(written for _, written in moved)
+    return cpu, _total([read for read, _ in moved]), _total([written for _, written in moved])
 
 
-def _total(counts: Iterable[int | None]) -> int | None:
+def _total(counts: Sequence[int | None]) -> int | None:
     """None where any is None: part of a sum would read as the whole."""
-    total = 0
-    for count in counts:
-        if count is None:
-            return None
-        total += count
-    return total
+    counted = [count for count in counts if count is not None]
+    return sum(counted) if len(counted) == len(counts) else None
 
 
 def _differences(before: Pair | None, after: Pair | None) -> tuple[int | None, int | None]:
@@ -142,7 +138,7 @@ class Sampler:
         queues: Mapping[str, int],
         *,
         clock: Clock = time.perf_counter,
-        machine: Machine | None = None,
+        machine: ThisMachine | None = None,
         gpus: Callable[[], list[TelemetryRow]] | None = None,
     ) -> None:
         if not interval > 0:

@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 import urllib.request
+from contextlib import AbstractContextManager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -31,7 +32,7 @@ COUNTS = "/-/served"
 """Where the server tells what it has served; told at once, and not counted."""
 
 
-class Loopback:
+class Loopback(AbstractContextManager["Loopback"]):
     """A server in a process of its own."""
 
     def __init__(self, folder: Path, delay_s: float) -> None:
@@ -59,9 +60,6 @@ class Loopback:
         self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()
-
-    def __enter__(self) -> Loopback:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...instruments import Ledger, Record, case_key, launches_done
+from ...instruments import Ledger, Record, case_key
 from .supervisor import LaunchRequest, run_launch
 
 LAUNCHES = {"quick": 1, "standard": 5, "rigorous": 10}
@@ -82,7 +82,8 @@ def run_sweep(
     """Run what is to be run and return the records of these cases, the resumed ones among them."""
     keys = [case_key(scenario, case) for case in cases]
     records = [r for r in ledger.records() if r.key in keys] if resume else []
-    behind = launches_done(records)
+    # One that failed is among them: that it ran out of memory or of time is its result.
+    behind = {(record.key, record.launch) for record in records}
     hopeless = {record.key: record.status for record in records if record.status in CERTAIN}
     pairs = launch_order(len(cases), launches, seed)
     for place, (index, number) in enumerate(pairs):

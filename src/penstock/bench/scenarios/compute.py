@@ -16,28 +16,18 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from ...base import UsageError
 from ...instruments import Clock
+from ..measure import backend_of
 
 _STACK, _SIDE = 64, 48
 """Matrices of a piece of busy work. So small ones are multiplied by one thread, whatever the BLAS;
 so many release the interpreter's lock for about a millisecond."""
 _TRIALS = 3
-
-
-class Compute(Protocol):
-    """What a step does between two batches."""
-
-    seconds: float
-    """Of a step that never waits."""
-
-    def run(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def make(case: Mapping[str, Any], clock: Clock = time.perf_counter) -> Compute:
@@ -55,6 +45,8 @@ def make(case: Mapping[str, Any], clock: Clock = time.perf_counter) -> Compute:
 
 
 class Sleep:
+    """What a step does between two batches; ``seconds`` is the time of a step that never waits."""
+
     def __init__(self, seconds: float, sleep: Callable[[float], None] = time.sleep) -> None:
         self.seconds, self._sleep = seconds, sleep
 
@@ -67,6 +59,8 @@ class Sleep:
 
 
 class Busy:
+    """The same with one core at work."""
+
     def __init__(self, seconds: float, clock: Clock) -> None:
         random = np.random.default_rng(0)
         self._matrices = random.standard_normal((_STACK, _SIDE, _SIDE), np.float32)
@@ -112,7 +106,8 @@ class Train:
         }
         resolved, _ = check(asked)
         self._model = ModelScenario(resolved)
-        self._wait = _synchroniser(self._model.device)
+        backend = backend_of(self._model.device)
+        self._wait: Callable[[], None] = backend.synchronize if backend else lambda: None
         self.run()  # the first makes what all others use
         self.seconds = timed(self.run, clock)
 
@@ -122,6 +117,9 @@ class Train:
 
     def close(self) -> None:
         self._model.close()
+
+
+Compute = Sleep | Busy | Train
 
 
 def calibrated(piece: Callable[[], None], seconds: float, clock: Clock) -> int:
@@ -150,17 +148,3 @@ def timed(run: Callable[[], None], clock: Clock) -> float:
 
 def _untimed(name: str) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext()
-
-
-def _synchroniser(device: str) -> Callable[[], None]:
-    """What waits for all that was queued on a device."""
-    kind = device.partition(":")[0]
-    if kind == "cpu":
-        return lambda: None
-    import torch
-
-    backend = getattr(torch, kind)
-    if kind == "cuda":
-        return lambda: backend.synchronize(device)
-    synchronise: Callable[[], None] = backend.synchronize
-    return synchronise

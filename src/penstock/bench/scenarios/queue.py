@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -24,38 +24,20 @@ from .compute import Compute
 from .compute import make as make_compute
 
 
-class BatchQueue(Protocol):
-    """Where batches come from."""
-
-    def get(self) -> Mapping[str, Any]:
-        """The next batch."""
-        ...
-
-    def depth(self) -> int:
-        """Batches that are ready and not taken."""
-        ...
-
-    def fill(self) -> None:
-        """Wait until the queue is full."""
-        ...
-
-    def close(self) -> None: ...
-
-
 class QueueScenario:
     """A loader and a step beside it."""
 
     def __init__(
         self,
         case: Mapping[str, Any],
-        batches: BatchQueue | None = None,
+        batches: FromLoader | InPlace | None = None,
         compute: Compute | None = None,
     ) -> None:
         self.device = "cpu"  # what a step queues on a GPU is awaited in it
         # Timed before anybody reads, and so when nobody contends.
         self._compute = compute or make_compute(case)
-        self._batches = batches or _open(case)
-        self._has_queue = case["workers"] > 0
+        self._batches = batches or (FromLoader(case) if case["workers"] else InPlace(case))
+        self._queue: Any = self._batches if case["workers"] else None
         self._taken: list[int] = []
         self._left: list[int] = []
         self._filled = False
@@ -77,15 +59,15 @@ class QueueScenario:
             raise WrongResult(f"a batch of {self.work['samples']} came with {sorted(rows)} samples")
         if not self._filled:
             self._filled = True
-            if self._has_queue:
-                self._batches.fill()
+            if self._queue is not None:
+                self._queue.fill()
             return self.work
-        if self._has_queue:
-            self._taken.append(self._batches.depth())
+        if self._queue is not None:
+            self._taken.append(self._queue.depth())
         with phase("compute"):
             self._compute.run()
-        if self._has_queue:
-            self._left.append(self._batches.depth())
+        if self._queue is not None:
+            self._left.append(self._queue.depth())
         return self.work
 
     def close(self) -> None:
@@ -100,10 +82,6 @@ def check(case: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
     return case, {}
 
 
-def _open(case: Mapping[str, Any]) -> BatchQueue:
-    return FromLoader(case) if case["workers"] else InPlace(case)
-
-
 class FromLoader:
     """The loader, with as many threads and as deep a queue as the case has."""
 
@@ -113,12 +91,15 @@ class FromLoader:
         self._batches = iter(self._loader)
 
     def get(self) -> Mapping[str, Any]:
+        """The next batch."""
         return next(self._batches)
 
     def depth(self) -> int:
+        """Batches that are ready and not taken."""
         return self._loader.ready
 
     def fill(self) -> None:
+        """Wait until the queue is full."""
         run = self._loader._run
         assert run is not None
         # What made the readers fail is raised by the next `get`.
@@ -148,12 +129,6 @@ class InPlace:
         cut = patches if self._order.patches_per_sample > 1 else None
         self._engine.read_into(samples + self._first, self._arrays, patches=cut)
         return self._arrays
-
-    def depth(self) -> int:
-        return 0
-
-    def fill(self) -> None:
-        pass
 
     def close(self) -> None:
         pass

@@ -10,7 +10,7 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -116,25 +116,25 @@ class CaseData:
     def read_again(self) -> float:
         """Of what the batches after the first read, the share that one before them has read: it
         comes from memory, however cold the cache was."""
-        if self.patch is not None:
-            known: set[Path] = set()
-            shared = every = 0
-            for number, samples in enumerate(self.batches()):
-                own = set(self.files_of(samples))
-                if number:
-                    shared, every = shared + len(own & known), every + len(own)
-                known |= own
-            return shared / every if every else 0.0
-        seen: set[tuple[str, int]] = set()
+        read = [self._pieces(samples) for samples in self.batches()]
+        seen: set[Hashable] = set(*read[:1])
         again = total = 0
-        for number, samples in enumerate(self.batches()):
-            for name, array in self.packed.arrays.items():
-                chunks = {(name, chunk) for chunk in (samples // array.chunks[0]).tolist()}
-                if number:
-                    size = array.chunks[0] * array.sample_bytes
-                    again, total = again + len(chunks & seen) * size, total + len(chunks) * size
-                seen |= chunks
+        for pieces in read[1:]:
+            again += sum(size for piece, size in pieces.items() if piece in seen)
+            total += sum(pieces.values())
+            seen |= pieces.keys()
         return again / total if total else 0.0
+
+    def _pieces(self, samples: NDArray[np.int64]) -> dict[Hashable, int]:
+        """What a batch reads and the size of each: chunks along the samples in bytes; where patches
+        are cut, files, which count alike."""
+        if self.patch is not None:
+            return dict.fromkeys(self.files_of(samples), 1)
+        return {
+            (name, chunk): array.chunks[0] * array.sample_bytes
+            for name, array in self.packed.arrays.items()
+            for chunk in (samples // array.chunks[0]).tolist()
+        }
 
     def counters(self) -> Counters:
         """What this process and those below it have used so far; the slow server left out."""

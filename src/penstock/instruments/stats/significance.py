@@ -21,26 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .intervals import CONFIDENCE, Floats, Interval, mad
-
-
-def _same_spread(earlier: Sequence[float], later: Sequence[float]) -> bool:
-    level = float(np.median(later))
-    spread = mad(later)
-    others = np.quantile([*earlier[1:], *later], (0.25, 0.75))
-    outlier = others[1] + max(1.5 * (others[1] - others[0]), 0.05 * level)
-    fall = float(np.mean(earlier) - np.mean(later))
-    moved = np.abs(np.quantile(earlier, (0.25, 0.75)) - np.quantile(later, (0.25, 0.75)))
-    return bool(
-        earlier[0] <= outlier
-        and -0.5 * level <= fall <= 0.1 * level
-        and moved.max() <= max(0.05 * level, spread)
-        and abs(mad(earlier) - spread) <= 0.1 * level
-    )
-
-
-NOISES = 64
-"""So many values of the noise in a row are looked at to say that it is stable."""
+from .intervals import CONFIDENCE, Floats, Interval
 
 
 def launch_medians(launches: Sequence[ArrayLike]) -> Floats:
@@ -95,28 +76,6 @@ def _resampled_medians(
     indices = start + np.minimum((np.stack([lower, upper]) * n).astype(int), n - 1)
     resampled: Floats = np.median(values[indices].mean(axis=0), axis=1)
     return resampled
-
-
-def mann_whitney(a: ArrayLike, b: ArrayLike) -> float:
-    """Two-sided p of the Mann-Whitney test, exact for any size and with ties.
-
-    Every way to share the ranks out between the two sides is counted by its sum of ranks.
-
-    >>> round(mann_whitney([1, 2, 3, 4, 5], [6, 7, 8, 9, 10]), 4)
-    0.0079
-    """
-    left, right = np.asarray(a, np.float64), np.asarray(b, np.float64)
-    values = np.concatenate([left, right])
-    # Twice the mean rank of equal values is a whole number.
-    _, place, ties = np.unique(values, return_inverse=True, return_counts=True)
-    ranks = (2 * np.cumsum(ties) - ties + 1)[place]
-    ways = np.zeros((len(left) + 1, int(ranks.sum()) + 1))
-    ways[0, 0] = 1
-    for rank in ranks:  # with each rank, a choice of k others becomes one of k + 1
-        ways[1:, rank:] += ways[:-1, :-rank].copy()
-    chosen, observed = ways[-1], int(ranks[: len(left)].sum())
-    tail = min(chosen[: observed + 1].sum(), chosen[observed:].sum())
-    return float(min(1.0, 2 * tail / chosen.sum()))
 
 
 _RELABELLINGS = 4000

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections import deque
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 
-from .intervals import CONFIDENCE, ranks_of
-from .significance import NOISES, _same_spread
+from .intervals import CONFIDENCE, mad, ranks_of
+
+NOISES = 64
+"""So many values of the noise in a row are looked at to say that it is stable."""
 
 
 def block_size(step_seconds: float, timer_overhead: float) -> int:
@@ -63,6 +66,21 @@ class WarmupRule:
             self.settled = True
         elif n >= self._count or (n >= 2 and self._spent >= self._seconds):
             self.settled = False
+
+
+def _same_spread(earlier: Sequence[float], later: Sequence[float]) -> bool:
+    level = float(np.median(later))
+    spread = mad(later)
+    others = np.quantile([*earlier[1:], *later], (0.25, 0.75))
+    outlier = others[1] + max(1.5 * (others[1] - others[0]), 0.05 * level)
+    fall = float(np.mean(earlier) - np.mean(later))
+    moved = np.abs(np.quantile(earlier, (0.25, 0.75)) - np.quantile(later, (0.25, 0.75)))
+    return bool(
+        earlier[0] <= outlier
+        and -0.5 * level <= fall <= 0.1 * level
+        and moved.max() <= max(0.05 * level, spread)
+        and abs(mad(earlier) - spread) <= 0.1 * level
+    )
 
 
 class StopRule:
