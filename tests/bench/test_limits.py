@@ -101,6 +101,12 @@ def test_the_file_of_a_disk_read_has_no_name(tmp_path: Path) -> None:
     scenario.close()
 
 
+def test_a_device_that_is_not_there_is_not_supported() -> None:
+    """And so another launch of the case is not tried."""
+    with pytest.raises(UsageError, match="--device cuda:77: this machine has"):
+        make("matmul", {"device": "cuda:77", "dtype": "float32", "size": 64})
+
+
 @pytest.mark.parametrize(("folder", "count"), [("absent", MIB), (".", 2**60)])
 def test_a_folder_that_will_not_do(folder: str, count: int, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--folder"):

@@ -5,8 +5,9 @@ There are no clocks here: `measure` times the steps, and the phases that a step 
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any, Protocol
@@ -61,6 +62,16 @@ class WrongResult(Exception):
     def __init__(self, message: str, facts: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
         self.facts = dict(facts or {})
+
+
+@contextlib.contextmanager
+def flags_of_bench() -> Iterator[None]:
+    """`penstock.models` names the flags of ``infer``; here they have other names."""
+    try:
+        yield
+    except UsageError as error:
+        text = str(error).replace("--model-type", "--model").replace("--devices", "--device")
+        raise UsageError(text) from error
 
 
 def make(name: str, case: Mapping[str, Any]) -> Scenario:

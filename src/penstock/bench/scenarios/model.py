@@ -10,10 +10,9 @@ step, and nothing that it makes outlives it, so that no output of one step is al
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ from ...models import (
     set_cuda_flags,
 )
 from ...training import epsilon_of
-from . import Phase, Work, WrongResult
+from . import Phase, Work, WrongResult, flags_of_bench
 from .flops import count_flops
 
 _LEARNING_RATE = 1e-5
@@ -192,18 +191,8 @@ def _try_for_real(
         ) from error
 
 
-@contextlib.contextmanager
-def _own_flags() -> Iterator[None]:
-    """`penstock.models.load` names the flags of ``infer``; here they have other names."""
-    try:
-        yield
-    except UsageError as error:
-        text = str(error).replace("--model-type", "--model").replace("--devices", "--device")
-        raise UsageError(text) from error
-
-
 def _device(case: Mapping[str, Any]) -> torch.device:
-    with _own_flags():
+    with flags_of_bench():
         return find_devices([case["device"]])[0]
 
 
@@ -233,7 +222,7 @@ def _dtype(case: Mapping[str, Any]) -> torch.dtype:
 
 def _load(case: Mapping[str, Any]) -> Model:
     torch.manual_seed(case["seed"])  # of weights that are not loaded, and of dropout
-    with _own_flags():
+    with flags_of_bench():
         # Untrained, it takes the same memory and time.
         return load_model(
             case["model"],

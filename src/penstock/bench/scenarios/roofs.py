@@ -24,7 +24,7 @@ import psutil
 
 from ...base import UsageError, describe, require, usable_cores
 from ...instruments import PAGE_BLOCK, drop_pages_of
-from . import Phase, Work, WrongResult
+from . import Phase, Work, WrongResult, flags_of_bench
 
 FROM_DEVICE = 0.9
 """Of a read that is said to come from the device, at least this share did."""
@@ -35,8 +35,10 @@ class Matmul:
 
     def __init__(self, case: Mapping[str, Any]) -> None:
         torch = require("torch", "infer")
-        from ...models import set_cuda_flags
+        from ...models import find_devices, set_cuda_flags
 
+        with flags_of_bench():
+            find_devices([case["device"]])  # raises where it is not there
         set_cuda_flags(case.get("tf32", False))
         self.device = case["device"]
         size, dtype = case["size"], getattr(torch, case["dtype"])
