@@ -215,6 +215,15 @@ def _measure(scenario: Any, rules: Any, report: Callable[[str], None]) -> dict[s
     }
 
 
+class NoTorch:
+    """Torch is not installed, as far as the worker sees: to import it takes most of a launch."""
+
+    @staticmethod
+    def find_spec(name: str, *_: Any) -> None:
+        if name == "torch":
+            raise ModuleNotFoundError(name)
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "--raw":
         globals()[sys.argv[2]](int(sys.argv[-1]))
@@ -223,6 +232,8 @@ if __name__ == "__main__":
         loop.measure_scenario = _measure  # type: ignore[attr-defined]
         loop.Rules = SimpleNamespace(model_validate=dict)  # type: ignore[attr-defined]
         sys.modules["penstock.bench.measure"] = loop
+        if "TorchOom" not in Path(sys.argv[1]).read_text():
+            sys.meta_path.insert(0, NoTorch())
         from penstock.bench.launch.worker import main
 
         sys.exit(main(*sys.argv[1:]))

@@ -8,8 +8,7 @@
 
 It waits for whichever comes first, a message, the end or the deadline, and takes no processor time
 meanwhile. The result is what came through the pipe; how the process ended only matters where none
-came. A worker that the kernel killed for memory is told from one that somebody killed by the
-kernel's own count of such kills.
+came (`ending`).
 
 When the supervisor itself is interrupted it takes the worker's whole process group with it; when it
 is killed, the worker ends with it (`orphans`).
@@ -36,19 +35,16 @@ from typing import IO, Any, Literal
 
 import psutil
 from pydantic import ValidationError
-from pydantic_core import from_json
 
 from ...base import PenstockError, UsageError, describe, for_children, scrubbed
 from ...instruments import (
-    Failure,
     Record,
-    Status,
     ThisMachine,
     case_key,
-    cgroup_folders,
     collect_environment,
     kernel_memory,
 )
+from .ending import Ending, failure, fate_of, oom_kills, outcome
 
 WORKER = (sys.executable, "-m", "penstock.bench.launch.worker")
 STDERR_BYTES = 4096
@@ -95,37 +91,37 @@ def run_launch(
         )
     began = datetime.now().astimezone().isoformat(timespec="milliseconds")
     surroundings = collect_environment()
-    kills = _oom_kills()
+    kills = oom_kills()
     ending = _run(command or WORKER, request, timeout_s)
-    killed = [source for source, count in _oom_kills().items() if count > kills.get(source, 0)]
-    fate = _fate(ending, timeout_s, killed, counted=bool(kills))
+    killed = [source for source, count in oom_kills().items() if count > kills.get(source, 0)]
+    fate = fate_of(ending, timeout_s, killed, counted=bool(kills))
 
-    def record(outcome: Mapping[str, Any]) -> Record:
-        stated = {"case": dict(request.case), **outcome}
+    def record(answer: Mapping[str, Any]) -> Record:
+        stated = {"case": dict(request.case), **answer}
         stated |= {"scenario": request.scenario, "launch": launch, "order": order}
         stated |= {"id": uuid.uuid4().hex, "time": began, "key": ""}
-        found = Record.model_validate(stated)
+        bare = Record.model_validate(stated)
         peaks = {"host_peak": ending.peak}
-        if found.memory.host_peak_kernel is None:
+        if bare.memory.host_peak_kernel is None:
             peaks["host_peak_kernel"] = ending.peak_kernel
         seen: dict[str, Any] = {
-            "key": case_key(found.scenario, found.case),
-            "case": scrubbed(found.case),
-            "facts": scrubbed(found.facts),
-            "error": found.error and found.error.model_copy(update=scrubbed(dict(found.error))),
-            "memory": found.memory.model_copy(update=peaks),
-            "environment": {**surroundings, **found.environment},
+            "key": case_key(bare.scenario, bare.case),
+            "case": scrubbed(bare.case),
+            "facts": scrubbed(bare.facts),
+            "error": bare.error and bare.error.model_copy(update=scrubbed(dict(bare.error))),
+            "memory": bare.memory.model_copy(update=peaks),
+            "environment": {**surroundings, **bare.environment},
         }
-        if found.ok and ending.exit != 0:  # unloading a driver, say; that takes nothing back
+        if bare.ok and ending.exit != 0:  # unloading a driver, say; that takes nothing back
             seen["facts"] = {**seen["facts"], "ended": fate[1]}
-        return found.model_copy(update=seen)
+        return bare.model_copy(update=seen)
 
     try:
-        return record(_outcome(ending, fate))
+        return record(outcome(ending, fate))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         fault = f"its answer is no record: {'.'.join(map(str, first['loc']))}: {first['msg']}"
-        return record(_failure("crash", "report", fault, ending))
+        return record(failure("crash", "report", fault, ending))
 
 
 def ask_worker(scenario: str, case: Mapping[str, Any], timeout_s: float) -> Record:
@@ -152,23 +148,7 @@ def ask_worker_or_fail(scenario: str, case: Mapping[str, Any], timeout_s: float)
     return answer
 
 
-@dataclass(frozen=True, slots=True)
-class _Ending:
-    """What was seen of a worker from outside."""
-
-    exit: int | None
-    """As `subprocess` has it; None where it did not start, or would not die."""
-    refused: str = ""
-    """Why it did not start."""
-    timed_out: bool = False
-    said: bytes = b""
-    """What came through the pipe."""
-    stderr: bytes = b""
-    peak: int | None = None
-    peak_kernel: int | None = None
-
-
-def _run(command: Sequence[str], request: LaunchRequest, timeout_s: float) -> _Ending:
+def _run(command: Sequence[str], request: LaunchRequest, timeout_s: float) -> Ending:
     answers, theirs = os.pipe()
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         path = Path(folder) / "request.json"
@@ -185,14 +165,14 @@ def _run(command: Sequence[str], request: LaunchRequest, timeout_s: float) -> _E
             )
         except OSError as error:
             os.close(answers)
-            return _Ending(None, refused=describe(error))
+            return Ending(None, refused=describe(error))
         finally:
             os.close(theirs)
         with os.fdopen(answers, "rb", buffering=0) as pipe:
             return _supervise(process, pipe, timeout_s)
 
 
-def _supervise(process: subprocess.Popen[bytes], pipe: IO[bytes], timeout_s: float) -> _Ending:
+def _supervise(process: subprocess.Popen[bytes], pipe: IO[bytes], timeout_s: float) -> Ending:
     """Listen until the process has ended; nothing of its group outlives this."""
     said, stderr = bytearray(), bytearray()
     timed_out = False
@@ -229,7 +209,7 @@ def _supervise(process: subprocess.Popen[bytes], pipe: IO[bytes], timeout_s: flo
                 os.set_blocking(key.fd, False)
                 with contextlib.suppress(BlockingIOError):
                     _take(key)
-    return _Ending(
+    return Ending(
         process.returncode,
         timed_out=timed_out,
         said=bytes(said),
@@ -320,76 +300,3 @@ class _Watch:
         self.peak = max(held, self.peak or 0) or None  # one that has ended holds 0
         # Of a process that has ended Linux tells nothing more.
         self.peak_kernel = kernel_memory(self._status).get("VmHWM", self.peak_kernel)
-
-
-def _outcome(ending: _Ending, fate: tuple[Status, str]) -> dict[str, Any]:
-    """Fields of the record: what the worker said, or what its end says for it."""
-    stage, answer = _heard(ending.said)
-    if "result" in answer:
-        return {**answer["result"], "status": "ok"}
-    failed = answer.get("failed", {})
-    status, message = failed.get("status", fate[0]), failed.get("message", fate[1])
-    fields = _failure(status, failed.get("stage", stage), message, ending)
-    return {**fields, "facts": failed.get("facts", {})}
-
-
-def _failure(status: Status, stage: str, message: str, ending: _Ending) -> dict[str, Any]:
-    stderr = ending.stderr.decode(errors="replace")
-    return {"status": status, "error": Failure(stage=stage, message=message, stderr=stderr)}
-
-
-def _heard(said: bytes) -> tuple[str, dict[str, Any]]:
-    """The last stage, and the last message with a ``result`` or ``failed``, {} where none came."""
-    stage, answer = "start", {}
-    for line in said.split(b"\n")[:-1]:  # behind the last newline is what was cut short
-        try:
-            message = from_json(line, allow_inf_nan=False)
-        except ValueError:  # the user's code wrote on a descriptor that it does not own
-            continue
-        if isinstance(message, dict):
-            stage = message.get("stage", stage)
-            if any(isinstance(message.get(name), dict) for name in ("result", "failed")):
-                answer = message
-    return stage, answer
-
-
-def _fate(
-    ending: _Ending, timeout_s: float, killed: Sequence[str], *, counted: bool
-) -> tuple[Status, str]:
-    """A status and a sentence for how a process ended.
-
-    ``killed`` lists the counters of kills for memory that rose meanwhile; ``counted`` says whether
-    there are any to be read.
-    """
-    if ending.timed_out:
-        return "timeout", f"it was killed after {timeout_s:g} s"
-    if ending.exit is None:
-        return "crash", f"it could not be started: {ending.refused}"
-    if ending.exit >= 0:
-        return "crash", f"it ended with exit code {ending.exit} and no result"
-    number = -ending.exit
-    if number == signal.SIGKILL and killed:
-        return "oom_host", f"the kernel killed it for memory ({killed[0]} counts it)"
-    if number == signal.SIGKILL and not counted:
-        return "oom_host", (
-            "it was killed (SIGKILL), for memory it seems: no counter of the kernel's kills can "
-            "be read here"
-        )
-    if number == signal.SIGABRT and b"std::bad_alloc" in ending.stderr:
-        return "oom_host", "it aborted for want of memory (std::bad_alloc)"
-    names = {member.value: member.name for member in signal.Signals}
-    return "crash", f"it died of {names.get(number, f'signal {number}')}"
-
-
-def _oom_kills() -> dict[str, int]:
-    """How often the kernel has killed for memory, by the file that says so."""
-    sources = [Path("/proc/vmstat")]
-    for folder in cgroup_folders("memory"):
-        sources += [folder / "memory.events", folder / "memory.oom_control"]
-    counts = {}
-    for source in sources:
-        with contextlib.suppress(OSError):
-            for line in source.read_text().splitlines():
-                if line.startswith("oom_kill "):
-                    counts[str(source)] = int(line.split()[1])
-    return counts
