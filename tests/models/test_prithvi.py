@@ -20,7 +20,8 @@ from penstock import open_source
 from penstock.base.errors import UsageError
 from penstock.models import footprint as models_footprint
 from penstock.models import load as models
-from penstock.models.prithvi import BANDS, Refiner, positions, prithvi_refiner
+from penstock.models.prithvi import BANDS, Refiner, prithvi_refiner
+from penstock.models.prithvi_encoder import positions
 
 from ..places import ROOT
 

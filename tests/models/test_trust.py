@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import penstock
 from penstock.base.errors import UsageError
-from penstock.models import exported, pt2
+from penstock.models import exported, input_sizes
 from penstock.models import load as model
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of files and of its compiler
@@ -410,13 +410,13 @@ def test_a_tensor_is_no_larger_than_its_bytes(plain: Path, tmp_path: Path) -> No
 )
 def test_a_size_is_linear_in_one_symbol_or_refused(text: str) -> None:
     with pytest.raises((ValueError, SyntaxError)):
-        pt2.linear(text)
+        input_sizes.linear(text)
 
 
 @given(st.integers(-9, 9), st.integers(-9, 9), st.integers(1, 99))
 def test_a_size_is_what_it_evaluates_to(a: int, b: int, s: int) -> None:
     told = f"Add(Mul(Integer({a}), Symbol('s7', positive=True, integer=True)), Integer({b}))"
-    found_a, symbol, found_b = pt2.linear(told)
+    found_a, symbol, found_b = input_sizes.linear(told)
     assert found_a * s + found_b == a * s + b
     assert symbol == ("s7" if a else "")
 
@@ -430,7 +430,7 @@ def test_a_condition_is_what_it_evaluates_to(rows: int, columns: int) -> None:
         f"2 <= {size}[2] * 2 - 1 != {size}[3]",
     ):
         want = eval(text.replace(size, "shape"), {"shape": (0, 0, rows, columns)})
-        assert bool(pt2.holds(pt2.condition(text)[0], (0, 0, rows, columns))) is bool(want)
+        assert bool(input_sizes.condition(text)[0]((0, 0, rows, columns))) is bool(want)
 
 
 @pytest.mark.parametrize(
@@ -438,7 +438,7 @@ def test_a_condition_is_what_it_evaluates_to(rows: int, columns: int) -> None:
 )
 def test_a_condition_is_of_sizes_or_refused(text: str) -> None:
     with pytest.raises(ValueError, match="no condition"):
-        pt2.condition(text)
+        input_sizes.condition(text)
 
 
 # --- TorchScript ---------------------------------------------------------------------------------

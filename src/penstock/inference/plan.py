@@ -1,8 +1,8 @@
 """Everything known before a byte moves: counts, bytes, amplifications, memory, and the refusal.
 
 A `Plan` is arithmetic on shapes. It opens nothing and reads nothing; `facts` gathers what it must
-know, and `run` carries it out. A job that cannot fit is refused here, with the two numbers and the flag
-that would mend it.
+know, and `run` carries it out. A job that cannot fit is refused here, with the two numbers and the
+flag that would mend it.
 """
 
 from __future__ import annotations

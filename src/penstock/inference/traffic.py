@@ -135,10 +135,10 @@ def open_peak(geometry: Geometry) -> int:
     ``before * all + here * opened`` of a plane, ``unclosed`` likewise, and `_most` goes from axis
     to axis with nothing but their three factors.
     """
-    return _most(1, 1, -1, [_progress(geometry, axis) for axis in range(3)])
+    return _most(1, 1, -1, [_units_along(geometry, axis) for axis in range(3)])
 
 
-class Progress(NamedTuple):
+class UnitsAlong(NamedTuple):
     """Units along an axis at each of its blocks: arrays of shape (blocks,), in voxels."""
 
     whole: Ints
@@ -152,20 +152,20 @@ class Progress(NamedTuple):
     closing: Ints
     """Length of those that this block is the last to touch."""
 
-    def kinds(self) -> Iterator[tuple[int, int, Progress]]:
+    def kinds(self) -> Iterator[tuple[int, int, UnitsAlong]]:
         """(opening, closing, the blocks with these two): few kinds, however many blocks."""
         pairs = np.stack((self.opening, self.closing), axis=1)
         kinds, which = np.unique(pairs, axis=0, return_inverse=True)
         for i, (opening, closing) in enumerate(kinds.tolist()):
             rows = which.ravel() == i
-            yield opening, closing, Progress(*(column[rows] for column in self))
+            yield opening, closing, UnitsAlong(*(column[rows] for column in self))
 
 
-def _most(opened: int, unclosed: int, whole: int, axes: Sequence[Progress]) -> int:
+def _most(opened: int, unclosed: int, whole: int, axes: Sequence[UnitsAlong]) -> int:
     """The most, over all blocks, of a sum of three volumes of units, each times a factor."""
     units, *rest = axes
 
-    def of_all(blocks: Progress) -> Ints:
+    def of_all(blocks: UnitsAlong) -> Ints:
         return opened * blocks.before + unclosed * blocks.after + whole * blocks.whole
 
     if not rest:
@@ -177,7 +177,7 @@ def _most(opened: int, unclosed: int, whole: int, axes: Sequence[Progress]) -> i
     )
 
 
-def _progress(geometry: Geometry, axis: int) -> Progress:
+def _units_along(geometry: Geometry, axis: int) -> UnitsAlong:
     low = geometry.domain.start[axis]
     regions = Spans(*geometry.regions_along(axis))
     units = Spans(*replace(geometry, region=geometry.unit).regions_along(axis))
@@ -191,7 +191,7 @@ def _progress(geometry: Geometry, axis: int) -> Progress:
     opening, closing = np.zeros_like(region), np.zeros_like(region)
     np.add.at(opening, first, units.length)
     np.add.at(closing, last, units.length)
-    return Progress(
+    return UnitsAlong(
         whole=regions.length[region],
         before=np.cumsum(opening) - opening - (regions.start[region] - low),
         opening=opening,

@@ -93,7 +93,7 @@ def points_of(found: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
     }
 
 
-class Stack(parts.transform.GeneralizedRCNNTransform):  # type: ignore[misc]
+class Padding(parts.transform.GeneralizedRCNNTransform):  # type: ignore[misc]
     """Images to one batch, their sides padded to whole strides, and nothing rescaled."""
 
     def resize(self, image: Tensor, target: Target | None = None) -> tuple[Tensor, Target | None]:
@@ -289,5 +289,5 @@ def make_detector(
         nms_thresh=nms_threshold,
         detections_per_img=most_detections,
     )
-    transform = Stack(1, 1, [0.0] * in_channels, [1.0] * in_channels)
+    transform = Padding(1, 1, [0.0] * in_channels, [1.0] * in_channels)
     return Detector(in_channels, features, proposals, heads, transform)

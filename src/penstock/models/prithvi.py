@@ -3,8 +3,8 @@
     x ─ patches ─ blocks ⋯ blocks ─ norm ─ ConvNeXt head ─ decoder ─ + ─ y
         └───── frozen, LoRA in attention ─────┘ └──── trained ────┘  x
 
-The encoder is the vision transformer of the public Prithvi-EO checkpoints, of one frame: its
-parameters have their names and shapes, so they load (`Refiner.from_public`). All of it is frozen.
+The encoder is that of the public Prithvi-EO checkpoints, so they load (`Refiner.from_public`). All
+of it is frozen.
 What learns is small: low-rank adapters on the attention, a head of ConvNeXt blocks on the grid of
 patches, and a decoder that doubles its sides until they are the tile's again.
 
@@ -23,23 +23,21 @@ their halo; they can be softened, never removed.
 References: https://github.com/NASA-IMPACT/Prithvi-EO-2.0, and ``prithvi_mae.py`` of
 https://github.com/terrastackai/terratorch for names, positions and order of operations.
 
-Tensors are named by shape: B batch, C channels, Y X pixels or patches, N tokens (patches and one
-more, for the class), H heads, D channels of a head.
+Tensors are named by shape: B batch, C channels, Y X pixels or patches.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from ..base import UsageError
+from .prithvi_encoder import Attention, Encoder, FrozenLinear, Size
 
 SizeName = Literal["tiny", "100m", "300m", "600m"]
 
@@ -47,233 +45,12 @@ BANDS = ("B02", "B03", "B04", "B05", "B06", "B07")
 """Of the public checkpoints, in their order: blue, green, red, narrow infrared and two short-wave
 infrared, as Harmonized Landsat and Sentinel-2 names them."""
 
-TRAINED_SIDE = 224
-"""Pixels on a side of the images of the pretraining: checkpoints hold positions of its patches."""
-
-
-@dataclass(frozen=True)
-class Size:
-    """What the four sizes differ in."""
-
-    width: int
-    depth: int
-    heads: int
-    patch: int
-    head_width: int
-
-
 SIZES: Mapping[str, Size] = {
     "tiny": Size(width=192, depth=12, heads=3, patch=16, head_width=128),
     "100m": Size(width=768, depth=12, heads=12, patch=16, head_width=256),
     "300m": Size(width=1024, depth=24, heads=16, patch=16, head_width=256),
     "600m": Size(width=1280, depth=32, heads=16, patch=14, head_width=320),
 }
-
-
-class _Int8Linear(torch.autograd.Function):
-    """A linear layer with 8-bit weights, made floats for the moment of each product.
-
-    Left to itself, autograd would keep the floats from the forward to the backward, which is the
-    memory that 8 bits are to save.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-        ctx.save_for_backward(weight, scale)
-        return F.linear(x, _floats(weight, scale, x.dtype), bias)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        weight, scale = ctx.saved_tensors
-        return grad @ _floats(weight, scale, grad.dtype), None, None, None
-
-
-def _floats(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    return weight.to(dtype) * scale.to(dtype)[:, None]
-
-
-def _int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows as whole numbers from -127 to 127, and what each row is to be multiplied by."""
-    weight = weight.float()
-    scale = weight.abs().amax(dim=1).clamp(min=1e-12) / 127
-    return (weight / scale[:, None]).round().to(torch.int8), scale
-
-
-class FrozenLinear(nn.Module):
-    """A linear layer that is not trained, ``y = W x + b``; with LoRA, ``+ alpha / rank * B A x``.
-
-    https://arxiv.org/abs/2106.09685
-    """
-
-    lora_a: Tensor | None
-    lora_b: Tensor | None
-    scale: Tensor | None
-
-    def __init__(self, taken: int, given: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(given, taken), requires_grad=False)
-        self.bias = nn.Parameter(torch.zeros(given), requires_grad=False)
-        nn.init.xavier_uniform_(self.weight)
-        self.register_parameter("lora_a", None)
-        self.register_parameter("lora_b", None)
-        self.register_buffer("scale", None)
-
-    def adapt(self, rank: int, alpha: float) -> None:
-        """Add adapters that learn. B begins as zero, so the layer begins as it was."""
-        given, taken = self.weight.shape
-        self.lora_a = nn.Parameter(torch.empty(rank, taken))
-        self.lora_b = nn.Parameter(torch.zeros(given, rank))
-        self.lora_strength = alpha / rank
-        nn.init.kaiming_uniform_(self.lora_a, a=math.sqrt(5))
-
-    def quantise(self) -> None:
-        """Keep the weights in 8 bits, each row with a scale; products stay in the input's dtype."""
-        weight, self.scale = _int8(self.weight)
-        self.weight = nn.Parameter(weight, requires_grad=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor
-        if self.scale is None:
-            y = F.linear(x, self.weight, self.bias)
-        else:
-            y = _Int8Linear.apply(x, self.weight, self.scale, self.bias)  # type: ignore[no-untyped-call]
-        if self.lora_a is None or self.lora_b is None:
-            return y
-        return y + self.lora_strength * F.linear(F.linear(x, self.lora_a), self.lora_b)
-
-    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-        weight = state.get(f"{prefix}weight")
-        if self.scale is not None and weight is not None and weight.is_floating_point():
-            state[f"{prefix}weight"], state[f"{prefix}scale"] = _int8(weight)
-        super()._load_from_state_dict(state, prefix, *rest)
-
-
-class PatchEmbed(nn.Module):
-    """Each patch of one frame as a token."""
-
-    def __init__(self, bands: int, width: int, patch: int) -> None:
-        super().__init__()
-        sides = (1, patch, patch)
-        self.proj = nn.Conv3d(bands, width, sides, stride=sides)
-        nn.init.xavier_uniform_(self.proj.weight.view(width, -1))
-        nn.init.zeros_(self.proj.bias)  # type: ignore[arg-type]
-
-    def forward(self, x_BCYX: Tensor) -> Tensor:
-        tokens_BNC: Tensor = self.proj(x_BCYX.unsqueeze(2)).flatten(2).transpose(1, 2)
-        return tokens_BNC
-
-
-class Attention(nn.Module):
-    """Every token takes from all tokens."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.qkv = FrozenLinear(width, 3 * width)
-        self.proj = FrozenLinear(width, width)
-
-    def forward(self, x_BNC: Tensor) -> Tensor:
-        qkv_BNC: Tensor = self.qkv(x_BNC)
-        q_BHND, k_BHND, v_BHND = (
-            part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in qkv_BNC.chunk(3, dim=2)
-        )
-        y_BHND = F.scaled_dot_product_attention(q_BHND, k_BHND, v_BHND)
-        y_BNC: Tensor = self.proj(y_BHND.transpose(1, 2).flatten(2))
-        return y_BNC
-
-
-class Mlp(nn.Module):
-    """Each token by itself, four times as wide in between."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.fc1 = FrozenLinear(width, 4 * width)
-        self.fc2 = FrozenLinear(4 * width, width)
-
-    def forward(self, x_BNC: Tensor) -> Tensor:
-        y_BNC: Tensor = self.fc2(F.gelu(self.fc1(x_BNC)))
-        return y_BNC
-
-
-class Block(nn.Module):
-    """Attention, then the MLP, each on normalised tokens and added to them."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.norm1 = nn.LayerNorm(width)
-        self.attn = Attention(width, heads)
-        self.norm2 = nn.LayerNorm(width)
-        self.mlp = Mlp(width)
-
-    def forward(self, x_BNC: Tensor) -> Tensor:
-        x_BNC = x_BNC + self.attn(self.norm1(x_BNC))
-        y_BNC: Tensor = x_BNC + self.mlp(self.norm2(x_BNC))
-        return y_BNC
-
-
-class Encoder(nn.Module):
-    """An image as features of its patches. Nothing in it learns but adapters added later."""
-
-    pos_embed: Tensor
-
-    def __init__(self, size: Size, bands: int) -> None:
-        super().__init__()
-        self.patch = size.patch
-        self.grid = TRAINED_SIDE // size.patch
-        self.checkpointing = False
-        self.cls_token = nn.Parameter(torch.empty(1, 1, size.width))
-        nn.init.normal_(self.cls_token, std=0.02)
-        self.register_buffer("pos_embed", positions(size.width, self.grid)[None])
-        self.patch_embed = PatchEmbed(bands, size.width, size.patch)
-        self.blocks = nn.ModuleList(Block(size.width, size.heads) for _ in range(size.depth))
-        self.norm = nn.LayerNorm(size.width)
-        self.requires_grad_(False)
-
-    def forward(self, x_BCYX: Tensor) -> Tensor:
-        """Shape (B, bands, Y, X) to (B, width, Y / patch, X / patch)."""
-        rows, columns = (side // self.patch for side in x_BCYX.shape[2:])
-        patches_BNC = self.patch_embed(x_BCYX) + self._patch_positions(rows, columns)
-        first_BNC = (self.cls_token + self.pos_embed[:, :1]).expand(len(x_BCYX), -1, -1)
-        tokens_BNC = torch.cat([first_BNC, patches_BNC], dim=1)
-        for block in self.blocks:
-            if self.checkpointing and torch.is_grad_enabled():
-                # Nothing in a block is random, so there is no state of a generator to keep.
-                tokens_BNC = checkpoint(
-                    block, tokens_BNC, use_reentrant=False, preserve_rng_state=False
-                )
-            else:
-                tokens_BNC = block(tokens_BNC)
-        patches_BNC = self.norm(tokens_BNC)[:, 1:]
-        features_BCYX: Tensor = patches_BNC.transpose(1, 2).unflatten(2, (rows, columns))
-        return features_BCYX
-
-    def _patch_positions(self, rows: int, columns: int) -> Tensor:
-        """Positions of another grid lie between those of the pretraining, as in public code."""
-        table_BNC = self.pos_embed[:, 1:]
-        if (rows, columns) == (self.grid, self.grid):
-            return table_BNC
-        table_BCYX = table_BNC.transpose(1, 2).unflatten(2, (self.grid, self.grid))
-        table_BCYX = F.interpolate(table_BCYX, (rows, columns), mode="bicubic", align_corners=True)
-        return table_BCYX.flatten(2).transpose(1, 2)
-
-
-def positions(width: int, grid: int) -> Tensor:
-    """Sines and cosines of column, row and frame: 6, 6 and 4 sixteenths of the width.
-
-    A row for each patch of the grid, line by line, after a row of zeros for the class token.
-    """
-
-    def waves(places: Tensor, channels: int) -> Tensor:
-        half = channels // 2
-        rates = 10000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
-        angles = places[:, None] * rates
-        return torch.cat([angles.sin(), angles.cos()], dim=1)
-
-    places = torch.arange(grid, dtype=torch.float64)
-    columns, rows = places.repeat(grid), places.repeat_interleave(grid)
-    parts = [(columns, 6), (rows, 6), (torch.zeros_like(rows), 4)]
-    table = torch.cat([waves(place, width // 16 * part) for place, part in parts], dim=1)
-    return torch.cat([torch.zeros_like(table[:1]), table]).float()
 
 
 class ConvNeXtBlock(nn.Module):
@@ -443,12 +220,11 @@ def prithvi_refiner(
 
 def _band_indices(bands: int | Sequence[int | str]) -> tuple[int, ...]:
     asked = range(bands) if isinstance(bands, int) else bands
-    known: dict[int | str, int] = {name: i for i, name in enumerate(BANDS)}
-    known |= {i: i for i in range(len(BANDS))}
-    unknown = [band for band in asked if band not in known]
+    indices: dict[int | str, int] = {key: i for i, name in enumerate(BANDS) for key in (i, name)}
+    unknown = [band for band in asked if band not in indices]
     if unknown:
         raise UsageError(f"there is no band {unknown[0]!r}; they are {', '.join(BANDS)}, or 0 to 5")
-    chosen = tuple(known[band] for band in asked)
+    chosen = tuple(indices[band] for band in asked)
     if not 4 <= len(set(chosen)) == len(chosen):
         shown = ", ".join(BANDS[band] for band in chosen)
         raise UsageError(f"prithvi-refiner takes 4 to 6 bands, each once, not {shown or 'none'}")

@@ -14,14 +14,11 @@ torch.
 
 from __future__ import annotations
 
-import ast
 import json
-import operator
 import re
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -75,31 +72,39 @@ def open_archive(path: Path) -> Archive:
                 raise Unchecked(
                     path, f"keeps {entry.filename!r} compressed, which torch never does"
                 )
-        names = {entry.filename: entry for entry in file.infolist()}
+        names = file.namelist()
         if "serialized_exported_program.json" in names:
             return _old(path, file)
-        root = file.infolist()[0].filename.partition("/")[0]
+        root = names[0].partition("/")[0]
         inside = {name.removeprefix(f"{root}/") for name in names}
         if any(name.startswith("data/aotinductor/") for name in inside):
             raise Unchecked(path, "holds compiled machine code")
         models = [name for name in inside if name.startswith("models/")]
         if models != ["models/model.json"]:
             raise ValueError(f"it holds {len(models)} programs, not one")
-        tensors: dict[str, Mapping[str, Any]] = {}
-        entries: dict[str, str] = {}
-        for folder in ("weights", "constants"):
-            if f"data/{folder}/model.pt" in inside:
-                raise Unchecked(path, f"keeps its {folder} in a pickle")
-            config = _json(file, f"{root}/data/{folder}/model_{folder}_config.json")["config"]
-            for name, payload in config.items():
-                where = payload["path_name"]
-                if payload["use_pickle"] or not re.fullmatch(r"(weight|tensor)_\d+", where):
-                    raise Unchecked(path, f"keeps {name!r} as a pickled object")
-                if name in tensors:
-                    raise ValueError(f"it holds {name!r} twice")
-                tensors[name] = payload
-                entries[name] = f"{root}/data/{folder}/{where}"
+        tensors, entries = _tensors(path, file, root, inside)
         return Archive(path, _json(file, f"{root}/models/model.json"), tensors, [], entries)
+
+
+def _tensors(
+    path: Path, file: zipfile.ZipFile, root: str, inside: Collection[str]
+) -> tuple[dict[str, Mapping[str, Any]], dict[str, str]]:
+    """What is known of each tensor, and the entry that holds it, by its name."""
+    tensors: dict[str, Mapping[str, Any]] = {}
+    entries: dict[str, str] = {}
+    for folder in ("weights", "constants"):
+        if f"data/{folder}/model.pt" in inside:
+            raise Unchecked(path, f"keeps its {folder} in a pickle")
+        config = _json(file, f"{root}/data/{folder}/model_{folder}_config.json")["config"]
+        for name, payload in config.items():
+            where = payload["path_name"]
+            if payload["use_pickle"] or not re.fullmatch(r"(weight|tensor)_\d+", where):
+                raise Unchecked(path, f"keeps {name!r} as a pickled object")
+            if name in tensors:
+                raise ValueError(f"it holds {name!r} twice")
+            tensors[name] = payload
+            entries[name] = f"{root}/data/{folder}/{where}"
+    return tensors, entries
 
 
 def _old(path: Path, file: zipfile.ZipFile) -> Archive:
@@ -128,7 +133,6 @@ def _json(file: zipfile.ZipFile, name: str) -> Any:
 
 NAME = re.compile(r"[A-Za-z0-9_\-]+(\.[A-Za-z0-9_\-]+)*")
 """A parameter or buffer in its submodules."""
-WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 TEXT = re.compile(r"[A-Za-z0-9_ ,.>\-]{0,200}")
 """A mode, a rounding or the equation of an einsum."""
 OPERATOR = re.compile(r"torch\.ops\.aten\.([a-z0-9_]+)\.([A-Za-z0-9_]+)")
@@ -203,143 +207,3 @@ which reach files or memory that is not theirs."""
 
 def is_operator(name: str) -> bool:
     return name in OPERATORS or name.removesuffix("_") in OPERATORS
-
-
-Linear = tuple[int, str, int]
-"""``(a, s, b)`` is the size ``a * s + b``; ``s`` is empty where it is ``b``."""
-
-
-def linear(text: str) -> Linear:
-    """A size as torch writes it, such as ``Mul(Integer(2), Symbol('s0', integer=True))``.
-
-    Raises `ValueError` for anything else.
-
-    >>> linear("Add(Mul(Integer(2), Symbol('s0', integer=True)), Integer(1))")
-    (2, 's0', 1)
-    """
-    return _linear(ast.parse(text, mode="eval").body)
-
-
-def _linear(node: ast.expr) -> Linear:
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return 0, "", node.value
-    if isinstance(node, ast.Name):
-        return 1, node.id, 0
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult):
-        return _joined(isinstance(node.op, ast.Add), [node.left, node.right])
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        if node.func.id in ("Add", "Mul") and not node.keywords:
-            return _joined(node.func.id == "Add", node.args)
-        first = node.args[0] if node.args else None
-        if node.func.id == "Integer" and isinstance(first, ast.Constant | ast.UnaryOp):
-            return 0, "", int(ast.literal_eval(first))
-        symbol = str(first.value) if isinstance(first, ast.Constant) else ""
-        if node.func.id == "Symbol" and WORD.fullmatch(symbol):
-            return 1, symbol, 0
-    raise ValueError(f"{ast.unparse(node)!r} is no size")
-
-
-def _joined(added: bool, parts: Sequence[ast.expr]) -> Linear:
-    a, symbol, b = (0, "", 0) if added else (0, "", 1)
-    for part in parts:
-        c, other, d = _linear(part)
-        if symbol and other and (not added or symbol != other):
-            raise ValueError("a size of two symbols")
-        a, b = (a + c, b + d) if added else (a * d + c * b, b * d)
-        symbol = symbol or other
-    return a, symbol if a else "", b
-
-
-_BINARY: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Mod: operator.mod,
-    ast.FloorDiv: operator.floordiv, ast.Eq: operator.eq, ast.NotEq: operator.ne,
-    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
-}  # fmt: skip
-_UNARY: dict[type, Callable[[Any], Any]] = {ast.USub: operator.neg, ast.Not: operator.not_}
-_SIZE = re.compile(r"L\[[^\]]*\](\[\d+\])*\.size\(\)\[(\d+)\]")
-"""An extent of the input, however torch calls that."""
-
-
-@lru_cache(maxsize=256)
-def condition(text: str) -> tuple[ast.expr, str]:
-    """A condition on the sizes of the one input, such as ``L['x'].size()[2] % 8 == 0``, parsed.
-
-    Raises `ValueError` where it asks for anything else.
-    """
-    told = _SIZE.sub(r"SIZE[\2]", text)
-    node = ast.parse(told, mode="eval").body
-    _check_condition(node)
-    return node, re.sub(r"SIZE\[(\d+)\]", r"extent \1", told)
-
-
-def _check_condition(node: ast.expr) -> None:
-    inner: Sequence[ast.expr]
-    if isinstance(node, ast.Constant):
-        if type(node.value) is int:
-            return
-        inner = ()
-    elif isinstance(node, ast.Subscript) and ast.unparse(node.value) == "SIZE":
-        inner = (node.slice,)
-    elif isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
-        inner = (node.left, node.right)
-    elif isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY:
-        inner = (node.operand,)
-    elif isinstance(node, ast.Compare) and all(type(op) in _BINARY for op in node.ops):
-        inner = (node.left, *node.comparators)
-    elif isinstance(node, ast.BoolOp):
-        inner = node.values
-    else:
-        inner = ()
-    if not inner:
-        raise ValueError(f"{ast.unparse(node)!r} is no condition on sizes")
-    for part in inner:
-        _check_condition(part)
-
-
-def holds(node: ast.expr, shape: Sequence[int]) -> Any:
-    """The value of a condition for an input of a shape."""
-    if isinstance(node, ast.Constant):
-        return node.value
-    if isinstance(node, ast.Subscript):
-        return shape[holds(node.slice, shape)]
-    if isinstance(node, ast.BinOp):
-        return _BINARY[type(node.op)](holds(node.left, shape), holds(node.right, shape))
-    if isinstance(node, ast.UnaryOp):
-        return _UNARY[type(node.op)](holds(node.operand, shape))
-    if isinstance(node, ast.Compare):
-        values = [holds(part, shape) for part in (node.left, *node.comparators)]
-        pairs = zip(node.ops, values, values[1:], strict=False)
-        return all(_BINARY[type(op)](one, other) for op, one, other in pairs)
-    assert isinstance(node, ast.BoolOp)
-    every = all if isinstance(node.op, ast.And) else any
-    return every(holds(part, shape) for part in node.values)
-
-
-def fits(
-    x: Any,
-    wanted: Sequence[Linear],
-    limits: Sequence[tuple[str, int | None, int | None]],
-    conditions: Sequence[str],
-) -> Any:
-    """The input tensor itself, where its sizes are those that the program was exported for."""
-    if len(x.shape) != len(wanted):
-        raise ValueError(f"the program was exported for {len(wanted)} axes, not {len(x.shape)}")
-    known: dict[str, int] = {}
-    for axis, ((a, symbol, b), size) in enumerate(zip(wanted, x.shape, strict=True)):
-        if not symbol:
-            if size != b:
-                raise ValueError(f"the program was exported for {b} along axis {axis}, not {size}")
-            continue
-        whole, rest = divmod(size - b, a)
-        if rest or known.setdefault(symbol, whole) != whole:
-            raise ValueError(f"the program was not exported for {size} along axis {axis}")
-    for symbol, least, most in limits:
-        # Torch says "at least 2" of every size that may vary, and takes 0 and 1 as well.
-        low = least if least is not None and least > 2 else 0
-        if known[symbol] < low or (most is not None and known[symbol] > most):
-            raise ValueError(f"the program takes {low} to {most} as {symbol}, not {known[symbol]}")
-    for text in conditions:
-        node, told = condition(text)
-        if not holds(node, x.shape):
-            raise ValueError(f"the program was exported for inputs of which {told}")
-    return x

@@ -1,0 +1,141 @@
+"""What must hold of the sizes of a program's input: as torch wrote it, read without evaluating it.
+
+Sizes are linear in one symbol, conditions compare sizes by arithmetic. All else is a `ValueError`.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+_SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+Linear = tuple[int, str, int]
+"""``(a, s, b)`` is the size ``a * s + b``; ``s`` is empty where it is ``b``."""
+
+
+def linear(text: str) -> Linear:
+    """A size as torch writes it, such as ``Mul(Integer(2), Symbol('s0', integer=True))``.
+
+    Raises `ValueError` for anything else.
+
+    >>> linear("Add(Mul(Integer(2), Symbol('s0', integer=True)), Integer(1))")
+    (2, 's0', 1)
+    """
+    return _linear(ast.parse(text, mode="eval").body)
+
+
+def _linear(node: ast.expr) -> Linear:
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return 0, "", node.value
+    if isinstance(node, ast.Name):
+        return 1, node.id, 0
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult):
+        return _joined(isinstance(node.op, ast.Add), [node.left, node.right])
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        if node.func.id in ("Add", "Mul") and not node.keywords:
+            return _joined(node.func.id == "Add", node.args)
+        first = node.args[0] if node.args else None
+        if node.func.id == "Integer" and isinstance(first, ast.Constant | ast.UnaryOp):
+            return 0, "", int(ast.literal_eval(first))
+        symbol = str(first.value) if isinstance(first, ast.Constant) else ""
+        if node.func.id == "Symbol" and _SYMBOL.fullmatch(symbol):
+            return 1, symbol, 0
+    raise ValueError(f"{ast.unparse(node)!r} is no size")
+
+
+def _joined(added: bool, parts: Sequence[ast.expr]) -> Linear:
+    a, symbol, b = (0, "", 0) if added else (0, "", 1)
+    for part in parts:
+        c, other, d = _linear(part)
+        if symbol and other and (not added or symbol != other):
+            raise ValueError("a size of two symbols")
+        a, b = (a + c, b + d) if added else (a * d + c * b, b * d)
+        symbol = symbol or other
+    return a, symbol if a else "", b
+
+
+_BINARY: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Mod: operator.mod,
+    ast.FloorDiv: operator.floordiv, ast.Eq: operator.eq, ast.NotEq: operator.ne,
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+}  # fmt: skip
+_UNARY: dict[type, Callable[[Any], Any]] = {ast.USub: operator.neg, ast.Not: operator.not_}
+_SIZE = re.compile(r"L\[[^\]]*\](\[\d+\])*\.size\(\)\[(\d+)\]")
+"""An extent of the input, however torch calls that."""
+
+
+Condition = Callable[[Sequence[int]], Any]
+"""The value of a condition, or of a part of one, for an input of a shape."""
+
+
+@lru_cache(maxsize=256)
+def condition(text: str) -> tuple[Condition, str]:
+    """A condition on the sizes of the one input, such as ``L['x'].size()[2] % 8 == 0``, and how it
+    reads.
+
+    Raises `ValueError` where it asks for anything else.
+    """
+    plain = _SIZE.sub(r"SIZE[\2]", text)
+    return _read(ast.parse(plain, mode="eval").body), re.sub(r"SIZE\[(\d+)\]", r"extent \1", plain)
+
+
+def _read(node: ast.expr) -> Condition:
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        number = node.value
+        return lambda shape: number
+    if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "SIZE":
+        axis = _read(node.slice)
+        return lambda shape: shape[axis(shape)]
+    if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
+        binary, left, right = _BINARY[type(node.op)], _read(node.left), _read(node.right)
+        return lambda shape: binary(left(shape), right(shape))
+    if isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY:
+        unary, operand = _UNARY[type(node.op)], _read(node.operand)
+        return lambda shape: unary(operand(shape))
+    if isinstance(node, ast.Compare) and all(type(op) in _BINARY for op in node.ops):
+        compare = [_BINARY[type(op)] for op in node.ops]
+        sides = [_read(part) for part in (node.left, *node.comparators)]
+        steps = list(zip(compare, sides, sides[1:], strict=False))
+        return lambda shape: all(op(one(shape), other(shape)) for op, one, other in steps)
+    if isinstance(node, ast.BoolOp):
+        every = all if isinstance(node.op, ast.And) else any
+        parts = [_read(part) for part in node.values]
+        return lambda shape: every(part(shape) for part in parts)
+    raise ValueError(f"{ast.unparse(node)!r} is no condition on sizes")
+
+
+def fits(
+    x: Any,
+    wanted: Sequence[Linear],
+    limits: Sequence[tuple[str, int | None, int | None]],
+    conditions: Sequence[str],
+) -> Any:
+    """The input tensor itself, where its sizes are those that the program was exported for."""
+    if len(x.shape) != len(wanted):
+        raise ValueError(f"the program was exported for {len(wanted)} axes, not {len(x.shape)}")
+    symbols: dict[str, int] = {}
+    for axis, ((a, symbol, b), size) in enumerate(zip(wanted, x.shape, strict=True)):
+        if not symbol:
+            if size != b:
+                raise ValueError(f"the program was exported for {b} along axis {axis}, not {size}")
+            continue
+        whole, rest = divmod(size - b, a)
+        if rest or symbols.setdefault(symbol, whole) != whole:
+            raise ValueError(f"the program was not exported for {size} along axis {axis}")
+    for symbol, least, most in limits:
+        # Torch says "at least 2" of every size that may vary, and takes 0 and 1 as well.
+        low = least if least is not None and least > 2 else 0
+        if symbols[symbol] < low or (most is not None and symbols[symbol] > most):
+            raise ValueError(
+                f"the program takes {low} to {most} as {symbol}, not {symbols[symbol]}"
+            )
+    for text in conditions:
+        holds, shown = condition(text)
+        if not holds(x.shape):
+            raise ValueError(f"the program was exported for inputs of which {shown}")
+    return x
