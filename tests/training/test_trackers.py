@@ -33,8 +33,7 @@ from penstock.base.errors import Incomplete, MissingDependency, PenstockError, U
 from penstock.base.files import lock_file
 from penstock.cli import main
 from penstock.training.loop import train_workload
-from penstock.training.tracking import events, trackers
-from penstock.training.tracking import follow, tell
+from penstock.training.tracking import events, follow, tell, trackers
 
 from ..places import ROOT
 from .comet_cloud import HOST, Cloud
