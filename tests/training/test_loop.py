@@ -42,7 +42,7 @@ from penstock.training.loop import train_workload
 from penstock.training.ranks import Stop
 from penstock.training.step import Stepper
 from penstock.training.step_log import StepLog
-from penstock.training.workloads import find
+from penstock.training.workloads import make_workload
 from penstock.training.workloads.spiral import Spiral, spirals
 
 SMALL = {"num_samples": 203, "batch_size": 8, "epochs": 3, "hidden_dims": (8, 4), "device": "cpu"}
@@ -888,4 +888,6 @@ def test_the_command_trains_and_tells(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_a_users_own_workload_is_found_by_name() -> None:
-    assert find("penstock.training.workloads.spiral:Spiral") is Spiral
+    assert isinstance(
+        make_workload("penstock.training.workloads.spiral:Spiral", config_of(Path("out"))), Spiral
+    )

@@ -14,12 +14,13 @@ import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 from ..base import PenstockError, TrainConfig, UsageError, death_signal, usable_cores
 from ..loading import Items, Order, Position
@@ -45,7 +46,7 @@ class TorchFeed:
             self._loader: DataLoader[Any] = DataLoader(
                 _Indexed(samples),  # type: ignore[arg-type]
                 batch_sampler=self._batches,
-                collate_fn=_Collate(workload),
+                collate_fn=partial(_collated, workload),
                 num_workers=workers,
                 persistent_workers=config.persistent_workers and workers > 0,
                 prefetch_factor=config.prefetch_factor if workers > 0 else None,
@@ -96,7 +97,7 @@ class ThreadFeed:
                 if not under_way:
                     return
                 items, reads = under_way.popleft()
-                batch = self._workload.collate([read.result() for read in reads])
+                batch = _batch(self._workload, [read.result() for read in reads])
                 yield items, _pinned(batch) if self._pin else batch
         finally:  # left early, or failed
             for _, reads in under_way:
@@ -197,12 +198,13 @@ class _Indexed:
             return index, PenstockError(str(error))
 
 
-class _Collate:
-    def __init__(self, workload: Workload) -> None:
-        self._workload = workload
+def _collated(workload: Workload, pairs: Sequence[tuple[int, Any]]) -> tuple[Items, Batch]:
+    """Items and their batch; what is wrong with one of them takes its place."""
+    indices, samples = zip(*pairs, strict=True)
+    fault = next((sample for sample in samples if isinstance(sample, PenstockError)), None)
+    return np.array(indices, np.int64), fault or _batch(workload, samples)
 
-    def __call__(self, pairs: Sequence[tuple[int, Any]]) -> tuple[Items, Batch]:
-        indices = np.array([index for index, _ in pairs], np.int64)
-        samples = [sample for _, sample in pairs]
-        fault = next((sample for sample in samples if isinstance(sample, PenstockError)), None)
-        return indices, fault or self._workload.collate(samples)
+
+def _batch(workload: Workload, samples: Sequence[Any]) -> Batch:
+    collate = getattr(workload, "collate", default_collate)
+    return collate(list(samples))

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ..base import RESULTS, MissingDependency, write_json
 from ..instruments import Clock, DeviceLaps, Laps
+from .ranks import gather
 from .step import mark_computed
 from .step_log import StepLog, memory
 
@@ -108,10 +108,7 @@ class Records(_callback()):  # type: ignore[misc]
             "memory": memory(module.device),
         }
         self._log.close()
-        every: list[Any] = [mine]
-        if trainer.world_size > 1:
-            every = [None] * trainer.world_size
-            dist.all_gather_object(every, mine)
+        every = gather(mine, trainer.world_size)
         samples, trained = sum(rank["samples"] for rank in every), self._seconds["training_s"]
         results = {
             "workload": type(module).__name__,

@@ -12,7 +12,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ..base import Incomplete, PenstockError, TrainConfig, UsageError, death_signal, write_json
+from ..base import (
+    ARGS,
+    Incomplete,
+    PenstockError,
+    TrainConfig,
+    UsageError,
+    death_signal,
+    write_json,
+)
+from ..cluster import ask_slurm, complaint_of, find_place, job_of, with_job_number
 
 WAIT_S = 60
 """When one rank has ended, the others have so long. They may have to write what became of it."""
@@ -31,8 +40,6 @@ def time_of_last_checkpoint(out: Path) -> int | None:
 def run_in_step(
     words: Sequence[str], config: TrainConfig, environ: Mapping[str, str], *, requeue: bool
 ) -> int:
-    from ..cluster import find_place, job_of
-
     if "SLURM_JOB_ID" not in environ:
         raise UsageError(
             "launch slurm runs inside a job, and SLURM_JOB_ID is not set; penstock slurm submit "
@@ -55,8 +62,6 @@ def run_in_step(
 
 def _requeue(job: str, out: Path, *, saved: bool) -> None:
     """Put a job back into the queue, unless the life before it got no further either."""
-    from ..cluster import ask_slurm, complaint_of
-
     became = "has saved" if saved else "was stopped before it had saved anything new"
     if not saved:
         now = {"job_id": job, "checkpoint": time_of_last_checkpoint(out)}
@@ -91,8 +96,6 @@ def srun(environ: Mapping[str, str]) -> list[str]:
 
 def added(config: TrainConfig, environ: Mapping[str, str]) -> list[str]:
     """What a job knows beyond the words that it was given: its number, and its life."""
-    from ..cluster import job_of
-
     out = _folder(config, environ)
     words = ["--distributed"]
     if out != config.output_dir:
@@ -104,15 +107,11 @@ def added(config: TrainConfig, environ: Mapping[str, str]) -> list[str]:
 
 def _folder(config: TrainConfig, environ: Mapping[str, str]) -> Path:
     """Of the run, with the number of its job."""
-    from ..cluster import job_of, with_job_number
-
     return Path(with_job_number(str(config.output_dir), job_of(environ)))
 
 
 def _again(config: TrainConfig, out: Path, job: str) -> list[str]:
     """How a later life of a job goes on with a run in its folder, if that is its own."""
-    from ..base import ARGS
-
     asked = _read(out / ARGS)
     launch = asked.get("launch") if isinstance(asked, dict) else None
     owner = launch.get("job_id") if isinstance(launch, dict) else None

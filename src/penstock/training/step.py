@@ -21,7 +21,7 @@ from ..base import TrainConfig
 from ..instruments import Clock, DeviceLaps, Laps
 from ..loading import Items
 from ..models import channels_last, float32_default, load_weights, recompute_activations
-from .workloads import Batch, Workload
+from .workloads import Batch, Workload, optimizer_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,8 @@ class Stepper:
             for parameter in module.parameters():
                 parameter.data = channels_last(parameter.data)
         self.module = module
-        optimizer = workload.optimizer(module)
+        own_optimizer = getattr(workload, "optimizer", None)
+        optimizer = own_optimizer(module) if own_optimizer else optimizer_of(module, config)
         net = torch.compile(module) if config.compile else module
         self._model, self._optimizer = fabric.setup(net, optimizer)
         self.parameters = sum(p.numel() for p in module.parameters())

@@ -16,7 +16,7 @@ disk hangs, is left out and counted.
 
 Every event has ``time`` (unix) and ``step`` (done when it was told). ``metrics`` are finite numbers
 by name. A run that is killed and goes on takes steps
-again: `StepsRetaken` tells which events those are.
+again: `was_retaken` tells which events those are.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -169,18 +169,14 @@ def _parsed(line: bytes) -> Event | None:
     return event if whole and {"event", "time", "step"} <= event.keys() else None
 
 
-class StepsRetaken:
-    """Which events tell of steps that the run took again after it was killed.
+def was_retaken(begins: Sequence[tuple[int, Event]], place: int, event: Event) -> bool:
+    """Whether an event tells of a step that the run took again after it was killed, by all events
+    ``begin`` and their places.
 
-    >>> StepsRetaken([(0, 0), (900, 40)]).again(500, {"event": "step", "step": 41})
+    >>> begins = [(0, {"step": 0}), (900, {"step": 40})]
+    >>> was_retaken(begins, 500, {"event": "step", "step": 41})
     True
     """
-
-    def __init__(self, begins: list[tuple[int, int]]) -> None:
-        """Of each begin its place in the file and the step that it goes on from."""
-        self._begins = begins
-
-    def again(self, place: int, event: Event) -> bool:
-        return event["event"] != "system" and any(
-            place < begin and step < event["step"] for begin, step in self._begins
-        )
+    return event["event"] != "system" and any(
+        place < at and begin["step"] < event["step"] for at, begin in begins
+    )

@@ -19,7 +19,7 @@ from typing import IO, Any
 import psutil
 
 from ...base import PenstockError, UsageError, describe, lock_file, replacing, scrub
-from .events import EVENTS, Event, StepsRetaken, begins_of, read_from
+from .events import EVENTS, Event, begins_of, read_from, was_retaken
 from .protocol import TRACKING_FOLDER
 from .trackers import TRACKERS, check_trackers
 
@@ -138,13 +138,12 @@ class _Sending:
     def __init__(
         self, out: Path, name: str, file: IO[bytes], begins: list[tuple[int, Event]]
     ) -> None:
-        self._out, self._name, self._file, self._begin = out, name, file, begins[0][1]
+        self._out, self._name, self._file, self._begins = out, name, file, begins
         places = TrackerProgress.load(out, name)
         self._tracker = TRACKERS[name](out, [each.where for each in places if each.run])
         where = self._tracker.where
         there = (each for each in places if each.where == where)
         self._progress = next(there, TrackerProgress(where))
-        self._retaken = StepsRetaken([(place, event["step"]) for place, event in begins])
         self._run, self._place = "", self._progress.sent
         self._save()
 
@@ -177,9 +176,9 @@ class _Sending:
         """Whether that was all."""
         tracker, progress = self._tracker, self._progress
         if not self._run:
-            self._run = tracker.open(self._begin, progress.run, self._keep)
+            self._run = tracker.open(self._begins[0][1], progress.run, self._keep)
             progress.run = self._run if tracker.durable else progress.run
-        tracker.send([event for at, event in events if not self._retaken.again(at, event)])
+        tracker.send([event for at, event in events if not was_retaken(self._begins, at, event)])
         self._place = place
         over = not events and not going
         if over:

@@ -11,7 +11,7 @@ is a class anywhere that Python finds, named as ``package.module:Class``.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from ...base import TrainConfig, UsageError, blaming, extension_names, find_extension
@@ -52,6 +52,14 @@ class Workload(Protocol):
 
     Random numbers are torch's, numpy's or Python's global ones and are drawn in `loss`: those are
     saved with a checkpoint, so that a run which goes on draws what it would have drawn.
+
+    A workload may also have, where what is done without them does not suit it:
+
+        optimizer(model)       its optimiser; else the one that --optimizer names
+        collate(samples)       a batch of samples; else as torch puts them together
+        feed(split, order)     the batches of ``train`` or ``val``, a `Feed`
+        feeds_by_threads       True where samples are not to be read by forked processes
+        notes, facts           sentences for the user, and what goes into the results
     """
 
     name: str
@@ -64,12 +72,6 @@ class Workload(Protocol):
 
     def model(self) -> nn.Module:
         """A new model, its weights from torch's global random numbers."""
-        ...
-
-    def optimizer(self, model: nn.Module) -> Optimizer: ...
-
-    def collate(self, samples: Sequence[Any]) -> Batch:
-        """A batch of samples."""
         ...
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
@@ -98,52 +100,36 @@ class Feed(Protocol):
 def check_workload(name: str) -> None:
     """Refuse the name of a workload that there is not, before anything of it is imported."""
     if ":" not in WORKLOADS.get(name, name) and find_extension(_GROUP, name) is None:
-        known = ", ".join(dict.fromkeys([*WORKLOADS, *extension_names(_GROUP)]))
+        names = ", ".join(dict.fromkeys([*WORKLOADS, *extension_names(_GROUP)]))
         raise UsageError(
-            f"there is no workload {name!r}; there are {known}, "
+            f"there is no workload {name!r}; there are {names}, "
             "and package.module:Class or file.py:Class"
         )
 
 
-def find(name: str) -> type[Workload]:
-    """The class of a workload of this family, or a user's ``package.module:Class`` or
-    ``file.py:Class``."""
-    with _found(name) as workload:
-        return workload
-
-
 def make_workload(name: str, config: TrainConfig) -> Workload:
     """A workload by name, with its settings."""
-    with _found(name) as workload:
-        made: Any = workload
-        return cast(Workload, made(config))
-
-
-@contextlib.contextmanager
-def _found(name: str) -> Iterator[type[Workload]]:
     check_workload(name)
     text = WORKLOADS.get(name, name)
     if ":" not in text:
-        yield _added(name)
-        return
+        return cast(Workload, _added(name)(config))
     with contextlib.ExitStack() as stack:
         try:
-            workload: type[Workload] = stack.enter_context(find_reference(text))
-        except AttributeError as error:
+            workload = stack.enter_context(find_reference(text))
+        except (AttributeError, ModuleNotFoundError) as error:
+            missing = error.name if isinstance(error, ModuleNotFoundError) else text
+            if missing is None or not text.startswith(missing):
+                raise  # of what the module of the workload imports
             raise UsageError(f"there is no workload {name!r}: {error}") from error
-        except ModuleNotFoundError as error:
-            if error.name is None or not text.startswith(error.name):
-                raise
-            raise UsageError(f"there is no workload {name!r}: {error}") from error
-        yield workload
+        return cast(Workload, workload(config))
 
 
-def _added(name: str) -> type[Workload]:
+def _added(name: str) -> Callable[[TrainConfig], Any]:
     """The class of a workload that another package adds."""
     entry = find_extension(_GROUP, name)
     assert entry is not None
     with blaming(entry, f"workload {name}"):
-        workload: type[Workload] = entry.load()
+        workload: Callable[[TrainConfig], Any] = entry.load()
         if not callable(workload):
             raise UsageError(f"workload {name}: {workload!r:.80} is no class")
         return workload

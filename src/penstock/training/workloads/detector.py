@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from ...base import TrainConfig, UsageError, XView3Rules
 from ...data import (
@@ -41,7 +40,7 @@ from ...data import (
     shoreline_path,
 )
 from ...models import COMPILED, NOTE, make_detector, points_of, targets_of, torchvision
-from . import Answer, optimizer_of
+from . import Answer
 
 RULES = XView3Rules(drop_low_detect=True, costly_dist=True)
 """Those of the challenge's leaderboard."""
@@ -81,9 +80,6 @@ class Detector:
     def model(self) -> nn.Module:
         net: nn.Module = make_detector(self.in_channels, self.config.backbone)
         return net
-
-    def optimizer(self, model: nn.Module) -> Optimizer:
-        return optimizer_of(model, self.config)
 
     def collate(self, samples: Sequence[Any]) -> Any:
         images, targets, places = zip(*samples, strict=True)

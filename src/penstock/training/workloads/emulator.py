@@ -17,14 +17,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from ...base import TrainConfig, UsageError
 from ...data import Packed, PackedArray, num_shared_samples, open_dataset
 from ...loading import Items, Loader, Order
 from ...models import Emulator as MeshNet
 from ...models import latitudes
-from . import Answer, optimizer_of
+from . import Answer
 
 MERIDIONAL = {"v", "v10", "vgrd", "vgrd10m"}
 """Variables that point northward, and change their sign when the globe is held to a mirror."""
@@ -97,12 +96,6 @@ class Emulator:
             mirrored=(_mirrored(self.inputs), _mirrored(self.targets)),
             rows=rows,
         )
-
-    def optimizer(self, model: nn.Module) -> Optimizer:
-        return optimizer_of(model, self.config)
-
-    def collate(self, samples: Sequence[Any]) -> Any:
-        raise NotImplementedError("the emulator's batches come from its feed")
 
     def feed(self, split: str, order: Order) -> LoaderFeed:
         pieces = self.config.chunks_per_epoch if split == "train" else None

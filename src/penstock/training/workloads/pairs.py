@@ -20,14 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.optim import Optimizer
-from torch.utils.data import default_collate
 
 from ...base import TrainConfig, UsageError
 from ...data import AXES, Box, Histogram, Scaling, Source, open_source
 from ...loading import PatchGrid
 from ...models import load_model
-from . import Answer, optimizer_of
+from . import Answer
 
 _VAL = 0.15
 """Share of the array that is held back, at least."""
@@ -81,12 +79,6 @@ class Pairs:
 
     def model(self) -> nn.Module:
         return self._model.module
-
-    def optimizer(self, model: nn.Module) -> Optimizer:
-        return optimizer_of(model, self.config)
-
-    def collate(self, samples: Sequence[Any]) -> Any:
-        return default_collate(list(samples))
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Mapping[str, Tensor]]:
         made, target = self._made(model, batch)

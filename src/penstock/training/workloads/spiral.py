@@ -15,11 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.optim import Optimizer
-from torch.utils.data import TensorDataset, default_collate
+from torch.utils.data import TensorDataset
 
 from ...base import TrainConfig
-from . import Answer, optimizer_of
+from . import Answer
 
 _TRAIN, _VAL = 0.70, 0.15
 """Shares of the points; the rest are held out of both, as in the seed."""
@@ -41,12 +40,6 @@ class Spiral:
 
     def model(self) -> nn.Module:
         return mlp(self.config.hidden_dims, self.config.dropout)
-
-    def optimizer(self, model: nn.Module) -> Optimizer:
-        return optimizer_of(model, self.config)
-
-    def collate(self, samples: Sequence[Any]) -> Any:
-        return default_collate(list(samples))
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Mapping[str, Tensor]]:
         points, classes = batch
