@@ -32,9 +32,9 @@ from penstock.data.scenes.rasters import NODATA
 from penstock.data.scenes.windows import Cut
 from penstock.models.detector import make_detector
 from penstock.training.loop import train_workload
-from penstock.training.predict import Done, predict_scenes
+from penstock.training.predict import PredictionSummary, predict_scenes
 from penstock.training.ranks import device_of
-from penstock.training.workloads.detector import Detector
+from penstock.training.workloads.detector import DetectorWorkload
 
 SIZE, CHIP, OVERLAP = "200", "128", "32"
 
@@ -70,7 +70,7 @@ def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def predicted(run: Path, root: Path, out: Path, **changes: Any) -> Done:
+def predicted(run: Path, root: Path, out: Path, **changes: Any) -> PredictionSummary:
     settings = {"data_root": root, "output": out, "device": "cpu", "batch_size": 3}
     return predict_scenes(run / "best_model.pth", build(PredictConfig, settings, changes))
 
@@ -80,7 +80,7 @@ def test_a_scene_gives_what_its_chips_give(data: Path, run: Path, tmp_path: Path
     """The other way to the same: cut into chips, stored, read by number, joined by the workload."""
     out = tmp_path / "p.csv"
     done = predicted(run, data / "data" / "validation", out, score_threshold=0.05)
-    workload = Detector(config_of(data, tmp_path))
+    workload = DetectorWorkload(config_of(data, tmp_path))
     net = workload.model()
     net.load_state_dict(torch.load(run / "best_model.pth", weights_only=True))
     net.eval()

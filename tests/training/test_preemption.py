@@ -23,7 +23,7 @@ from penstock.base.config.knobs import build
 from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
 from penstock.base.errors import Incomplete
 from penstock.training.loop import train_workload
-from penstock.training.workloads.emulator import Emulator
+from penstock.training.workloads.emulator import EmulatorWorkload
 from penstock.training.workloads.pairs import Pairs
 from penstock.training.workloads.spiral import Spiral
 
@@ -64,7 +64,7 @@ class StruckPairs(Struck, Pairs):
     """Fed by threads."""
 
 
-class StruckEmulator(Struck, Emulator):
+class StruckEmulator(Struck, EmulatorWorkload):
     """Fed by the loader."""
 
 

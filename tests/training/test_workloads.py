@@ -28,7 +28,7 @@ from penstock.data.packed.format import ArrayLayout
 from penstock.data.packed.write import write_dataset
 from penstock.models.emulator import Messages, emulator, graph_of, grid_points, icosphere, nearest
 from penstock.training.loop import train_workload
-from penstock.training.workloads.emulator import Emulator, last_seen
+from penstock.training.workloads.emulator import EmulatorWorkload, last_seen
 
 from ..places import SHARED
 from .test_loop import torchrun
@@ -182,7 +182,7 @@ def test_an_epoch_in_pieces_is_the_same_epoch(
 
 
 def test_a_net_that_says_nothing_is_persistence(roots: dict[str, Path], tmp_path: Path) -> None:
-    workload = Emulator(settings_of(roots, tmp_path))
+    workload = EmulatorWorkload(settings_of(roots, tmp_path))
     model = workload.model()
     assert workload.names == ["a", "v_500"]
     assert workload.last == [1, 2]
@@ -202,7 +202,7 @@ def test_a_net_that_says_nothing_is_persistence(roots: dict[str, Path], tmp_path
 
 
 def test_meridional_winds_are_turned_in_the_south(roots: dict[str, Path], tmp_path: Path) -> None:
-    model: Any = Emulator(settings_of(roots, tmp_path)).model()
+    model: Any = EmulatorWorkload(settings_of(roots, tmp_path)).model()
     assert model.turned_in[..., 0].tolist() == [[1] * 6, [1] * 6, [1, 1, 1, -1, -1, -1]]
     assert model.turned_out[..., 0].tolist() == [[1] * 6, [1, 1, 1, -1, -1, -1]]
 
@@ -285,7 +285,7 @@ if not (find_spec("torchvision") and find_spec("rasterio")):  # importing it may
 from penstock.models import torchvision_ops as vision  # noqa: E402
 from penstock.models.detector import make_detector  # noqa: E402
 from penstock.training.workloads.detector import (  # noqa: E402
-    Detector,
+    DetectorWorkload,
     chosen,
     turn,
 )
@@ -421,7 +421,7 @@ def test_a_detector_is_scored_alike_on_one_rank_and_on_two(
 
 def test_perfect_answers_score_perfectly(chips: dict[str, Path], tmp_path: Path) -> None:
     """Each chip tells of all that it sees; what is not in its core is left out, none is lost."""
-    workload = Detector(detector_config(chips, tmp_path))
+    workload = DetectorWorkload(detector_config(chips, tmp_path))
 
     class Oracle:
         def __init__(self) -> None:
@@ -461,7 +461,7 @@ def test_bad_input_of_the_detector(
     changes: dict[str, Any], message: str, chips: dict[str, Path], tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        Detector(detector_config(chips, tmp_path, **changes))
+        DetectorWorkload(detector_config(chips, tmp_path, **changes))
 
 
 def test_labels_of_other_chips_are_refused(chips: dict[str, Path], tmp_path: Path) -> None:
@@ -470,14 +470,14 @@ def test_labels_of_other_chips_are_refused(chips: dict[str, Path], tmp_path: Pat
     config = detector_config(chips, tmp_path, train_label_file=other)
     other.write_text("".join(lines[:-1]))
     with pytest.raises(UsageError, match=r"its chips were cut with \d+; run penstock preprocess"):
-        Detector(config)
+        DetectorWorkload(config)
     cells = lines[2].split(",")
     cells[lines[0].split(",").index("detect_scene_row")] = "1"
     other.write_text("".join([*lines[:2], ",".join(cells), *lines[3:]]))
     with pytest.raises(UsageError, match=r"line 3: the chips of scene .* with another label there"):
-        Detector(config)
+        DetectorWorkload(config)
     with pytest.raises(UsageError, match="has no labels of scene"):
-        Detector(detector_config(chips, tmp_path, train_label_file=chips["val_label_file"]))
+        DetectorWorkload(detector_config(chips, tmp_path, train_label_file=chips["val_label_file"]))
 
 
 def test_scenes_that_chips_were_not_cut_from_are_refused(
@@ -485,20 +485,20 @@ def test_scenes_that_chips_were_not_cut_from_are_refused(
 ) -> None:
     """A root is the folder of the split, or the one above it."""
     data = chips["val_data_root"].parent
-    Detector(detector_config(chips, tmp_path, train_data_root=data, val_data_root=data))
+    DetectorWorkload(detector_config(chips, tmp_path, train_data_root=data, val_data_root=data))
     with pytest.raises(
         UsageError, match=r"--train-data-root .*validation has no scene \w+, of whi"
     ):
-        Detector(detector_config(chips, tmp_path, train_data_root=data / "validation"))
+        DetectorWorkload(detector_config(chips, tmp_path, train_data_root=data / "validation"))
     shutil.copytree(data / "train", tmp_path / "train")
     config = detector_config(chips, tmp_path, train_data_root=tmp_path)
     raster = next(tmp_path.glob("train/*/VH_dB.tif"))
     raster.write_bytes(raster.read_bytes() + b"more")
     with pytest.raises(UsageError, match=r"VH_dB.tif has \d+ bytes and had \d+ when its chips"):
-        Detector(config)
+        DetectorWorkload(config)
     raster.unlink()
     with pytest.raises(UsageError, match=r"VH_dB\.tif is missing, and the chips of its scene hold"):
-        Detector(config)
+        DetectorWorkload(config)
 
 
 def test_weights_of_another_detector_are_refused(chips: dict[str, Path], tmp_path: Path) -> None:

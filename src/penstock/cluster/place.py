@@ -88,8 +88,8 @@ def find_place(environ: Mapping[str, str]) -> Place:
             started=True,
         )
     # What Fabric starts itself, on the devices of one machine, has these two.
-    own = _number(environ, "LOCAL_RANK", 0)
-    return Place(rank=own, world_size=_number(environ, "WORLD_SIZE", 1), local_rank=own)
+    rank = _number(environ, "LOCAL_RANK", 0)
+    return Place(rank=rank, world_size=_number(environ, "WORLD_SIZE", 1), local_rank=rank)
 
 
 def tasks_elsewhere(environ: Mapping[str, str]) -> int:

@@ -144,10 +144,10 @@ def parse_sizes(text: str) -> list[int]:
     """Numbers of ranks from ``1,4,8``."""
     if not re.fullmatch(r"[1-9]\d{0,6}(,[1-9]\d{0,6})*", text, re.ASCII):
         raise UsageError(f"--study {text!r} is not a list of numbers of devices such as 1,4,8")
-    found = [int(number) for number in text.split(",")]
-    if len(set(found)) < len(found):
+    sizes = [int(number) for number in text.split(",")]
+    if len(set(sizes)) < len(sizes):
         raise UsageError(f"--study {text} names a size twice")
-    return found
+    return sizes
 
 
 def with_ranks(config: SlurmConfig, ranks: int) -> SlurmConfig:
@@ -257,8 +257,8 @@ def _enter(folder: Path, job: SlurmJob) -> None:
     """Add a job to the folder's list, to which others may be adding theirs."""
     with (folder / f".{STUDY_FILE}.lock").open("a") as lock:
         lock_file(lock, wait=True)
-        known = read_study(folder) if (folder / STUDY_FILE).exists() else SlurmStudy()
-        write_json(folder / STUDY_FILE, SlurmStudy(jobs=(*known.jobs, job)).model_dump())
+        before = read_study(folder) if (folder / STUDY_FILE).exists() else SlurmStudy()
+        write_json(folder / STUDY_FILE, SlurmStudy(jobs=(*before.jobs, job)).model_dump())
 
 
 def _seen_from(folder: Path, path: str) -> str:
@@ -274,26 +274,28 @@ def collect_job(
     """
     log = target / f"slurm-{element}.out"
     results = target / element / RESULTS
-    copied = [new for _, new in copies_of(job, element, source, target)]
-    for old, new in copies_of(job, element, source, target):
+    copies = copies_of(job, element, source, target)
+    for old, new in copies:
         if not (new.exists() and new.samefile(old)):
             with writing_output(new, replace=replace) as draft:
                 shutil.copyfile(old, draft)
+    copied = {new for _, new in copies}
     return {"log": log in copied, "results": results in copied}
 
 
 def copies_of(job: SlurmJob, element: str, source: Path, target: Path) -> list[tuple[Path, Path]]:
     """What there is of a job, and where each file of it goes, which may be where it is."""
     run = source / with_job_number(job.output_dir, element)
-    found = [(source / with_job_number(job.log, element), target / f"slurm-{element}.out")]
-    if job.error is not None:
-        found.append(
-            (source / with_job_number(job.error, element), target / f"slurm-{element}.err")
-        )
+    logs = {"out": job.log, "err": job.error}
+    copies = [
+        (source / with_job_number(log, element), target / f"slurm-{element}.{kind}")
+        for kind, log in logs.items()
+        if log is not None
+    ]
     names = [ARGS, RESULTS]
     names += [f"{STEPS}/{path.name}" for path in sorted(run.glob(f"{STEPS}/rank*.csv"))]
-    found += [(run / name, target / element / name) for name in names]
-    return [(old, new) for old, new in found if old.is_file()]
+    copies += [(run / name, target / element / name) for name in names]
+    return [(old, new) for old, new in copies if old.is_file()]
 
 
 def check_copies(places: Sequence[tuple[Path, Path]], target: Path, replace: bool) -> None:

@@ -11,6 +11,7 @@ under the same number, and accounting then has a row for each of its lives, of w
 from __future__ import annotations
 
 import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -47,18 +48,18 @@ class JobState:
         return self.state == "COMPLETED"
 
     def words(self) -> str:
-        told = [self.state]
+        words = [self.state]
         if self.exit_code == Incomplete.exit_code and self.ended:
-            told.append(f"exit code {self.exit_code}: it was stopped, and --resume goes on")
+            words.append(f"exit code {self.exit_code}: it was stopped, and --resume goes on")
         elif self.exit_code:
-            told.append(f"exit code {self.exit_code}")
+            words.append(f"exit code {self.exit_code}")
         if self.signal:
-            told.append(f"killed by signal {self.signal}")
+            words.append(f"killed by signal {self.signal}")
         if self.reason is not None and not self.exit_code:  # of which it is NonZeroExitCode
-            told.append(self.reason)
+            words.append(self.reason)
         if self.restarts:
-            told.append(f"{self.restarts} restart{'s' if self.restarts > 1 else ''}")
-        return ", ".join(told)
+            words.append(f"{self.restarts} restart{'s' if self.restarts > 1 else ''}")
+        return ", ".join(words)
 
 
 def job_states(jobs: Sequence[str]) -> dict[str, list[JobState]]:
@@ -71,21 +72,25 @@ def job_states(jobs: Sequence[str]) -> dict[str, list[JobState]]:
 
 
 def _of(job: str, queue: Iterable[JobState]) -> list[JobState]:
-    found = _pick(job, queue)
-    if found and ("_" in job or "_" not in found[0].id):
-        return found  # all of it
+    rows = _pick(job, queue)
+    if rows and ("_" in job or "_" not in rows[0].id):
+        return rows  # all of it
     ended = _pick(job, _scontrol(_heard(["scontrol", "--oneliner", "show", "job", job])))
-    known = {state.id for state in found}
-    found += [state for state in ended if state.id not in known]
-    if not found:
-        fields = "--format=JobID,State,ExitCode,NodeList"
-        accounting = ["sacct", "--noheader", "--parsable2", "--allocations", "--duplicates"]
-        found = _pick(job, _sacct(_heard([*accounting, fields, _jobs([job])])))
-    if not found:
-        fields = "--format=JobID,State,NodeList"
-        completion = ["sacct", "--noheader", "--parsable2", "--completion"]
-        found = _pick(job, _completion(_heard([*completion, fields, _jobs([job])])))
-    return found
+    queued = {row.id for row in rows}
+    rows += [row for row in ended if row.id not in queued]
+    for options, fields in _BOOKS:
+        if not rows:
+            sacct = ["sacct", "--noheader", "--parsable2", *options]
+            text = _heard([*sacct, f"--format={','.join(fields)}", _jobs([job])])
+            rows = _pick(job, _sacct(text, fields))
+    return rows
+
+
+_BOOKS = (
+    (("--allocations", "--duplicates"), ("JobID", "State", "ExitCode", "NodeList")),
+    (("--completion",), ("JobID", "State", "NodeList")),
+)
+"""Options of sacct and what is asked for: of accounting, and of a file of ended jobs."""
 
 
 def cancel_jobs(jobs: Sequence[str]) -> None:
@@ -148,7 +153,7 @@ def _squeue(text: str) -> list[JobState]:
         job, state, nodes, reason = (*line.strip().split("|", 3), "", "", "")[:4]
         job = re.sub(r"\[(\d+)\]$", r"\1", job)  # one that waits alone is like others
         if re.match(r"\d", job) and state:
-            rows.append(JobState(job, state, _told(reason), nodes=_told(nodes)))
+            rows.append(JobState(job, state, _or_none(reason), nodes=_or_none(nodes)))
     return rows
 
 
@@ -170,37 +175,28 @@ def _scontrol(text: str) -> list[JobState]:
             JobState(
                 job,
                 state[1],
-                _told(state[2]),
+                _or_none(state[2]),
                 code,
                 signal,
                 int(restarts) if restarts.isdecimal() else None,
-                _told(values.get("NodeList", "")),
+                _or_none(values.get("NodeList", "")),
             )
         )
     return rows
 
 
-def _sacct(text: str) -> list[JobState]:
-    """Rows of ``JobID|State|ExitCode|NodeList``, one for each life of a job."""
-    return _lives((*line.strip().split("|"), "", "", "")[:4] for line in text.split("\n"))
-
-
-def _completion(text: str) -> list[JobState]:
-    """Rows of ``JobID|State|NodeList``, likewise."""
-    rows = ((*line.strip().split("|"), "", "")[:3] for line in text.split("\n"))
-    return _lives((job, state, "", nodes) for job, state, nodes in rows)
-
-
-def _lives(cells: Iterable[Sequence[str]]) -> list[JobState]:
-    """Of job, state, exit code and nodes, where each further row of a job is another life."""
+def _sacct(text: str, fields: Sequence[str]) -> list[JobState]:
+    """Rows of these fields; each further row of a job is another of its lives."""
     rows: list[JobState] = []
-    lives: dict[str, int] = {}
-    for job, state, code, nodes in cells:
-        if not re.match(r"\d", job) or not state:
-            continue
-        lives[job] = lives.get(job, -1) + 1
-        row = JobState(job, state.split()[0], None, *_exit(code), nodes=_told(nodes))
-        rows.append(replace(row, restarts=lives[job]))
+    lives = Counter[str]()
+    for line in text.split("\n"):
+        cells = defaultdict(str, zip(fields, line.strip().split("|"), strict=False))
+        job, state = cells["JobID"], cells["State"]
+        if re.match(r"\d", job) and state:
+            code, signal = _exit(cells["ExitCode"])
+            nodes = _or_none(cells["NodeList"])
+            rows.append(JobState(job, state.split()[0], None, code, signal, lives[job], nodes))
+            lives[job] += 1
     return rows
 
 
@@ -210,7 +206,7 @@ def _exit(text: str) -> tuple[int | None, int | None]:
     return (int(match[1]), int(match[2])) if match else (None, None)
 
 
-def _told(text: str) -> str | None:
+def _or_none(text: str) -> str | None:
     """SLURM's many words for nothing are None."""
     text = text.strip()
     return None if text in ("", "None", "(null)", "None assigned", "Unknown") else text

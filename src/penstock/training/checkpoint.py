@@ -115,9 +115,9 @@ def read(path: Path, workload: str) -> State:
 
 def load_state(module: nn.Module, weights: Mapping[str, Any], where: str) -> None:
     """Put weights into a model that has exactly those, by name and shape."""
-    own = module.state_dict()
-    for name in {**own, **weights}:
-        there, here = (_shape(state, name) for state in (weights, own))
+    expected = module.state_dict()
+    for name in {**expected, **weights}:
+        there, here = (_shape(state, name) for state in (weights, expected))
         if there != here:
             raise UsageError(f"{where} is of another model: {name} is {there} there, {here} here")
     module.load_state_dict(weights)

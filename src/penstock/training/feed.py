@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from ..base import PenstockError, TrainConfig, UsageError, death_signal, usable_cores
 from ..loading import Items, Order, Position
-from .workloads import Batch, Feed, Samples, Workload
+from .workloads import Batch, Feed, IndexedSamples, Workload
 
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name)
@@ -36,7 +36,12 @@ class TorchFeed:
     """Samples by index, put into batches by torch's DataLoader and its worker processes."""
 
     def __init__(
-        self, samples: Samples, order: Order, workload: Workload, config: TrainConfig, pin: bool
+        self,
+        samples: IndexedSamples,
+        order: Order,
+        workload: Workload,
+        config: TrainConfig,
+        pin: bool,
     ) -> None:
         self._batches = _Batches(order)
         self._iterator: Any = None
@@ -76,7 +81,12 @@ class ThreadFeed:
     """Samples by index, read by threads: for stores that do not live on in a forked process."""
 
     def __init__(
-        self, samples: Samples, order: Order, workload: Workload, config: TrainConfig, pin: bool
+        self,
+        samples: IndexedSamples,
+        order: Order,
+        workload: Workload,
+        config: TrainConfig,
+        pin: bool,
     ) -> None:
         self._samples, self._order, self._workload = samples, order, workload
         self._pin = pin
@@ -183,7 +193,7 @@ class _Indexed:
     in a traceback.
     """
 
-    def __init__(self, samples: Samples) -> None:
+    def __init__(self, samples: IndexedSamples) -> None:
         self._samples = samples
 
     def __len__(self) -> int:

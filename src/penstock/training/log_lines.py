@@ -21,9 +21,9 @@ def first_lines(
     workload: str, config: TrainConfig, place: Place, environ: Mapping[str, str]
 ) -> list[str]:
     """What is known before the first step."""
-    told = []
+    lines = []
     if "SLURM_JOB_ID" in environ:
-        told += [
+        lines += [
             f"Job ID: {job_of(environ)}",
             f"Job Name: {environ.get('SLURM_JOB_NAME', '')}",
             f"Node(s): {environ.get('SLURM_JOB_NODELIST', '')}",
@@ -31,7 +31,7 @@ def first_lines(
         ]
     accumulated = config.grad_accum_steps
     product = "batch_size x num_gpus" + (f" x {accumulated} accumulated" * (accumulated > 1))
-    told += [
+    lines += [
         f"Number of nodes: {place.nodes}",
         f"Number of tasks: {place.world_size}",
         f"Workload: {workload}",
@@ -41,31 +41,31 @@ def first_lines(
         f"Learning rate: {config.learning_rate}",
     ]
     if config.max_steps is not None:
-        told.append(f"Max steps: {config.max_steps}")
+        lines.append(f"Max steps: {config.max_steps}")
     if workload == "spiral":
-        told += [
+        lines += [
             f"Hidden dimensions: {list(config.hidden_dims)}",
             f"Number of samples: {config.num_samples}",
         ]
-    return [*told, f"Output directory: {config.output_dir}"]
+    return [*lines, f"Output directory: {config.output_dir}"]
 
 
 def last_lines(results: Mapping[str, Any], out: Path) -> list[str]:
     """What `training_results.json` says of a run that is complete, over all its lives."""
     seconds, epochs = results["training_s"] + results["validation_s"], results["epochs"]
-    told = [f"Total training time: {seconds:.2f} seconds ({seconds / 60:.2f} minutes)"]
+    lines = [f"Total training time: {seconds:.2f} seconds ({seconds / 60:.2f} minutes)"]
     if epochs:
         # What an epoch trained on, which of the seed's "Number of samples" is a part.
-        told += [
+        lines += [
             f"Time per epoch: {seconds / epochs:.2f} seconds",
             f"Epochs done: {epochs}",
             f"Samples per epoch: {round(results['samples'] / epochs)}",
             f"Steps per epoch: {round(results['steps'] / epochs)}",
         ]
     if results["best"] is not None:
-        told.append(f"Best checkpoint: {out / 'checkpoints' / results['best']['file']}")
+        lines.append(f"Best checkpoint: {out / 'checkpoints' / results['best']['file']}")
     history = results["history"]
     for name, words, pick in (("val_loss", "loss", min), ("val_acc", "accuracy", max)):
         if values := [row[name] for row in history if row.get(name) is not None]:
-            told.append(f"Best validation {words}: {pick(values):.4f}")
-    return told
+            lines.append(f"Best validation {words}: {pick(values):.4f}")
+    return lines

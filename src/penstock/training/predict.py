@@ -73,7 +73,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class PredictionSummary:
     """What became of it."""
 
     scenes: int
@@ -94,7 +94,7 @@ def predict_scenes(
     config: PredictConfig,
     *,
     begin: Callable[[int], Callable[[int], None]] = lambda total: lambda done: None,
-) -> Done:
+) -> PredictionSummary:
     """Detect in every scene and write ``--output``.
 
     ``begin`` is told how many windows there are when nothing is wrong with what was asked, and
@@ -106,8 +106,8 @@ def predict_scenes(
     settings = settings_of(weights, config)
     folders = wanted_scenes(config.data_root, config.scenes, settings.channels)
     parts = _Parts.open(config, weights, settings)
-    found = parts.read(folders)
-    folders = {name: folder for name, folder in folders.items() if name not in found}
+    objects_of = parts.read(folders)
+    folders = {name: folder for name, folder in folders.items() if name not in objects_of}
     cuts = {name: _cuts(folder, settings) for name, folder in folders.items()}
     device = device_of(config.device)
     net = _load(weights, settings).to(device)
@@ -123,14 +123,14 @@ def predict_scenes(
     parts.begin()
     for name, folder in folders.items():
         with Scene(folder, settings.channels) as scene, torch_threads(config.threads):
-            found[name] = _detect(net, scene, cuts[name], settings, config, device, advance)
-        parts.write(name, found[name])
-    objects = Objects.join([found[name] for name in sorted(found)])
+            objects_of[name] = _detect(net, scene, cuts[name], settings, config, device, advance)
+        parts.write(name, objects_of[name])
+    objects = Objects.join([objects_of[name] for name in sorted(objects_of)])
     with writing_output(config.output, replace=config.replace) as draft:
         write_predictions(draft, objects)
     parts.remove()
-    skipped = len(found) - len(folders)
-    return Done(len(folders), skipped, seen, passed - seen, objects, settings)
+    skipped = len(objects_of) - len(folders)
+    return PredictionSummary(len(folders), skipped, seen, passed - seen, objects, settings)
 
 
 class _Parts:
@@ -251,15 +251,15 @@ def wanted_scenes(
     """The scenes of a folder, or those of them that are named. Every raster is there."""
     if not root.is_dir():
         raise UsageError(f"--data-root {root} is not a folder")
-    found = scenes_in(root)
-    if names is None and not found:
+    scenes = scenes_in(root)
+    if names is None and not scenes:
         raise UsageError(
             f"--data-root {root} holds no scenes: no folder in it has a {CHANNELS['vh'].file}"
         )
     for name in names or ():
-        if name not in found:
+        if name not in scenes:
             raise UsageError(f"--scenes {name}: there is no such scene in --data-root {root}")
-    wanted = {name: path for name, path in found.items() if names is None or name in names}
+    wanted = {name: path for name, path in scenes.items() if names is None or name in names}
     for path in wanted.values():
         for channel in channels:
             if not (path / CHANNELS[channel].file).is_file():
@@ -285,8 +285,8 @@ def _check_output(config: PredictConfig, weights: Path) -> None:
 def _load(weights: Path, settings: Settings) -> nn.Module:
     planes = planes_of(settings.channels)
     net: nn.Module = make_detector(planes, settings.backbone)  # type: ignore[arg-type]
-    told = f"the detector on {settings.backbone} that sees {', '.join(settings.channels)}"
-    load_weights(net, told, weights, "WEIGHTS")
+    description = f"the detector on {settings.backbone} that sees {', '.join(settings.channels)}"
+    load_weights(net, description, weights, "WEIGHTS")
     return net.eval()
 
 
@@ -314,9 +314,9 @@ def _detect(
             ]
             with torch.autocast(device.type, dtype=half, enabled=config.amp):
                 answers = net([image.to(device) for image in images])
-            for column, found in zip(some, answers, strict=True):
+            for column, detections in zip(some, answers, strict=True):
                 core = (*rows.own(row), *columns.own(column))
-                parts.append(owned(found, core, (rows.start(row), columns.start(column))))
+                parts.append(owned(detections, core, (rows.start(row), columns.start(column))))
         advance(columns.num, len(valid))
     objects = joined(scene.name, parts)
     return objects[objects.score >= settings.threshold]

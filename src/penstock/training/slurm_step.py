@@ -54,8 +54,8 @@ def run_in_step(
     command = [*srun(environ), sys.executable, "-m", "penstock", *words, *added(config, environ)]
     settings = {"OMP_NUM_THREADS": environ.get("SLURM_CPUS_PER_TASK", "1"), "PYTHONUNBUFFERED": "1"}
     before = time_of_last_checkpoint(out)
-    code, told = _supervise(command, {**settings, **environ})
-    if told and requeue and _was_stopped(code):
+    code, was_told = _supervise(command, {**settings, **environ})
+    if was_told and requeue and _was_stopped(code):
         _requeue(job, out, saved=time_of_last_checkpoint(out) not in (None, before))
     return code
 
@@ -78,8 +78,7 @@ def _requeue(job: str, out: Path, *, saved: bool) -> None:
                 f"be written: {error.strerror}"
             ) from error
     # Said before it is asked for: SLURM ends the job at once, and nothing that follows is sure.
-    told = f"penstock launch: job {job} {became} and goes back into the queue"
-    sys.stderr.write(f"{told}\n")
+    sys.stderr.write(f"penstock launch: job {job} {became} and goes back into the queue\n")
     sys.stderr.flush()
     ended = ask_slurm(["scontrol", "requeue", job])
     if ended.returncode:

@@ -44,11 +44,11 @@ class StepLog:
         """Of the step and each phase the seconds in all and the median; None where it had none."""
         self.flush()
         rows = self._rows()
-        told: dict[str, dict[str, float] | None] = {}
+        totals: dict[str, dict[str, float] | None] = {}
         for name in ("step", *PHASES):
             values = [float(row[f"{name}_s"]) for row in rows if row[f"{name}_s"]]
-            told[name] = {"total_s": sum(values), "median_s": median(values)} if values else None
-        return told
+            totals[name] = {"total_s": sum(values), "median_s": median(values)} if values else None
+        return totals
 
     def close(self) -> None:
         self._file.close()
@@ -63,12 +63,12 @@ class StepLog:
 
 def memory(device: torch.device) -> dict[str, int | None]:
     """Peaks of this process, in bytes: of the host, and of its device where that keeps them."""
-    told: dict[str, int | None] = {
+    peaks: dict[str, int | None] = {
         "host_peak": peak_rss(),
         "device_peak": None,
         "device_reserved": None,
     }
     if device.type == "cuda":
-        told["device_peak"] = torch.cuda.max_memory_allocated(device)
-        told["device_reserved"] = torch.cuda.max_memory_reserved(device)
-    return told
+        peaks["device_peak"] = torch.cuda.max_memory_allocated(device)
+        peaks["device_reserved"] = torch.cuda.max_memory_reserved(device)
+    return peaks

@@ -45,12 +45,12 @@ def flat(value: Mapping[str, Any], before: str = "") -> dict[str, str]:
     >>> flat({"launch": {"job_id": "7", "hosts": ["a", "b"]}, "git": None})
     {'launch.job_id': '7', 'launch.hosts': 'a b'}
     """
-    told: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for key, item in value.items():
         if isinstance(item, Mapping):
-            told |= flat(item, f"{before}{key}.")
+            texts |= flat(item, f"{before}{key}.")
         elif isinstance(item, list | tuple):
-            told[before + key] = " ".join(map(str, item))
+            texts[before + key] = " ".join(map(str, item))
         elif item is not None:
-            told[before + key] = str(item)
-    return told
+            texts[before + key] = str(item)
+    return texts

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 WORKLOADS = {
-    "detector": "penstock.training.workloads.detector:Detector",
-    "emulator": "penstock.training.workloads.emulator:Emulator",
+    "detector": "penstock.training.workloads.detector:DetectorWorkload",
+    "emulator": "penstock.training.workloads.emulator:EmulatorWorkload",
     "pairs": "penstock.training.workloads.pairs:Pairs",
     "spiral": "penstock.training.workloads.spiral:Spiral",
 }
@@ -39,7 +39,7 @@ Answer = Mapping[str, Any]
 """What a model made of one sample, as far as scores need it: numbers and numpy arrays."""
 
 
-class Samples(Protocol):
+class IndexedSamples(Protocol):
     """Samples by index. The same index is the same sample, whoever asks and however often."""
 
     def __len__(self) -> int: ...
@@ -67,8 +67,8 @@ class Workload(Protocol):
     """Which of the `scores` tells the best model."""
     higher_is_better: bool
     """Whether a greater score is a better one."""
-    train: Samples
-    val: Samples
+    train: IndexedSamples
+    val: IndexedSamples
 
     def model(self) -> nn.Module:
         """A new model, its weights from torch's global random numbers."""

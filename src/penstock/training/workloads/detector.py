@@ -48,7 +48,7 @@ _SAME_OBJECT = 5.0
 """Pixels between detections of overlapping chips that are one object."""
 
 
-class Detector:
+class DetectorWorkload:
     """Finds ships."""
 
     name = "detector"
@@ -93,29 +93,31 @@ class Detector:
 
     def answers(self, model: nn.Module, batch: Any) -> Sequence[Answer]:
         images, targets, places = batch
-        told = []
-        for found, target, place in zip(model(list(images)), targets, places.cpu(), strict=True):
+        rows = []
+        for detections, target, place in zip(
+            model(list(images)), targets, places.cpu(), strict=True
+        ):
             *core, row, column = place.tolist()
-            told.append(
+            rows.append(
                 {
-                    **owned(found, core, (row, column)),
-                    "boxes": found["boxes"].double().cpu().numpy(),
-                    "scores": found["scores"].double().cpu().numpy(),
-                    "labels": found["labels"].cpu().numpy(),
+                    **owned(detections, core, (row, column)),
+                    "boxes": detections["boxes"].double().cpu().numpy(),
+                    "scores": detections["scores"].double().cpu().numpy(),
+                    "labels": detections["labels"].cpu().numpy(),
                     "true_boxes": target["boxes"].double().cpu().numpy(),
                     "true_labels": target["labels"].cpu().numpy(),
                 }
             )
-        return told
+        return rows
 
     def scores(self, answers: Mapping[int, Answer]) -> dict[str, float]:
-        found = self.joined(answers)
+        objects = self.joined(answers)
         labels = Objects.labelled(self.chips.labels)
-        sure = found[found.score >= self.config.score_threshold]
+        sure = objects[objects.score >= self.config.score_threshold]
         score = score_xview3(sure, labels, RULES, self._shorelines())
-        told = {f"val_{name}": value for name, value in score.as_dict().items()}
-        told["val_best_threshold"], told["val_best_loc_fscore"] = best_threshold(
-            found, labels, RULES
+        scores = {f"val_{name}": value for name, value in score.as_dict().items()}
+        scores["val_best_threshold"], scores["val_best_loc_fscore"] = best_threshold(
+            objects, labels, RULES
         )
         precision = coco_ap(
             (
@@ -131,15 +133,15 @@ class Detector:
             ),
             by_class=False,
         )
-        told |= {f"val_{name}": value for name, value in precision.items()}
-        return {name: math.nan if value is None else value for name, value in told.items()}
+        scores |= {f"val_{name}": value for name, value in precision.items()}
+        return {name: math.nan if value is None else value for name, value in scores.items()}
 
     def joined(self, answers: Mapping[int, Answer]) -> Objects:
         """The detections of whole scenes, whatever their score, each object once."""
         parts = []
         for scene in self.chips.scenes:
-            own = [of for index, of in answers.items() if self.chips.scene_of(index) == scene]
-            parts.append(joined(scene, own))
+            chips = [of for index, of in answers.items() if self.chips.scene_of(index) == scene]
+            parts.append(joined(scene, chips))
         return Objects.join(parts)
 
     def _shorelines(self) -> Any:
@@ -216,9 +218,11 @@ def owned(
     at = columns["points"]
     row0, row1, column0, column1 = core
     around = _SAME_OBJECT / 2
-    own = (at >= (row0 - around, column0 - around)).all(axis=1)
-    own &= (at < (row1 + around, column1 + around)).all(axis=1)
-    return {name: values[own] for name, values in columns.items()} | {"points": at[own] + offset}
+    inside = (at >= (row0 - around, column0 - around)).all(axis=1)
+    inside &= (at < (row1 + around, column1 + around)).all(axis=1)
+    return {name: values[inside] for name, values in columns.items()} | {
+        "points": at[inside] + offset
+    }
 
 
 def joined(scene: str, chips: Sequence[Mapping[str, Any]]) -> Objects:
@@ -256,13 +260,13 @@ def _check_scenes(chips: Chips, root: Path, split: Literal["train", "val"]) -> N
     within = [root / name for name in SPLITS["train" if split == "train" else "validation"]]
     folders = [folder for folder in (root, *within) if folder.is_dir()]
     for scene in chips.scenes:
-        found = [folder / scene for folder in folders if (folder / scene).is_dir()]
-        if not found:
+        places = [folder / scene for folder in folders if (folder / scene).is_dir()]
+        if not places:
             raise UsageError(
                 f"{flag} has no scene {scene}, of which --{split}-chips-path has chips"
             )
         for channel, size in chips.input_bytes(scene).items():
-            raster = found[0] / CHANNELS[channel].file
+            raster = places[0] / CHANNELS[channel].file
             if not raster.is_file():
                 raise UsageError(f"{raster} is missing, and the chips of its scene hold {channel}")
             if raster.stat().st_size != size:
@@ -275,18 +279,18 @@ def _check_scenes(chips: Chips, root: Path, split: Literal["train", "val"]) -> N
 def _check_labels(chips: Chips, file: Path, split: Literal["train", "val"]) -> None:
     """The labels of a scene are those its chips were cut with, all of them and in their order."""
     flag, given = f"--{split}-label-file {file}", read_labels(file)
-    for scene, known in chips.labels.items():
+    for scene, cut_with in chips.labels.items():
         if scene not in given:
             raise UsageError(
                 f"{flag} has no labels of scene {scene}, which --{split}-chips-path has"
             )
         labels = given[scene]
-        if len(labels) != len(known):
+        if len(labels) != len(cut_with):
             raise UsageError(
                 f"{flag} has {len(labels)} labels of scene {scene} and its chips were cut with "
-                f"{len(known)}; run penstock preprocess again"
+                f"{len(cut_with)}; run penstock preprocess again"
             )
-        if differing := _differing(labels, known):
+        if differing := _differing(labels, cut_with):
             raise UsageError(
                 f"{flag} line {labels.lines[differing[0]]}: the chips of scene {scene} were cut "
                 "with another label there; run penstock preprocess again"

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from ...base import TrainConfig, UsageError
 from ...data import Packed, PackedArray, num_shared_samples, open_dataset
 from ...loading import Items, Loader, Order
-from ...models import Emulator as MeshNet
-from ...models import latitudes
+from ...models import Emulator, latitudes
 from . import Answer
 
 MERIDIONAL = {"v", "v10", "vgrd", "vgrd10m"}
@@ -30,7 +29,7 @@ MERIDIONAL = {"v", "v10", "vgrd", "vgrd10m"}
 _SAMPLES_FOR_SCALE = 16
 
 
-class Emulator:
+class EmulatorWorkload:
     """Forecasts packed fields."""
 
     name = "emulator"
@@ -80,7 +79,7 @@ class Emulator:
                  if axis in ("lat", "lon")]  # fmt: skip
         rows = len(range(0, shape[0], self.config.grid_step))
         mean, deviation = self._packed["train"].statistics()["inputs"]
-        net = MeshNet(
+        net = Emulator(
             len(mean),
             len(self.last),
             latent_size=self.config.latent_size,
@@ -112,9 +111,9 @@ class Emulator:
         assert isinstance(model, Forecast)
         forecast, area = model.forecast(inputs).double(), model.area.double()
         persistence = inputs[:, model.last].double()
-        told = []
+        errors = []
         for i, target in enumerate(targets.double()):
-            told.append(
+            errors.append(
                 {
                     "square": ((forecast[i] - target) ** 2 * area).mean((1, 2)).cpu().numpy(),
                     "persistence": ((persistence[i] - target) ** 2 * area)
@@ -123,17 +122,20 @@ class Emulator:
                     .numpy(),
                 }
             )
-        return told
+        return errors
 
     def scores(self, answers: Mapping[int, Answer]) -> dict[str, float]:
         rmse, persistence = (
             np.sqrt(np.mean([answer[name] for answer in answers.values()], axis=0))
             for name in ("square", "persistence")
         )
-        told = {"val_relative_rmse": float(np.mean(rmse / np.maximum(persistence, 1e-30)))}
+        scores = {"val_relative_rmse": float(np.mean(rmse / np.maximum(persistence, 1e-30)))}
         for name, ours, theirs in zip(self.names, rmse, persistence, strict=True):
-            told[f"val_rmse_{name}"], told[f"val_persistence_{name}"] = float(ours), float(theirs)
-        return told
+            scores[f"val_rmse_{name}"], scores[f"val_persistence_{name}"] = (
+                float(ours),
+                float(theirs),
+            )
+        return scores
 
     def _fields(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Inputs and targets, (sample, channel, row, column)."""
@@ -169,7 +171,7 @@ class Forecast(nn.Module):
 
     def __init__(
         self,
-        net: MeshNet,
+        net: Emulator,
         *,
         last: Sequence[int],
         mean: NDArray[np.float64],

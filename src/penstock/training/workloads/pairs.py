@@ -86,11 +86,14 @@ class Pairs:
 
     def answers(self, model: nn.Module, batch: Any) -> Sequence[Answer]:
         made, target = self._made(model, batch)
-        told = {"error": _errors(made, target)}
+        columns = {"error": _errors(made, target)}
         given = batch[0].float()
         if given.shape == target.shape:
-            told["given"] = _errors(given, target)
-        return [dict(zip(told, errors, strict=True)) for errors in zip(*told.values(), strict=True)]
+            columns["given"] = _errors(given, target)
+        return [
+            dict(zip(columns, errors, strict=True))
+            for errors in zip(*columns.values(), strict=True)
+        ]
 
     def scores(self, answers: Mapping[int, Answer]) -> dict[str, float]:
         scores = {"val_psnr": _psnr([answer["error"] for answer in answers.values()])}
