@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 import coverage
+
 from test_house import PACKAGE, rooms
 
 PURE, WHOLE = 95.0, 88.0
