@@ -26,13 +26,13 @@ from numpy.typing import NDArray
 
 from penstock.base.errors import Refused, StageError, UsageError
 from penstock.instruments.slow_server import Loopback
+from penstock.loading.batch import Batch
 from penstock.loading.cache import Foresight, NextUseCache
 from penstock.loading.chunk_reads import chunk_indices, chunk_reads
 from penstock.loading.contenders import registry
 from penstock.loading.engines import decode, native, zarr_metadata
 from penstock.loading.engines.selection import Normaliser
 from penstock.loading.fields import Field, PatchGrid
-from penstock.loading.batch import Batch
 from penstock.loading.iteration import _wanted
 from penstock.loading.loader import Loader
 from penstock.loading.order import Order, Position
