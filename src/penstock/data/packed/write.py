@@ -71,7 +71,7 @@ def write_dataset(
         mark_unfinished(root, [f"{name}.zarr" for name in layouts])
     except OSError as error:
         raise UsageError(f"OUT {root} cannot be written: {error.strerror}") from error
-    how = {"codec": codec, "zarr_format": zarr_format}
+    how: dict[str, Any] = {"codec": codec, "zarr_format": zarr_format}
     arrays = _Arrays(root, layouts, len(ids), make, shards=shards, workers=workers, **how)
     moments = {name: Moments.none(len(layout.channels)) for name, layout in layouts.items()}
     done = 0
