@@ -30,10 +30,11 @@ from penstock.instruments.ledger import Ledger
 from penstock.instruments.record import Record, case_key
 from penstock.scaling.advice import exposed
 from penstock.scaling.laws import Amdahl, Usl, peak
+from penstock.scaling.runs import TrainingRun
 from penstock.scaling.sources.read import read_runs
 from penstock.scaling.sources.settings import plain, settings_of
 from penstock.scaling.sources.slurm_log import lines_of, read_log
-from penstock.scaling.study import Configuration, Study, TrainingRun, studies
+from penstock.scaling.study import Configuration, Study, studies
 from penstock.scaling.tables import run_mark
 from penstock.training.log_lines import first_lines, last_lines
 

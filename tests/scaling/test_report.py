@@ -23,7 +23,8 @@ from penstock.scaling.report import (
     scaling_markdown,
     scaling_sections,
 )
-from penstock.scaling.study import Rank, Study, TrainingRun, studies
+from penstock.scaling.runs import Rank, TrainingRun
+from penstock.scaling.study import Study, studies
 from penstock.scaling.tables import results_table as results_block
 from penstock.scaling.tables import speedup_table, summary_table
 

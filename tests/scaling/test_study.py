@@ -15,8 +15,9 @@ from scipy.optimize import nnls
 from penstock.base.errors import NotComparable, UsageError
 from penstock.cli.train import summary_lines as lines
 from penstock.scaling.laws import Amdahl, Usl, amdahl, karp_flatt, peak, usl
+from penstock.scaling.runs import Rank, TrainingRun
 from penstock.scaling.simulate import (
-    Device,
+    DeviceStep,
     Network,
     Prediction,
     all_reduce,
@@ -27,7 +28,7 @@ from penstock.scaling.simulate import (
     with_several,
 )
 from penstock.scaling.straggler import phases_of, rank_of, share, straggler
-from penstock.scaling.study import Rank, Study, TrainingRun, studies
+from penstock.scaling.study import Study, studies
 
 from ..places import ROOT
 from .zoo import SEED, repeated, run, seed_runs
@@ -424,10 +425,10 @@ def v100(per_node: int = 8) -> Network:
     return replace(a100(per_node), inside=150e9)
 
 
-def device(batch: int, rate: float, parameters: float) -> Device:
+def device(batch: int, rate: float, parameters: float) -> DeviceStep:
     """From samples a second on one device; the backward pass is two thirds of a step, as twice as
     many multiplications are in it, and gradients are float32."""
-    return Device(batch / rate, 2 / 3 * batch / rate, batch, 4 * parameters)
+    return DeviceStep(batch / rate, 2 / 3 * batch / rate, batch, 4 * parameters)
 
 
 # Parameters: SSD300 on ResNet-50's first stages 22.9 M (8.5 M, 3.8 M in layers of its own, 10.6 M
@@ -451,7 +452,7 @@ PUBLISHED = [
 
 @pytest.mark.parametrize("name, network, one, n, published", PUBLISHED)
 def test_published_efficiencies_within_five_points(
-    name: str, network: Network, one: Device, n: int, published: float
+    name: str, network: Network, one: DeviceStep, n: int, published: float
 ) -> None:
     (made,) = predict_steps(one, network, [n])
     assert made.efficiency == pytest.approx(published, abs=0.05), name
@@ -518,7 +519,7 @@ def test_a_step_of_several_below_what_one_computes_is_contradicted() -> None:
 def test_a_run_of_several_tells_what_its_steps_took() -> None:
     took = {"forward": 9.0, "backward": 15.0, "optimizer": 3.0, "communication": 3.0, "step": 40.0}
     ranks = (Rank(0, took | {"data_wait": 0.1}), Rank(1, took | {"data_wait": 6.1}))
-    one = Device(0.1, 0.06, 32, 100e6)
+    one = DeviceStep(0.1, 0.06, 32, 100e6)
     several = run(2, 40.0, epochs=1, steps=100, batch=32, ranks=ranks)
     assert with_several(one, several).seen == (2, pytest.approx(0.30 + 0.031))
     with pytest.raises(UsageError, match="is of one device, too"):
@@ -625,7 +626,7 @@ def test_a_ring_moves_its_bytes_and_a_tree_takes_fewer_turns() -> None:
 
 def simple(**fields: Any) -> list[Prediction]:
     given = {"overlap": 0.0} | fields
-    one = Device(0.1, 0.06, 32, given.pop("gradient_bytes", 100e6))
+    one = DeviceStep(0.1, 0.06, 32, given.pop("gradient_bytes", 100e6))
     one = replace(one, **{k: given.pop(k) for k in ("sample_bytes", "jitter") if k in given})
     return predict_steps(one, replace(a100(4), **given), [1, 4, 8, 64, 512, 4096])
 
@@ -653,7 +654,7 @@ def test_a_store_that_is_too_slow_bounds_all() -> None:
 
 
 def test_a_loader_that_was_too_slow_stays_so_on_every_device() -> None:
-    one = Device(0.1, 0.06, 32, 100e6, data_s=0.16)
+    one = DeviceStep(0.1, 0.06, 32, 100e6, data_s=0.16)
     alone, *_, many = predict_steps(one, replace(a100(4), overlap=0.0), [1, 4096])
     assert alone.samples_per_s == pytest.approx(32 / 0.16)
     assert many.efficiency == pytest.approx(1)  # the sum lasts no longer than the wait
@@ -679,7 +680,7 @@ def test_a_run_without_workers_reads_before_each_step() -> None:
 
 
 def test_another_batch_takes_as_long_a_sample() -> None:
-    found = with_batch(Device(0.1, 0.06, 32, 100e6, jitter=0.1, data_s=0.2), 64)
+    found = with_batch(DeviceStep(0.1, 0.06, 32, 100e6, jitter=0.1, data_s=0.2), 64)
     assert (found.compute_s, found.backward_s, found.data_s) == (0.2, 0.12, 0.4)
     assert (found.batch, found.gradient_bytes, found.jitter) == (64, 100e6, 0.1)
     told = " ".join(assumptions_of(found, a100()))

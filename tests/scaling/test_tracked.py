@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from penstock.scaling.runs import TrainingRun
 from penstock.scaling.sources.comet import comet_archive, comet_experiments, comet_runs
 from penstock.scaling.sources.mlflow import mlflow_files, mlflow_sqlite
-from penstock.scaling.study import TrainingRun
 from penstock.scaling.tables import run_mark
 
 ASKED = {"world_size": "2", "batch_size": "8", "epochs": "3", "device": "auto"}

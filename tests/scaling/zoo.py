@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.scaling.study import A_GPU, TrainingRun
+from penstock.scaling.runs import A_GPU, TrainingRun
 
 SEED = {1: 362.45, 4: 95.23, 8: 57.14}
 """Devices and seconds of the seed's table."""

@@ -29,7 +29,7 @@ from .progress import say
 from .sweep import figures_of
 
 if TYPE_CHECKING:
-    from ..scaling import Device, Study, TrainingRun
+    from ..scaling import DeviceStep, Study, TrainingRun
 
 SIMULATE = "simulate"
 
@@ -204,10 +204,10 @@ def _simulate(paths: list[Path], args: argparse.Namespace) -> int:
     return 0
 
 
-def _device(paths: list[Path], config: SimulateConfig) -> Device:
+def _device(paths: list[Path], config: SimulateConfig) -> DeviceStep:
     """From a run of one device and one of several, from flags, or runs with what flags say in
     place of it."""
-    from ..scaling import Device, device_of_run, same_settings, with_batch, with_several
+    from ..scaling import DeviceStep, device_of_run, same_settings, with_batch, with_several
 
     if len(paths) > 2:
         raise UsageError(
@@ -226,7 +226,7 @@ def _device(paths: list[Path], config: SimulateConfig) -> Device:
         missing = [flag for flag, value in asked.items() if value is None]
         if missing:
             raise UsageError(f"simulate needs a RUN of one device, or {' and '.join(missing)}")
-        measured = Device(0.0, 0.0, 1, 0.0)  # what is missing here was asked for
+        measured = DeviceStep(0.0, 0.0, 1, 0.0)  # what is missing here was asked for
     if config.batch_size is not None:
         measured = with_batch(measured, config.batch_size)
     given: dict[str, Any] = {

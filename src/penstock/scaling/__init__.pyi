@@ -4,7 +4,9 @@ from .report import points_to_csv as points_to_csv
 from .report import runs_to_csv as runs_to_csv
 from .report import scaling_markdown as scaling_markdown
 from .report import scaling_sections as scaling_sections
-from .simulate import Device as Device
+from .runs import A_GPU as A_GPU
+from .runs import TrainingRun as TrainingRun
+from .simulate import DeviceStep as DeviceStep
 from .simulate import Network as Network
 from .simulate import assumptions_of as assumptions_of
 from .simulate import device_of_run as device_of_run
@@ -13,9 +15,7 @@ from .simulate import prediction_table as prediction_table
 from .simulate import with_batch as with_batch
 from .simulate import with_several as with_several
 from .sources.read import read_runs as read_runs
-from .study import A_GPU as A_GPU
 from .study import Study as Study
-from .study import TrainingRun as TrainingRun
 from .study import same_settings as same_settings
 from .study import studies as studies
 from .tables import results_table as results_table

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from ..base import format_seconds, significant
 from ..instruments import CONFIDENCE, Interval
 from .intervals import difference, why_none
+from .runs import TrainingRun
 from .straggler import WAIT, phases_of, share, straggler
-from .study import Configuration, Point, Study, TrainingRun
+from .study import Configuration, ScalingPoint, Study
 from .tables import label
 
 GOOD_IN_NODE, GOOD_ACROSS, POOR = 0.85, 0.75, 0.70
@@ -66,7 +67,7 @@ def _surely(interval: Interval, least: float, most: float) -> str:
     return "" if least <= interval.low and interval.high <= most else ", though not surely"
 
 
-def _basis(study: Study, point: Point) -> str:
+def _basis(study: Study, point: ScalingPoint) -> str:
     text = interval_text(point.efficiency, 100, 1)
     if text == "-":
         return f"[{why_none(point.efficiency)}]"
@@ -75,7 +76,7 @@ def _basis(study: Study, point: Point) -> str:
     return f"[{text} %, {runs}]"
 
 
-def _causes(study: Study, point: Point) -> str:
+def _causes(study: Study, point: ScalingPoint) -> str:
     """What the phases show, the largest first."""
     here, base = phases_of(point.at.runs), phases_of(study.base.runs)
     if not here:
@@ -106,7 +107,7 @@ def _causes(study: Study, point: Point) -> str:
 
 
 def _slower(
-    study: Study, point: Point, here: dict[str, float], base: dict[str, float]
+    study: Study, point: ScalingPoint, here: dict[str, float], base: dict[str, float]
 ) -> float | None:
     """Device seconds of computing a sample, over those of the baseline."""
     samples, base_samples = point.at.first.work, study.base.first.work

@@ -23,7 +23,7 @@ from .advice import GOOD_ACROSS
 from .intervals import why_none
 from .laws import Amdahl, Usl
 from .straggler import phases_of
-from .study import Point, Study
+from .study import ScalingPoint, Study
 from .tables import counted, label, on_nodes, units
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def _intervals(
             axis.vlines(place, *ends, color=colour, linewidth=1.4)
 
 
-def _names(axis: Axes, points: Sequence[Point]) -> None:
+def _names(axis: Axes, points: Sequence[ScalingPoint]) -> None:
     names = [label(point.at.first).replace(" (", "\n(") for point in points]
     axis.set_xticks(range(len(names)), names)
     margin = 0.6 if len(names) > 1 else 1.2

@@ -14,11 +14,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ..instruments import Interval
-
-Floats = NDArray[np.float64]
+from .intervals import Floats
 
 AMDAHL_SIZES, USL_SIZES = 3, 4
 """Different numbers of devices that a fit takes at least, the baseline among them."""

@@ -19,7 +19,8 @@ from ..reports import Section, csv_field, in_markdown, without_empty
 from .advice import advice, exposed, interval_text, quality, rank_lines
 from .intervals import why_none
 from .laws import Amdahl, Usl
-from .study import Point, Study, TrainingRun, differences
+from .runs import TrainingRun
+from .study import ScalingPoint, Study, differences
 from .tables import (
     counted,
     diverged,
@@ -235,7 +236,7 @@ def _left_row(run: TrainingRun) -> dict[str, Any]:
     }
 
 
-def _point_row(study: Study, point: Point) -> dict[str, Any]:
+def _point_row(study: Study, point: ScalingPoint) -> dict[str, Any]:
     at, share = point.at, point.karp_flatt
     return {
         "kind": study.kind,

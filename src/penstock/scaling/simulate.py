@@ -33,8 +33,8 @@ from typing import Literal
 
 from ..base import UsageError, format_bytes, format_seconds, significant
 from ..instruments import mad
+from .runs import TrainingRun
 from .straggler import phases_of
-from .study import TrainingRun
 
 Algorithm = Literal["ring", "tree"]
 
@@ -46,7 +46,7 @@ _COMPUTE = ("transfer", "forward", "backward", "optimizer")
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class DeviceStep:
     """A step of one device."""
 
     compute_s: float
@@ -116,7 +116,7 @@ class Prediction:
         return "the sum" if self.exposed_s > self.step_s / 2 else "computing"
 
 
-def predict_steps(device: Device, network: Network, sizes: Iterable[int]) -> list[Prediction]:
+def predict_steps(device: DeviceStep, network: Network, sizes: Iterable[int]) -> list[Prediction]:
     """The step at each number of devices.
 
     Raises `UsageError` for what is no device and no network.
@@ -125,7 +125,7 @@ def predict_steps(device: Device, network: Network, sizes: Iterable[int]) -> lis
     return [_at(device, network, n) for n in sizes]
 
 
-def _at(device: Device, network: Network, n: int) -> Prediction:
+def _at(device: DeviceStep, network: Network, n: int) -> Prediction:
     def rate(size: int, overlap: float) -> float:
         return device.batch * size / _step(device, replace(network, overlap=overlap), size)
 
@@ -146,16 +146,16 @@ def _at(device: Device, network: Network, n: int) -> Prediction:
     )
 
 
-def _step(device: Device, network: Network, n: int) -> float:
+def _step(device: DeviceStep, network: Network, n: int) -> float:
     return _explained(device, network, n) + (unexplained(device, network) if n > 1 else 0.0)
 
 
-def _explained(device: Device, network: Network, n: int) -> float:
+def _explained(device: DeviceStep, network: Network, n: int) -> float:
     slowest = (device.reads_s + device.compute_s) * (1 + device.jitter * _largest(n))
     return max(slowest + _sum(device, network, n)[1], _data(device, network, n))
 
 
-def unexplained(device: Device, network: Network) -> float:
+def unexplained(device: DeviceStep, network: Network) -> float:
     """Seconds that the step of several devices took which was seen, beyond what is explained."""
     if device.seen is None:
         return 0.0
@@ -163,7 +163,7 @@ def unexplained(device: Device, network: Network) -> float:
     return max(0.0, seconds - _explained(device, network, n))
 
 
-def _sum(device: Device, network: Network, n: int) -> tuple[float, float]:
+def _sum(device: DeviceStep, network: Network, n: int) -> tuple[float, float]:
     """Seconds of the all-reduce, and what of them is waited for."""
     inside, nodes = min(n, network.per_node), -(-n // network.per_node)
     summed = all_reduce(
@@ -189,7 +189,7 @@ def all_reduce(
     return 2 * (members - 1) / members * size / bandwidth + 2 * turns * latency
 
 
-def _data(device: Device, network: Network, n: int) -> float:
+def _data(device: DeviceStep, network: Network, n: int) -> float:
     if network.data_rate is None:
         return device.data_s
     return max(device.data_s, n * device.batch * device.sample_bytes / network.data_rate)
@@ -200,7 +200,7 @@ def _largest(n: int) -> float:
     return NormalDist().inv_cdf((n - 0.375) / (n + 0.25)) if n > 1 else 0.0
 
 
-def _check(device: Device, network: Network) -> None:
+def _check(device: DeviceStep, network: Network) -> None:
     for flag, value, zero in (
         ("--compute-time", device.compute_s, False),
         ("--gradient-bytes", device.gradient_bytes, True),
@@ -221,7 +221,7 @@ def _check(device: Device, network: Network) -> None:
         )
 
 
-def device_of_run(run: TrainingRun) -> Device:
+def device_of_run(run: TrainingRun) -> DeviceStep:
     """A device as a run of one measured it: totals over steps, and how much these vary.
 
     Raises `UsageError` for a run of several devices, or without phases or parameters.
@@ -239,7 +239,7 @@ def device_of_run(run: TrainingRun) -> Device:
     local = run.ranks[0].local
     # The spread of the middle: checkpoints and first steps are not what every step varies by.
     jitter = 1.4826 * mad(local) / median(local) if len(local) > 1 else 0.0
-    return Device(
+    return DeviceStep(
         compute_s=compute,
         backward_s=each.get("backward", 0.0),
         batch=run.batch,
@@ -255,7 +255,7 @@ def _notable(waited: float, compute: float) -> float:
     return waited if waited >= NOTABLE_WAIT * (compute + waited) else 0.0
 
 
-def with_several(device: Device, run: TrainingRun) -> Device:
+def with_several(device: DeviceStep, run: TrainingRun) -> DeviceStep:
     """A device that also knows what a step took in a run of several.
 
     Raises `UsageError` for a run of one, of another batch, or without phases.
@@ -275,7 +275,7 @@ def with_several(device: Device, run: TrainingRun) -> Device:
     return replace(device, seen=(run.devices, seconds + _notable(waited, seconds)))
 
 
-def with_batch(device: Device, batch: int) -> Device:
+def with_batch(device: DeviceStep, batch: int) -> DeviceStep:
     """A device on another batch, as if every sample took what it takes in the measured one."""
     times = batch / device.batch
     return replace(
@@ -289,7 +289,7 @@ def with_batch(device: Device, batch: int) -> Device:
     )
 
 
-def assumptions_of(device: Device, network: Network) -> list[str]:
+def assumptions_of(device: DeviceStep, network: Network) -> list[str]:
     """What a prediction takes for given."""
     compute, backward = format_seconds(device.compute_s), format_seconds(device.backward_s)
     inside, between = (
@@ -348,7 +348,7 @@ def assumptions_of(device: Device, network: Network) -> list[str]:
     return [f"{line[:1].upper()}{line[1:]}." for line in lines]
 
 
-def _contradicted(device: Device, network: Network) -> bool:
+def _contradicted(device: DeviceStep, network: Network) -> bool:
     """Whether a step of several was seen to take less than the model needs."""
     if device.seen is None:
         return False
@@ -356,7 +356,7 @@ def _contradicted(device: Device, network: Network) -> bool:
     return seconds < (1 - _ROUNDED) * _explained(device, network, n)
 
 
-def _of_seen(device: Device, network: Network, n: int, seconds: float) -> str:
+def _of_seen(device: DeviceStep, network: Network, n: int, seconds: float) -> str:
     """What a measured step of several devices adds to the model, or that the two contradict."""
     took, needed = (
         f"a step of {n} devices took {format_seconds(seconds)}",

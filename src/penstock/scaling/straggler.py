@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..instruments import PHASES, Interval, mad, median_interval
-from .study import Rank, TrainingRun
+from .runs import Rank, TrainingRun
 
 WAIT = "communication"
 _OWN = tuple(phase for phase in PHASES if phase != WAIT)

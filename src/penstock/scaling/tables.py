@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from .study import Study, TrainingRun
+from .runs import TrainingRun
+from .study import Study
 
 WIDE, NARROW = 100, 80
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...base import UsageError
-from ..study import TrainingRun
+from ..runs import TrainingRun
 from .tracked import NAMES_OF_TRACKERS, Say, Series, known_fields, tracked_run
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 
 from ...base import UsageError
-from ..study import Status, TrainingRun
+from ..runs import Status, TrainingRun
 from .tracked import Say, Series, known_fields, tracked_run
 
 _MLFLOW: Mapping[str, Status] = {"FINISHED": "complete", "FAILED": "crashed", "KILLED": "cancelled"}

@@ -13,8 +13,8 @@ from typing import Any
 from ...base import ARGS, STEPS, UsageError, read_json
 from ...instruments import read_ledger
 from ...training import EVENTS, read_events
+from ..runs import Status, TrainingRun
 from ..straggler import WAIT, rank_of
-from ..study import Status, TrainingRun
 from .settings import plain, settings_of
 
 _STATUS: Mapping[str, Status] = {"complete": "complete", "stopped": "stopped"}

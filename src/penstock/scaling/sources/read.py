@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from ...base import RESULTS, UsageError, read_json
 from ...instruments import LEDGER_FILE
-from ..study import TrainingRun
+from ..runs import TrainingRun
 from .comet import Archive, comet_archive, comet_experiments, comet_runs
 from .mlflow import mlflow_files, mlflow_sqlite
 from .ours import results_run, rows_of, runs_of_ledger

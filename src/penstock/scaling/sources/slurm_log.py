@@ -24,7 +24,7 @@ from pathlib import Path
 
 from ...base import UsageError
 from ...instruments import PHASES
-from ..study import A_GPU, Rank, Status, TrainingRun
+from ..runs import A_GPU, Rank, Status, TrainingRun
 from .settings import settings_of
 
 _CHUNK = 1 << 20

@@ -23,7 +23,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from ..study import Status, TrainingRun
+from ..runs import Status, TrainingRun
 from .settings import settings_of
 
 Say = Callable[[str], None]
