@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import sqlite3
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.scaling.runs import TrainingRun
-from penstock.scaling.sources.comet import comet_archive, comet_experiments, comet_runs
-from penstock.scaling.sources.mlflow import mlflow_files, mlflow_sqlite
+from penstock.scaling.sources.comet import comet_archive, comet_experiment, comet_runs
+from penstock.scaling.sources.mlflow import mlflow_database, mlflow_files
+from penstock.scaling.sources.tracked import TrackedRun, training_runs
 from penstock.scaling.tables import run_mark
 
 ASKED = {"world_size": "2", "batch_size": "8", "epochs": "3", "device": "auto"}
 
 
-def quiet(sentence: str) -> None: ...
+def read(runs: Iterable[TrackedRun]) -> list[TrainingRun]:
+    return list(training_runs(runs, Path("tracker"), lambda sentence: None))
 
 
 def database(path: Path, tags: dict[str, str]) -> Path:
@@ -62,11 +65,13 @@ def archive(path: Path, tags: dict[str, str]) -> Path:
 def test_the_device_that_was_found_counts_and_not_the_one_asked_for(
     tmp_path: Path, tags: dict[str, str], device: str | None
 ) -> None:
-    (one,) = mlflow_sqlite(database(tmp_path / "a.db", tags), quiet)
-    (two,) = mlflow_files(folder(tmp_path / "mlruns", tags), quiet)
-    (three,) = comet_experiments(comet_archive(archive(tmp_path / "a.zip", tags)), quiet)
-    assert [run.device for run in (one, two, three)] == [device] * 3
-    assert [run.devices for run in (one, two, three)] == [2] * 3
+    runs = read([
+        *mlflow_database(database(tmp_path / "a.db", tags)),
+        *mlflow_files(folder(tmp_path / "mlruns", tags)),
+        comet_experiment(comet_archive(archive(tmp_path / "a.zip", tags))),
+    ])  # fmt: skip
+    assert [run.device for run in runs] == [device] * 3
+    assert [run.devices for run in runs] == [2] * 3
 
 
 # --- Comet tells when each metric came ------------------------------------------------------------
@@ -82,7 +87,7 @@ def scored(epochs: int, *, first: float | None = None, planned: int = 3) -> list
         at = 1e12 + 1e3 * first
         rows.append({"metricName": "train_loss", "metricValue": 1, "timestamp": at, "step": 1})
     told = {"parameters": {"num_gpus": 2, "epochs": planned}, "metrics": rows}
-    return list(comet_runs([told], Path("c.json"), quiet))
+    return read(comet_runs([told], Path("c.json")))
 
 
 def test_the_epoch_before_the_first_metric_is_not_in_the_time() -> None:
@@ -110,4 +115,4 @@ def test_the_epoch_before_the_first_metric_is_not_in_the_time() -> None:
     ],
 )
 def test_what_is_no_export_of_comet_is_no_defect_of_ours(value: object) -> None:
-    assert all(not run.complete for run in comet_runs(value, Path("c.json"), quiet))
+    assert all(not run.complete for run in read(comet_runs(value, Path("c.json"))))

@@ -3,142 +3,143 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
-import re
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...base import UsageError
-from ..runs import TrainingRun
-from .tracked import NAMES_OF_TRACKERS, Say, Series, known_fields, tracked_run
+from .tracked import NAMES_OF_TRACKERS, Series, TrackedRun
+
+_SPELLINGS: Mapping[str, tuple[str, ...]] = {
+    "experiment": ("experimentKey", "experiment_key", "experiment"),
+    "name": ("experimentName", "name", "Name"),
+    "parameters": ("parameters", "params"),
+    "metric": ("metricName", "metric"),
+    "value": ("metricValue", "value"),
+    "setting": ("valueCurrent", "value"),
+    "time": ("timestamp",),
+    "step": ("step", "epoch"),
+    "duration": ("duration", "Duration"),
+}
+"""The names of a field, as Comet's API, its exports and its page write them."""
 
 
-def comet_runs(value: Any, path: Path, say: Say) -> Iterator[TrainingRun]:
+def comet_runs(value: Any, path: Path) -> Iterator[TrackedRun]:
     """Experiments of a JSON or the rows of a CSV.
 
     Either one entry for each value of a metric, ``metricName``, ``metricValue`` and ``timestamp``,
     with an ``experimentKey`` where there are several; or one entry for each experiment, with a
     field for each parameter and metric.
     """
-    return known_fields(_in_export(value, path), path, say)
-
-
-def _in_export(value: Any, path: Path) -> Iterator[TrainingRun | None]:
     if isinstance(value, dict):
         value = [value] if "metrics" in value else list(value.values())
-    if not isinstance(value, list):
+    entries = (
+        [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+    )
+    if not entries:
         return
-    entries = [entry for entry in value if isinstance(entry, dict)]
-    if entries and all(isinstance(entry.get("metrics"), list) for entry in entries):
+    if all(isinstance(entry.get("metrics"), list) for entry in entries):
         for number, entry in enumerate(entries):
-            key = str(entry.get("experimentKey") or entry.get("name") or f"{path.stem}-{number}")
-            name = str(entry.get("experimentName") or entry.get("name") or key)
-            yield _comet_run(path, key, name, _comet_parameters(entry), entry["metrics"])
-    elif entries and all(_field(entry, "metricName", "metric") for entry in entries):
-        own: dict[str, list[dict[str, Any]]] = {}
+            key = str(_field(entry, "experiment", "name") or f"{path.stem}-{number}")
+            name = str(_field(entry, "name") or key)
+            yield _experiment(path, key, name, _parameters(entry), entry["metrics"])
+    elif all(_field(entry, "metric") for entry in entries):
+        by_key = defaultdict[str, list[dict[str, Any]]](list)
         for entry in entries:
-            key = _field(entry, "experimentKey", "experiment_key", "experiment") or path.stem
-            own.setdefault(str(key), []).append(entry)
-        for key, rows in own.items():
-            told = {k: str(v) for k, v in rows[0].items() if v not in (None, "")}
-            yield _comet_run(path, key, key, told, rows)
-    elif any(name in _lower(entry) for entry in entries for name in NAMES_OF_TRACKERS["devices"]):
+            by_key[str(_field(entry, "experiment") or path.stem)].append(entry)
+        for key, rows in by_key.items():
+            yield _experiment(path, key, key, _texts(rows[0]), rows)
+    elif any(name in _names(entry) for entry in entries for name in NAMES_OF_TRACKERS["devices"]):
         for number, entry in enumerate(entries):
-            key = str(_field(entry, "experimentKey", "experiment_key", "Name") or number)
-            yield _comet_row(path, key, entry)
+            key = str(_field(entry, "experiment", "name") or number)
+            duration = _field(entry, "duration")
+            seconds = None if duration is None else _seconds(str(duration))
+            yield TrackedRun(path, key, key, _texts(entry), {}, None, 0.0, seconds)
 
 
-@dataclass
-class Archive:
-    """Of an experiment that Comet kept where it had no network; of one that went on, a part."""
+@dataclass(frozen=True)
+class CometArchive:
+    """An experiment that Comet kept where it had no network, or a part of one that went on."""
 
     path: Path
     key: str
-    parameters: dict[str, str] = field(default_factory=dict)
+    parameters: Mapping[str, str]
     """A later part has none."""
-    metrics: list[dict[str, Any]] = field(default_factory=list)
+    metrics: Sequence[Mapping[str, Any]]
 
 
-def comet_archive(path: Path) -> list[Archive]:
+def comet_archive(path: Path) -> list[CometArchive]:
     """What an archive holds: one experiment's, or nothing."""
+    payloads = defaultdict[str, list[dict[str, Any]]](list)
     try:
         with zipfile.ZipFile(path) as archive:
             if "messages.json" not in archive.namelist():
                 return []
             about = json.loads(archive.read("experiment.json"))
-            messages = [json.loads(line) for line in archive.read("messages.json").splitlines()]
-        found = Archive(path, str(about.get("offline_id") or path.stem))
-        others: dict[str, str] = {}
-        for message in messages:
-            told = message["payload"]
-            if message["type"] == "metric_msg":
-                found.metrics.append({**told["metric"], "timestamp": told["local_timestamp"]})
-            elif message["type"] == "parameter_msg":
-                found.parameters[told["param"]["paramName"]] = str(told["param"]["paramValue"])
-            elif message["type"] == "log_other":
-                others[told["key"]] = str(told["value"])
-        found.parameters |= others
+            for line in archive.read("messages.json").splitlines():
+                message = json.loads(line)
+                payloads[message["type"]].append(message["payload"])
+        asked = (payload["param"] for payload in payloads["parameter_msg"])
+        parameters = {param["paramName"]: str(param["paramValue"]) for param in asked}
+        others = {payload["key"]: str(payload["value"]) for payload in payloads["log_other"]}
+        metrics = [
+            {**payload["metric"], "timestamp": payload["local_timestamp"]}
+            for payload in payloads["metric_msg"]
+        ]
+        key = str(about.get("offline_id") or path.stem)
     except (zipfile.BadZipFile, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{path} is not an archive of Comet: {error!r}") from error
-    return [found]
+    return [CometArchive(path, key, parameters | others, metrics)]
 
 
-def comet_experiments(archives: Iterable[Archive], say: Say) -> Iterator[TrainingRun]:
-    """A run for each experiment, the parts of one that went on taken together."""
-    parts: dict[str, list[Archive]] = {}
+def experiments_of(archives: Iterable[CometArchive]) -> list[list[CometArchive]]:
+    """The archives of each experiment, in the order in which they were read."""
+    parts = defaultdict[str, list[CometArchive]](list)
     for archive in archives:
-        parts.setdefault(archive.key, []).append(archive)
-    for key, own in parts.items():
-        told = {name: value for part in own for name, value in part.parameters.items()}
-        rows = [row for part in own for row in part.metrics]
-        path = own[0].path
-        # Between its parts it did not train, so its first and last moment tell nothing.
-        yield from known_fields([_comet_run(path, key, key, told, rows, len(own) == 1)], path, say)
+        parts[archive.key].append(archive)
+    return list(parts.values())
 
 
-def _comet_row(path: Path, key: str, entry: Mapping[str, Any]) -> TrainingRun | None:
-    """An experiment in a row of fields."""
-    told = {name: str(value) for name, value in entry.items() if value not in (None, "")}
-    duration = told.get("duration") or told.get("Duration")
-    ended = _duration(duration) if duration else None
-    return tracked_run(f"{path} {key}", key[:8], key, told, {}, None, 0.0, ended)
+def comet_experiment(parts: Sequence[CometArchive]) -> TrackedRun:
+    """The run of an experiment, its parts taken together."""
+    first = parts[0]
+    parameters = {name: value for part in parts for name, value in part.parameters.items()}
+    rows = [row for part in parts for row in part.metrics]
+    # Between its parts it did not train, so its first and last moment tell nothing.
+    return _experiment(first.path, first.key, first.key, parameters, rows, len(parts) == 1)
 
 
-def _comet_run(
+def _experiment(
     path: Path,
     key: str,
     name: str,
-    told: Mapping[str, str],
+    parameters: Mapping[str, str],
     rows: Iterable[Any],
     at_a_stretch: bool = True,
-) -> TrainingRun | None:
-    metrics: dict[str, Series] = {}
-    times: list[float] = []
+) -> TrackedRun:
+    metrics = defaultdict[str, Series](list)
     for row in rows:
-        if not isinstance(row, Mapping):
-            continue
-        metric = _field(row, "metricName", "metric", "name")
-        value = _field(row, "metricValue", "value")
-        try:
-            number, time = float(value), float(_field(row, "timestamp") or "nan")
-            step = int(float(_field(row, "step", "epoch") or 0))
-        except (TypeError, ValueError, OverflowError):
-            continue
-        # Comet's times are milliseconds.
-        time = time / 1e3 if time > 1e11 else time
-        metrics.setdefault(str(metric), []).append((step, number, time))
-        times += [time] if math.isfinite(time) else []
+        # A row that is none, or that holds no number, is passed over.
+        with contextlib.suppress(AttributeError, TypeError, ValueError, OverflowError):
+            number, time = float(_field(row, "value")), float(_field(row, "time") or "nan")
+            step = int(float(_field(row, "step") or 0))
+            # Comet's times are milliseconds.
+            time = time / 1e3 if time > 1e11 else time
+            metrics[str(_field(row, "metric", "name"))].append((step, number, time))
     for series in metrics.values():
         series.sort(key=lambda point: point[2] if math.isfinite(point[2]) else 0.0)
-    timed = at_a_stretch and len(times) > 1
-    began, ended = (min(times), max(times)) if timed else (None, None)
-    missing = timed and _first_epoch_is_missing(metrics, min(times))
-    about = (f"{path} {key}", key[:8], name, told, metrics)
-    return tracked_run(*about, None, began, ended, missing)
+    times = [time for points in metrics.values() for _, _, time in points if math.isfinite(time)]
+    about = (path, key, name, parameters, metrics, None)
+    if not at_a_stretch or len(times) < 2:
+        return TrackedRun(*about)
+    began, ended = min(times), max(times)
+    return TrackedRun(*about, began, ended, _first_epoch_is_missing(metrics, began))
 
 
 def _first_epoch_is_missing(metrics: Mapping[str, Series], began: float) -> bool:
@@ -156,32 +157,31 @@ def _first_epoch_is_missing(metrics: Mapping[str, Series], began: float) -> bool
     return scores[0] - began <= epoch / 2
 
 
-def _comet_parameters(entry: Mapping[str, Any]) -> dict[str, str]:
-    told = entry.get("parameters") or entry.get("params") or {}
-    if isinstance(told, Mapping):
-        return {str(name): str(value) for name, value in told.items()}
-    return {
-        str(row.get("name")): str(row.get("valueCurrent", row.get("value")))
-        for row in (told if isinstance(told, list) else ())
-        if isinstance(row, Mapping)
-    }
+def _parameters(entry: Mapping[str, Any]) -> dict[str, str]:
+    """Those of an entry, given by name or as rows of a name and a value."""
+    given = _field(entry, "parameters")
+    if isinstance(given, list):
+        rows = [row for row in given if isinstance(row, Mapping)]
+        given = {_field(row, "name"): _field(row, "setting") for row in rows}
+    return _texts(given) if isinstance(given, Mapping) else {}
 
 
-def _field(row: Mapping[str, Any], *names: str) -> Any:
+def _texts(entry: Mapping[Any, Any]) -> dict[str, str]:
+    return {str(name): str(value) for name, value in entry.items() if value not in (None, "")}
+
+
+def _field(row: Mapping[str, Any], *fields: str) -> Any:
+    """The first of these that a row holds, by whatever name."""
+    names = (name for field in fields for name in _SPELLINGS[field])
     return next((row[name] for name in names if row.get(name) not in (None, "")), None)
 
 
-def _lower(entry: Mapping[str, Any]) -> set[str]:
+def _names(entry: Mapping[str, Any]) -> set[str]:
     return {str(name).lower().replace(" ", "_") for name in entry}
 
 
-def _duration(text: str) -> float | None:
+def _seconds(text: str) -> float | None:
     """Seconds from ``362.45``, or from ``00:06:02``."""
-    if re.fullmatch(r"\d{1,6}(:\d{1,2}){1,2}", text):
-        seconds = 0
-        for part in text.split(":"):
-            seconds = 60 * seconds + int(part)
-        return float(seconds)
     with contextlib.suppress(ValueError):
-        return float(text)
+        return functools.reduce(lambda sum_, part: 60 * sum_ + float(part), text.split(":"), 0.0)
     return None

@@ -1,6 +1,6 @@
 """Where runs are read from: what a file or a folder is, by what it holds.
 
-    output of a SLURM job        `scaling_logs`
+    output of a SLURM job        `slurm_log`
     training_results.json        a run's folder, or any number of them below a folder
     records.jsonl                a ledger: its launches of scenario ``train``
     MLflow                       a store of files (``mlruns``) or a database of SQLite
@@ -14,21 +14,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from itertools import chain
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from ...base import RESULTS, UsageError, read_json
 from ...instruments import LEDGER_FILE
 from ..runs import TrainingRun
-from .comet import Archive, comet_archive, comet_experiments, comet_runs
-from .mlflow import mlflow_files, mlflow_sqlite
+from .comet import CometArchive, comet_archive, comet_experiment, comet_runs, experiments_of
+from .mlflow import mlflow_database, mlflow_files
+from .once import contradiction, each_once
 from .ours import results_run, rows_of, runs_of_ledger
 from .slurm_log import read_log
-from .tracked import Say
+from .tracked import Say, training_runs
 
-_Found = TypeVar("_Found")
+Contents = TrainingRun | CometArchive
+"""What a file holds. The parts of an experiment that went on are archives of their own."""
+_Item = TypeVar("_Item")
+_Held = TypeVar("_Held")
 
 
 def read_runs(paths: Sequence[Path], say: Say = lambda sentence: None) -> list[TrainingRun]:
@@ -40,35 +43,36 @@ def read_runs(paths: Sequence[Path], say: Say = lambda sentence: None) -> list[T
     for path in paths:
         if not os.path.lexists(path):  # a link to nothing may come of a shell's pattern
             raise UsageError(f"{path} cannot be read: No such file or directory")
-    runs: list[TrainingRun] = []
-    parts: list[Archive] = []
-    why_not: list[UsageError] = []
-    for path in dict.fromkeys(paths):
-        before = len(runs) + len(parts)
-        try:
-            # The parts of an experiment that went on are archives of their own.
-            if path.suffix == ".zip" and path.is_file():
-                parts += comet_archive(path)
-            else:
-                runs += list(_read(path, say))
-            if len(runs) + len(parts) == before:
-                raise _holds_none(path)
-        except UsageError as error:
-            why_not.append(error)
-    runs += comet_experiments(parts, say)
+    refused: list[UsageError] = []
+    contents = list(_each(dict.fromkeys(paths), partial(_read_path, say=say), refused.append))
+    runs = [run for run in contents if isinstance(run, TrainingRun)]
+    parts = experiments_of(part for part in contents if isinstance(part, CometArchive))
+    runs += _each(parts, partial(_read_experiment, say=say), refused.append)
     if not runs:
-        raise why_not[0] if why_not else _holds_none(paths[0])
-    for why in why_not:
+        raise refused[0] if refused else _holds_none(paths[0])
+    for why in refused:
         say(f"{why}; it is passed over")
-    kept, twice = _once(runs)
+    kept, twice = each_once(runs)
     if twice:
         more = f" and {len(twice) - 3} more" if len(twice) > 3 else ""
-        told = f"{len(runs)} runs are read, and {len(kept)} count{'s' * (len(kept) == 1)}"
-        say(f"{told}: {', '.join(twice[:3])}{more}")
-    for run in kept:
-        if contradiction := _contradiction(run):
-            say(contradiction)
+        counts = f"{len(runs)} runs are read, and {len(kept)} count{'s' * (len(kept) == 1)}"
+        say(f"{counts}: {', '.join(twice[:3])}{more}")
+    for sentence in filter(None, map(contradiction, kept)):
+        say(sentence)
     return sorted(kept, key=lambda run: (run.devices, run.nodes or 0, run.job, run.restarts))
+
+
+def _each(
+    items: Iterable[_Item],
+    read: Callable[[_Item], Iterable[_Held]],
+    refuse: Callable[[UsageError], None],
+) -> Iterator[_Held]:
+    """What each item holds; ``refuse`` takes the error of one that cannot be read."""
+    for item in items:
+        try:
+            yield from list(read(item))
+        except UsageError as error:
+            refuse(error)
 
 
 def _holds_none(path: Path) -> UsageError:
@@ -78,123 +82,71 @@ def _holds_none(path: Path) -> UsageError:
     )
 
 
-def _once(runs: Iterable[TrainingRun]) -> tuple[list[TrainingRun], list[str]]:
-    """Runs that are told of twice, once, and which these were.
-
-    A ledger, a tracker and a folder know the time to its last digit, which no two runs share. A log
-    knows two digits: it is dropped where one of the others is of the same job and devices, and of
-    the same attempt or time. Of two logs of a job and of one time, one is a copy, or its job came
-    back with nothing left to do and told its times again. How busy the GPUs were is kept, whoever
-    knew it.
-    """
-    exact: dict[str, TrainingRun] = {}
-    rest: dict[str, TrainingRun] = {}
-    twice: list[str] = []
-
-    def same(run: TrainingRun, other: TrainingRun) -> TrainingRun:
-        if run.source == other.source:
-            twice.append(f"{run.source} tells of job {run.job} twice")
-        else:
-            twice.append(f"{other.source} is of the run in {run.source}")
-        return replace(run, utilisation=run.utilisation or other.utilisation)
-
-    for run in runs:
-        if run.seconds is None or abs(100 * run.seconds - round(100 * run.seconds)) < 1e-6:
-            attempt = None if run.complete else (run.restarts, run.epochs, run.status)
-            known, key = rest, str((run.job, run.devices, run.seconds, attempt))
-        else:
-            known, key = exact, str((run.devices, run.seconds))
-        other = known.get(key)
-        if other is None:
-            known[key] = run
-        else:
-            known[key] = same(*(run, other) if len(run.ranks) > len(other.ranks) else (other, run))
-    logs: list[TrainingRun] = []
-    for log in rest.values():
-        own = [key for key, run in exact.items() if _logged(run, log)]
-        for key in own[:1]:
-            exact[key] = same(exact[key], log)
-        logs += () if own else (log,)
-    return [*exact.values(), *logs], twice
-
-
-def _logged(run: TrainingRun, log: TrainingRun) -> bool:
-    """Whether a log is of a run that something else knows more exactly."""
-    alike = log.seconds and run.seconds and abs(log.seconds - run.seconds) < 0.006
-    own = (log.job, log.devices) == (run.job, run.devices)
-    return own and bool(alike or log.restarts == run.restarts)
-
-
-def _contradiction(run: TrainingRun) -> str | None:
-    """Of a time and what an epoch took: words that several ranks wrote at once, or a resumed run
-    that does not say so."""
-    if not (run.complete and run.seconds and run.epochs and run.epoch_seconds):
-        return None
-    whole = run.epochs * run.epoch_seconds
-    if abs(run.seconds - whole) <= 0.006 * run.epochs + 0.02 * run.seconds:
-        return None
-    return (
-        f"{run.source}: {run.seconds:.2f} s in all are not {run.epochs} epochs of "
-        f"{run.epoch_seconds:.2f} s; one of the two is wrong, and then so is the speed-up"
-    )
-
-
-def _read(path: Path, say: Say) -> Iterator[TrainingRun]:
+def _read_path(path: Path, say: Say) -> list[Contents]:
+    """All that a path holds, which is something."""
     try:
-        if path.is_dir():
-            yield from _read_folder(path, say)
-            return
-        if path.exists() and not path.is_file():  # a pipe would keep whoever opens it
+        if path.exists() and not path.is_dir() and not path.is_file():
+            # A pipe would keep whoever opens it.
             raise UsageError(f"{path} is neither a file nor a folder")
-        with path.open("rb") as file:
-            head = file.read(4096)
+        contents = list((_read_folder if path.is_dir() else _read_file)(path, say))
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    if not contents:
+        raise _holds_none(path)
+    return contents
+
+
+def _read_file(path: Path, say: Say) -> Iterable[Contents]:
+    """What a file holds, by its first bytes, its name, or else its lines."""
+    with path.open("rb") as file:
+        head = file.read(4096)
     if head.startswith(b"SQLite format 3\0"):
-        yield from mlflow_sqlite(path, say)
-    elif head.startswith(b"PK\x03\x04"):
-        yield from comet_experiments(comet_archive(path), say)
-    elif path.name.endswith((".jsonl", ".jsonl.gz")):
-        yield from runs_of_ledger(path)
-    elif path.suffix == ".csv":
-        yield from comet_runs(rows_of(path), path, say)
-    elif path.suffix == ".json":
-        yield from _read_json(path, say)
-    elif runs := read_log(path):  # which may begin with "[rank: 0]", as JSON does
-        yield from runs
-    elif head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
-        yield from _or_pass(path, lambda path: _read_json(path, say), lambda sentence: None)
+        return training_runs(mlflow_database(path), path, say)
+    if head.startswith(b"PK\x03\x04") or path.suffix == ".zip":
+        return comet_archive(path)
+    if path.name.endswith((".jsonl", ".jsonl.gz")):
+        return runs_of_ledger(path)
+    if path.suffix == ".csv":
+        return training_runs(comet_runs(rows_of(path), path), path, say)
+    if path.suffix == ".json":
+        return _read_json(path, say)
+    runs = read_log(path)  # which may begin with "[rank: 0]", as JSON does
+    if runs or not head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
+        return runs
+    return _each([path], partial(_read_json, say=say), lambda error: None)
 
 
-def _read_json(path: Path, say: Say) -> Iterator[TrainingRun]:
+def _read_json(path: Path, say: Say) -> Iterable[TrainingRun]:
     value = read_json(path)
     if isinstance(value, dict) and "world_size" in value:
-        yield results_run(value, str(path), path.parent)
-    else:
-        yield from comet_runs(value, path, say)
+        return [results_run(value, str(path), path.parent)]
+    return training_runs(comet_runs(value, path), path, say)
 
 
-def _read_folder(folder: Path, say: Say) -> Iterator[TrainingRun]:
+def _read_experiment(parts: Sequence[CometArchive], say: Say) -> Iterator[TrainingRun]:
+    return training_runs([comet_experiment(parts)], parts[0].path, say)
+
+
+def _read_folder(folder: Path, say: Say) -> Iterator[Contents]:
     """Everything below a folder that is known for what it is by its name."""
     if (folder / RESULTS).is_file():
-        yield results_run(read_json(folder / RESULTS), str(folder), folder)
+        yield from _results_of(folder / RESULTS)
         return
     if (folder / LEDGER_FILE).is_file():
         yield from runs_of_ledger(folder)
         return
-    readers: tuple[tuple[Iterable[Path], Callable[[Path], Iterable[TrainingRun]]], ...] = (
+    readers: tuple[tuple[Iterable[Path], Callable[[Path], Iterable[Contents]]], ...] = (
         (_files(folder, f"**/{RESULTS}"), _results_of),
         (_files(folder, f"**/{LEDGER_FILE}"), runs_of_ledger),
-        (_of_trackers(folder, "**/*.db"), lambda path: mlflow_sqlite(path, say)),
+        (_of_trackers(folder, "**/*.db"), lambda p: training_runs(mlflow_database(p), p, say)),
         (_files(folder, "**/*.out"), read_log),
         (_files(folder, "**/*.log"), _training_log),
-        ([folder], lambda path: mlflow_files(path, say)),
+        ([folder], lambda p: training_runs(mlflow_files(p), p, say)),
+        (_of_trackers(folder, "**/*.zip"), comet_archive),
     )
     for paths, read in readers:
-        for path in paths:
-            yield from _or_pass(path, read, say)
-    parts = (_or_pass(path, comet_archive, say) for path in _of_trackers(folder, "**/*.zip"))
-    yield from comet_experiments(chain.from_iterable(parts), say)
+        # Nobody asked by name for what lies below a folder: it may be of something else.
+        yield from _each(paths, read, lambda error: say(f"{error}; it is passed over"))
 
 
 def _results_of(path: Path) -> list[TrainingRun]:
@@ -213,14 +165,5 @@ def _files(folder: Path, pattern: str) -> list[Path]:
 
 def _of_trackers(folder: Path, pattern: str) -> list[Path]:
     """Files outside of the folders of runs, which tell more than what trackers keep in them."""
-    found = _files(folder, pattern)
-    return [path for path in found if not any((p / RESULTS).is_file() for p in path.parents)]
-
-
-def _or_pass(path: Path, read: Callable[[Path], Iterable[_Found]], say: Say) -> list[_Found]:
-    """What a file holds, or nothing where it is of something else: nobody asked for it by name."""
-    try:
-        return list(read(path))
-    except UsageError as error:
-        say(f"{error}; it is passed over")
-        return []
+    files = _files(folder, pattern)
+    return [path for path in files if not any((p / RESULTS).is_file() for p in path.parents)]

@@ -3,9 +3,9 @@
     metrics     by name, each a series of (step, value, time)
     parameters  by name, as text
 
-Trainings name the same things differently; `_NAMES` holds the spellings. What a tracker was told of
-a run's environment goes before its parameters: there stands the device that was found, and not the
-one that was asked for.
+Trainings name the same things differently; `NAMES_OF_TRACKERS` holds the spellings. What a tracker
+was told of a run's environment goes before its parameters: there stands the device that was found,
+and not the one that was asked for.
 
 Where no metric holds the training time, a run's own begin and end stand for it. Comet exports
 neither, so they are its first metric and its last. Where nothing was told until the first epoch was
@@ -21,6 +21,8 @@ import contextlib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from ..runs import Status, TrainingRun
@@ -45,115 +47,142 @@ NAMES_OF_TRACKERS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def tracked_run(
-    source: str,
-    job: str,
-    name: str,
-    parameters: Mapping[str, str],
-    metrics: Mapping[str, Series],
-    status: Status | None,
-    began: float | None,
-    ended: float | None,
-    missing: bool = False,
-) -> TrainingRun | None:
-    """A run from what a tracker kept of it; None where its number of devices is not known.
+@dataclass(frozen=True)
+class TrackedRun:
+    """A run as its tracker kept it."""
 
-    ``status`` is None where the tracker does not tell how the run ended; ``missing``: its first
-    epoch was over when it ``began``.
-    """
-    # The last part of a name: Comet puts "train/" and the like before it.
-    told = {key.lower().rpartition("/")[2].replace(" ", "_"): v for key, v in parameters.items()}
-    series = {key.lower().rpartition("/")[2]: values for key, values in metrics.items()}
+    path: Path
+    key: str
+    """The tracker's own name for the run, by which it is told from all others."""
+    name: str
+    parameters: Mapping[str, str]
+    metrics: Mapping[str, Series]
+    status: Status | None = None
+    """None where the tracker does not tell how the run ended."""
+    began: float | None = None
+    ended: float | None = None
+    first_epoch_missing: bool = False
+    """The first epoch was over when the run ``began``."""
 
-    def number(what: str) -> float | None:
-        for key in NAMES_OF_TRACKERS[what]:
-            if key in told:
-                with contextlib.suppress(ValueError):
-                    return float(told[key])
-            if found := values(key):
-                return found[-1]
-        return None
+    @cached_property
+    def texts(self) -> dict[str, str]:
+        """Parameters by the last part of their name: Comet puts "train/" and the like before it."""
+        return {
+            key.lower().rpartition("/")[2].replace(" ", "_"): value
+            for key, value in self.parameters.items()
+        }
 
-    def whole(what: str) -> int | None:
-        value = number(what)
-        return int(value) if value is not None and 0 < value < 1e15 else None
+    @cached_property
+    def series(self) -> dict[str, Series]:
+        """Metrics by the last part of their name."""
+        return {key.lower().rpartition("/")[2]: points for key, points in self.metrics.items()}
 
-    def values(key: str) -> list[float]:
-        return [value for value in told_of(key) if math.isfinite(value)]
-
-    def told_of(key: str) -> list[float]:
-        points = [(step, value) for step, value, _ in series.get(key, ())]
+    def all_values(self, metric: str) -> list[float]:
+        """A value for each step, the last that was told of it."""
+        points = [(step, value) for step, value, _ in self.series.get(metric, ())]
         # A run that went on may have told a step again; where none was told, all are 0.
         by_step = dict(points)
         return list(by_step.values()) if len(by_step) > 1 else [value for _, value in points]
 
-    def scores(key: str) -> list[float]:
-        single = number(key)
-        return values(key) or [v for v in (single,) if v is not None and math.isfinite(v)]
+    def values(self, metric: str) -> list[float]:
+        """What of these is finite."""
+        return [value for value in self.all_values(metric) if math.isfinite(value)]
 
-    seconds, by_epoch = number("seconds"), values("train_s")
-    if own := values("training_s"):
-        seconds = own[-1] + sum(values("validation_s")[-1:])
-    elif seconds is None and by_epoch:
-        seconds = sum(by_epoch) + sum(values("val_s"))
-    epochs_less = 0
-    if seconds is None and began is not None and ended is not None:
-        seconds, epochs_less = ended - began, int(missing)
-    used = [
-        value
-        for key, points in series.items()
-        if re.search(r"gpu.*util", key)
-        for _, value, _ in points
-        if math.isfinite(value)
-    ]
-    planned = None if told.get("max_steps") else whole("epochs")
-    done = len(by_epoch) or whole("done") or len(told_of("val_loss")) or None
+    def number(self, what: str) -> float | None:
+        """The parameter of any of these names, or the last value of such a metric."""
+        for key in NAMES_OF_TRACKERS[what]:
+            with contextlib.suppress(KeyError, ValueError):
+                return float(self.texts[key])
+            if values := self.values(key):
+                return values[-1]
+        return None
+
+    def whole(self, what: str) -> int | None:
+        value = self.number(what)
+        return int(value) if value is not None and 0 < value < 1e15 else None
+
+    def scores(self, what: str) -> list[float]:
+        single = self.number(what)
+        return self.values(what) or [v for v in (single,) if v is not None and math.isfinite(v)]
+
+    @property
+    def training_seconds(self) -> float | None:
+        """What the run measured itself: in all, or epoch by epoch."""
+        if training := self.values("training_s"):
+            return training[-1] + sum(self.values("validation_s")[-1:])
+        if (seconds := self.number("seconds")) is not None:
+            return seconds
+        by_epoch = self.values("train_s")
+        return sum(by_epoch) + sum(self.values("val_s")) if by_epoch else None
+
+    @property
+    def diverged(self) -> bool:
+        losses = (points for key, points in self.series.items() if key.endswith("loss"))
+        return any(not math.isfinite(value) for points in losses for _, value, _ in points)
+
+    def status_after(self, done: int | None, planned: int | None) -> Status:
+        """How it ended, by its epochs where the tracker does not tell."""
+        if self.status is not None:
+            return self.status
+        # Our own trainings tell the time of the session only where that is the last.
+        if self.values("session_s") or (done is not None and done == planned):
+            return "complete"
+        return "unfinished" if done and planned else "unknown"
+
+
+def training_runs(tracked: Iterable[TrackedRun], path: Path, say: Say) -> Iterator[TrainingRun]:
+    """Those of which the number of devices is known; ``say`` hears how many of ``path`` are not."""
+    left = 0
+    for run in tracked:
+        devices = run.whole("devices")
+        left += devices is None
+        if devices is not None:
+            yield _training_run(run, devices)
+    if left:
+        say(f"{path}: {left} run{'s' * (left > 1)} without a number of devices, left out")
+
+
+def _training_run(run: TrackedRun, devices: int) -> TrainingRun:
+    planned = None if run.texts.get("max_steps") else run.whole("epochs")
+    done = (
+        len(run.values("train_s")) or run.whole("done") or len(run.all_values("val_loss")) or None
+    )
     if planned and done and done > planned:
         done = None  # these were not scores of epochs
-    if status is None:
-        # Our own trainings tell the time of the session only where that is the last.
-        ended_well = bool(values("session_s")) or (done is not None and done == planned)
-        status = "complete" if ended_well else "unfinished" if done and planned else "unknown"
-    devices, batch = whole("devices"), whole("batch")
-    if devices is None:
-        return None
+    status = run.status_after(done, planned)
     epochs = done or (planned if status == "complete" else None)
-    if epochs is not None and epochs_less:
-        epochs -= 1
-        seconds = seconds if epochs else None
+    seconds = run.training_seconds
+    if seconds is None and run.began is not None and run.ended is not None:
+        seconds = run.ended - run.began
+        if epochs is not None and run.first_epoch_missing:
+            epochs -= 1
+            seconds = seconds if epochs else None
+    batch = run.whole("batch")
+    named = (run.texts.get(key) for key in NAMES_OF_TRACKERS["job"])
+    device = run.texts.get("device")
     return TrainingRun(
-        source=source,
-        job=next((told[key] for key in NAMES_OF_TRACKERS["job"] if told.get(key)), job),
-        name=name,
+        source=f"{run.path} {run.key}",
+        job=next(filter(None, named), run.key[:8]),
+        name=run.name,
         devices=devices,
-        nodes=whole("nodes"),
+        nodes=run.whole("nodes"),
         seconds=seconds,
         epochs=epochs,
         planned_epochs=planned,
-        samples=whole("samples"),
+        samples=run.whole("samples"),
         batch=batch,
-        global_batch=whole("global_batch") or (batch * devices if batch else None),
-        val_loss=min(scores("val_loss"), default=None),
-        val_acc=max(scores("val_acc"), default=None),
-        diverged=any(
-            not math.isfinite(value)
-            for key, points in series.items()
-            if key.endswith("loss")
-            for _, value, _ in points
-        ),
+        global_batch=run.whole("global_batch") or (batch * devices if batch else None),
+        val_loss=min(run.scores("val_loss"), default=None),
+        val_acc=max(run.scores("val_acc"), default=None),
+        diverged=run.diverged,
         status=status,
-        device=None if told.get("device") == "auto" else told.get("device"),
-        utilisation=tuple(used),
-        settings=settings_of(told),
+        device=None if device == "auto" else device,
+        utilisation=tuple(
+            value
+            for key, points in run.series.items()
+            if re.search(r"gpu.*util", key)
+            for _, value, _ in points
+            if math.isfinite(value)
+        ),
+        settings=settings_of(run.texts),
     )
-
-
-def known_fields(runs: Iterable[TrainingRun | None], path: Path, say: Say) -> Iterator[TrainingRun]:
-    """Those of which the number of devices is known."""
-    left = 0
-    for run in runs:
-        left += run is None
-        if run is not None:
-            yield run
-    if left:
-        say(f"{path}: {left} run{'s' * (left > 1)} without a number of devices, left out")
