@@ -59,6 +59,8 @@ _SCORE = re.compile(r"\b(val_loss|val_acc)[= ]([-+0-9.e]+|nan|inf)")
 _DIVERGED = re.compile(r"\b(?:\w+_)?loss(?:_step|_epoch)?[= ][-+]?(?:nan|inf)\b", re.IGNORECASE)
 """Any loss, in a bar of progress or a line of an epoch."""
 _IN_NAME = re.compile(r"([\w-]*?)-epoch=\d+")
+_GLOO = re.compile(r"distributed_backend=gloo$")
+_FIELD = re.compile(r"[^:]*:")
 _SMI_ROW = re.compile(r"MiB\s*/\s*\d+MiB\s*\|\s*(\d{1,3})%")
 _SMI_CSV = re.compile(r"\d{1,3}, *(\d{1,3}) ?%, *\d{1,3} ?%")
 _ENDS: tuple[tuple[str, Status], ...] = (
@@ -87,7 +89,7 @@ _OF_THE_JOB = frozenset({
 class _Attempt:
     """What a job has told since its header."""
 
-    told: dict[str, str] = field(default_factory=dict)
+    fields: dict[str, str] = field(default_factory=dict)
     """The first value of each field."""
     totals: list[float] = field(default_factory=list)
     """Training time, of each rank that printed one."""
@@ -114,16 +116,14 @@ class _Attempt:
     @property
     def trained(self) -> bool:
         """Whether it came to speak of a training, or to an end."""
-        told = {"max epochs", "effective batch size", "batch size", "batch size per gpu"}
-        return bool(self.told.keys() & told or self.totals or self.epochs or self.end)
+        asked = {"max epochs", "effective batch size", "batch size", "batch size per gpu"}
+        return bool(self.fields.keys() & asked or self.totals or self.epochs or self.end)
 
     def count(self, *names: str) -> int | None:
         """The first of these fields that holds a whole number above 0."""
-        for name in names:
-            found = _COUNT.search(_without_commas(self.told.get(name, "")))
-            if found and int(found[0]) > 0:
-                return int(found[0])
-        return None
+        texts = (_without_commas(self.fields.get(name, "")) for name in names)
+        counts = (int(number[0]) for number in map(_COUNT.search, texts) if number)
+        return next((count for count in counts if count > 0), None)
 
 
 def read_log(path: Path) -> list[TrainingRun]:
@@ -137,8 +137,8 @@ def read_log(path: Path) -> list[TrainingRun]:
             if piece.lstrip().startswith("Job ID:") and attempts[-1].trained:
                 attempts.append(_Attempt())
             elif attempts[-1].end not in (None, "crashed") and _ANEW.match(piece):
-                told = attempts[-1].told
-                attempts.append(_Attempt({k: v for k, v in told.items() if k in _OF_THE_JOB}))
+                before = attempts[-1].fields
+                attempts.append(_Attempt({k: v for k, v in before.items() if k in _OF_THE_JOB}))
             _take(attempts[-1], piece)
     last = attempts[-1]
     if len(attempts) == 1 and not last.totals and path.suffix != ".err":
@@ -148,7 +148,7 @@ def read_log(path: Path) -> list[TrainingRun]:
     runs: list[TrainingRun] = []
     for attempt in attempts:
         attempt.device = attempt.device or devices.get(_job(path, attempt))
-        if attempt.trained or "job id" in attempt.told:
+        if attempt.trained or "job id" in attempt.fields:
             job = _job(path, attempt)
             broken = [run for run in runs if run.job == job and run.status != "complete"]
             runs.append(_run(path, attempt, len(broken)))
@@ -175,30 +175,11 @@ def _text(line: bytes) -> str:
 
 
 def _take(attempt: _Attempt, line: str) -> None:
-    """Keep what a line tells."""
-    if line.startswith("Epoch ") and (found := _PROGRESS.match(line)):
-        _take_progress(attempt, line, found)
-    elif (found := _SMI_ROW.search(line)) or (found := _SMI_CSV.match(line)):
-        attempt.utilisation.append(float(found[1]))
-    elif found := _OUR_EPOCH.match(line):
-        attempt.epochs.add(int(found[1]))
-        _take_scores(attempt, line)
-    elif found := _OURS.match(line):
-        attempt.device, attempt.all_steps = found[1], int(found[2])
-    elif found := _STEP.match(line):
-        seconds = _number(found[2])
-        shares = {name: int(percent) for name, percent in _SHARE.findall(line)}
-        if seconds and sum(shares.values()):
-            attempt.phases[int(found[1])] = (seconds[0] / (1000 if found[3] else 1), shares)
-    elif line == "distributed_backend=gloo":  # which is for CPUs, where nobody tells of a GPU
-        attempt.told.setdefault("cuda available", "False")
-    elif ":" in line:
-        for piece in _FIELDS.split(line):
-            name, colon, value = piece.partition(":")
-            if colon:
-                if accumulated := _ACCUMULATED.search(name):
-                    attempt.told.setdefault("accumulated", accumulated[1])
-                _take_field(attempt, _ASIDE.sub("", name).strip().lower(), value.strip())
+    """Keep what a line tells: by the first kind that it is of, and of how the job ended."""
+    for match, keep in _KINDS:
+        if said := match(line):
+            keep(attempt, said)
+            break
     if end := _end(line):
         # What is stopped or cancelled also ends with an error, and SLURM has the last word.
         before = attempt.end
@@ -206,52 +187,104 @@ def _take(attempt: _Attempt, line: str) -> None:
             attempt.end = end
 
 
-def _take_progress(attempt: _Attempt, line: str, found: re.Match[str]) -> None:
-    number, of, done, steps = found.groups()
+def _take_progress(attempt: _Attempt, bar: re.Match[str]) -> None:
+    number, of, done, steps = bar.groups()
     epoch = int(number) - (of is not None)  # "Epoch 50/50" counts from 1, "Epoch 49" from 0
     attempt.steps = int(steps) or attempt.steps
     if attempt.first_epoch is None:
         attempt.first_epoch = epoch
     if done == steps:
         attempt.epochs.add(epoch)
-    _take_scores(attempt, line)
+    _take_scores(attempt, bar.string)
+
+
+def _take_utilisation(attempt: _Attempt, row: re.Match[str]) -> None:
+    attempt.utilisation.append(float(row[1]))
+
+
+def _take_our_epoch(attempt: _Attempt, line: re.Match[str]) -> None:
+    attempt.epochs.add(int(line[1]))
+    _take_scores(attempt, line.string)
+
+
+def _take_our_device(attempt: _Attempt, line: re.Match[str]) -> None:
+    attempt.device, attempt.all_steps = line[1], int(line[2])
+
+
+def _take_phases(attempt: _Attempt, line: re.Match[str]) -> None:
+    shares = {name: int(percent) for name, percent in _SHARE.findall(line.string)}
+    for seconds in _number(line[2]):
+        if seconds and sum(shares.values()):
+            attempt.phases[int(line[1])] = (seconds / (1000 if line[3] else 1), shares)
+
+
+def _take_gloo(attempt: _Attempt, line: re.Match[str]) -> None:
+    """Gloo is for CPUs, where nobody tells of a GPU."""
+    attempt.fields.setdefault("cuda available", "False")
 
 
 def _take_scores(attempt: _Attempt, line: str) -> None:
     attempt.diverged |= _DIVERGED.search(line) is not None
     for name, value in _SCORE.findall(line):
-        kept = attempt.losses if name == "val_loss" else attempt.accuracies
-        kept += [number for number in _number(value) if math.isfinite(number)]
+        scores = attempt.losses if name == "val_loss" else attempt.accuracies
+        scores += filter(math.isfinite, _number(value))
+
+
+def _take_fields(attempt: _Attempt, line: re.Match[str]) -> None:
+    for piece in _FIELDS.split(line.string):
+        name, colon, value = piece.partition(":")
+        if accumulated := colon and _ACCUMULATED.search(name):
+            attempt.fields.setdefault("accumulated", accumulated[1])
+        if colon:
+            _take_field(attempt, _ASIDE.sub("", name).strip().lower(), value.strip())
 
 
 def _take_field(attempt: _Attempt, name: str, value: str) -> None:
+    numbers = _number(value)
     if name == "total training time":
-        attempt.totals += _number(value)
+        attempt.totals += numbers
     elif name == "time per epoch":
-        attempt.per_epoch += _number(value)
+        attempt.per_epoch += numbers
     elif name == "best validation loss":
-        told = _number(value)
-        attempt.best += filter(math.isfinite, told)
-        attempt.diverged |= not all(map(math.isfinite, told))
+        attempt.best += filter(math.isfinite, numbers)
+        attempt.diverged |= not all(map(math.isfinite, numbers))
     elif name == "best validation accuracy":
-        attempt.accuracies += filter(math.isfinite, _number(value))
+        attempt.accuracies += filter(math.isfinite, numbers)
     elif name == "best checkpoint":
-        stem = value.rpartition("/")[2]
-        found = _IN_NAME.match(stem)
-        attempt.workload = found[1] if found else attempt.workload
+        in_name = _IN_NAME.match(value.rpartition("/")[2])
+        attempt.workload = in_name[1] if in_name else attempt.workload
     else:
-        attempt.told.setdefault(name, value)
+        attempt.fields.setdefault(name, value)
+
+
+_KINDS: tuple[
+    tuple[
+        Callable[[str], re.Match[str] | None],
+        Callable[[_Attempt, re.Match[str]], None],
+    ],
+    ...,
+] = (
+    (_PROGRESS.match, _take_progress),
+    (_SMI_ROW.search, _take_utilisation),
+    (_SMI_CSV.match, _take_utilisation),
+    (_OUR_EPOCH.match, _take_our_epoch),
+    (_OURS.match, _take_our_device),
+    (_STEP.match, _take_phases),
+    (_GLOO.match, _take_gloo),
+    (_FIELD.match, _take_fields),
+)
+"""How a kind of line is known, and what is kept of it. The first that fits is the line's."""
 
 
 def _number(text: str) -> list[float]:
     """The number that a text begins with, or nothing."""
-    found = _NUMBER.match(_without_commas(text))
-    return [float(found[0])] if found else []
+    number = _NUMBER.match(_without_commas(text))
+    return [float(number[0])] if number else []
 
 
 def _without_commas(text: str) -> str:
     """With 1295.23 for 1,295.23."""
-    return _THOUSANDS.sub(lambda found: found[0].replace(",", ""), text) if "," in text else text
+    return _THOUSANDS.sub(lambda number: number[0].replace(",", ""), text) if "," in text else text
 
 
 def _end(line: str) -> Status | None:
@@ -262,27 +295,27 @@ def _end_in(path: Path) -> Status | None:
     """How a job ended by its other file, the last attempt's word first."""
     if not path.is_file():
         return None
-    found: Status | None = None
+    end: Status | None = None
     for line in lines_of(path):
-        if (status := _end(line)) and (status not in ("crashed", "stopped") or found is None):
-            found = status
-    return found
+        if (status := _end(line)) and (status not in ("crashed", "stopped") or end is None):
+            end = status
+    return end
 
 
 def _job(path: Path, attempt: _Attempt) -> str:
     in_name = re.search(r"(\d+(?:_\d+)?)(?:\.\w+)?$", path.name)
-    told = attempt.told.get("job id") or attempt.told.get("slurm_job_id") or ""
-    if told.strip():
-        return told.split()[0][:40]
+    numbers = (attempt.fields.get("job id") or attempt.fields.get("slurm_job_id") or "").split()
+    if numbers:
+        return numbers[0][:40]
     # Our own folder of a run without a job is called by its name, so its log is too.
-    out = attempt.told.get("output directory", "") if "workload" in attempt.told else ""
+    out = attempt.fields.get("output directory", "") if "workload" in attempt.fields else ""
     return Path(out).name or (in_name[1] if in_name else path.stem)
 
 
 def _run(path: Path, attempt: _Attempt, before: int) -> TrainingRun:
-    told = attempt.told
+    fields = attempt.fields
     batch = attempt.count("batch size", "batch size per gpu")
-    total = _COUNT.findall(_without_commas(told.get("effective batch size", "")))
+    total = _COUNT.findall(_without_commas(fields.get("effective batch size", "")))
     global_batch = int(total[-1]) if total and int(total[-1]) > 0 else None
     devices = _devices(attempt, batch, global_batch)
     # With fewer steps than epochs have, only the log's own count tells how many these were.
@@ -294,18 +327,18 @@ def _run(path: Path, attempt: _Attempt, before: int) -> TrainingRun:
         done = max(attempt.epochs) + 1 - min(attempt.first_epoch or 0, *attempt.epochs)
     status: Status = "complete" if attempt.totals else attempt.end or "unfinished"
     losses = attempt.best or attempt.losses
-    on_cpu = told.get("cuda available", "").startswith("False")
-    device = attempt.device or ("cpu" if on_cpu else told.get("gpu 0"))
-    settings = settings_of(told) | ({"device": device} if device else {})
+    on_cpu = fields.get("cuda available", "").startswith("False")
+    device = attempt.device or ("cpu" if on_cpu else fields.get("gpu 0"))
+    settings = settings_of(fields) | ({"device": device} if device else {})
     if not device and _on_gpus(attempt):
         device = A_GPU
     if attempt.workload:
         settings.setdefault("workload", attempt.workload)
-    restarts = _COUNT.match(told.get("restarts") or told.get("slurm_restart_count") or "")
+    restarts = _COUNT.match(fields.get("restarts") or fields.get("slurm_restart_count") or "")
     return TrainingRun(
         source=str(path),
         job=_job(path, attempt),
-        name=told.get("job name") or told.get("slurm_job_name") or path.stem,
+        name=fields.get("job name") or fields.get("slurm_job_name") or path.stem,
         devices=devices,
         nodes=attempt.count("number of nodes", "slurm_nnodes"),
         seconds=max(attempt.totals, default=None),
@@ -332,7 +365,7 @@ def _run(path: Path, attempt: _Attempt, before: int) -> TrainingRun:
 
 def _on_gpus(attempt: _Attempt) -> bool:
     """Whether a log that names no device tells of GPUs all the same."""
-    available = attempt.told.get("cuda available", "").startswith("True")
+    available = attempt.fields.get("cuda available", "").startswith("True")
     return bool(available or attempt.utilisation or attempt.count("total gpus", "number of gpus"))
 
 
@@ -349,8 +382,8 @@ def _devices(attempt: _Attempt, batch: int | None, global_batch: int | None) -> 
     each = (batch or 0) * (attempt.count("accumulated") or 1)
     if each and global_batch and global_batch % each == 0:
         return global_batch // each
-    guesses: tuple[Callable[[], int | None], ...] = (
-        lambda: attempt.count("slurm_ntasks", "number of tasks"),
-        lambda: attempt.count("total gpus", "world_size", "number of gpus"),
+    return (
+        attempt.count("slurm_ntasks", "number of tasks")
+        or attempt.count("total gpus", "world_size", "number of gpus")
+        or 1
     )
-    return next((found for guess in guesses if (found := guess())), 1)
