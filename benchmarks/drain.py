@@ -25,7 +25,7 @@ from penstock.base.units import format_seconds
 from penstock.instruments import ledger
 from penstock.instruments.record import Record
 from penstock.reports import page
-from penstock.reports.queue import course as queue_course
+from penstock.reports.queue import cell as queue_cell
 
 HERE = Path(__file__).resolve().parent
 PENSTOCK = [sys.executable, "-m", "penstock"]
@@ -41,7 +41,7 @@ def bench(data: Path, out: Path, flags: Sequence[str]) -> Path:
 
 def lines(records: Sequence[Record], where: str) -> list[str]:
     machine = records[0].environment["machine"]
-    courses = [c for group in queue_course.courses(records) for c in group if c.off is not None]
+    courses = [c for group in queue_cell.queue_cells(records) for c in group if c.off is not None]
     day = records[0].time[:10]
     rows = [
         f"{day}, {machine['processor']}, {machine['cores']} cores: [tables and figures]({where}).",
@@ -52,15 +52,15 @@ def lines(records: Sequence[Record], where: str) -> list[str]:
     for course in courses:
         assert course.predicted is not None and course.alone is not None
         drain = course.predicted.feed.drain
-        cleared = ", ".join("never" if k is None else str(k) for k in course.cell.cleared)
+        cleared = ", ".join("never" if k is None else str(k) for k in course.cleared)
         rows.append(
-            f"| {format_seconds(course.alone.value)} | {format_seconds(course.cell.compute_s)} | "
-            f"{course.cell.queue} | {'' if drain is None else f'{drain:.1f}'} | "
+            f"| {format_seconds(course.alone.value)} | {format_seconds(course.compute_s)} | "
+            f"{course.queue} | {'' if drain is None else f'{drain:.1f}'} | "
             f"{course.predicted.timeline.cleared} | {cleared} |"
         )
     rows.append("")
-    for compute_s in sorted({course.cell.case["compute_time"] for course in courses}):
-        own = [course for course in courses if course.cell.case["compute_time"] == compute_s]
+    for compute_s in sorted({course.case["compute_time"] for course in courses}):
+        own = [course for course in courses if course.case["compute_time"] == compute_s]
         near = sum((course.off or 0) <= WITHIN for course in own)
         misses = [miss for course in own for miss in course.misses]
         launches = sum(miss <= WITHIN for miss in misses)

@@ -33,8 +33,8 @@ import readme
 from penstock.base.units import format_bytes, format_seconds
 from penstock.instruments import environment, ledger
 from penstock.instruments.record import Record
-from penstock.reports.cell import Cell, model_cells
 from penstock.reports.figures.canvas import STYLE, heading, tidy
+from penstock.reports.model.cell import ModelCell, model_cells
 
 HERE = Path(__file__).resolve().parent
 ERA = HERE.parents[1] / "shared" / "data" / "era-interim-uvz.nc"
@@ -95,7 +95,7 @@ def table_of_errors(results: Mapping[str, Any]) -> list[str]:
     return [*lines, "", verdict]
 
 
-def by_size_and_batch(records: Sequence[Record]) -> dict[tuple[int, int], Cell]:
+def by_size_and_batch(records: Sequence[Record]) -> dict[tuple[int, int], ModelCell]:
     found = model_cells(records)
     of = {(int(cell.case["model"].rpartition("_")[2]), cell.batch): cell for cell in found}
     return dict(sorted(of.items()))

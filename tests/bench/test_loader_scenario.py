@@ -481,18 +481,17 @@ def test_figures_are_drawn(tmp_path: Path) -> None:
 
 def test_a_cell_of_which_a_launch_failed_is_drawn(tmp_path: Path) -> None:
     from penstock.reports.figures.loader import draw_loader
-    from penstock.reports.table import read_csv
 
     records = [record(0, 0.4), record(1, 0.0, "timeout"), record(0, 0.0, "crash", loader="zarr")]
     path = tmp_path / "loader.csv"
     loader_report.append_loader_csv(records, path)
-    assert [r["status"] for r in read_csv(path, loader_cell.LOADER_NEEDS).rows] == [
+    assert [c.row["status"] for c in loader_cell.LoaderCell.of_csv(path)] == [
         "timeout",
         "crash",
     ]
     (figure,) = plot_loader(path, tmp_path / "loader")
     assert figure.exists()
-    drawn = [row for row in read_csv(path, loader_cell.LOADER_NEEDS).rows if row["launches"] != "0"]
+    drawn = [c for c in loader_cell.LoaderCell.of_csv(path) if c.row["launches"] != "0"]
     (axis,) = draw_loader(drawn, "loader.csv").axes
     assert [bar.get_width() for bar in axis.patches] == [pytest.approx(0.4)]
 

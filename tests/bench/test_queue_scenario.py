@@ -32,10 +32,11 @@ from penstock.instruments.stats.intervals import Interval
 from penstock.loading.order import Endless, Order
 from penstock.reports.figures.loader import draw_loader, plot_loader
 from penstock.reports.figures.queue import draw_queue, plot_queue
-from penstock.reports.queue import course as queue_course
+from penstock.reports.loader.cell import LoaderCell
+from penstock.reports.queue import cell as queue_cell
 from penstock.reports.queue import report as queue_report
 from penstock.reports.queue import sentences
-from penstock.reports.queue.model import Feed, Timeline, simulate
+from penstock.reports.queue.model import QueueModel, Timeline, simulate
 from penstock.reports.table import in_markdown, in_text, read_csv
 
 CASE: dict[str, Any] = {
@@ -58,7 +59,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class World:
     """A clock, and a loader and a step that take time on it: the simulation as a stand-in."""
 
-    def __init__(self, feed: Feed, iterations: int) -> None:
+    def __init__(self, feed: QueueModel, iterations: int) -> None:
         self.now = 0.0
         self.timeline = simulate(feed, iterations, in_hand=0)
         self.seconds = feed.compute_s
@@ -95,7 +96,7 @@ class World:
 
 
 def test_a_launch_is_an_iteration_for_each_sample_from_a_full_queue() -> None:
-    feed = Feed(1, 4, read_s=2.0, compute_s=1.0)
+    feed = QueueModel(1, 4, read_s=2.0, compute_s=1.0)
     world = World(feed, 12)
     scenario = QueueScenario(CASE, world, world)
     result = measure_scenario(scenario, Rules(**queue_rules(12)), lambda stage: None, world.clock)
@@ -112,7 +113,7 @@ def test_a_launch_is_an_iteration_for_each_sample_from_a_full_queue() -> None:
 
 
 def test_a_batch_of_another_length_is_wrong() -> None:
-    world = World(Feed(1, 1, 1.0, 1.0), 1)
+    world = World(QueueModel(1, 1, 1.0, 1.0), 1)
     with pytest.raises(WrongResult, match=r"a batch of 3 came with \[2\] samples"):
         QueueScenario({**CASE, "batch": 3}, world, world).step(
             lambda name: contextlib.nullcontext()
@@ -288,7 +289,7 @@ def failed(status: Any, message: str) -> Any:
 
     def sweep(scenario: str, cases: Sequence[dict[str, Any]], *_: Any, **__: Any) -> list[Record]:
         return [
-            record(simulate(Feed(0, 0, 1.0, 1.0), 12), **case).model_copy(
+            record(simulate(QueueModel(0, 0, 1.0, 1.0), 12), **case).model_copy(
                 update={
                     "status": status,
                     "samples_s": {},
@@ -363,23 +364,23 @@ def run(
         for workers in (0, 1):
             queue = 8 if workers else 0
             yield record(
-                simulate(Feed(workers, queue, read, 0.0), 30, in_hand=0),
+                simulate(QueueModel(workers, queue, read, 0.0), 30, in_hand=0),
                 number,
                 0.0,
                 workers=workers,
                 queue=queue,
                 **alone,
             )
-        feed = Feed(0, 0, read * slow, 1.0)
+        feed = QueueModel(0, 0, read * slow, 1.0)
         yield record(simulate(feed, 30), number, workers=0, queue=0)
         for queue in queues:
-            feed = Feed(1, queue, read * slow, 1.0)
+            feed = QueueModel(1, queue, read * slow, 1.0)
             yield record(simulate(feed, 30, in_hand=0), number, queue=queue)
 
 
 def test_a_world_like_the_model_is_predicted_without_an_error() -> None:
-    (group,) = queue_course.courses(run(2.66))
-    assert [course.cell.name for course in group] == [
+    (group,) = queue_cell.queue_cells(run(2.66))
+    assert [course.name for course in group] == [
         "0 workers",
         "1 worker, queue 1",
         "1 worker, queue 8",
@@ -387,7 +388,7 @@ def test_a_world_like_the_model_is_predicted_without_an_error() -> None:
     for course in group:
         assert course.alone is not None and course.alone.value == pytest.approx(2.66)
         assert course.predicted is not None
-        assert course.predicted.timeline.mean_s == pytest.approx(course.cell.means[0])
+        assert course.predicted.timeline.mean_s == pytest.approx(course.means[0])
         assert course.off in (None, 0)
     row = group[2].row
     assert float(row["model_cleared"]) == pytest.approx(12.82, abs=0.01)
@@ -398,7 +399,7 @@ def test_a_world_like_the_model_is_predicted_without_an_error() -> None:
 
 
 def test_sentences_follow_the_data() -> None:
-    (slow,) = queue_course.courses(run(2.66))
+    (slow,) = queue_cell.queue_cells(run(2.66))
     said = sentences.sentences(slow)
     assert said[0] == (
         "With 0 workers a step took 3.66 s [3.66 s - 3.66 s, 58 iterations] in the steady state. "
@@ -417,7 +418,7 @@ def test_sentences_follow_the_data() -> None:
         "and in 4 of 4 launches."
     )
     assert "fails the 70 % of CosmoFlow" in said[-1]
-    (fast,) = queue_course.courses(run(0.5))
+    (fast,) = queue_cell.queue_cells(run(0.5))
     said = sentences.sentences(fast)
     assert "no more than a step alone, 1.00 s, so the queue would stay full; from this" in said[1]
     assert "100.0 % passes the 90 %" in said[-1]
@@ -426,7 +427,7 @@ def test_sentences_follow_the_data() -> None:
 @pytest.mark.parametrize("slow, off", [(0.75, 33), (1.5, -33)])
 def test_what_was_measured_comes_first_where_the_model_missed(slow: float, off: int) -> None:
     """It was stated that "every step takes" what the model has, against the measured column."""
-    (group,) = queue_course.courses(run(2.0, slow=slow))
+    (group,) = queue_cell.queue_cells(run(2.0, slow=slow))
     said = sentences.sentences(group)
     steady = f"{2 * slow:.2f} s"
     assert said[1].startswith(f"With 1 worker a step took {steady} [{steady} - {steady}, ")
@@ -436,7 +437,7 @@ def test_what_was_measured_comes_first_where_the_model_missed(slow: float, off: 
 
 
 def test_a_model_that_chance_may_have_parted_from_the_measured_does_not_miss() -> None:
-    (group,) = queue_course.courses(run(2.0, slow=1.1))
+    (group,) = queue_cell.queue_cells(run(2.0, slow=1.1))
     wide = replace(group[1], alone=Interval(2.0, 1.5, 2.5, 9))
     said = sentences.sentences([group[0], wide])
     told = "2.00 s a step [1.50 s - 2.50 s], -9 % off with a queue of 1, which may be chance."
@@ -446,12 +447,12 @@ def test_a_model_that_chance_may_have_parted_from_the_measured_does_not_miss() -
 def test_nobody_reads_beside_a_step_that_reads_for_itself() -> None:
     own = stepping(0, 0.2, 0.3)
     alone = own.model_copy(update={"case": {**own.case, "compute": "none"}, "id": "a"})
-    (group,) = queue_course.courses([own, alone])
+    (group,) = queue_cell.queue_cells([own, alone])
     assert not any("contention" in line for line in sentences.sentences(group))
 
 
 def test_a_model_that_nothing_confirms_says_so() -> None:
-    (group,) = queue_course.courses(run(1.25, queues=(8,)))
+    (group,) = queue_cell.queue_cells(run(1.25, queues=(8,)))
     said = sentences.sentences(group)
     assert said[1].startswith("With 1 worker no case reached the steady state. While nobody")
     assert said[1].endswith("the model has 1.25 s a step, which nothing here confirms.")
@@ -460,9 +461,9 @@ def test_a_model_that_nothing_confirms_says_so() -> None:
 def test_a_queue_that_is_not_cleared_yet_shows_no_steady_state() -> None:
     """R is 1.25 s: a queue of 8 lasts for 35 of 30 steps."""
     records = list(run(1.25, queues=(1, 2, 4, 8)))
-    (group,) = queue_course.courses(records)
+    (group,) = queue_cell.queue_cells(records)
     deep = group[-1]
-    assert deep.cell.queue == 8 and set(deep.cell.cleared) == {None}
+    assert deep.queue == 8 and set(deep.cleared) == {None}
     assert deep.steady is None and deep.row["steady_s"] == deep.row["steady_utilisation"] == ""
     said = sentences.sentences(group)
     assert any("queue of 4 in place of 1 does not change the steady state" in line for line in said)
@@ -477,19 +478,19 @@ def test_a_queue_that_sinks_is_not_full_for_good_whatever_was_foreseen(alone: fl
     records = list(run(1.25)) if alone is None else list(run(alone, slow=1.25 / alone))
     if alone is None:
         records = [one for one in records if one.case["compute"] != "none"]
-    (group,) = queue_course.courses(records)
+    (group,) = queue_cell.queue_cells(records)
     assert [course.steady is None for course in group] == [False, False, True]
-    (full,) = queue_course.courses(run(0.5))
+    (full,) = queue_cell.queue_cells(run(0.5))
     assert [course.steady and course.steady.value for course in full] == [1.5, 1.0, 1.0]
 
 
 def test_what_a_full_queue_held_passes_no_verdict() -> None:
     """The drain of benchmarks/results: 26.7 ms are 64 % of the 41.9 ms that a batch takes."""
-    (group,) = queue_course.courses(run(41.9 / 26.7))
+    (group,) = queue_cell.queue_cells(run(41.9 / 26.7))
     deep = group[-1]
-    (utilisation,) = set(np.round(deep.utilisations, 9))
+    (utilisation,) = set(np.round(deep.steady_utilisations, 9))
     assert utilisation == pytest.approx(26.7 / 41.9)
-    assert min(deep.cell.utilisations) > 0.7
+    assert min(deep.utilisations) > 0.7
     said = sentences.sentences(group)
     assert said[-2] == (
         "Utilisation in the steady state is within 2 points of the model's in 3 of 3 cases."
@@ -510,7 +511,7 @@ def test_what_a_full_queue_held_passes_no_verdict() -> None:
 
 
 def test_a_utilisation_far_from_the_model_is_told() -> None:
-    (group,) = queue_course.courses(run(1.5, slow=2.0))
+    (group,) = queue_cell.queue_cells(run(1.5, slow=2.0))
     assert (
         "Utilisation in the steady state is within 2 points of the model's in 0 of 3 cases; the "
         "furthest is 1 worker, queue 1, 33.3 % and 66.7 % by the model."
@@ -518,15 +519,15 @@ def test_a_utilisation_far_from_the_model_is_told() -> None:
 
 
 def test_whose_the_formula_is_stands_beside_it() -> None:
-    (group,) = queue_course.courses(run(2.66))
+    (group,) = queue_cell.queue_cells(run(2.66))
     (line,) = (line for line in sentences.sentences(group) if "n0" in line)
     assert "are the seed's" in line and "ours hold none" in line
-    (quick,) = queue_course.courses(run(0.5))  # nothing clears
+    (quick,) = queue_cell.queue_cells(run(0.5))  # nothing clears
     assert not any("n0" in line for line in sentences.sentences(quick))
 
 
 def test_reading_that_a_step_slows_down_is_a_wrong_prediction() -> None:
-    (group,) = queue_course.courses(run(1.5, slow=2.0))
+    (group,) = queue_cell.queue_cells(run(1.5, slow=2.0))
     said = sentences.sentences(group)
     assert "clears the queue within one in 1 of 2 cases" in said[3]
     assert (
@@ -536,7 +537,7 @@ def test_reading_that_a_step_slows_down_is_a_wrong_prediction() -> None:
 
 
 def test_one_launch_is_not_compared() -> None:
-    (group,) = queue_course.courses(run(2.66, launches=1))
+    (group,) = queue_cell.queue_cells(run(2.66, launches=1))
     assert any(
         "of one launch, which is not compared" in line for line in sentences.sentences(group)
     )
@@ -561,14 +562,14 @@ def test_a_failed_case_is_a_row_and_a_sentence() -> None:
         }
     )
     others = [r for r in records if r.key != fell.key]
-    (group,) = queue_course.courses([*others, fell])
+    (group,) = queue_cell.queue_cells([*others, fell])
     assert "1 worker, queue 1: crash: it fell." in sentences.sentences(group)
     assert any("crash" in line for line in in_text(queue_report.queue_sections([*others, fell])))
 
 
 def stepping(workers: int, alone_s: float, beside_s: float, **case: Any) -> Record:
     """A launch whose queue stays full; its step was timed at ``alone_s`` and takes ``beside_s``."""
-    one = record(simulate(Feed(workers, 2, 0.01, beside_s), 8, in_hand=0), 0, alone_s,
+    one = record(simulate(QueueModel(workers, 2, 0.01, beside_s), 8, in_hand=0), 0, alone_s,
                  workers=workers, queue=2, **case)  # fmt: skip
     waits = tuple(seconds - beside_s for seconds in one.samples_s["step"])
     series = {**one.samples_s, "get": waits, "compute": (beside_s,) * 8}
@@ -576,12 +577,14 @@ def stepping(workers: int, alone_s: float, beside_s: float, **case: Any) -> Reco
 
 
 def test_how_a_step_was_timed_does_not_rank_workers_and_contention_is_told() -> None:
-    alone = record(simulate(Feed(1, 2, 0.01, 0.0), 8, in_hand=0), 0, 0.0, queue=2, compute="none")
+    alone = record(
+        simulate(QueueModel(1, 2, 0.01, 0.0), 8, in_hand=0), 0, 0.0, queue=2, compute="none"
+    )
     train = {"compute": "train", "compute_time": None}
     records = [alone, stepping(1, 0.172, 0.30, **train), stepping(2, 0.296, 0.32, **train)]
-    (group,) = queue_course.courses(records)
-    assert [course.cell.compute_s for course in group] == [pytest.approx(0.234)] * 2
-    one, two = (course.cell.utilisations[0] for course in group)
+    (group,) = queue_cell.queue_cells(records)
+    assert [course.compute_s for course in group] == [pytest.approx(0.234)] * 2
+    one, two = (course.utilisations[0] for course in group)
     assert one == pytest.approx(0.234 / 0.30) and two == pytest.approx(0.234 / 0.32)
     said = sentences.sentences(group)
     assert any(line.startswith("The accelerator is used best with 1 worker") for line in said)
@@ -590,14 +593,16 @@ def test_how_a_step_was_timed_does_not_rank_workers_and_contention_is_told() -> 
         "for batches in 0.0 % of its time: what utilisation lacks beyond that is lost to "
         "contention and not to reading." in said
     )
-    (quiet,) = queue_course.courses([alone, stepping(1, 0.3, 0.3), stepping(2, 0.3, 0.3)])
+    (quiet,) = queue_cell.queue_cells([alone, stepping(1, 0.3, 0.3), stepping(2, 0.3, 0.3)])
     assert not any("contention" in line for line in sentences.sentences(quiet))
 
 
 def test_a_busy_step_that_missed_what_was_asked_for_says_both() -> None:
-    (group,) = queue_course.courses([stepping(1, 0.008, 0.008, compute="busy", compute_time=0.01)])
+    (group,) = queue_cell.queue_cells(
+        [stepping(1, 0.008, 0.008, compute="busy", compute_time=0.01)]
+    )
     assert "steps of 8.00 ms (busy, asked for 10.0 ms)" in queue_report.heading(group)
-    (group,) = queue_course.courses([stepping(1, 0.01, 0.01, compute="busy", compute_time=0.01)])
+    (group,) = queue_cell.queue_cells([stepping(1, 0.01, 0.01, compute="busy", compute_time=0.01)])
     assert "steps of 10.0 ms (busy), 8" in queue_report.heading(group)
 
 
@@ -607,7 +612,7 @@ def test_readings_alone_are_a_page_of_their_own(
     """What ``tune loader`` leaves."""
     ledger = tmp_path / "tuned.jsonl"
     readings = [
-        record(simulate(Feed(1, 4, 0.5, 0.0), 12, in_hand=0), number, 0.0, workers=workers,
+        record(simulate(QueueModel(1, 4, 0.5, 0.0), 12, in_hand=0), number, 0.0, workers=workers,
                compute="none", compute_time=0.0)
         for number in range(2) for workers in (1, 2)
     ]  # fmt: skip
@@ -625,7 +630,7 @@ def test_readings_alone_are_a_page_of_their_own(
         ("0.5", "", "")
     ] * 2
     # Beside steps, a reading is what these are predicted from, and no row.
-    assert len(queue_course.courses(run(2.66))) == 1
+    assert len(queue_cell.queue_cells(run(2.66))) == 1
 
 
 # --- figures ------------------------------------------------------------------------------------
@@ -658,7 +663,7 @@ def of_two_lengths() -> list[Record]:
 def test_steps_of_two_lengths_are_two_figures(tmp_path: Path) -> None:
     path = tmp_path / "queue.csv"
     queue_report.append_queue_csv(of_two_lengths(), path)
-    rows = read_csv(path, queue_course.QUEUE_NEEDS).rows
+    rows = read_csv(path, queue_cell.QUEUE_NEEDS).rows
     assert sorted(row["compute_time"] for row in rows) == ["1"] * 3 + ["2"] * 3
     figures = plot_queue(path, tmp_path / "figure")
     assert [figure.name for figure in figures] == ["figure_1.png", "figure_2.png"]
@@ -681,7 +686,7 @@ def test_nothing_lies_over_the_bars_and_no_iteration_is_half(tmp_path: Path) -> 
 
     path = tmp_path / "queue.csv"
     queue_report.append_queue_csv(run(5.0, queues=(1,)), path)
-    figure = draw_queue(read_csv(path, queue_course.QUEUE_NEEDS).rows, "queue.csv")
+    figure = draw_queue(queue_cell.QueueCell.of_csv(path), "queue.csv")
     depth, seconds = figure.axes
     figure.draw_without_rendering()
     for ticks in (depth.get_xticks(), depth.get_yticks()):
@@ -695,12 +700,14 @@ def test_nothing_lies_over_the_bars_and_no_iteration_is_half(tmp_path: Path) -> 
 
 
 def test_names_of_lines_stand_beside_them(tmp_path: Path) -> None:
-    rows = [
-        {"loader": loader, "threads": threads, "batch_size": "4", "seconds_per_batch": "0.74",
-         "data": "d", "latency_ms": "20.0"}
+    cells = [
+        LoaderCell(line={
+            "loader": loader, "threads": threads, "batch_size": "4", "seconds_per_batch": "0.74",
+            "data": "d", "latency_ms": "20.0",
+        })
         for loader in ("ours", "dask") for threads in ("1", "2")
     ]  # fmt: skip
-    figure = draw_loader(rows, "l.csv")
+    figure = draw_loader(cells, "l.csv")
     (axis,) = figure.axes
     figure.draw_without_rendering()
     legend = axis.get_legend()
@@ -712,7 +719,7 @@ def test_names_of_lines_stand_beside_them(tmp_path: Path) -> None:
     assert [text.get_text() for text in figure.texts][1] == (
         "d, every request 20 ms late; 4 cases of l.csv"
     )
-    (one,) = draw_loader(rows[:1], "l.csv").texts[1:]
+    (one,) = draw_loader(cells[:1], "l.csv").texts[1:]
     assert one.get_text() == "d, every request 20 ms late, 1 thread; 1 case of l.csv"
 
 

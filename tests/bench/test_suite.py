@@ -48,8 +48,9 @@ from penstock.data.scenes.scene import SPLITS
 from penstock.instruments.ledger import Ledger
 from penstock.instruments.record import Failure, Record, case_key
 from penstock.reports import page
-from penstock.reports import suite as suite_report
 from penstock.reports.figures.suite import plot_suite
+from penstock.reports.suite import cell as suite_cell
+from penstock.reports.suite import report as suite_report
 
 from ..places import ROOT
 
@@ -502,7 +503,7 @@ def cases(tmp_path: Path, **changes: Any) -> list[dict[str, Any]]:
 
 def test_a_row_holds_what_was_measured_and_null_where_nothing_was(tmp_path: Path) -> None:
     case = cases(tmp_path)[1]
-    row = suite_report.runs([made_up(case, 0, 5.0, data_wait=7.0)])[0].values
+    row = suite_cell.suite_cells([made_up(case, 0, 5.0, data_wait=7.0)])[0].values()
     assert (row["batch_size"], row["num_workers"], row["status"]) == (1, 2, "ok")
     assert row["throughput_samples_per_s"] == 5.0
     assert (row["throughput_low"], row["launches"]) == (None, 1), "one launch has no interval"
@@ -517,13 +518,14 @@ def test_a_row_holds_what_was_measured_and_null_where_nothing_was(tmp_path: Path
 
 def test_what_is_not_to_be_profiled_is_null(tmp_path: Path) -> None:
     case = cases(tmp_path, profile_memory=False, profile_gpu=False)[0]
-    row = suite_report.runs([made_up(case, 0, 5.0, peak=2**30)])[0].values
+    row = suite_cell.suite_cells([made_up(case, 0, 5.0, peak=2**30)])[0].values()
     assert row["gpu_memory_peak_bytes"] is None
     assert row["host_memory_peak_bytes"] is None
     assert row["gpu_utilization_percent"] is None
     case = cases(tmp_path)[0]
     assert (
-        suite_report.runs([made_up(case, 0, 5.0, peak=9)])[0].values["gpu_memory_peak_bytes"] == 9
+        suite_cell.suite_cells([made_up(case, 0, 5.0, peak=9)])[0].values()["gpu_memory_peak_bytes"]
+        == 9
     )
 
 

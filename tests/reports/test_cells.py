@@ -15,9 +15,12 @@ from hypothesis import strategies as st
 
 from penstock.base.errors import UsageError
 from penstock.instruments.record import Record, case_key
-from penstock.reports.cell import COLUMNS, SEED_COLUMNS, cell_ratio, model_cells
-from penstock.reports.model import append_model_csv, grouped, model_sections, roof_line
+from penstock.reports.cell import cell_ratio
+from penstock.reports.model.cell import MODEL_COLUMNS, SEED_COLUMNS, ModelCell, model_cells
+from penstock.reports.model.report import append_model_csv, labelled, model_sections, roof_line
 from penstock.reports.table import MB, in_markdown, in_text, read_csv
+
+COLUMNS = MODEL_COLUMNS.names
 
 SEED_CSV = (
     "avg_time_ms,batch_size,device,memory_allocated_mb,memory_peak_mb,memory_reserved_mb,mode,"
@@ -466,11 +469,13 @@ def test_only_tile_and_batch_are_compared() -> None:
 def test_groups_of_rows_and_of_cells_are_the_same(tmp_path: Path) -> None:
     records = sweep(MEASURED) + sweep(MEASURED, case={"compile": True})
     append_model_csv(records, tmp_path / "bench.csv")
-    of_cells = grouped(model_cells(records), lambda cell: cell.row)
-    of_rows = grouped(read_csv(tmp_path / "bench.csv").rows, lambda row: row)
-    assert [label for label, _ in of_rows] == [label for label, _ in of_cells]
-    assert [rows for _, rows in of_rows] == [[cell.row for cell in own] for _, own in of_cells]
-    assert grouped([], lambda row: row) == []
+    measured = labelled(model_cells(records))
+    read = labelled(ModelCell.of_csv(tmp_path / "bench.csv"))
+    assert [label for label, _ in read] == [label for label, _ in measured]
+    for (_, one), (_, other) in zip(read, measured, strict=True):
+        assert [cell.row for cell in one] == [cell.row for cell in other]
+        assert [(c.tile, c.batch) for c in one] == [(c.tile, c.batch) for c in other]
+    assert labelled([]) == []
 
 
 # --- tables -------------------------------------------------------------------------------------

@@ -11,8 +11,9 @@ import pytest
 
 from penstock.base.errors import UsageError
 from penstock.cli import plot as verb
-from penstock.reports.figures.model import bench_figures, frontier, plot_bench
-from penstock.reports.model import append_model_csv
+from penstock.reports.figures.model import bench_figures, plot_bench
+from penstock.reports.figures.panels import frontier
+from penstock.reports.model.report import append_model_csv
 
 from .test_cells import MEASURED, SEED_CSV, launch, sweep
 

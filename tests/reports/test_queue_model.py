@@ -15,7 +15,7 @@ from penstock.reports.queue.model import (
     SEED_COMPUTE_S,
     SEED_ITERATIONS,
     SEED_READ_S,
-    Feed,
+    QueueModel,
     first_empty,
     queue_verdict,
     seed_feed,
@@ -86,7 +86,7 @@ def test_a_run_of_the_seed_at_a_twentieth_of_its_times_is_met_exactly(
 ) -> None:
     """Measured by others (anchors/loading.md 1.4): one lock around a read and not around the put,
     so that the readers read in turn and each may hold a batch; prefilled for 3 q + 5 seconds."""
-    feed = Feed(workers, queue, SEED_READ_S, SEED_COMPUTE_S, floor_s=SEED_READ_S)
+    feed = QueueModel(workers, queue, SEED_READ_S, SEED_COMPUTE_S, floor_s=SEED_READ_S)
     timeline = simulate(feed, SEED_ITERATIONS, in_turn=True, prefill_s=3 * queue + 5)
     assert timeline.mean_s == pytest.approx(mean, abs=0.02)
     assert timeline.cleared == drained
@@ -101,7 +101,7 @@ def test_a_queue_of_two_by_hand() -> None:
     time    0   1   2   3   6   9     taken at
     ready   3   2   1   1   1   1     before it is taken, in hand too
     """
-    timeline = simulate(Feed(1, 2, read_s=3.0, compute_s=1.0), 6)
+    timeline = simulate(QueueModel(1, 2, read_s=3.0, compute_s=1.0), 6)
     assert timeline.waits == [0, 0, 0, 0, 2, 2]
     assert timeline.seconds == [1, 1, 1, 1, 3, 3]
     assert timeline.taken == [2, 1, 0, 0, 0, 0]
@@ -110,14 +110,14 @@ def test_a_queue_of_two_by_hand() -> None:
 
 
 def test_without_readers_the_consumer_reads() -> None:
-    timeline = simulate(Feed(0, 0, read_s=2.0, compute_s=1.0), 3)
+    timeline = simulate(QueueModel(0, 0, read_s=2.0, compute_s=1.0), 3)
     assert (timeline.seconds, timeline.waits, timeline.left) == ([3, 3, 3], [2, 2, 2], [])
     assert timeline.cleared is None
 
 
 def test_two_readers_share_what_there_is() -> None:
     """Alone a read takes 2 s; a batch comes every 1.5 s at most, so two at once take 3 s each."""
-    feed = Feed(2, 1, read_s=2.0, compute_s=0.0, floor_s=1.5)
+    feed = QueueModel(2, 1, read_s=2.0, compute_s=0.0, floor_s=1.5)
     timeline = simulate(feed, 5, in_hand=0, prefill_s=0)
     assert timeline.waits == pytest.approx([2, 2, 2, 2, 2])  # room for one: they read in turn
     timeline = simulate(feed, 5, prefill_s=0)
@@ -126,13 +126,13 @@ def test_two_readers_share_what_there_is() -> None:
 
 
 def test_reads_of_unequal_length_come_round() -> None:
-    feed = Feed(1, 1, read_s=1.0, compute_s=0.0)
+    feed = QueueModel(1, 1, read_s=1.0, compute_s=0.0)
     timeline = simulate(feed, 5, reads=(1.0, 5.0), prefill_s=0)
     assert timeline.waits == [1, 5, 1, 5, 1]
 
 
 def test_a_short_prefill_is_a_small_stock() -> None:
-    feed = Feed(1, 8, read_s=2.0, compute_s=1.0)
+    feed = QueueModel(1, 8, read_s=2.0, compute_s=1.0)
     assert simulate(feed, 1, prefill_s=6.5).taken == [2]  # three were read and one was taken
     assert simulate(feed, 1).taken == [8]  # the ninth, in hand, took its place
 
@@ -165,7 +165,7 @@ def test_a_feed_that_cannot_be_is_refused(
     feed: tuple[int, int, float, float], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        Feed(*feed)
+        QueueModel(*feed)
 
 
 # --- laws ---------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ times = st.integers(1, 400).map(lambda n: n / 100)
 def test_the_closed_form_is_the_simulation_within_an_iteration(
     read: float, compute: float, queue: int
 ) -> None:
-    feed = Feed(1, queue, read, compute)
+    feed = QueueModel(1, queue, read, compute)
     timeline = simulate(feed, 200)
     if feed.drain is None:
         assert timeline.cleared is None
@@ -202,7 +202,7 @@ def test_the_closed_form_is_the_simulation_within_an_iteration(
 def test_in_the_long_run_every_feed_is_steady(
     workers: int, queue: int, read: float, compute: float, floor: float
 ) -> None:
-    feed = Feed(workers, queue, read, compute, floor)
+    feed = QueueModel(workers, queue, read, compute, floor)
     timeline = simulate(feed, 400)
     late = timeline.seconds[200:]
     assert sum(late) / 200 == pytest.approx(feed.steady_s, rel=0.03)
@@ -216,7 +216,8 @@ def test_a_deeper_queue_is_never_slower(
     read: float, compute: float, queue: int, in_hand: int
 ) -> None:
     means = [
-        simulate(Feed(2, q, read, compute), 40, in_hand=in_hand).mean_s for q in (queue, queue + 1)
+        simulate(QueueModel(2, q, read, compute), 40, in_hand=in_hand).mean_s
+        for q in (queue, queue + 1)
     ]
     assert means[1] <= means[0] + 1e-9
 

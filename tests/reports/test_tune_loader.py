@@ -24,10 +24,10 @@ from penstock.cli.tune import fitting, threads_of
 from penstock.instruments.record import Record, case_key
 from penstock.loading.loader import Loader
 from penstock.reports.loader.cell import LoaderCell
-from penstock.reports.tune.batch import Batches, flags_of, nearest_of, recommend_batch, step_of
+from penstock.reports.tune.batch import BatchTrial, flags_of, nearest_of, recommend_batch, step_of
 from penstock.reports.tune.loader import (
     Goal,
-    Reading,
+    ReadAlone,
     fastest_rungs,
     readings_of,
     recommend_loader,
@@ -39,15 +39,15 @@ GOAL = Goal(step_s=0.2, batch=16, utilisation=0.9)
 """A batch must come every 222 ms."""
 
 
-def steady(workers: int, seconds: float, launches: int = 3, n: int = 20) -> Reading:
-    return Reading(workers, tuple(np.full(n, seconds) for _ in range(launches)))
+def steady(workers: int, seconds: float, launches: int = 3, n: int = 20) -> ReadAlone:
+    return ReadAlone(workers, tuple(np.full(n, seconds) for _ in range(launches)))
 
 
-def uneven(workers: int, short: float, long: float, every: int) -> Reading:
+def uneven(workers: int, short: float, long: float, every: int) -> ReadAlone:
     """All but each ``every``-th batch come quickly."""
     series = np.full(20, short)
     series[every - 1 :: every] = long
-    return Reading(workers, (series, series))
+    return ReadAlone(workers, (series, series))
 
 
 def rung(
@@ -85,7 +85,7 @@ def rung(
     ids=["one", "the fewest that do", "just", "uneven", "more uneven"],
 )
 def test_the_fewest_workers_and_the_shallowest_queue_win(
-    reads: list[Reading], workers: int, queue: int
+    reads: list[ReadAlone], workers: int, queue: int
 ) -> None:
     advice = recommend_loader(reads, GOAL, (1, 2, 4, 8), batch_bytes=2**20)
     assert advice.settings == {"batch_size": 16, "workers": workers, "fetch": 0, "queue": queue}
@@ -93,7 +93,7 @@ def test_the_fewest_workers_and_the_shallowest_queue_win(
 
 def test_every_launch_must_be_fed() -> None:
     launches = (np.full(20, 0.1), np.full(20, 0.1), np.full(20, 0.24))
-    advice = recommend_loader([Reading(1, launches), steady(2, 0.1)], GOAL, (1, 2), 2**20)
+    advice = recommend_loader([ReadAlone(1, launches), steady(2, 0.1)], GOAL, (1, 2), 2**20)
     assert advice.settings is not None and advice.settings["workers"] == 2
 
 
@@ -325,12 +325,12 @@ def test_a_step_time_that_says_too_little_is_refused(flags: str, sentence: str) 
         parsed(flags)
 
 
-def tried(batch: int, *reads: Reading, told: dict[int, float] | None = None) -> Batches:
+def tried(batch: int, *reads: ReadAlone, told: dict[int, float] | None = None) -> BatchTrial:
     steps = told or {16: 0.16}  # 10 ms for each sample
     step_s, told_for = step_of(batch, steps)
     memory = {1: 3 * batch * 2**20, 2: 4 * batch * 2**20}  # a batch's worth of scratch
     goal = Goal(step_s, batch, 0.9)
-    return Batches(goal, told_for, steps[told_for], batch * 2**20, memory, reads)
+    return BatchTrial(goal, told_for, steps[told_for], batch * 2**20, memory, reads)
 
 
 @pytest.mark.parametrize(
@@ -350,7 +350,7 @@ def tried(batch: int, *reads: Reading, told: dict[int, float] | None = None) -> 
     ids=["smallest", "next", "order", "more workers", "uneven", "own step"],
 )
 def test_the_smallest_batch_that_is_fed_wins(
-    tries: list[Batches], settings: tuple[int, int, int]
+    tries: list[BatchTrial], settings: tuple[int, int, int]
 ) -> None:
     batch, workers, queue = settings
     assert recommend_batch(tries).settings == {

@@ -32,7 +32,7 @@ from .sweep import Name, check_ledger, print_written, sweep
 
 if TYPE_CHECKING:
     from ..instruments import Ledger, Record
-    from ..reports import Advice, Batches
+    from ..reports import Advice, BatchTrial
 
 LEAST_LAUNCHES = 3
 """Of each part of a loader, of which one may be called a ceiling."""
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     ledger = Ledger(config.ledger or config.output.with_suffix(".ledger"))
     check_ledger(ledger)
     check_outputs(("--output", config.output), replace=config.replace)
-    tried: list[Batches] = []
+    tried: list[BatchTrial] = []
     for fit in fitting(args.data, config, max(threads_of(config))):
         tried.append(_measure(args.data, config, fit, ledger))
         if tried[-1].advice().settings is not None:
@@ -87,10 +87,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _measure(data: str, config: TuneLoaderConfig, fit: Fit, ledger: Ledger) -> Batches:
+def _measure(data: str, config: TuneLoaderConfig, fit: Fit, ledger: Ledger) -> BatchTrial:
     """How batches of one size come, by threads."""
     from ..reports import (
-        Batches,
+        BatchTrial,
         Goal,
         readings_of,
         step_of,
@@ -105,7 +105,7 @@ def _measure(data: str, config: TuneLoaderConfig, fit: Fit, ledger: Ledger) -> B
         raise UsageError(f"{data}: {failure.message if failure else 'nothing was measured'}")
     goal = Goal(step_s, fit.batch, config.utilisation)
     told_s = config.steps[told_for]
-    return Batches(goal, told_for, told_s, fit.batch_bytes, fit.memory, reads)
+    return BatchTrial(goal, told_for, told_s, fit.batch_bytes, fit.memory, reads)
 
 
 def threads_of(config: TuneLoaderConfig) -> list[int]:
@@ -209,7 +209,7 @@ def _read_alone(
 
 
 def _with_ceiling(
-    data: str, config: TuneLoaderConfig, tried: list[Batches], ledger: Ledger
+    data: str, config: TuneLoaderConfig, tried: list[BatchTrial], ledger: Ledger
 ) -> Advice:
     """The advice with what forbids the nearest batch size.
 

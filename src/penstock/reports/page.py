@@ -33,10 +33,10 @@ from .figures.queue import plot_queue
 from .figures.suite import plot_suite
 from .loader.ladder import ladders_of
 from .loader.report import append_loader_csv, loader_sections
-from .model import append_model_csv, model_sections
+from .model.report import append_model_csv, model_sections
 from .queue.report import append_queue_csv, queue_sections
-from .suite import suite_sections
-from .table import Section, in_markdown
+from .suite.report import suite_sections
+from .table import Section, gather, in_markdown
 
 PAGE = "report.md"
 
@@ -86,8 +86,8 @@ def write_page(
     if "loader" in shown:  # whose sections hold the ladders
         shown.pop("ladder", None)
     if not shown:
-        found = ", ".join(sorted({r.scenario for r in records})) or "no records"
-        raise UsageError(f"{source} holds {found}; a report is of {', '.join(_KINDS)}")
+        scenarios = ", ".join(sorted({r.scenario for r in records})) or "no records"
+        raise UsageError(f"{source} holds {scenarios}; a report is of {', '.join(_KINDS)}")
     page = folder / PAGE
     if page.exists() and not overwrite:
         raise Refused(f"{page} exists; --overwrite replaces it and its figures")
@@ -129,15 +129,15 @@ def _figures(
     name: str, kind: _Kind, records: Sequence[Record], folder: Path, replace: bool
 ) -> list[Path]:
     """Those that can be drawn: where every launch failed there is none, and the table says so."""
-    own: Any = records
+    drawn: Any = records
     if kind.append_csv is not None:
-        own = folder / f"{name}.csv"
-        begin_output(own)
-        own.unlink(missing_ok=True)
-        kind.append_csv(records, own)
-        end_output(own)
-    measured = [r for r in records if r.scenario == name and r.ok]
-    figures = kind.plot(own, folder / name, replace) if measured else []
+        drawn = folder / f"{name}.csv"
+        begin_output(drawn)
+        drawn.unlink(missing_ok=True)
+        kind.append_csv(records, drawn)
+        end_output(drawn)
+    measured = any(r.scenario == name and r.ok for r in records)
+    figures = kind.plot(drawn, folder / name, replace) if measured else []
     if name == "loader":
         figures += plot_ladders(records, folder / "ladder", replace)
     return figures
@@ -145,10 +145,10 @@ def _figures(
 
 def _of_machines(records: Sequence[Record]) -> list[str]:
     """One line for each machine and commit that launches ran on."""
-    found: dict[str, list[Record]] = {}
-    for record in records:
-        found.setdefault(_machine(record), []).append(record)
-    return [f"- {len(own)} launches, {_days(own)}: {where}" for where, own in found.items()]
+    machines = gather(records, _machine).items()
+    return [
+        f"- {len(launches)} launches, {_days(launches)}: {where}" for where, launches in machines
+    ]
 
 
 def _machine(record: Record) -> str:

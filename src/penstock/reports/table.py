@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -19,6 +20,28 @@ MB = 2**20
 Row = dict[str, str]
 """Fields of a CSV by their columns."""
 
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
+
+
+def gather(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Items by their key. Keys and items keep the order in which they come."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+@contextmanager
+def reading_numbers(source: str | Path) -> Iterator[None]:
+    """Raise `UsageError` where a field of ``source`` is no number."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except ValueError as error:
+        raise UsageError(f"{source} holds what is no number: {error}") from error
+
 
 def scaled(value: float | None, factor: float) -> float | None:
     return None if value is None else value * factor
@@ -28,6 +51,23 @@ def csv_field(value: Any) -> str:
     if value is None or (isinstance(value, float) and not np.isfinite(value)):
         return ""
     return f"{value:.9g}" if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of one kind of CSV, by which a case becomes a row."""
+
+    names: tuple[str, ...]
+    """All of them, in the order of a new file."""
+    place: tuple[str, ...]
+    """The columns in which cases of one table or figure differ."""
+    apart: tuple[str, ...]
+    """Cases that differ in one of these are neither compared nor drawn in one figure."""
+    needs: tuple[str, ...]
+    """A file that lacks one of these is not such a CSV."""
+
+    def row(self, values: Mapping[str, Any]) -> Row:
+        return {name: csv_field(values.get(name)) for name in self.names}
 
 
 @dataclass(frozen=True)
@@ -72,10 +112,8 @@ def read_csv(path: Path, needs: Iterable[str] = ("tile_size", "batch_size")) -> 
     return Table(tuple(header), rows, torn, ended)
 
 
-def append_rows(
-    rows: Sequence[Row], path: Path, columns: tuple[str, ...], needs: Iterable[str]
-) -> None:
-    """Add rows to a benchmark's CSV, which has the columns that it ``needs`` or is not one.
+def append_rows(rows: Sequence[Row], path: Path, columns: Columns) -> None:
+    """Add rows to a benchmark's CSV, which has the columns that it needs or is not one.
 
     Under our header rows are appended in one write. A file with another header, the seed's or an
     earlier version's, is rewritten beside itself and renamed over: our columns first, then its
@@ -85,12 +123,12 @@ def append_rows(
     path = path.resolve()  # of a link, the file behind it is replaced
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        old = read_csv(path, needs) if path.exists() and path.stat().st_size else None
+        old = read_csv(path, columns.needs) if path.exists() and path.stat().st_size else None
         if old is None:
-            _replace(path, columns, rows)
-        elif old.torn or not set(columns) <= set(old.header):
-            more = tuple(name for name in old.header if name not in columns)
-            _replace(path, columns + more, [*old.rows, *rows])
+            _replace(path, columns.names, rows)
+        elif old.torn or not set(columns.names) <= set(old.header):
+            more = tuple(name for name in old.header if name not in columns.names)
+            _replace(path, columns.names + more, [*old.rows, *rows])
         else:
             with path.open("ab", buffering=0) as file:
                 file.write(("" if old.ended else "\n").encode() + _lines(old.header, rows))

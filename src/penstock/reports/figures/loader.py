@@ -10,19 +10,11 @@ import numpy as np
 
 from ...base import format_seconds, require, significant
 from ...instruments import Record
-from ..loader.cell import FRESH_LEAST, LOADER_NEEDS, threads_in_words, way
+from ..loader.cell import LoaderCell, way
 from ..loader.ladder import RUNGS, Ladder, ladders_of, same_case_but_rung
-from ..table import Row
+from ..words import counted
 from .canvas import LEGEND, STYLE, TEXT, TITLE, blank, heading, save_figures, tidy
-from .queue import (
-    LOADER_APART,
-    SECONDS,
-    cases_of_group,
-    column_of,
-    latest_of,
-    numbered_path,
-    save_numbered,
-)
+from .queue import column_of, numbered_path, save_numbered
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,33 +23,31 @@ if TYPE_CHECKING:
 
 def plot_loader(path: Path, out_prefix: str | Path, replace: bool = False) -> list[Path]:
     """Draw the CSV of ``penstock bench loader``, likewise."""
-    rows = latest_of(path, LOADER_NEEDS, ("loader", "threads", "batch_size", *LOADER_APART))
-    return save_numbered(path, rows, LOADER_APART, draw_loader, out_prefix, replace)
+    return save_numbered(LoaderCell, path, draw_loader, out_prefix, replace)
 
 
-def draw_loader(rows: Sequence[Row], source: str) -> Figure:
+def draw_loader(cells: Sequence[LoaderCell], source: str) -> Figure:
     """Seconds for a batch by threads, or by loader where there is one number of threads."""
-    batches = sorted({int(row["batch_size"]) for row in rows})
-    fastest_first = sorted(rows, key=lambda row: float(row["seconds_per_batch"] or "inf"))
-    loaders = list(dict.fromkeys(row["loader"] for row in fastest_first))
-    threads = sorted({int(row["threads"]) for row in rows})
+    batches = sorted({cell.batch for cell in cells})
+    fastest_first = sorted(cells, key=lambda cell: float(cell.row["seconds_per_batch"] or "inf"))
+    loaders = list(dict.fromkeys(cell.loader for cell in fastest_first))
+    threads = sorted({cell.threads for cell in cells})
     beside = 2.0 * (len(threads) > 1)  # inches, for the names of the lines
     figure = blank(max(6.0, 4.6 * len(batches)) + beside, 4.6)
-    words = [rows[0]["data"], *way(rows[0])]
-    words += [threads_in_words(count) for count in threads if len(threads) == 1]
-    words += ["* part of it was read before"] * any(map(_read_ahead, rows))
-    heading(
-        figure, "Seconds for a batch", f"{', '.join(words)}; {cases_of_group(rows)} of {source}"
-    )
+    words = [cells[0].row["data"], *way(cells[0].row)]
+    words += [counted(count, "thread") for count in threads if len(threads) == 1]
+    words += ["* part of it was read before"] * any(cell.read_ahead for cell in cells)
+    about = f"{', '.join(words)}; {counted(len(cells), 'case')} of {source}"
+    heading(figure, "Seconds for a batch", about)
     axes = np.atleast_1d(figure.subplots(1, len(batches)))
     for axis, batch in zip(axes, batches, strict=True):
         tidy(axis)
         axis.set_title(f"Batches of {batch}", **TITLE)
-        own = [row for row in rows if int(row["batch_size"]) == batch]
+        of_batch = [cell for cell in cells if cell.batch == batch]
         if len(threads) == 1:
-            _draw_bars(axis, own, loaders)
+            _draw_bars(axis, of_batch, loaders)
         else:
-            _draw_lines(axis, own, loaders, threads)
+            _draw_lines(axis, of_batch, loaders, threads)
     if len(threads) > 1:
         # Beside the panels, of which each may lack a loader: over the lines it would hide them.
         named = {label: line for axis in axes for line, label in _labelled(axis)}
@@ -67,31 +57,27 @@ def draw_loader(rows: Sequence[Row], source: str) -> Figure:
     return figure
 
 
-def _read_ahead(row: Row) -> bool:
-    return float(row.get("fresh") or 1) < FRESH_LEAST
-
-
 def _labelled(axis: Axes) -> Iterable[tuple[Any, str]]:
     return zip(*axis.get_legend_handles_labels(), strict=True)
 
 
 def _draw_lines(
-    axis: Axes, rows: Sequence[Row], loaders: Sequence[str], threads: Sequence[int]
+    axis: Axes, cells: Sequence[LoaderCell], loaders: Sequence[str], threads: Sequence[int]
 ) -> None:
     ticker = require("matplotlib.ticker", "plot")
     for place, loader in enumerate(loaders):
-        own = [row for row in rows if row["loader"] == loader]
-        own.sort(key=lambda row: int(row["threads"]))
-        if not own:
+        line = [cell for cell in cells if cell.loader == loader]
+        line.sort(key=lambda cell: cell.threads)
+        if not line:
             continue
         colour = STYLE["colours"][place % len(STYLE["colours"])]
         dashes = ("-", "--", ":")[place // len(STYLE["colours"]) % 3]
-        x, seconds = column_of(own, "threads"), column_of(own, "seconds_per_batch")
+        x, (seconds, low, high) = column_of(line, "threads"), _seconds_of(line)
         axis.plot(x, seconds, dashes, marker="o", markersize=4, color=colour, label=loader)
-        axis.vlines(x, column_of(own, "low_seconds"), column_of(own, "high_seconds"), color=colour)
+        axis.vlines(x, low, high, color=colour)
     # Loaders are apart by factors; from zero the fast ones would lie on each other.
     axis.set_yscale("log")
-    seconds = np.concatenate([column_of(rows, name) for name in SECONDS])
+    seconds = np.concatenate(_seconds_of(cells))
     least, most = np.nanmin(seconds), np.nanmax(seconds)
     axis.set_ylim(least / 1.5, 1.5 * most)  # so that a tick is in it, however near they are
     digits = (1, 2, 5) if most > 4 * least else range(1, 10)
@@ -103,15 +89,14 @@ def _draw_lines(
     axis.set_ylabel("Seconds", **TEXT)
 
 
-def _draw_bars(axis: Axes, rows: Sequence[Row], loaders: Sequence[str]) -> None:
-    places = [loaders.index(row["loader"]) for row in rows]
-    seconds = column_of(rows, "seconds_per_batch")
-    colours = [STYLE["colours"][0 if row["loader"].startswith("penstock") else 1] for row in rows]
+def _draw_bars(axis: Axes, cells: Sequence[LoaderCell], loaders: Sequence[str]) -> None:
+    places = [loaders.index(cell.loader) for cell in cells]
+    seconds, low, high = _seconds_of(cells)
+    colours = [STYLE["colours"][0 if c.loader.startswith("penstock") else 1] for c in cells]
     axis.barh(places, seconds, height=0.6, color=colours)
-    low, high = column_of(rows, "low_seconds"), column_of(rows, "high_seconds")
     axis.hlines(places, low, high, color=STYLE["ink"], linewidth=1.2)
-    for place, row, value, end in zip(places, rows, seconds, np.fmax(seconds, high), strict=True):
-        text = significant(value) + " *" * _read_ahead(row)
+    for place, cell, value, end in zip(places, cells, seconds, np.fmax(seconds, high), strict=True):
+        text = significant(value) + " *" * bool(cell.read_ahead)
         axis.annotate(
             text, (end, place), (4, 0), textcoords="offset points", va="center",
             fontsize=STYLE["small"], color=STYLE["ink"],
@@ -121,6 +106,11 @@ def _draw_bars(axis: Axes, rows: Sequence[Row], loaders: Sequence[str]) -> None:
     axis.set_xlim(0, 1.15 * np.nanmax(np.fmax(seconds, high)))
     axis.grid(visible=False, axis="y")
     axis.set_xlabel("Seconds", **TEXT)
+
+
+def _seconds_of(cells: Sequence[LoaderCell]) -> list[Any]:
+    """The seconds of a batch of each cell, and the ends of their intervals."""
+    return [column_of(cells, n) for n in ("seconds_per_batch", "low_seconds", "high_seconds")]
 
 
 def plot_ladders(
@@ -156,8 +146,7 @@ def _draw_ladder(axis: Axes, ladder: Ladder) -> None:
     tidy(axis)
     names = list(ladder.measured)
     case = ladder.measured[names[0]].case
-    threads = threads_in_words(int(case["threads"]))
-    axis.set_title(f"Batches of {case['batch']}, {threads}", **TITLE)
+    axis.set_title(f"Batches of {case['batch']}, {counted(case['threads'], 'thread')}", **TITLE)
     ends = np.array([ladder.measured[name].seconds for name in names])
     starts = np.array([0.0, *ends[:-1]])
     colours = [STYLE["colours"][1 if name == ladder.limiting else 0] for name in names]

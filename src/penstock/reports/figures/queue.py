@@ -14,63 +14,50 @@ drawn.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...base import UsageError, format_seconds, significant
-from ..loader.cell import CASE_APART
-from ..queue.course import APART, QUEUE_NEEDS
-from ..table import Row, read_csv
+from ..cell import Cell, Kind, latest
+from ..queue.cell import QueueCell
+from ..table import gather, reading_numbers
+from ..words import counted
 from .canvas import LEGEND, STYLE, TEXT, TITLE, blank, heading, save_figures, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_QUEUE_APART = (*APART, "batch_size", "machine_key")
-LOADER_APART = (*CASE_APART, "machine_key")
-SECONDS = ("seconds_per_batch", "low_seconds", "high_seconds")
 _BAR = "#c4c4c4"
 
 
 def plot_queue(path: Path, out_prefix: str | Path, replace: bool = False) -> list[Path]:
     """Draw the CSV of ``penstock bench queue`` to ``<out_prefix>.png``, or to one numbered file
     for each group of cases; returns what was written."""
-    rows = latest_of(path, QUEUE_NEEDS, ("workers", "queue", *_QUEUE_APART))
-    return save_numbered(path, rows, _QUEUE_APART, draw_queue, out_prefix, replace)
-
-
-def latest_of(path: Path, needs: Iterable[str], names: Sequence[str]) -> list[Row]:
-    """The last row of each case that was measured, though some of its launches may have failed."""
-    rows = sorted(read_csv(path, needs).rows, key=lambda row: row.get("timestamp", ""))
-    cases = {tuple(row.get(name, "") for name in names): row for row in rows}
-    measured = [row for row in cases.values() if row.get("launches", "1") != "0"]
-    if not measured:
-        raise UsageError(f"{path} holds no row to plot")
-    return measured
+    return save_numbered(QueueCell, path, draw_queue, out_prefix, replace)
 
 
 def save_numbered(
+    kind: type[Kind],
     path: Path,
-    rows: Sequence[Row],
-    apart: Sequence[str],
-    draw: Callable[[Sequence[Row], str], Figure],
+    draw: Callable[[Sequence[Kind], str], Figure],
     out_prefix: str | Path,
     replace: bool,
 ) -> list[Path]:
-    groups: dict[tuple[str, ...], list[Row]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row.get(name, "") for name in apart), []).append(row)
-    prefix, figures = Path(out_prefix), {}
-    for number, group in enumerate(groups.values(), 1):
-        try:
+    """A figure for each group of the cases of a CSV that were measured, the last row of each."""
+    # A case of which some launches failed was measured; the rows of others count none.
+    cells = [c for c in latest(kind.of_csv(path)) if c.row.get("launches", "1") != "0"]
+    groups = gather(cells, lambda cell: cell.group).values()
+    if not groups:
+        raise UsageError(f"{path} holds no row to plot")
+    figures = {}
+    for number, group in enumerate(groups, 1):
+        with reading_numbers(path):
             figure = draw(group, path.name)
-        except ValueError as error:
-            raise UsageError(f"{path} holds what is no number: {error}") from error
-        figures[numbered_path(prefix, number, len(groups))] = figure
+        figures[numbered_path(Path(out_prefix), number, len(groups))] = figure
     return save_figures(figures, replace)
 
 
@@ -78,45 +65,40 @@ def numbered_path(prefix: Path, number: int, of: int) -> Path:
     return prefix.with_name(f"{prefix.name}{f'_{number}' if of > 1 else ''}.png")
 
 
-def cases_of_group(rows: Sequence[Row]) -> str:
-    return f"{len(rows)} case{'s' * (len(rows) != 1)}"
+def _of_source(cells: Sequence[QueueCell], source: str) -> str:
+    where = f"{cells[0].row['data']}, batches of {cells[0].row['batch_size']}"
+    iterations = f", {cells[0].row['iterations']} iterations from a full queue"
+    more = "" if cells[0].reads_only else iterations
+    return f"{where}{more}; {counted(len(cells), 'case')} of {source}"
 
 
-def draw_queue(rows: Sequence[Row], source: str) -> Figure:
+def draw_queue(cells: Sequence[QueueCell], source: str) -> Figure:
     """Depth over time above, seconds per iteration below; of readings alone their seconds."""
-    if rows[0]["compute"] == "none":
-        return _draw_readings(rows, source)
-    queued = [row for row in rows if int(row["workers"]) > 0]
-    workers = sorted({int(row["workers"]) for row in queued})
-    figure = blank(max(8.0, 3.2 * len(workers)), 7.6)
-    compute = format_seconds(float(rows[0]["compute_s"]))
-    heading(
-        figure,
-        f"A queue beside steps of {compute} ({rows[0]['compute']})",
-        f"{rows[0]['data']}, batches of {rows[0]['batch_size']}, {rows[0]['iterations']} "
-        f"iterations from a full queue; {cases_of_group(rows)} of {source}",
-    )
-    grid = figure.add_gridspec(2, max(1, len(workers)))
+    if cells[0].reads_only:
+        return _draw_readings(cells, source)
+    queued = [cell for cell in cells if cell.workers > 0]
+    by_workers = sorted(gather(queued, lambda cell: cell.workers).items())
+    figure = blank(max(8.0, 3.2 * len(by_workers)), 7.6)
+    compute = format_seconds(cells[0].number("compute_s"))
+    title = f"A queue beside steps of {compute} ({cells[0].row['compute']})"
+    heading(figure, title, _of_source(cells, source))
+    grid = figure.add_gridspec(2, max(1, len(by_workers)))
     first: Axes | None = None
-    sizes = sorted({int(row["queue"]) for row in queued})
-    for column, number in enumerate(workers):
+    sizes = sorted({cell.queue for cell in queued})
+    for column, (workers, same) in enumerate(by_workers):
         axis = figure.add_subplot(grid[0, column], sharey=first)
         first = first or axis
-        own = [row for row in queued if int(row["workers"]) == number]
-        _draw_depth(axis, number, own, sizes)
-    _draw_seconds(figure.add_subplot(grid[1, :]), rows)
+        _draw_depth(axis, workers, same, sizes)
+    _draw_seconds(figure.add_subplot(grid[1, :]), cells)
     return figure
 
 
-def _draw_readings(rows: Sequence[Row], source: str) -> Figure:
+def _draw_readings(cells: Sequence[QueueCell], source: str) -> Figure:
     figure = blank(6.0, 4.2)
-    about = (
-        f"{rows[0]['data']}, batches of {rows[0]['batch_size']}; {cases_of_group(rows)} of {source}"
-    )
-    heading(figure, "Batches read while nobody computes", about)
+    heading(figure, "Batches read while nobody computes", _of_source(cells, source))
     axis = figure.subplots()
     tidy(axis)
-    ordered = sorted(rows, key=lambda row: (int(row["workers"]), int(row["queue"])))
+    ordered = sorted(cells, key=lambda cell: (cell.workers, cell.queue))
     places, seconds = np.arange(len(ordered)), column_of(ordered, "read_s")
     axis.bar(places, seconds, width=0.55, color=STYLE["colours"][0])
     for place, value in zip(places, seconds, strict=True):
@@ -125,22 +107,22 @@ def _draw_readings(rows: Sequence[Row], source: str) -> Figure:
                 significant(value), (place, value), (0, 3), textcoords="offset points",
                 ha="center", fontsize=STYLE["small"], color=STYLE["ink"],
             )  # fmt: skip
-    axis.set_xticks(places, [row["workers"] for row in ordered])
+    axis.set_xticks(places, [str(cell.workers) for cell in ordered])
     axis.grid(visible=False, axis="x")
     axis.set_xlabel("Workers", **TEXT)
     axis.set_ylabel("Seconds for a batch", **TEXT)
     return figure
 
 
-def _draw_depth(axis: Axes, workers: int, rows: Sequence[Row], sizes: Sequence[int]) -> None:
+def _draw_depth(axis: Axes, workers: int, cells: Sequence[QueueCell], sizes: Sequence[int]) -> None:
     tidy(axis)
-    axis.set_title(f"{workers} worker{'s' * (workers != 1)}", **TITLE)
-    for row in sorted(rows, key=lambda row: int(row["queue"])):
-        size = int(row["queue"])
+    axis.set_title(counted(workers, "worker"), **TITLE)
+    for cell in sorted(cells, key=lambda cell: cell.queue):
+        size = cell.queue
         colour = STYLE["colours"][sizes.index(size) % len(STYLE["colours"])]
-        depth = _numbers(row["depth"])
+        depth = _numbers(cell.row["depth"])
         axis.step(range(len(depth)), depth, where="mid", color=colour, label=f"queue {size}")
-        simulated = _numbers(row.get("simulated_depth", ""))
+        simulated = _numbers(cell.row.get("simulated_depth", ""))
         axis.step(
             range(len(simulated)), simulated, where="mid", color=colour, ls=":", linewidth=1.1
         )
@@ -151,10 +133,10 @@ def _draw_depth(axis: Axes, workers: int, rows: Sequence[Row], sizes: Sequence[i
     axis.legend(**LEGEND, title="dotted: simulated", title_fontsize=STYLE["small"])
 
 
-def _draw_seconds(axis: Axes, rows: Sequence[Row]) -> None:
+def _draw_seconds(axis: Axes, cells: Sequence[QueueCell]) -> None:
     tidy(axis)
     axis.set_title("Seconds per iteration, from a full queue on", **TITLE)
-    ordered = sorted(rows, key=lambda row: (int(row["workers"]), int(row["queue"])))
+    ordered = sorted(cells, key=lambda cell: (cell.workers, cell.queue))
     x = np.arange(len(ordered))
     measured, low, high = (
         column_of(ordered, name)
@@ -168,14 +150,14 @@ def _draw_seconds(axis: Axes, rows: Sequence[Row]) -> None:
     ):
         values = column_of(ordered, name)
         axis.plot(x, values, marker, color=colour, markersize=size, mew=1.6, label=label)
-    for place, row in zip(x, ordered, strict=True):
-        if row.get("seed_seconds"):
-            note = f"seed {significant(float(row['seed_seconds']), 2)}"
+    for place, seed in zip(x, column_of(ordered, "seed_seconds"), strict=True):
+        if np.isfinite(seed):
+            note = f"seed {significant(seed, 2)}"
             axis.annotate(
                 note, (place, 0), (0, 3), textcoords="offset points", ha="center",
                 fontsize=STYLE["small"] - 1, color=STYLE["faint"],
             )  # fmt: skip
-    names = [f"{r['workers']}, {r['queue']}" if int(r["workers"]) else "0" for r in ordered]
+    names = [f"{cell.workers}, {cell.queue}" if cell.workers else "0" for cell in ordered]
     axis.set_xticks(x, names)
     axis.grid(visible=False, axis="x")
     axis.set_xlabel("Workers, queue", **TEXT)
@@ -191,5 +173,6 @@ def _numbers(text: str) -> list[float]:
     return [float(word) for word in text.split()]
 
 
-def column_of(rows: Sequence[Row], name: str) -> Any:
-    return np.array([float(row.get(name) or "nan") for row in rows])
+def column_of(cells: Sequence[Cell], name: str) -> Any:
+    """The numbers of a column, NaN where a cell has none."""
+    return np.array([cell.number(name) for cell in cells])

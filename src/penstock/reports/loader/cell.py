@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import format_seconds, significant
-from ...instruments import Interval, Record, commit_of, quantile
+from ...instruments import Interval, Record, quantile
 from ...loading import CONTENDERS
-from ..cell import Cell
-from ..table import Row, csv_field, scaled
+from ..cell import Cell, middle
+from ..table import Columns, scaled
 
 MB = 10**6
 
@@ -22,16 +21,22 @@ SEED_NAMES = {"dask-sample": "per-sample", "dask-stacked": "stacked"}
 
 
 LOADER_NEEDS = ("loader", "threads", "batch_size")
-LOADER_COLUMNS = tuple(
-    "timestamp loader threads batch_size seconds_per_batch low_seconds high_seconds "
-    "samples_per_sec decoded_mb_per_sec stored_mb_per_sec first_batch_s wait_p50_s wait_p95_s "
-    "wait_p99_s wait_max_s read_amplification cpu_s_per_gb host_peak_mb duplicates missing wrong "
-    "cache resident fresh shuffle window latency_ms endpoint data dataset batches launches failed "
-    "status error cores affinity cgroup_cpus seed machine_key commit key".split()
+LOADER_COLUMNS = Columns(
+    tuple(
+        "timestamp loader threads batch_size seconds_per_batch low_seconds high_seconds "
+        "samples_per_sec decoded_mb_per_sec stored_mb_per_sec first_batch_s wait_p50_s wait_p95_s "
+        "wait_p99_s wait_max_s read_amplification cpu_s_per_gb host_peak_mb duplicates missing "
+        "wrong cache resident fresh shuffle window latency_ms endpoint data dataset batches "
+        "launches failed status error cores affinity cgroup_cpus seed machine_key commit "
+        "key".split()
+    ),
+    LOADER_NEEDS,
+    tuple("data dataset shuffle window cache endpoint latency_ms seed batches machine_key".split()),
+    LOADER_NEEDS,
 )
 
-CASE_APART = tuple("data dataset shuffle window cache endpoint latency_ms seed batches".split())
-"""Knobs that tell tables apart: only loaders, threads and batches are compared in one."""
+COUNTS = ("duplicates", "missing", "wrong")
+"""What a check of the batches counts."""
 
 COLD_MOST = 0.05
 """More of the data than this in the page cache is not a cold cache."""
@@ -45,6 +50,8 @@ less in a queue, over some ten of them, are not much."""
 class LoaderCell(Cell):
     """All launches of one loader, with so many threads, at one batch size."""
 
+    columns = LOADER_COLUMNS
+
     @property
     def loader(self) -> str:
         return str(self.case["loader"])
@@ -55,7 +62,7 @@ class LoaderCell(Cell):
 
     @cached_property
     def _waits(self) -> list[NDArray[np.float64]]:
-        """Of every batch, by launch."""
+        """The seconds waited for each batch, by launch."""
         return [_waits_of(record) for record in self.measured]
 
     @cached_property
@@ -65,7 +72,7 @@ class LoaderCell(Cell):
 
     @cached_property
     def waits(self) -> NDArray[np.float64]:
-        """Of every batch of every launch."""
+        """The seconds waited for each batch of every launch."""
         return np.concatenate([np.empty(0), *self._waits])
 
     def wait(self, q: float) -> float | None:
@@ -73,9 +80,7 @@ class LoaderCell(Cell):
 
     def per_launch(self, name: str) -> float | None:
         """The median over launches of a number among their facts."""
-        values = [record.facts.get(name) for record in self.records]
-        known = [value for value in values if value is not None]
-        return float(np.median(known)) if known else None
+        return middle(record.facts.get(name) for record in self.records)
 
     def most(self, name: str) -> int | None:
         """The most that any launch said, a failed one too."""
@@ -89,8 +94,8 @@ class LoaderCell(Cell):
     def read_ahead(self) -> float:
         """The share of its samples' bytes that was read before they were waited for; 0 where that
         is little, or not known."""
-        fresh = self.per_launch("fresh")
-        return 1 - fresh if fresh is not None and fresh < FRESH_LEAST else 0.0
+        fresh = self.number("fresh")
+        return 1 - fresh if fresh < FRESH_LEAST else 0.0
 
     def speed(self, quantity: str) -> float | None:
         """Work of a batch for each of its seconds."""
@@ -104,22 +109,12 @@ class LoaderCell(Cell):
 
     @property
     def first_s(self) -> float | None:
-        firsts = [r.warmup.first_s for r in self.measured if r.warmup.first_s is not None]
-        return float(np.median(firsts)) if firsts else None
+        return middle(record.warmup.first_s for record in self.measured)
 
-    @property
-    def error(self) -> str:
-        failure = next((r.error for r in self.records if r.error is not None), None)
-        return "" if self.status == "ok" or failure is None else " ".join(failure.message.split())
-
-    @cached_property
-    def row(self) -> Row:
-        case, time = self.case, self.time or Interval(np.nan, None, None, 0)
-        limits = self.environment("limits") or {}
-        values = {
-            **{name: case.get(name) for name in LOADER_COLUMNS},
-            "timestamp": max(record.time for record in self.records),
-            "batch_size": self.batch,
+    def values(self) -> dict[str, Any]:
+        time = self.time or Interval(np.nan, None, None, 0)
+        medians = ("read_amplification", "cpu_s_per_gb", "resident", "fresh")
+        return {
             "seconds_per_batch": time.value,
             "low_seconds": time.low,
             "high_seconds": time.high,
@@ -127,30 +122,12 @@ class LoaderCell(Cell):
             "decoded_mb_per_sec": scaled(self.speed("bytes"), 1 / MB),
             "stored_mb_per_sec": scaled(self.stored_speed, 1 / MB),
             "first_batch_s": self.first_s,
-            "wait_p50_s": self.wait(0.5),
-            "wait_p95_s": self.wait(0.95),
-            "wait_p99_s": self.wait(0.99),
+            **{f"wait_p{q}_s": self.wait(q / 100) for q in (50, 95, 99)},
             "wait_max_s": self.wait(1.0),
-            "read_amplification": self.per_launch("read_amplification"),
-            "cpu_s_per_gb": self.per_launch("cpu_s_per_gb"),
             "host_peak_mb": scaled(self.host_peak, 1 / MB),
-            "duplicates": self.most("duplicates"),
-            "missing": self.most("missing"),
-            "wrong": self.most("wrong"),
-            "resident": self.per_launch("resident"),
-            "fresh": self.per_launch("fresh"),
-            "launches": self.launches,
-            "failed": len(self.records) - self.launches,
-            "status": self.status,
-            "error": self.error,
-            "cores": (self.environment("machine") or {}).get("cores"),
-            "affinity": limits.get("affinity"),
-            "cgroup_cpus": limits.get("cgroup_cpus"),
-            "machine_key": self.environment("machine_key"),
-            "commit": commit_of(self.environment("git")),
-            "key": self.records[0].key,
+            **{name: self.per_launch(name) for name in medians},
+            **{name: self.most(name) for name in COUNTS},
         }
-        return {name: csv_field(values[name]) for name in LOADER_COLUMNS}
 
 
 def _waits_of(record: Record) -> NDArray[np.float64]:
@@ -164,21 +141,10 @@ def loader_cells(records: Iterable[Record], scenario: str = "loader") -> list[Lo
     """The launches of a scenario by case and machine; small batches and few threads first, and the
     loaders as `penstock.loading.engines.engine` lists them."""
     places = {name: place for place, name in enumerate(CONTENDERS)}
-    found: dict[tuple[Any, ...], list[Record]] = {}
-    for record in records:
-        if record.scenario == scenario:
-            machine = record.environment.get("machine_key")
-            found.setdefault((record.key, machine), []).append(record)
-    all_cells = [LoaderCell(tuple(launches)) for launches in found.values()]
     return sorted(
-        all_cells,
+        LoaderCell.of_records(records, scenario),
         key=lambda cell: (cell.batch, cell.threads, places.get(cell.case.get("loader", ""), -1)),
     )
-
-
-def cells_apart(cell: LoaderCell) -> tuple[str, ...]:
-    apart = [str(cell.case.get(name)) for name in CASE_APART]
-    return (*apart, str(cell.environment("machine_key")))
 
 
 def way(case: Mapping[str, Any]) -> list[str]:
@@ -201,10 +167,10 @@ def cache_label(group: Sequence[Cell]) -> str:
     >>> cache_words("cold", 0.0)
     'cold (0 % resident)'
     """
-    shares = [r.facts.get("resident") for cell in group for r in cell.records]
-    known = [share for share in shares if share is not None]
+    facts = [r.facts.get("resident") for cell in group for r in cell.records]
+    shares = [share for share in facts if share is not None]
     asked = str(group[0].case["cache"])
-    worst = max(known, default=None) if asked == "cold" else min(known, default=None)
+    worst = max(shares, default=None) if asked == "cold" else min(shares, default=None)
     again = read_again_of(group)
     return cache_words(asked, worst) + (
         f", {100 * again:.0f} % read again from memory" * (again > COLD_MOST)
@@ -222,20 +188,8 @@ def cache_words(asked: str, resident: float | None) -> str:
     return f"{asked} ({100 * resident:.0f} % resident)"
 
 
-def cell_words(value: float | None) -> str:
-    return "-" if value is None else significant(value)
-
-
-def time_words(value: float | None) -> str:
-    return "-" if value is None else format_seconds(value)
-
-
 def is_remote_case(case: Mapping[str, Any]) -> bool:
     return "://" in str(case["data"]) or bool(case.get("latency_ms"))
-
-
-def threads_in_words(count: int) -> str:
-    return f"{count} thread{'s' * (count != 1)}"
 
 
 def percents_of(share: Interval) -> str:

@@ -6,21 +6,12 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from itertools import pairwise
 
+from ...base import format_seconds
 from ...instruments import FAILED, Interval, Record
 from ..cell import cell_ratio
-from ..table import Section, scaled
-from .cell import (
-    MB,
-    LoaderCell,
-    cache_label,
-    cell_words,
-    cells_apart,
-    is_remote_case,
-    loader_cells,
-    percents_of,
-    threads_in_words,
-    time_words,
-)
+from ..table import Section, gather, scaled
+from ..words import counted, or_dash
+from .cell import MB, LoaderCell, cache_label, is_remote_case, loader_cells, percents_of
 
 RUNGS = {
     "L0": "device",
@@ -38,6 +29,7 @@ class Ladder:
     def __init__(self, rungs: Mapping[str, LoaderCell]) -> None:
         self.rungs = rungs
         self.measured = {name: cell for name, cell in rungs.items() if cell.launches}
+        self.seconds = {name: cell.seconds or 0.0 for name, cell in self.measured.items()}
 
     def kept(self, name: str, of: str) -> Interval:
         """The speed of a rung as a share of that of another."""
@@ -47,8 +39,7 @@ class Ladder:
     def refuted(self) -> dict[str, str]:
         """Rungs that were measured too slow, each with one above it that says so, by doing the same
         and more in less time: distinguishably less, or less than the step alone is said to cost."""
-        seconds = {name: cell.seconds or 0.0 for name, cell in self.measured.items()}
-        found: dict[str, str] = {}
+        seconds, refuted = self.seconds, dict[str, str]()
         names = list(seconds)
         below = names[0] if names else ""
         for place, name in enumerate(names[1:], 1):
@@ -56,21 +47,18 @@ class Ladder:
                 kept = self.kept(above, name)
                 beats = kept.value > 1 and (kept.low is None or kept.low > 1)
                 if beats or seconds[above] < seconds[name] - seconds[below]:
-                    found[name] = above
+                    refuted[name] = above
                     break
             else:
                 below = name
-        return found
+        return refuted
 
     @cached_property
     def costs(self) -> dict[str, float]:
         """Seconds that each rung adds to those under it that are not refuted."""
-        told = {
-            n: cell.seconds or 0.0 for n, cell in self.measured.items() if n not in self.refuted
-        }
-        names = list(told)
-        costs = {name: told[name] for name in names[:1]}
-        return costs | {b: told[b] - told[a] for a, b in pairwise(names)}
+        seconds = {name: s for name, s in self.seconds.items() if name not in self.refuted}
+        lowest = dict(list(seconds.items())[:1])
+        return lowest | {b: seconds[b] - seconds[a] for a, b in pairwise(seconds)}
 
     @property
     def limiting(self) -> str | None:
@@ -90,35 +78,36 @@ class Ladder:
         limit = self.limiting
         if limit is None:
             return "What limits cannot be said: fewer than two steps of the ladder were measured."
+        steps = list(self.costs)
+        if limit == steps[0]:
+            return self._of_lowest(limit)
+        below = steps[steps.index(limit) - 1]
         top = list(self.measured)[-1]
-        end, cost = self.measured[top], self.costs[limit]
-        assert end.seconds is not None
-        known = list(self.costs)
-        below = known[known.index(limit) - 1] if limit != known[0] else None
-        if below is None:
-            kept = self.kept(top, limit)
-            lowest = f"Step {_rung(limit)}, the lowest that was measured, costs most"
-            if limit != "L0":  # it holds all that would be under it
-                far = ", the network with it" * is_remote_case(end.case)
-                lowest = (
-                    f"All up to step {_rung(limit)}, the lowest that was measured, costs most{far}"
-                )
-            return (
-                f"{lowest}: {time_words(cost)} a "
-                f"batch; {_rung(top)} takes {time_words(end.seconds)} and keeps "
-                f"{percents_of(kept)} of its speed ({_launches(kept)})."
-            )
-        between = [n for n in self.refuted if below < n < limit]
+        between = [name for name in self.refuted if below < name < limit]
         with_them = f" with {' and '.join(map(_rung, between))}" if between else ""
-        told = (
-            f"Step {_rung(limit)}{with_them} costs most: {time_words(cost)} of the "
-            f"{time_words(end.seconds)} that a batch takes at {_rung(top)}"
+        line = (
+            f"Step {_rung(limit)}{with_them} costs most: {format_seconds(self.costs[limit])} of "
+            f"the {format_seconds(self.seconds[top])} that a batch takes at {_rung(top)}"
         )
         kept = self.kept(limit, below)
         if kept.low is not None and not kept.excludes(1):
-            told += "; it is not distinguishable from the step below it"
+            line += "; it is not distinguishable from the step below it"
         speed = f"{percents_of(kept)} of the speed of {_rung(below)} ({_launches(kept)})"
-        return f"{told}; it keeps {speed}."
+        return f"{line}; it keeps {speed}."
+
+    def _of_lowest(self, limit: str) -> str:
+        """Where the lowest rung limits, which holds all that would be under it."""
+        top = list(self.measured)[-1]
+        kept = self.kept(top, limit)
+        what, far = f"Step {_rung(limit)}", ""
+        if limit != "L0":
+            far = ", the network with it" * is_remote_case(self.measured[top].case)
+            what = f"All up to step {_rung(limit)}"
+        cost, took = (format_seconds(s) for s in (self.costs[limit], self.seconds[top]))
+        return (
+            f"{what}, the lowest that was measured, costs most{far}: {cost} a batch; {_rung(top)} "
+            f"takes {took} and keeps {percents_of(kept)} of its speed ({_launches(kept)})."
+        )
 
     def section(self) -> Section:
         """Heading, table, and the sentence."""
@@ -135,17 +124,17 @@ class Ladder:
                 (
                     name,
                     RUNGS[name],
-                    cell_words(cell.seconds),
-                    cell_words(scaled(cell.speed("bytes"), 1 / MB)),
+                    or_dash(cell.seconds),
+                    or_dash(scaled(cell.speed("bytes"), 1 / MB)),
                     percents_of(self.kept(name, below)) if below else "-",
                     percents_of(self.kept(name, "L0")) if below and "L0" in self.measured else "-",
                     str(cell.launches),
                 )
             )
         reasons = [
-            f"{_rung(name)} took {time_words(self.measured[name].seconds)} and {_rung(above)}, "
-            f"which does the same and more, {time_words(self.measured[above].seconds)}: what "
-            f"{name} costs is not known."
+            f"{_rung(name)} took {format_seconds(self.seconds[name])} and {_rung(above)}, which "
+            f"does the same and more, {format_seconds(self.seconds[above])}: what {name} costs is "
+            "not known."
             for name, above in self.refuted.items()
         ]
         reasons += [
@@ -155,26 +144,23 @@ class Ladder:
             for name, cell in self.rungs.items()
             if not cell.launches
         ]
-        where = f"batch {first.batch}, {threads_in_words(first.threads)}"
+        where = f"batch {first.batch}, {counted(first.threads, 'thread')}"
         title = f"The ladder at {where}, {cache_label(list(self.rungs.values()))}"
         return Section(title, table, [self.sentence(), *reasons])
 
 
 def ladders_of(records: Iterable[Record]) -> list[Ladder]:
     """One for each data set, batch size, number of threads and machine."""
-    found: dict[tuple[str, ...], dict[str, LoaderCell]] = {}
-    for cell in loader_cells(records, "ladder"):
-        key = (*cells_apart(cell), str(cell.batch), str(cell.threads))
-        found.setdefault(key, {})[str(cell.case["rung"])] = cell
-    return [Ladder(dict(sorted(rungs.items()))) for rungs in found.values()]
+    ladders = gather(
+        loader_cells(records, "ladder"), lambda cell: (cell.group, cell.batch, cell.threads)
+    )
+    by_rung = ({str(cell.case["rung"]): cell for cell in cells} for cells in ladders.values())
+    return [Ladder(dict(sorted(rungs.items()))) for rungs in by_rung]
 
 
-def same_case_but_rung(found: Iterable[Ladder]) -> list[list[Ladder]]:
+def same_case_but_rung(ladders: Iterable[Ladder]) -> list[list[Ladder]]:
     """Ladders that differ in batch size and threads alone, together."""
-    groups: dict[tuple[str, ...], list[Ladder]] = {}
-    for ladder in found:
-        groups.setdefault(cells_apart(next(iter(ladder.rungs.values()))), []).append(ladder)
-    return list(groups.values())
+    return list(gather(ladders, lambda each: next(iter(each.rungs.values())).group).values())
 
 
 def _launches(interval: Interval) -> str:

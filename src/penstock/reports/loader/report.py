@@ -29,26 +29,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ...base import format_bytes, significant
-from ...instruments import FAILED, Interval, Record
+from ...base import format_bytes, format_seconds
+from ...instruments import FAILED, Record
 from ..cell import Cell, cell_ratio, inverse
-from ..table import Section, append_rows, scaled
+from ..table import Section, gather, scaled
+from ..words import counted, or_dash, spread, times_bracket
 from .cell import (
     COLD_MOST,
-    LOADER_COLUMNS,
-    LOADER_NEEDS,
+    COUNTS,
     MB,
     SEED_NAMES,
     WARM_LEAST,
     LoaderCell,
     cache_label,
-    cell_words,
-    cells_apart,
     is_remote_case,
     loader_cells,
     read_again_of,
-    threads_in_words,
-    time_words,
     way,
 )
 from .ladder import ladders_of
@@ -56,35 +52,30 @@ from .ladder import ladders_of
 
 def append_loader_csv(records: Iterable[Record], path: Path) -> None:
     """Add a row for each case to a CSV of loader benchmarks."""
-    append_rows([cell.row for cell in loader_cells(records)], path, LOADER_COLUMNS, LOADER_NEEDS)
+    LoaderCell.append((cell.row for cell in loader_cells(records)), path)
 
 
 def loader_sections(records: Iterable[Record]) -> list[Section]:
     """What was read, the seed's table, a line for each case, what they say; then the ladders."""
     records = list(records)
-    found: list[Section] = []
-    for group in _grouped(loader_cells(records)):
-        names = list(dict.fromkeys(cell.loader for cell in group))
+    sections: list[Section] = []
+    for group in gather(loader_cells(records), lambda cell: cell.group).values():
         where, *cores = heading(group)
         waits = [_WAITS, *(_waits_line(cell) for cell in group)]
-        told = [*troubles(group), *comparisons(group)]
-        found += [
+        sections += [
             Section(where, (), cores),
-            Section("Seconds for a batch", _seed_table(group, names)),
+            Section("Seconds for a batch", _seed_table(group)),
             Section(
                 "Speed, and what it costs; MB is 10^6 bytes",
                 [_SPEED, *(_speed_line(cell) for cell in group)],
             ),
-            Section("Waits for single batches, and whether they were the right ones", waits, told),
+            Section(
+                "Waits for single batches, and whether they were the right ones",
+                waits,
+                [*troubles(group), *comparisons(group)],
+            ),
         ]
-    return found + [ladder.section() for ladder in ladders_of(records)]
-
-
-def _grouped(all_cells: Iterable[LoaderCell]) -> list[list[LoaderCell]]:
-    groups: dict[tuple[str, ...], list[LoaderCell]] = {}
-    for cell in all_cells:
-        groups.setdefault(cells_apart(cell), []).append(cell)
-    return list(groups.values())
+    return sections + [ladder.section() for ladder in ladders_of(records)]
 
 
 def heading(group: Sequence[LoaderCell]) -> list[str]:
@@ -106,20 +97,18 @@ def cores_lines(cell: Cell) -> list[str]:
     least = min((limit for limit in allowed if limit is not None), default=None)
     if cores is None or least is None or least >= cores:
         return []
-    told = [f"affinity {allowed[0]}"] * (allowed[0] is not None)
-    told += [f"cgroup {allowed[1]:g}"] * (allowed[1] is not None)
-    return [f"Of {cores} cores this process may use {least:g} ({', '.join(told)})"]
+    why = [f"affinity {allowed[0]}"] * (allowed[0] is not None)
+    why += [f"cgroup {allowed[1]:g}"] * (allowed[1] is not None)
+    return [f"Of {cores} cores this process may use {least:g} ({', '.join(why)})"]
 
 
-def _seed_table(group: Sequence[LoaderCell], names: Sequence[str]) -> list[tuple[str, ...]]:
+def _seed_table(group: Sequence[LoaderCell]) -> list[tuple[str, ...]]:
     """Threads x batch down, a column for each loader."""
-    at = {(cell.batch, cell.threads, cell.loader): cell for cell in group}
-    head = ("batch", "threads", *(_named(name) for name in names))
-    lines = [head]
-    for batch, threads in dict.fromkeys((cell.batch, cell.threads) for cell in group):
-        found = [at.get((batch, threads, name)) for name in names]
-        shown = ["-" if cell is None else _seconds_or_status(cell) for cell in found]
-        lines.append((str(batch), str(threads), *shown))
+    names = list(dict.fromkeys(cell.loader for cell in group))
+    at = {(cell.batch, cell.threads, cell.loader): _seconds_or_status(cell) for cell in group}
+    lines = [("batch", "threads", *map(_named, names))]
+    for place in dict.fromkeys((cell.batch, cell.threads) for cell in group):
+        lines.append((*map(str, place), *(at.get((*place, name), "-") for name in names)))
     return lines
 
 
@@ -133,7 +122,7 @@ def _seconds_or_status(cell: LoaderCell) -> str:
 
 def _seconds(cell: LoaderCell) -> str:
     """With a star where they are too few."""
-    return cell_words(cell.seconds) + " *" * bool(cell.read_ahead)
+    return or_dash(cell.seconds) + " *" * bool(cell.read_ahead)
 
 
 _SPEED = (
@@ -143,66 +132,57 @@ _SPEED = (
 
 
 def _speed_line(cell: LoaderCell) -> tuple[str, ...]:
-    time = cell.time
-    spread = "-"
-    if time is not None and time.low is not None and time.high is not None:
-        spread = f"{significant(time.low)} - {significant(time.high)}"
     return (
         str(cell.batch),
         str(cell.threads),
         cell.loader,
         _seconds(cell),
-        spread,
-        cell_words(scaled(cell.speed("bytes"), 1 / MB)),
-        cell_words(scaled(cell.stored_speed, 1 / MB)),
-        cell_words(cell.speed("samples")),
-        cell_words(cell.per_launch("read_amplification")),
-        cell_words(cell.per_launch("cpu_s_per_gb")),
-        "-" if cell.host_peak is None else format_bytes(cell.host_peak),
+        spread(cell.time),
+        or_dash(scaled(cell.speed("bytes"), 1 / MB)),
+        or_dash(scaled(cell.stored_speed, 1 / MB)),
+        or_dash(cell.speed("samples")),
+        or_dash(cell.per_launch("read_amplification")),
+        or_dash(cell.per_launch("cpu_s_per_gb")),
+        or_dash(cell.host_peak, format_bytes),
         str(cell.launches),
         cell.status,
     )
 
 
 _WAITS = (
-    "batch", "threads", "loader", "first batch", "p50", "p95", "p99", "max", "batches",
-    "duplicates", "missing", "wrong",
+    "batch", "threads", "loader", "first batch", "p50", "p95", "p99", "max", "batches", *COUNTS,
 )  # fmt: skip
 
 
 def _waits_line(cell: LoaderCell) -> tuple[str, ...]:
-    counts = [cell.most(name) for name in ("duplicates", "missing", "wrong")]
     return (
         str(cell.batch),
         str(cell.threads),
         cell.loader,
-        time_words(cell.first_s),
-        *(time_words(cell.wait(q)) for q in (0.5, 0.95, 0.99, 1.0)),
+        or_dash(cell.first_s, format_seconds),
+        *(or_dash(cell.wait(q), format_seconds) for q in (0.5, 0.95, 0.99, 1.0)),
         str(len(cell.waits)),
-        *("-" if count is None else str(count) for count in counts),
+        *(or_dash(cell.most(name), str) for name in COUNTS),
     )
 
 
 def troubles(group: Sequence[LoaderCell]) -> list[str]:
     """What a reader of the numbers must know: who failed and why, and a cache that was not as
     asked for."""
-    lines, told = [], set()
-    for cell in group:
-        if cell.status != "ok" and (cell.loader, cell.error) not in told:
-            told.add((cell.loader, cell.error))
-            lines.append(f"{cell.loader} {FAILED[cell.status]}: {cell.error}")
+    failed = [f"{c.loader} {FAILED[c.status]}: {c.error}" for c in group if c.status != "ok"]
+    lines = [*dict.fromkeys(failed)]
     lines += [
-        f"* {cell.loader}, batch {cell.batch}, {threads_in_words(cell.threads)}: "
+        f"* {cell.loader}, batch {cell.batch}, {counted(cell.threads, 'thread')}: "
         f"{100 * cell.read_ahead:.0f} % was read before it was waited for, so the waits are too "
         "short and are not compared; more --batches tell."
         for cell in group
         if cell.launches and cell.read_ahead
     ]
-    asked, shares = group[0].case["cache"], [c.per_launch("resident") for c in group]
-    known = [share for share in shares if share is not None]
-    if asked == "cold" and known and max(known) > COLD_MOST:
+    asked, medians = group[0].case["cache"], [c.per_launch("resident") for c in group]
+    shares = [share for share in medians if share is not None]
+    if asked == "cold" and shares and max(shares) > COLD_MOST:
         lines.append(
-            f"The cache was not cold: up to {100 * max(known):.0f} % of the data was in memory."
+            f"The cache was not cold: up to {100 * max(shares):.0f} % of the data was in memory."
         )
     if (again := read_again_of(group)) > COLD_MOST:
         lines.append(
@@ -210,12 +190,12 @@ def troubles(group: Sequence[LoaderCell]) -> list[str]:
             "read, for a chunk holds several samples: that came from memory, however cold the "
             "cache was."
         )
-    if asked == "warm" and known and min(known) < WARM_LEAST:
+    if asked == "warm" and shares and min(shares) < WARM_LEAST:
         lines.append(
-            f"The cache was not warm: as little as {100 * min(known):.0f} % of the data was in "
+            f"The cache was not warm: as little as {100 * min(shares):.0f} % of the data was in "
             "memory, for it is larger than what memory is free."
         )
-    if asked in ("cold", "warm") and not known and not is_remote_case(group[0].case):
+    if asked in ("cold", "warm") and not shares and not is_remote_case(group[0].case):
         lines.append("Whether the cache was as asked for is not known here.")
     return lines
 
@@ -223,13 +203,12 @@ def troubles(group: Sequence[LoaderCell]) -> list[str]:
 def comparisons(group: Sequence[LoaderCell]) -> list[str]:
     """Each other loader against the first, with the same threads and batch."""
     lines = []
-    first = group[0].loader
-    told = [cell for cell in group if cell.launches and not cell.read_ahead]
-    for base in (cell for cell in told if cell.loader == first):
-        where = f"Batch {base.batch}, {threads_in_words(base.threads)}"
+    sound = [cell for cell in group if cell.launches and not cell.read_ahead]
+    for base in (cell for cell in sound if cell.loader == group[0].loader):
+        where = f"Batch {base.batch}, {counted(base.threads, 'thread')}"
         others = [
             cell
-            for cell in told
+            for cell in sound
             if cell is not base and (cell.batch, cell.threads) == (base.batch, base.threads)
         ]
         if others and base.launches == 1:
@@ -243,19 +222,9 @@ def _against(base: LoaderCell, other: LoaderCell) -> str:
     ratio = cell_ratio(base, other)
     launches = f"{ratio.n} launches each"
     if not ratio.excludes(1):
-        low, high = _ends(ratio)
-        return (
-            f"{base.loader} and {other.loader} are not distinguishable [{low}-{high}, {launches}]"
-        )
+        ends = times_bracket(ratio, launches)
+        return f"{base.loader} and {other.loader} are not distinguishable {ends}"
     verb = "faster" if ratio.value > 1 else "slower"
-    if ratio.value < 1:
-        ratio = inverse(ratio)
-    low, high = _ends(ratio)
-    return (
-        f"{base.loader} is {ratio.value:.2f}x {verb} than {other.loader} [{low}-{high}, {launches}]"
-    )
-
-
-def _ends(interval: Interval) -> tuple[str, str]:
-    low, high = ("?" if end is None else f"{end:.2f}" for end in (interval.low, interval.high))
-    return low, high
+    factor = ratio if ratio.value > 1 else inverse(ratio)
+    ends = times_bracket(factor, launches)
+    return f"{base.loader} is {factor.value:.2f}x {verb} than {other.loader} {ends}"

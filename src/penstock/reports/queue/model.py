@@ -10,9 +10,9 @@ stock that is eaten up: each step takes one batch and only C / R of one comes af
 
 where the reader holds one batch more in hand while the queue is full, as the seed's did; where it
 holds none, q - 1 stands for q. So a deeper queue moves the end of the stock and never the steady
-state; it is worth its memory only against reads that are uneven. `Feed` holds this model in closed
-form and `simulate` plays it event by event, with whole batches, with the batches that readers hold
-in hand while the queue is full, and with reads of unequal length.
+state; it is worth its memory only against reads that are uneven. `QueueModel` holds this model in
+closed form and `simulate` plays it event by event, with whole batches, with the batches that
+readers hold in hand while the queue is full, and with reads of unequal length.
 
 `SEED` is the table that this was made to explain, with what the model says of each of its rows.
 """
@@ -35,7 +35,7 @@ _TIE = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class QueueModel:
     """Readers, a bounded queue and a consumer, each at one speed."""
 
     workers: int
@@ -75,7 +75,7 @@ class Feed:
         """n0, the iteration at which a full queue is cleared whose reader holds a batch in hand, by
         the seed's formula; None where it never is.
 
-        >>> round(Feed(1, 8, read_s=2.66, compute_s=1.0).drain, 1)
+        >>> round(QueueModel(1, 8, read_s=2.66, compute_s=1.0).drain, 1)
         12.8
         """
         if self.workers == 0 or self.interval_s <= self.compute_s:
@@ -85,7 +85,7 @@ class Feed:
     def mean_s(self, iterations: int) -> float:
         """Mean of so many iterations until n0 and from there on: the seed's seconds/iteration.
 
-        >>> round(Feed(1, 8, read_s=2.66, compute_s=1.0).mean_s(30), 2)
+        >>> round(QueueModel(1, 8, read_s=2.66, compute_s=1.0).mean_s(30), 2)
         1.95
         """
         fed = min(self.drain or 0.0, iterations)
@@ -158,7 +158,7 @@ def first_empty(left: Sequence[int]) -> int | None:
 
 
 def simulate(
-    feed: Feed,
+    feed: QueueModel,
     iterations: int,
     *,
     in_hand: int | None = None,
@@ -197,7 +197,9 @@ def simulate(
 class _Readers:
     """The readers and the queue, at one instant."""
 
-    def __init__(self, feed: Feed, in_hand: int, at_once: int, reads: Sequence[float]) -> None:
+    def __init__(
+        self, feed: QueueModel, in_hand: int, at_once: int, reads: Sequence[float]
+    ) -> None:
         self._feed, self._room, self._reads = feed, feed.queue + in_hand, reads
         self._at_once = at_once
         self._begun = 0
@@ -248,12 +250,12 @@ class _Readers:
         # All that read at once share a batch every `floor_s`.
         shared = len(self._under_way) * self._feed.floor_s
         pace = [max(seconds, shared) for _, seconds in self._under_way]
-        step = min(left * own for (left, _), own in zip(self._under_way, pace, strict=True))
+        step = min(left * seconds for (left, _), seconds in zip(self._under_way, pace, strict=True))
         if limit is not None:
             step = min(step, limit)
         moved = [
-            (left - step / own, seconds)
-            for (left, seconds), own in zip(self._under_way, pace, strict=True)
+            (left - step / shared_s, seconds)
+            for (left, seconds), shared_s in zip(self._under_way, pace, strict=True)
         ]
         self._under_way = [read for read in moved if read[0] > _TIE]
         self._ready += len(moved) - len(self._under_way)
@@ -294,10 +296,10 @@ SEED_COMPUTE_S = 1.0
 SEED_ITERATIONS = 30
 
 
-def seed_feed(row: SeedRow) -> Feed:
+def seed_feed(row: SeedRow) -> QueueModel:
     """A row of the seed's table as a feed.
 
     Its readers held one lock from the beginning of a read until the batch was in the queue, so that
     however many there were, they were one.
     """
-    return Feed(min(row.workers, 1), row.queue, SEED_READ_S, SEED_COMPUTE_S)
+    return QueueModel(min(row.workers, 1), row.queue, SEED_READ_S, SEED_COMPUTE_S)

@@ -34,20 +34,19 @@ from pathlib import Path
 
 from ...base import format_seconds, significant
 from ...instruments import Record
-from ..table import Section, append_rows
+from ..cell import middle
+from ..table import Section
+from ..words import or_dash, spread
 from . import model
-from .course import (
+from .cell import (
     LONGER,
-    QUEUE_COLUMNS,
-    QUEUE_NEEDS,
-    Course,
-    alone_words,
+    QueueCell,
     cleared_at,
-    courses,
     drain_words,
-    median,
     middle_of,
+    none_computes,
     percent_words,
+    queue_cells,
 )
 from .model import SEED, SEED_ITERATIONS, SEED_SOURCE, seed_row
 from .sentences import sentences
@@ -55,88 +54,80 @@ from .sentences import sentences
 
 def append_queue_csv(records: Iterable[Record], path: Path) -> None:
     """Add a row for each case to a CSV of queue benchmarks."""
-    rows = [course.row for group in courses(records) for course in group]
-    append_rows(rows, path, QUEUE_COLUMNS, QUEUE_NEEDS)
+    QueueCell.append((cell.row for group in queue_cells(records) for cell in group), path)
 
 
 def queue_sections(records: Iterable[Record]) -> list[Section]:
     """For each group what was run, the table, what it says; then the seed's, whose table is of
     steps beside a queue."""
-    groups = courses(records)
+    groups = queue_cells(records)
     ours = [Section(heading(g), table(g), sentences(g)) for g in groups]
-    return ours if groups and all(alone_words(g) for g in groups) else [*ours, seed_section()]
+    return ours if groups and all(none_computes(g) for g in groups) else [*ours, seed_section()]
 
 
-def heading(group: Sequence[Course]) -> str:
-    cell = group[0].cell
-    case = cell.case
-    where = f"{case['data']}, batches of {cell.batch}, order {case['shuffle']}"
-    if alone_words(group):
+def heading(group: Sequence[QueueCell]) -> str:
+    case = group[0].case
+    where = f"{case['data']}, batches of {group[0].batch}, order {case['shuffle']}"
+    if none_computes(group):
         return f"{where}; read while nobody computes"
     step = f"{case['compute']}"
     step += f" {case['model']} {case['tile']}" if case["compute"] == "train" else ""
-    took = next((c.cell.compute_s for c in group if c.cell.measured), None)
+    took = next((cell.compute_s for cell in group if cell.measured), None)
     asked = case["compute_time"]
     if took and asked and not 1 / LONGER <= took / asked <= LONGER:
         step += f", asked for {format_seconds(asked)}"
     seconds = format_seconds(took) if took is not None else "?"
-    return f"{where}; steps of {seconds} ({step}), {cell.iterations} iterations from a full queue"
+    iterations = f"{group[0].iterations} iterations from a full queue"
+    return f"{where}; steps of {seconds} ({step}), {iterations}"
 
 
-def table(group: Sequence[Course]) -> list[tuple[str, ...]]:
+def table(group: Sequence[QueueCell]) -> list[tuple[str, ...]]:
     """Seconds per iteration and clearing, measured, by the seed's formulas and simulated, with the
     utilisation in the steady state and over all iterations; beside the seed's."""
-    if alone_words(group):
-        return _reading_table(group)
-    lines: list[tuple[str, ...]] = [
-        ("workers", "queue", "s/it", "formula", "simulated", "steady", "cleared", "n0", "simulated",
-         "AU steady", "model", "AU of all", "seed s/it", "seed cleared")
-    ]  # fmt: skip
-    for course in group:
-        cell, predicted = course.cell, course.predicted
-        seed = seed_row(cell.workers, cell.queue)
-        if not cell.measured:
-            lines.append((str(cell.workers), str(cell.queue), cell.status, *[""] * 11))
-            continue
-        lines.append(
-            (
-                str(cell.workers),
-                str(cell.queue) if cell.workers else "",
-                significant(median(cell.means)),
-                significant(predicted.mean_s) if predicted else "",
-                significant(predicted.timeline.mean_s) if predicted else "",
-                significant(course.steady.value) if course.steady else "",
-                cleared_at(middle_of(cell.cleared)) if cell.workers else "",
-                drain_words(predicted.feed.drain) if predicted and cell.workers else "",
-                cleared_at(predicted.timeline.cleared) if predicted and cell.workers else "",
-                percent_words(median(course.utilisations)) if course.settled else "",
-                percent_words(predicted.feed.utilisation) if predicted else "",
-                percent_words(median(cell.utilisations)),
-                f"{seed.seconds:.1f}" if seed else "",
-                "" if seed is None or seed.cleared is None else str(seed.cleared),
-            )
-        )
-    return lines
+    if none_computes(group):
+        return [_READING, *map(_reading_line, group)]
+    return [_STEPS, *map(_line, group)]
 
 
-def _reading_table(group: Sequence[Course]) -> list[tuple[str, ...]]:
+_STEPS = (
+    "workers", "queue", "s/it", "formula", "simulated", "steady", "cleared", "n0", "simulated",
+    "AU steady", "model", "AU of all", "seed s/it", "seed cleared",
+)  # fmt: skip
+_READING = ("workers", "queue", "s/batch", "95 %", "samples/s", "batches", "launches", "status")
+
+
+def _line(cell: QueueCell) -> tuple[str, ...]:
+    if not cell.measured:
+        return (str(cell.workers), str(cell.queue), cell.status, *[""] * 11)
+    seed, predicted = seed_row(cell.workers, cell.queue), cell.predicted
+    simulated = predicted.timeline if predicted else None
+    return (
+        str(cell.workers),
+        str(cell.queue) if cell.workers else "",
+        or_dash(middle(cell.means)),
+        significant(predicted.mean_s) if predicted else "",
+        significant(simulated.mean_s) if simulated else "",
+        significant(cell.steady.value) if cell.steady else "",
+        cleared_at(middle_of(cell.cleared)) if cell.workers else "",
+        drain_words(predicted.feed.drain) if predicted and cell.workers else "",
+        cleared_at(simulated.cleared) if simulated and cell.workers else "",
+        percent_words(middle(cell.steady_utilisations)),
+        percent_words(predicted.feed.utilisation if predicted else None),
+        percent_words(middle(cell.utilisations)),
+        f"{seed.seconds:.1f}" if seed else "",
+        "" if seed is None or seed.cleared is None else str(seed.cleared),
+    )
+
+
+def _reading_line(cell: QueueCell) -> tuple[str, ...]:
     """From one batch to the next, by workers."""
-    lines: list[tuple[str, ...]] = [
-        ("workers", "queue", "s/batch", "95 %", "samples/s", "batches", "launches", "status")
-    ]
-    for course in group:
-        cell, interval = course.cell, course.alone
-        told = ("-", "-", "-", "-")
-        if interval is not None and interval.low is not None and interval.high is not None:
-            told = (
-                significant(interval.value),
-                f"{significant(interval.low)} - {significant(interval.high)}",
-                significant(cell.batch / interval.value),
-                str(interval.n),
-            )
-        queue = str(cell.queue) if cell.workers else ""
-        lines.append((str(cell.workers), queue, *told, str(cell.launches), cell.status))
-    return lines
+    interval = cell.alone
+    read = ("-", "-", "-", "-")
+    if interval is not None and interval.low is not None and interval.high is not None:
+        rate = significant(cell.batch / interval.value)
+        read = (significant(interval.value), spread(interval), rate, str(interval.n))
+    queue = str(cell.queue) if cell.workers else ""
+    return (str(cell.workers), queue, *read, str(cell.launches), cell.status)
 
 
 def seed_table() -> list[tuple[str, ...]]:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+
+import numpy as np
 
 from ...base import format_seconds
 from ...instruments import Interval
+from ..cell import middle
+from ..table import gather
+from ..words import bracket, counted, of_launches
 from . import model as queueing
-from .course import LONGER, NEAR, Course, alone_words, median, middle_of, percent_words
-from .model import Feed
+from .cell import LONGER, NEAR, QueueCell, middle_of, none_computes, percent_words
+from .model import QueueModel
 
 _MISSED = 0.05
 """A step of the model that is farther than this from the measured one is called missed."""
@@ -20,40 +24,32 @@ def clears_at(iteration: int | None) -> str:
     return "never cleared" if iteration is None else f"cleared at {iteration}"
 
 
-def sentences(group: Sequence[Course]) -> list[str]:
+def sentences(group: Sequence[QueueCell]) -> list[str]:
     """What the group says, each with how many stand behind it and an interval."""
-    measured = [course for course in group if course.cell.measured]
-    lines = [
-        f"{course.cell.name}: {course.cell.status}: {course.row['error']}."
-        for course in group
-        if course.cell.status != "ok"
-    ]
-    if alone_words(group):
+    measured = [cell for cell in group if cell.measured]
+    lines = [f"{c.name}: {c.status}: {c.error}." for c in group if c.status != "ok"]
+    if none_computes(group):
         return lines
-    by_workers: dict[int, list[Course]] = {}
-    for course in measured:
-        by_workers.setdefault(course.cell.workers, []).append(course)
-    for own in by_workers.values():
-        lines += _of_workers(own)
+    for same in gather(measured, lambda cell: cell.workers).values():
+        lines += _of_workers(same)
     lines += _of_clearing(measured)
     return [*lines, *_of_utilisation(measured)]
 
 
-def _of_workers(own: Sequence[Course]) -> list[str]:
+def _of_workers(same: Sequence[QueueCell]) -> list[str]:
     """What reading takes with so many workers, and what the depth of their queue does."""
-    cell = own[0].cell
-    who = f"{cell.workers} worker{'s' * (cell.workers != 1)}"
-    lines = [*steps_words(own, who), *_of_contention(own)]
-    shown = [(course, course.steady) for course in own if course.steady is not None]
+    who = counted(same[0].workers, "worker")
+    lines = [*steps_words(same, who), *_of_contention(same)]
+    shown = [(cell, cell.steady) for cell in same if cell.steady is not None]
     if len(shown) < 2:
         return lines
     (first, a), (last, b) = shown[0], shown[-1]
-    depths = f"With {who} a queue of {last.cell.queue} in place of {first.cell.queue}"
+    depths = f"With {who} a queue of {last.queue} in place of {first.queue}"
     launches = min(len(first.settled), len(last.settled))
     if launches == 1:
         lines.append(
-            f"{depths}: {spread_words(b, 'iterations')} in place of "
-            f"{spread_words(a, 'iterations')} in the steady state, of one launch, which is not "
+            f"{depths}: {spread_words(b, 'iteration')} in place of "
+            f"{spread_words(a, 'iteration')} in the steady state, of one launch, which is not "
             "compared."
         )
         return lines
@@ -69,18 +65,18 @@ def _of_workers(own: Sequence[Course]) -> list[str]:
     return lines
 
 
-def steps_words(own: Sequence[Course], who: str) -> list[str]:
+def steps_words(same: Sequence[QueueCell], who: str) -> list[str]:
     """What a step took with so many workers, and then what the model has of it."""
-    first = own[0]
+    first = same[0]
     if first.alone is None or first.predicted is None:
         return []
-    workers, feed = first.cell.workers, first.predicted.feed
-    measured = [(course.cell.queue, course.steady) for course in own if course.steady is not None]
+    workers, feed = first.workers, first.predicted.feed
+    measured = [(cell.queue, cell.steady) for cell in same if cell.steady is not None]
     took = f"With {who} no case reached the steady state"
     if measured:
         queues = [f" (queue {queue})" if workers else "" for queue, _ in measured]
         each = [
-            f"{spread_words(steady, 'iterations')}{queue}"
+            f"{spread_words(steady, 'iteration')}{queue}"
             for (_, steady), queue in zip(measured, queues, strict=True)
         ]
         took = f"With {who} a step took {', '.join(each)} in the steady state"
@@ -96,7 +92,9 @@ def steps_words(own: Sequence[Course], who: str) -> list[str]:
     return [f"{took}. {reading}; from this the model has {beside}."]
 
 
-def _model_beside(feed: Feed, alone: Interval, measured: Sequence[tuple[int, Interval]]) -> str:
+def _model_beside(
+    feed: QueueModel, alone: Interval, measured: Sequence[tuple[int, Interval]]
+) -> str:
     """The model's step, and how far it is from those that were measured."""
     model = f"{format_seconds(feed.steady_s)} a step"
     if not measured:
@@ -116,12 +114,12 @@ def _model_beside(feed: Feed, alone: Interval, measured: Sequence[tuple[int, Int
     return f"{model}, and misses: that is {off_by}"
 
 
-def _of_contention(own: Sequence[Course]) -> list[str]:
+def _of_contention(same: Sequence[QueueCell]) -> list[str]:
     """That a step takes longer beside so many workers, which no queue cures: its utilisation is low
     though it does not wait."""
     longer = [
         (cell, seconds)
-        for cell in (course.cell for course in own)
+        for cell in same
         if cell.workers
         and (seconds := cell.computing_s) is not None
         and seconds > LONGER * cell.compute_s
@@ -141,35 +139,36 @@ def _of_contention(own: Sequence[Course]) -> list[str]:
     return [line]
 
 
-def _of_clearing(measured: Sequence[Course]) -> list[str]:
-    told = [course for course in measured if course.off is not None]
-    if not told:
+def _of_clearing(measured: Sequence[QueueCell]) -> list[str]:
+    predicted = [cell for cell in measured if cell.off is not None]
+    if not predicted:
         return []
-    near = [course for course in told if (course.off or 0) <= 1]
-    worst = max(told, key=lambda course: course.off or 0)
-    misses = [miss for course in told for miss in course.misses]
+    near = [cell for cell in predicted if (cell.off or 0) <= 1]
+    worst = max(predicted, key=lambda cell: cell.off or 0)
+    misses = [miss for cell in predicted for miss in cell.misses]
+    near_launches = f"{sum(miss <= 1 for miss in misses)} of {len(misses)} launches"
     line = (
         f"The simulation predicts the iteration that clears the queue within one in {len(near)} of "
-        f"{len(told)} cases, and in {sum(miss <= 1 for miss in misses)} of {len(misses)} launches"
+        f"{len(predicted)} cases, and in {near_launches}"
     )
-    if len(near) < len(told):
+    if len(near) < len(predicted):
         assert worst.predicted is not None
         line += (
-            f"; the furthest is {worst.cell.name}, {clears_at(middle_of(worst.cell.cleared))} and "
+            f"; the furthest is {worst.name}, {clears_at(middle_of(worst.cleared))} and "
             f"predicted to be {clears_at(worst.predicted.timeline.cleared)}"
         )
     formula = (
         "Formula and n0 = q R / (R - C) are the seed's, of readers that each hold a batch while "
         "the queue is full; ours hold none, and by the simulation clear it sooner."
     )
-    ours = all(course.cell.fact("in_hand") == 0 for course in told)
+    ours = all(cell.fact("in_hand") == 0 for cell in predicted)
     return [line + ".", *([formula] if ours else [])]
 
 
-def _of_utilisation(measured: Sequence[Course]) -> list[str]:
+def _of_utilisation(measured: Sequence[QueueCell]) -> list[str]:
     """How well the accelerator is used in the steady state, and how far that is from the model."""
-    shown, lines = [course for course in measured if course.settled], []
-    if unseen := [course.cell for course in measured if not course.settled]:
+    shown, lines = [cell for cell in measured if cell.settled], []
+    if unseen := [cell for cell in measured if not cell.settled]:
         lines.append(
             f"The steady state was not reached within the {unseen[0].iterations} iterations with "
             f"{'; '.join(cell.name for cell in unseen)}: more --iterations tell."
@@ -177,9 +176,9 @@ def _of_utilisation(measured: Sequence[Course]) -> list[str]:
     if not shown:
         return lines
     near = [
-        (abs(median(course.utilisations) - course.predicted.feed.utilisation), course)
-        for course in shown
-        if course.predicted is not None
+        (abs(_used(cell) - cell.predicted.feed.utilisation), cell)
+        for cell in shown
+        if cell.predicted is not None
     ]
     if near:
         furthest, worst = max(near, key=lambda each: each[0])
@@ -190,39 +189,34 @@ def _of_utilisation(measured: Sequence[Course]) -> list[str]:
         )
         if furthest > NEAR:
             line += (
-                f"; the furthest is {worst.cell.name}, {percent_words(median(worst.utilisations))} "
+                f"; the furthest is {worst.name}, {percent_words(_used(worst))} "
                 f"and {percent_words(worst.predicted.feed.utilisation)} by the model"
             )
         lines.append(line + ".")
     # As it is printed: of equals the fewest workers and the shallowest queue.
-    best = max(shown, key=lambda course: round(median(course.utilisations), 3))
-    cell = best.cell
+    best = max(shown, key=lambda cell: round(_used(cell), 3))
     most = "The accelerator is used best"
     if len(shown) < len(measured):
         most = "Of those that reached the steady state, the accelerator is used best"
     line = (
-        f"{most} with {cell.name}: "
-        f"{queueing.queue_verdict(median(best.utilisations))} in the steady state "
-        f"[{_range(best.utilisations, percent_words)}]"
+        f"{most} with {best.name}: "
+        f"{queueing.queue_verdict(_used(best))} in the steady state "
+        f"[{of_launches(best.steady_utilisations, percent_words)}]"
     )
-    if cell.workers:
+    if best.workers:
         line += (
-            f"; over all but the first of {cell.iterations} iterations, which a full queue fed to "
-            f"begin with, {percent_words(median(cell.utilisations))}"
+            f"; over all but the first of {best.iterations} iterations, which a full queue fed to "
+            f"begin with, {percent_words(middle(best.utilisations))}"
         )
-    if len(shown) > 1 and len(best.utilisations) == 1:
+    if len(shown) > 1 and len(best.steady_utilisations) == 1:
         line += "; of one launch, which is not compared"
     return [*lines, line + "."]
 
 
-def spread_words(interval: Interval, what: str = "batches") -> str:
-    spread = f"{interval.n} {what}"
-    if interval.low is not None and interval.high is not None:
-        spread = f"{format_seconds(interval.low)} - {format_seconds(interval.high)}, {spread}"
-    return f"{format_seconds(interval.value)} [{spread}]"
+def _used(cell: QueueCell) -> float:
+    """The utilisation of the accelerator in the steady state, which the cell reached."""
+    return float(np.median(cell.steady_utilisations))
 
 
-def _range(values: Sequence[float], form: Any) -> str:
-    if len(values) == 1:
-        return "1 launch"
-    return f"{form(min(values))} - {form(max(values))}, {len(values)} launches"
+def spread_words(interval: Interval, what: str = "batch") -> str:
+    return f"{format_seconds(interval.value)} {bracket(interval, counted(interval.n, what))}"

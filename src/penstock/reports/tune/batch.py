@@ -9,12 +9,13 @@ from typing import Any
 
 from ...base import format_bytes, format_seconds, significant
 from ..loader.cell import LoaderCell
-from .loader import Advice, Reading, recommend_loader, spread
-from .loader import Goal as Feeding
+from ..queue.sentences import spread_words
+from ..words import counted
+from .loader import Advice, Goal, ReadAlone, recommend_loader
 
 
 def step_of(batch: int, steps: Mapping[int, float]) -> tuple[float, int]:
-    """Seconds of a step, and the batch for which they were told: this one or the next larger.
+    """Seconds of a step, and the batch that has them by measurement: this one or the next larger.
 
     Of a smaller batch it is the share. A real step hardly takes less, since what it costs whatever
     the batch is does not shrink; so what feeds this one feeds that. Of a larger batch nothing is
@@ -23,25 +24,25 @@ def step_of(batch: int, steps: Mapping[int, float]) -> tuple[float, int]:
     >>> step_of(8, {4: 0.05, 16: 0.2})
     (0.1, 16)
     """
-    told = min(size for size in steps if size >= batch)
-    return steps[told] * batch / told, told
+    timed = min(size for size in steps if size >= batch)
+    return steps[timed] * batch / timed, timed
 
 
 @dataclass(frozen=True)
-class Batches:
+class BatchTrial:
     """How batches of one size came, and what a loader of them takes."""
 
-    goal: Feeding
-    told_for: int
-    """The batch whose step was told: this one, or one of which this takes its share."""
-    told_s: float
+    goal: Goal
+    timed_batch: int
+    """The batch whose step was timed: this one, or one of which this takes its share."""
+    timed_s: float
     batch_bytes: int
     memory: Mapping[int, int]
     """Bytes that a loader takes in all, by its queue; of those queues that fit."""
-    reads: Sequence[Reading]
+    reads: Sequence[ReadAlone]
 
     @property
-    def fastest(self) -> Reading:
+    def fastest(self) -> ReadAlone:
         return min(self.reads, key=lambda reading: reading.interval.value)
 
     @property
@@ -54,7 +55,7 @@ class Batches:
 
 
 def recommend_batch(
-    tried: Sequence[Batches], rungs: Mapping[str, LoaderCell] | None = None
+    tried: Sequence[BatchTrial], rungs: Mapping[str, LoaderCell] | None = None
 ) -> Advice:
     """The smallest batch that is fed, with the fewest workers and then the shallowest queue.
 
@@ -65,10 +66,10 @@ def recommend_batch(
         advice = batches.advice()
         if advice.settings is not None:
             queue = advice.settings["queue"]
-            own = (queue + 1) * batches.batch_bytes
+            scratch = batches.memory[queue] - (queue + 1) * batches.batch_bytes
             memory = (
                 f"In all the loader takes {format_bytes(batches.memory[queue])} of memory: the "
-                f"batches and {format_bytes(batches.memory[queue] - own)} of scratch."
+                f"batches and {format_bytes(scratch)} of scratch."
             )
             more = (memory, *_share(batches), *_smaller(tried[:number]))
             return Advice(advice.settings, (*advice.sentences, *more))
@@ -82,40 +83,40 @@ def recommend_batch(
     return Advice(None, sentences)
 
 
-def nearest_of(tried: Sequence[Batches]) -> Batches:
+def nearest_of(tried: Sequence[BatchTrial]) -> BatchTrial:
     """The one that is least behind, of those alike the smallest."""
     return min(tried, key=lambda batches: (batches.behind, batches.batch_bytes))
 
 
-def _share(batches: Batches) -> list[str]:
+def _share(batches: BatchTrial) -> list[str]:
     goal = batches.goal
-    if goal.batch == batches.told_for:
+    if goal.batch == batches.timed_batch:
         return []
     said = (
         f"A step of a batch of {goal.batch} is taken to last {format_seconds(goal.step_s)}, its "
-        f"share of the {format_seconds(batches.told_s)} of {batches.told_for}; a real one hardly "
-        "lasts less. Measure it, and tell it as "
-        f"--step-time {goal.batch}=SECONDS {batches.told_for}={batches.told_s:g}."
+        f"share of the {format_seconds(batches.timed_s)} of {batches.timed_batch}; a real one "
+        "hardly lasts less. Measure it, and tell it as "
+        f"--step-time {goal.batch}=SECONDS {batches.timed_batch}={batches.timed_s:g}."
     )
     return [said]
 
 
-def _smaller(unfed: Sequence[Batches]) -> list[str]:
+def _smaller(unfed: Sequence[BatchTrial]) -> list[str]:
     if not unfed:
         return []
     return [f"Smaller batches are not fed: {'; '.join(_not_fed(batches) for batches in unfed)}."]
 
 
-def _not_fed(batches: Batches) -> str:
+def _not_fed(batches: BatchTrial) -> str:
     """Of one batch size, by how much."""
     fastest, goal = batches.fastest, batches.goal
-    found = (
-        f"one of {goal.batch} comes every {spread(fastest.interval)} with {fastest.workers} "
-        f"worker{'s' * (fastest.workers != 1)} at best, and {format_seconds(goal.most_s)} is needed"
+    pace = (
+        f"one of {goal.batch} comes every {spread_words(fastest.interval)} with "
+        f"{counted(fastest.workers, 'worker')} at best, and {format_seconds(goal.most_s)} is needed"
     )
     if batches.behind > 1:
-        return f"{found}, {significant(batches.behind)} times too slow"
-    return f"{found}, but too unevenly for a queue of {max(batches.memory)}"
+        return f"{pace}, {significant(batches.behind)} times too slow"
+    return f"{pace}, but too unevenly for a queue of {max(batches.memory)}"
 
 
 def flags_of(settings: Mapping[str, Any], step_s: float, data: str) -> list[str]:

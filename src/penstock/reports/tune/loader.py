@@ -27,8 +27,11 @@ from ...instruments import Interval, Record
 from ..loader.cell import WARM_LEAST, LoaderCell
 from ..loader.ladder import RUNGS
 from ..queue import model
-from ..queue.course import QueueCell, mean_interval
-from ..queue.model import Feed
+from ..queue.cell import QueueCell, mean_interval
+from ..queue.model import QueueModel
+from ..queue.sentences import spread_words
+from ..table import gather
+from ..words import bracket, counted
 
 STEPS = 200
 """So many steps are played."""
@@ -53,7 +56,7 @@ class Goal:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadAlone:
     """How batches came with so many workers when nobody computed."""
 
     workers: int
@@ -62,13 +65,13 @@ class Reading:
 
     @property
     def interval(self) -> Interval:
-        found = mean_interval(self.launches)
-        assert found is not None
-        return found
+        interval = mean_interval(self.launches)
+        assert interval is not None
+        return interval
 
     def utilisations(self, step_s: float, queue: int) -> list[float]:
         """Of the accelerator, launch by launch."""
-        feed = Feed(1, queue, self.interval.value, step_s)
+        feed = QueueModel(1, queue, self.interval.value, step_s)
         played = (
             model.simulate(feed, STEPS, in_hand=0, reads=launch.tolist())
             for launch in self.launches
@@ -84,26 +87,28 @@ class Advice:
     sentences: tuple[str, ...]
 
 
-def readings_of(records: Iterable[Record]) -> list[Reading]:
+def readings_of(records: Iterable[Record]) -> list[ReadAlone]:
     """Of the launches of scenario ``queue`` that only read, fewest workers first."""
-    found: dict[int, list[NDArray[np.float64]]] = {}
-    for record in records:
-        if record.ok and record.scenario == "queue" and record.case["compute"] == "none":
-            cell = QueueCell((record,))
-            found.setdefault(cell.workers, []).append(cell.times[0][cell.queue + 1 :])
-    return [Reading(workers, tuple(found[workers])) for workers in sorted(found)]
+    launches = [QueueCell((r,)) for r in records if r.ok and r.scenario == "queue"]
+    reading = (cell for cell in launches if cell.reads_only)
+    by_workers = gather(reading, lambda cell: cell.workers)
+    return [
+        ReadAlone(workers, tuple(cell.times[0][cell.queue + 1 :] for cell in cells))
+        for workers, cells in sorted(by_workers.items())
+    ]
 
 
-def join_readings(reads: Sequence[Reading], more: Iterable[Reading]) -> list[Reading]:
+def join_readings(reads: Sequence[ReadAlone], more: Iterable[ReadAlone]) -> list[ReadAlone]:
     """The readings with the launches of others of the same workers."""
-    launches = {reading.workers: reading.launches for reading in reads}
-    for reading in more:
-        launches[reading.workers] = launches.get(reading.workers, ()) + reading.launches
-    return [Reading(workers, own) for workers, own in sorted(launches.items())]
+    by_workers = gather([*reads, *more], lambda reading: reading.workers)
+    return [
+        ReadAlone(workers, tuple(launch for each in same for launch in each.launches))
+        for workers, same in sorted(by_workers.items())
+    ]
 
 
 def recommend_loader(
-    reads: Sequence[Reading],
+    reads: Sequence[ReadAlone],
     goal: Goal,
     queues: Sequence[int],
     batch_bytes: int,
@@ -121,10 +126,10 @@ def recommend_loader(
 
 
 def _fed(
-    reading: Reading,
+    reading: ReadAlone,
     queue: int,
     reached: Sequence[float],
-    reads: Sequence[Reading],
+    reads: Sequence[ReadAlone],
     goal: Goal,
     batch_bytes: int,
 ) -> Advice:
@@ -132,9 +137,9 @@ def _fed(
     memory = format_bytes((queue + 1) * batch_bytes)
     lines = [
         (
-            f"{_workers(reading.workers)} and a queue of {queue} keep steps of "
+            f"{counted(reading.workers, 'worker')} and a queue of {queue} keep steps of "
             f"{format_seconds(goal.step_s)} fed: a batch of {goal.batch} comes every "
-            f"{spread(reading.interval)}, and {_share(reached)} of the time is computing, of "
+            f"{spread_words(reading.interval)}, and {_share(reached)} of the time is computing, of "
             f"{100 * goal.utilisation:g} % asked for. {queue + 1} batches take {memory}."
         ),
     ]
@@ -142,14 +147,14 @@ def _fed(
     if fewer:
         best = min(fewer, key=lambda other: other.interval.value)
         lines.append(
-            f"Fewer do not: with {_workers(best.workers)} a batch comes every "
-            f"{spread(best.interval)}, {_against(best.interval, goal)}."
+            f"Fewer do not: with {counted(best.workers, 'worker')} a batch comes every "
+            f"{spread_words(best.interval)}, {_against(best.interval, goal)}."
         )
     return Advice(settings, tuple(lines))
 
 
 def _starved(
-    reads: Sequence[Reading],
+    reads: Sequence[ReadAlone],
     goal: Goal,
     queues: Sequence[int],
     rungs: Mapping[str, LoaderCell],
@@ -158,8 +163,8 @@ def _starved(
     lines = [
         (
             f"Nothing keeps steps of {format_seconds(goal.step_s)} fed: at best, with "
-            f"{_workers(best.workers)}, a batch of {goal.batch} comes every "
-            f"{spread(best.interval)}, {_against(best.interval, goal)}."
+            f"{counted(best.workers, 'worker')}, a batch of {goal.batch} comes every "
+            f"{spread_words(best.interval)}, {_against(best.interval, goal)}."
         )
     ]
     if best.interval.value <= goal.most_s:
@@ -177,14 +182,11 @@ def fastest_rungs(cells: Iterable[LoaderCell]) -> dict[str, LoaderCell]:
 
     One that was never measured is left out.
     """
-    found: dict[str, list[LoaderCell]] = {}
-    for cell in cells:
-        if cell.launches:
-            found.setdefault(str(cell.case["rung"]), []).append(cell)
-    return {name: min(own, key=lambda cell: cell.seconds or 0.0) for name, own in found.items()}
+    rungs = gather((c for c in cells if c.launches), lambda cell: str(cell.case["rung"]))
+    return {name: min(same, key=lambda cell: cell.seconds or 0.0) for name, same in rungs.items()}
 
 
-def rungs_slower_than_whole(rungs: Mapping[str, LoaderCell], best: Reading) -> list[str]:
+def rungs_slower_than_whole(rungs: Mapping[str, LoaderCell], best: ReadAlone) -> list[str]:
     """The rungs that took longer than the whole loader, of which they are parts: noise."""
     whole = best.interval.value
     return [
@@ -194,7 +196,7 @@ def rungs_slower_than_whole(rungs: Mapping[str, LoaderCell], best: Reading) -> l
     ]
 
 
-def ceiling(rungs: Mapping[str, LoaderCell], best: Reading, goal: Goal) -> str:
+def ceiling(rungs: Mapping[str, LoaderCell], best: ReadAlone, goal: Goal) -> str:
     """Which ceiling forbids the goal, and by how much; none that the whole loader beats, and none
     by one launch."""
     measured = {name: cell for name, cell in rungs.items() if name in CEILINGS and cell.launches}
@@ -220,8 +222,8 @@ def ceiling(rungs: Mapping[str, LoaderCell], best: Reading, goal: Goal) -> str:
     if noise:
         return (
             f"No ceiling is named: {_up_to(noise[0])} alone took {_at_best(measured[noise[0]])}, "
-            f"and the whole loader {spread(best.interval)}. A part that takes longer than the "
-            "whole is noise, such as other work on this machine; more --launches tell."
+            f"and the whole loader {spread_words(best.interval)}. A part that takes longer than "
+            "the whole is noise, such as other work on this machine; more --launches tell."
         )
     last = measured[max(measured)]
     if last.launches < 2:
@@ -243,8 +245,9 @@ def _taken(cell: LoaderCell) -> Interval:
 
 
 def _at_best(cell: LoaderCell) -> str:
-    told = _spread(_taken(cell), cell.launches, "launch")
-    return f"{told} for a batch at best, with {_workers(cell.threads)}"
+    seconds, workers = _taken(cell), counted(cell.threads, "worker")
+    ends = bracket(seconds, counted(cell.launches, "launch"))
+    return f"{format_seconds(seconds.value)} {ends} for a batch at best, with {workers}"
 
 
 def _limit(rung: str, cell: LoaderCell) -> str:
@@ -268,26 +271,10 @@ def _against(interval: Interval, goal: Goal) -> str:
     return f"{needed}: {significant(factor)} times too slow" if factor > 1 else needed
 
 
-def _workers(number: int) -> str:
-    return f"{number} worker{'s' * (number != 1)}"
-
-
-def spread(interval: Interval) -> str:
-    return _spread(interval, interval.n, "batch")
-
-
-def _spread(interval: Interval, n: int, what: str) -> str:
-    said = f"{n} {what}{'es' * (n != 1)}"
-    if interval.low is not None and interval.high is not None and interval.n > 1:
-        said = f"{format_seconds(interval.low)} - {format_seconds(interval.high)}, {said}"
-    return f"{format_seconds(interval.value)} [{said}]"
-
-
 def _share(reached: Sequence[float]) -> str:
-    said = f"{len(reached)} launch{'es' * (len(reached) != 1)}"
-    if len(reached) > 1:
-        said = f"{100 * min(reached):.1f} - {100 * max(reached):.1f} %, {said}"
-    return f"{100 * float(np.median(reached)):.1f} % [{said}]"
+    least, median, most = (100 * float(of(reached)) for of in (min, np.median, max))
+    ends = f"{least:.1f} - {most:.1f} %, " if len(reached) > 1 else ""
+    return f"{median:.1f} % [{ends}{counted(len(reached), 'launch')}]"
 
 
 def write_loader_yaml(advice: Advice, path: Path, replace: bool = False) -> None:

@@ -29,9 +29,12 @@ import yaml
 from ...base import UsageError, format_bytes, format_count, format_seconds, writing_output
 from ...bench import pixels_of
 from ...instruments import Record
-from ..cell import VARIANTS, Cell, cell_ratio, model_cells, speed_up
+from ..cell import cell_ratio, speed_up
+from ..model.cell import VARIANTS, ModelCell, model_cells
+from ..table import gather
+from ..words import bracket, counted
 
-Goal = Literal["latency", "throughput", "training"]
+_Goal = Literal["latency", "throughput", "training"]
 
 PLATEAU = 0.05
 """What is less than this below the best is as good, and takes less memory."""
@@ -41,8 +44,8 @@ PLATEAU = 0.05
 class Choice:
     """One case for one goal."""
 
-    goal: Goal
-    cell: Cell
+    goal: _Goal
+    cell: ModelCell
     settings: dict[str, Any]
     """What a job is told in YAML."""
     sentence: str
@@ -75,10 +78,11 @@ def recommend(
     ``margin`` is the share of memory that stays free: of ``budget_bytes``, else of the budget that
     the case ran under, else of all that the device (or, on a CPU, the host) has.
     """
-    sweeps: dict[tuple[Any, ...], list[Cell]] = {}
-    for cell in model_cells(records):
-        names = (cell.case.get(name) for name in ("model", "mode", "device", "weights"))
-        sweeps.setdefault((*names, cell.environment("machine_key")), []).append(cell)
+    names = ("model", "mode", "device", "weights")
+    sweeps = gather(
+        model_cells(records),
+        lambda cell: (*map(cell.case.get, names), cell.environment("machine_key")),
+    )
     choices: list[Choice] = []
     notes: list[str] = []
     for about, sweep in sweeps.items():
@@ -100,38 +104,38 @@ class Ceiling:
     budget: int | None
     margin: float
 
-    def memory(self, cell: Cell) -> int | None:
+    def memory(self, cell: ModelCell) -> int | None:
         """The bytes that there are for a cell; None where nobody knows."""
         if self.budget or cell.case.get("budget"):
             return self.budget or int(cell.case["budget"])
         if cell.case["device"] == "cpu":
             machine = (cell.environment("machine") or {}).get("memory_bytes")
             limited = (cell.environment("limits") or {}).get("cgroup_memory_bytes")
-            known = [machine, limited]
-        elif (told := cell.fact("device_memory")) is not None:
-            known = [told]
+            sizes = [machine, limited]
+        elif (device := cell.fact("device_memory")) is not None:
+            sizes = [device]
         else:  # of an older ledger, the smallest card: the driver may count them in another order
-            known = [gpu.get("memory_bytes") for gpu in cell.environment("gpus") or []]
-        return min((size for size in known if size is not None), default=None)
+            sizes = [gpu.get("memory_bytes") for gpu in cell.environment("gpus") or []]
+        return min((size for size in sizes if size is not None), default=None)
 
-    def holds(self, cell: Cell) -> bool | None:
+    def holds(self, cell: ModelCell) -> bool | None:
         """Whether the peak leaves the margin free; None where either is not known."""
         memory = self.memory(cell)
         if memory is None or cell.memory is None:
             return None
         return cell.memory <= (1 - self.margin) * memory
 
-    def said(self, cell: Cell) -> str:
+    def said(self, cell: ModelCell) -> str:
         share = f"{100 * (1 - self.margin):.3g} % of"
         return f"{share} {format_bytes(self.memory(cell) or 0)}"
 
 
-def _candidates(sweep: Sequence[Cell], ceiling: Ceiling) -> tuple[list[Cell], list[str]]:
+def _candidates(sweep: Sequence[ModelCell], ceiling: Ceiling) -> tuple[list[ModelCell], list[str]]:
     """The cells to choose from, and sentences on those that were left out."""
     left = [cell for cell in sweep if cell.status == "ok"]
     reasons = {"a launch failed": [cell for cell in sweep if cell.status != "ok"]}
 
-    def leave_out(reason: str, out: Callable[[Cell], bool]) -> None:
+    def leave_out(reason: str, out: Callable[[ModelCell], bool]) -> None:
         reasons[reason] = [cell for cell in left if out(cell)]
         left[:] = [cell for cell in left if not out(cell)]
 
@@ -157,12 +161,12 @@ def _candidates(sweep: Sequence[Cell], ceiling: Ceiling) -> tuple[list[Cell], li
     return left, notes
 
 
-def _for_inference(left: Sequence[Cell], ceiling: Ceiling) -> list[Choice]:
+def _for_inference(left: Sequence[ModelCell], ceiling: Ceiling) -> list[Choice]:
     fast = min(left, key=_seconds)
     alike = sum(1 for cell in left if cell is not fast and not _slower(fast, cell))
-    why = f"the shortest step of {_cases(len(left))}"
+    why = f"the shortest step of {counted(len(left), 'case')}"
     if alike:
-        why += f", not distinguishable from {alike} other{'s' * (alike > 1)}"
+        why += f", not distinguishable from {counted(alike, 'other')}"
     latency = Choice(
         "latency", fast, infer_settings(fast), _sentence("latency", fast, why, ceiling)
     )
@@ -170,10 +174,10 @@ def _for_inference(left: Sequence[Cell], ceiling: Ceiling) -> list[Choice]:
     best = max(left, key=_rate)
     plateau = [cell for cell in left if _on_plateau(cell, best)]
     small = min(plateau, key=lambda cell: (pixels_of(cell.tile) * cell.batch, cell.memory or 0))
-    why = f"the most of {_cases(len(left))}"
+    why = f"the most of {counted(len(left), 'case')}"
     if small is not best:
         why = (
-            f"the smallest of {_cases(len(plateau))} on the plateau, "
+            f"the smallest of {counted(len(plateau), 'case')} on the plateau, "
             f"whose best is {best.name} with {format_count(_rate(best))}"
         )
     throughput = Choice(
@@ -182,45 +186,43 @@ def _for_inference(left: Sequence[Cell], ceiling: Ceiling) -> list[Choice]:
     return [latency, throughput]
 
 
-def _for_training(left: Sequence[Cell], largest: int, ceiling: Ceiling) -> Choice:
+def _for_training(left: Sequence[ModelCell], largest: int, ceiling: Ceiling) -> Choice:
     """Of several steps where ``largest``, the batch that was asked for, does not fit."""
     best = max(left, key=_rate)
     steps = math.ceil(largest / best.batch)
-    why = f"the most of {_cases(len(left))}"
+    why = f"the most of {counted(len(left), 'case')}"
     if steps > 1:
         why += f", and {steps} accumulated steps make a batch of {steps * best.batch}"
     sentence = _sentence("training", best, why, ceiling)
     return Choice("training", best, train_settings(best, steps), sentence)
 
 
-def _seconds(cell: Cell) -> float:
+def _seconds(cell: ModelCell) -> float:
     assert cell.time is not None
     return cell.time.value
 
 
-def _rate(cell: Cell) -> float:
+def _rate(cell: ModelCell) -> float:
     return cell.rate("useful_pixels") or 0.0
 
 
-def _on_plateau(cell: Cell, best: Cell) -> bool:
+def _on_plateau(cell: ModelCell, best: ModelCell) -> bool:
     if _rate(cell) >= (1 - PLATEAU) * _rate(best):
         return True
     gain = speed_up(cell_ratio(best, cell), best, cell, "useful_pixels")
     return gain is not None and gain.low is not None and not gain.excludes(1)
 
 
-def _slower(a: Cell, b: Cell) -> bool:
+def _slower(a: ModelCell, b: ModelCell) -> bool:
     """Whether ``b`` takes longer. One launch is never compared: then the numbers stand alone."""
     time = cell_ratio(a, b)
     return time.low is None or time.excludes(1)
 
 
-def _sentence(goal: Goal, cell: Cell, why: str, ceiling: Ceiling) -> str:
+def _sentence(goal: _Goal, cell: ModelCell, why: str, ceiling: Ceiling) -> str:
     time, rate = cell.time, cell.rate("useful_pixels")
     assert time is not None
-    spread = f"{cell.launches} launch{'es' * (cell.launches != 1)}"
-    if time.low is not None and time.high is not None:
-        spread = f"{format_seconds(time.low)} - {format_seconds(time.high)}, {spread}"
+    ends = bracket(time, counted(cell.launches, "launch"))
     useful = "useful pixels" if cell.case.get("halo") else "pixels"
     speed = f", {format_count(rate)} {useful} per second" if rate else ""
     memory = "nothing is known of its memory, so nothing is said of the margin"
@@ -230,22 +232,22 @@ def _sentence(goal: Goal, cell: Cell, why: str, ceiling: Ceiling) -> str:
         memory = f"its peak is {format_bytes(cell.memory)}, of a memory whose size is not known"
     return (
         f"For {goal}: {cell.case['model']}, tile {cell.name}: "
-        f"{format_seconds(time.value)} a step [{spread}]{speed}: {why}; {memory}.{_doubt(cell)}"
+        f"{format_seconds(time.value)} a step {ends}{speed}: {why}; {memory}.{_doubt(cell)}"
     )
 
 
-def _doubt(cell: Cell) -> str:
+def _doubt(cell: ModelCell) -> str:
     """What stands against relying on a winner."""
     doubts = []
     if cell.launches == 1:
         doubts.append("it was measured in one launch, and another may differ")
     if unsettled := sum(record.warmup.settled is False for record in cell.measured):
-        of = f"{cell.launches} launch{'es' * (cell.launches != 1)}"
-        doubts.append(f"it was still unsteady after warm-up in {unsettled} of {of}")
+        launches = counted(cell.launches, "launch")
+        doubts.append(f"it was still unsteady after warm-up in {unsettled} of {launches}")
     return f" But {', and '.join(doubts)}: measure again before relying on it." if doubts else ""
 
 
-def infer_settings(cell: Cell) -> dict[str, Any]:
+def infer_settings(cell: ModelCell) -> dict[str, Any]:
     """The case in the words of ``penstock infer``, whose overlap is the halos of two neighbours."""
     case = cell.case
     amp = "off" if not case.get("amp") else "fp16" if "cuda" in case["device"] else "bf16"
@@ -265,7 +267,7 @@ def infer_settings(cell: Cell) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def train_settings(cell: Cell, grad_accum_steps: int) -> dict[str, Any]:
+def train_settings(cell: ModelCell, grad_accum_steps: int) -> dict[str, Any]:
     """The case in the words of ``penstock train pairs``."""
     case = cell.case
     settings = {
@@ -296,9 +298,7 @@ def write_model_yaml(
     A file's settings are those for throughput or for training. Those for latency stand below
     them as comments. With several models ``bench.yaml`` becomes ``bench_MODEL.yaml`` for each.
     """
-    sweeps: dict[tuple[str, ...], list[Choice]] = {}
-    for choice in recommendation.choices:
-        sweeps.setdefault(_sweep_of(choice.cell.case), []).append(choice)
+    sweeps = gather(recommendation.choices, lambda choice: _sweep_of(choice.cell.case))
     varying = [len(set(values)) > 1 for values in zip(*sweeps, strict=True)]
     written = []
     for sweep, choices in sweeps.items():
@@ -343,7 +343,3 @@ def _document(choices: Sequence[Choice]) -> str:
         aside = textwrap.indent(settings, "# ") if parts else settings
         parts.append(f"{reason}\n{aside}")
     return "\n".join(parts)
-
-
-def _cases(count: int) -> str:
-    return f"{count} case{'s' * (count != 1)}"

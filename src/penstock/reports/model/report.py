@@ -19,12 +19,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations, pairwise
 from pathlib import Path
-from typing import TypeVar
 
-from ..base import format_bytes, format_count, format_seconds, significant
-from ..instruments import FAILED, Interval, Record
-from .cell import COLUMNS, Cell, cell_ratio, inverse, model_cells, speed_up
-from .table import MB, Section, append_rows, without_empty
+from ...base import format_bytes, format_count, format_seconds
+from ...instruments import FAILED, Interval, Record
+from ..cell import cell_ratio, inverse, speed_up
+from ..table import MB, Section, gather, without_empty
+from ..words import counted, listed, or_dash, spread, times_bracket
+from .cell import MODEL_COLUMNS, ModelCell, model_cells
 
 _TIMED = tuple(
     "avg_time_ms std_time_ms throughput_samples_per_sec forward_time_ms backward_time_ms "
@@ -33,35 +34,20 @@ _TIMED = tuple(
 )
 """The columns that a launch of three steps says nothing of."""
 
-APART = tuple(
-    "model weights mode device dtype channels amp compile channels_last tf32 checkpointing halo "
-    "threads seed budget_mb structure machine_key".split()
-)
-"""The columns that tell groups apart."""
-
-
 NOTABLE_TAIL = 0.1
-"""Nor is a mean that is above its median by a smaller share."""
-
-
-Item = TypeVar("Item")
-
+"""A mean that is above its median by a smaller share is not worth a word."""
 
 _PAIRED = 4
 """Of more tiles than these, neighbours are compared and not all pairs."""
 
 
-def grouped(
-    items: Iterable[Item], row_of: Callable[[Item], Mapping[str, str]]
-) -> list[tuple[str, list[Item]]]:
-    """Items, cells or rows, that differ in tile and batch alone, under a label of each group."""
-    groups: dict[tuple[str, ...], list[Item]] = {}
-    for item in items:
-        row = row_of(item)
-        groups.setdefault(tuple(row.get(name, "") for name in APART), []).append(item)
-    varying = {name for name, *values in zip(APART, *groups, strict=True) if len(set(values)) > 1}
+def labelled(cells: Iterable[ModelCell]) -> list[tuple[str, list[ModelCell]]]:
+    """Cells that differ in tile and batch alone, under a label of each group."""
+    groups, names = gather(cells, lambda cell: cell.group), MODEL_COLUMNS.apart
+    varying = {name for name, *values in zip(names, *groups, strict=True) if len(set(values)) > 1}
     return [
-        (_label(dict(zip(APART, key, strict=True)), varying), own) for key, own in groups.items()
+        (_label(dict(zip(names, fields, strict=True)), varying), alike)
+        for fields, alike in groups.items()
     ]
 
 
@@ -79,45 +65,44 @@ def _label(fields: Mapping[str, str], varying: set[str]) -> str:
 
 def append_model_csv(records: Iterable[Record], path: Path, when: str | None = None) -> None:
     """Add a row for each case; ``when`` is its timestamp (default: of its last launch)."""
-    rows = [cell.row | ({"timestamp": when} if when else {}) for cell in model_cells(records)]
-    append_rows(rows, path, COLUMNS, needs=("tile_size", "batch_size"))
+    changed = {"timestamp": when} if when else {}
+    ModelCell.append((cell.row | changed for cell in model_cells(records)), path)
 
 
 def append_limits(records: Iterable[Record], path: Path) -> None:
     """Add a row for each launch that only tried whether its case fits: its memory and no times."""
-    rows = [cell.row | dict.fromkeys(_TIMED, "") for cell in model_cells(records)]
-    append_rows(rows, path, COLUMNS, needs=("tile_size", "batch_size"))
+    untimed = dict.fromkeys(_TIMED, "")
+    ModelCell.append((cell.row | untimed for cell in model_cells(records)), path)
 
 
-def _compare(group: Sequence[Cell]) -> list[str]:
+def _compare(group: Sequence[ModelCell]) -> list[str]:
     """What tile and batch do to time and throughput."""
     lines = [line for cell in group if (line := _troubles(cell))]
     measured = [cell for cell in group if cell.launches]
     if len(measured) > 1 and all(cell.launches == 1 for cell in measured):
         return [*lines, "One launch each: not compared."]
-    by_batch = {cell.batch: [c for c in measured if c.batch == cell.batch] for cell in measured}
-    for batch in sorted(by_batch):
-        tiles = by_batch[batch]
+    by_batch = [cells for _, cells in sorted(gather(measured, lambda c: c.batch).items())]
+    for tiles in by_batch:
         for a, b in combinations(tiles, 2) if len(tiles) <= _PAIRED else pairwise(tiles):
             lines += _compare_tiles(a, b)
-    for batch in sorted(by_batch)[1:]:
-        lines += _compare_batches(min(by_batch), batch, measured)
+    for larger in by_batch[1:]:
+        lines += _compare_batches(by_batch[0], larger)
     return lines
 
 
-def _troubles(cell: Cell) -> str:
+def _troubles(cell: ModelCell) -> str:
     """What a reader of the numbers must know: failures, an unsettled warm-up, a full allocator."""
-    total, troubles = len(cell.records), []
+    launches, troubles = counted(len(cell.records), "launch"), []
     if cell.status != "ok":
         failed = sum(record.status == cell.status for record in cell.records)
-        troubles.append(f"{FAILED[cell.status]} in {failed} of {_launches(total)}")
+        troubles.append(f"{FAILED[cell.status]} in {failed} of {launches}")
         if cell.status.startswith("oom") and cell.memory is not None:
             troubles[-1] += f" (last peak {format_bytes(cell.memory)})"
     if unsettled := sum(record.warmup.settled is False for record in cell.measured):
-        troubles.append(f"was still unsteady after warm-up in {unsettled} of {_launches(total)}")
+        troubles.append(f"was still unsteady after warm-up in {unsettled} of {launches}")
     if drifts := cell.drifts:
         most = max(drifts, key=abs)
-        of = f"of its median in {len(drifts)} of {_launches(total)}"
+        of = f"of its median in {len(drifts)} of {launches}"
         troubles.append(f"drifted by up to {most:+.1%} {of}")
     if (mean := cell.mean()) and cell.time and mean > (1 + NOTABLE_TAIL) * cell.time.value:
         troubles.append(
@@ -132,77 +117,67 @@ def _troubles(cell: Cell) -> str:
     return f"Batch {cell.batch}: {cell.tile} {' and '.join(troubles)}." if troubles else ""
 
 
-def _compare_tiles(a: Cell, b: Cell) -> list[str]:
+def _compare_tiles(a: ModelCell, b: ModelCell) -> list[str]:
     start = f"Batch {a.batch}: {b.tile}"
     if min(a.launches, b.launches) < 2:
         return [f"{start} and {a.tile}: {_both(a, b)}, not compared."]
-    time = cell_ratio(a, b)
+    time, launches = cell_ratio(a, b), _both(a, b)
     if time.excludes(1):
         slower = time if time.value > 1 else inverse(time)
         verb = "slower" if time.value > 1 else "faster"
-        first = (
-            f"is {slower.value:.2f}x {verb} per sample than {a.tile} {_spread(slower, _both(a, b))}"
-        )
+        ends = times_bracket(slower, launches)
+        first = f"is {slower.value:.2f}x {verb} per sample than {a.tile} {ends}"
     else:
-        first = f"and {a.tile} are not distinguishable per sample {_spread(time, _both(a, b))}"
+        ends = times_bracket(time, launches)
+        first = f"and {a.tile} are not distinguishable per sample {ends}"
     lines = [f"{start} {first}."]
     if pixels := speed_up(time, a, b, "useful_pixels"):
         kind = f"useful pixels (halo {a.case['halo']})" if a.case.get("halo") else "pixels"
         if pixels.excludes(1):
             more = "more" if pixels.value > 1 else "fewer"
             change = f"{_percent(pixels.value)} {more} {kind} per second than {a.tile}"
-            lines.append(f"{start} processes {change} {_percents(pixels, _both(a, b))}.")
+            lines.append(f"{start} processes {change} {_percents(pixels, launches)}.")
         else:
-            spread = _spread(pixels, _both(a, b))
+            ends = times_bracket(pixels, launches)
             lines.append(
-                f"{start} and {a.tile} are not distinguishable in {kind} per second {spread}."
+                f"{start} and {a.tile} are not distinguishable in {kind} per second {ends}."
             )
     return lines
 
 
-def _compare_batches(base: int, batch: int, measured: Sequence[Cell]) -> list[str]:
-    """Batch against the smallest batch, over the tiles that were measured with both."""
-    clauses: dict[str, list[str]] = {}
+def _compare_batches(smallest: Sequence[ModelCell], larger: Sequence[ModelCell]) -> list[str]:
+    """A batch against the smallest one, over the tiles that were measured with both."""
+    gains: dict[str, list[str]] = {}
     lines = []
-    for b in (cell for cell in measured if cell.batch == batch):
-        a = next((c for c in measured if (c.tile, c.batch) == (b.tile, base)), None)
-        if a is None:
-            continue
+    base, batch = smallest[0].batch, larger[0].batch
+    for a, b in ((a, b) for b in larger for a in smallest if a.tile == b.tile):
+        launches = _both(a, b)
         if min(a.launches, b.launches) < 2:
-            lines.append(f"Batch {batch} and {base} ({b.tile}): {_both(a, b)}, not compared.")
+            lines.append(f"Batch {batch} and {base} ({b.tile}): {launches}, not compared.")
             continue
         samples = speed_up(cell_ratio(a, b), a, b, "samples")
         if samples is None:
             continue
         if samples.excludes(1):
             verb = "improves" if samples.value > 1 else "lowers"
-            spread = _percents(samples, _both(a, b))
-            clauses.setdefault(verb, []).append(f"{_percent(samples.value)} ({b.tile}) {spread}")
+            gain = f"{_percent(samples.value)} ({b.tile}) {_percents(samples, launches)}"
+            gains.setdefault(verb, []).append(gain)
         else:
-            spread = _spread(samples, _both(a, b))
             lines.append(
                 f"Batch {batch} and batch {base} are not distinguishable in throughput "
-                f"({b.tile}) {spread}."
+                f"({b.tile}) {times_bracket(samples, launches)}."
             )
-    told = [
-        f"Batch {batch} {verb} throughput over batch {base} by {_listed(found)}."
-        for verb, found in clauses.items()
+    changes = [
+        f"Batch {batch} {verb} throughput over batch {base} by {listed(each)}."
+        for verb, each in gains.items()
     ]
-    return told + lines
+    return changes + lines
 
 
-def _launches(count: int) -> str:
-    return f"{count} launch{'es' * (count != 1)}"
-
-
-def _both(a: Cell, b: Cell) -> str:
+def _both(a: ModelCell, b: ModelCell) -> str:
     if a.launches == b.launches:
         return "one launch each" if a.launches == 1 else f"{a.launches} launches each"
     return f"{b.launches} and {a.launches} launches"
-
-
-def _spread(ratio: Interval, launches: str) -> str:
-    return f"[{ratio.low:.2f}-{ratio.high:.2f}, {launches}]"
 
 
 def _percent(factor: float) -> str:
@@ -218,13 +193,9 @@ def _percents(factor: Interval, launches: str) -> str:
     return f"[{low}-{high} %, {launches}]"
 
 
-def _listed(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
-
-
 def model_sections(records: Iterable[Record]) -> list[Section]:
     """Under each group's label its cells, a line each, and what they say."""
-    groups = grouped(model_cells(records), lambda cell: cell.row)
+    groups = labelled(model_cells(records))
     return [Section(label, _table(group), _compare(group)) for label, group in groups]
 
 
@@ -236,10 +207,10 @@ def roof_line(records: Iterable[Record], roof: Callable[[str, str, str], float |
     100 %: a roof measured beside other work is too low, and then this shows it. Empty where no
     operations were counted.
     """
-    counted = [cell for cell in model_cells(records) if cell.rate("flops")]
-    if not counted:
+    with_flops = [cell for cell in model_cells(records) if cell.rate("flops")]
+    if not with_flops:
         return ""
-    best = max(counted, key=lambda cell: cell.rate("flops") or 0.0)
+    best = max(with_flops, key=lambda cell: cell.rate("flops") or 0.0)
     rate, device = best.rate("flops") or 0.0, best.case["device"]
     half = "float16" if device.startswith("cuda") else "bfloat16"
     dtype = half if best.case["amp"] else best.case["dtype"]
@@ -255,7 +226,7 @@ def roof_line(records: Iterable[Record], roof: Callable[[str, str, str], float |
     )
 
 
-def _table(group: Sequence[Cell]) -> list[tuple[str, ...]]:
+def _table(group: Sequence[ModelCell]) -> list[tuple[str, ...]]:
     """Header and lines."""
     device = "" if group[0].case["device"] == "cpu" else "device "
     head = ("tile", "batch", "step", "95 %", "samples/s", "px/s", "useful px/s", "FLOP/s")
@@ -263,24 +234,17 @@ def _table(group: Sequence[Cell]) -> list[tuple[str, ...]]:
     return without_empty([*lines, *map(_table_line, group)])
 
 
-def _table_line(cell: Cell) -> tuple[str, ...]:
-    def shown(value: float | None, form: Callable[[float], str]) -> str:
-        return "-" if value is None else form(value)
-
-    time = cell.time
-    spread = "-"
-    if time is not None and time.low is not None and time.high is not None:
-        spread = f"{format_seconds(time.low)} - {format_seconds(time.high)}"
+def _table_line(cell: ModelCell) -> tuple[str, ...]:
     return (
         cell.tile,
         str(cell.batch),
-        shown(time.value if time else None, format_seconds),
-        spread,
-        shown(cell.rate("samples"), significant),
-        shown(cell.rate("pixels"), format_count),
-        shown(cell.rate("useful_pixels") if cell.case.get("halo") else None, format_count),
-        shown(cell.rate("flops"), format_count),
-        shown(cell.memory, format_bytes),
+        or_dash(cell.time.value if cell.time else None, format_seconds),
+        spread(cell.time, format_seconds),
+        or_dash(cell.rate("samples")),
+        or_dash(cell.rate("pixels"), format_count),
+        or_dash(cell.rate("useful_pixels") if cell.case.get("halo") else None, format_count),
+        or_dash(cell.rate("flops"), format_count),
+        or_dash(cell.memory, format_bytes),
         str(cell.launches),
         cell.status,
     )

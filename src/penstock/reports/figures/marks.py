@@ -1,0 +1,109 @@
+"""The marks of a figure of models: a colour for each batch, a shape for each tile, a cross where a
+case failed; and the units of its axes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...base import require
+from ..model.cell import ModelCell
+from .canvas import STYLE, TITLE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MARKERS = "osD^vPX*"
+"""One for each tile, and for each batch a place in the house's colours."""
+
+PANEL_TITLE: dict[str, Any] = {**TITLE, "pad": 8}
+NOTE: dict[str, Any] = {"fontsize": STYLE["small"] - 1, "color": STYLE["ink"]}
+CHIP: dict[str, Any] = {
+    **NOTE,
+    "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 1.5},
+}
+BAND: dict[str, Any] = {
+    "facecolor": "#f4f4f4",
+    "edgecolor": "#dddddd",
+    "hatch": "////",
+    "zorder": 0,
+}
+
+
+@dataclass(frozen=True)
+class Marks:
+    """The tiles and batches of one figure, in their order."""
+
+    tiles: tuple[str, ...]
+    batches: tuple[int, ...]
+
+    @classmethod
+    def of(cls, cells: Sequence[ModelCell]) -> Marks:
+        tiles = dict.fromkeys(cell.tile for cell in cells)
+        return cls(tuple(tiles), tuple(sorted({cell.batch for cell in cells})))
+
+    def colour(self, cell: ModelCell) -> str:
+        return self._colour(self.batches.index(cell.batch))
+
+    def marker(self, cell: ModelCell) -> str:
+        return MARKERS[self.tiles.index(cell.tile) % len(MARKERS)]
+
+    def legend(self) -> list[Any]:
+        """Handles: colours are batches and shapes are tiles."""
+        grey = STYLE["faint"]
+        return [
+            *(handle(f"batch {b}", self._colour(i)) for i, b in enumerate(self.batches)),
+            *(
+                handle(f"tile {tile}", grey, MARKERS[i % len(MARKERS)], "")
+                for i, tile in enumerate(self.tiles)
+            ),
+            handle("frontier", grey, "", "--"),
+        ]
+
+    def _colour(self, place: int) -> str:
+        colours: tuple[str, ...] = STYLE["colours"]
+        return colours[place % len(colours)]
+
+
+def handle(label: str, colour: str, marker: str = "o", line: str = "-") -> Any:
+    """A line of a legend."""
+    return require("matplotlib.lines", "plot").Line2D(
+        [], [], color=colour, marker=marker, linestyle=line, markersize=6, label=label
+    )
+
+
+def cross(axis: Axes, x: float, y: float, text: str, colour: str) -> None:
+    """A failure."""
+    axis.plot(x, y, marker="x", color=colour, markersize=7, markeredgewidth=2.2, linestyle="")
+    axis.annotate(text, (x, y), (8, 0), textcoords="offset points", va="center", **CHIP)
+
+
+def silent(axis: Axes, text: str, x: float = 0.5) -> None:
+    """Say in an empty panel why it is empty."""
+    place: dict[str, Any] = {"transform": axis.transAxes, "ha": "center", "va": "center"}
+    axis.text(x, 0.5, text, fontsize=STYLE["text"], color=STYLE["faint"], **place)
+    axis.set_yticks([])
+
+
+def top_of(values: Iterable[float]) -> float | None:
+    """A little above the largest value; None where there is none."""
+    finite = [value for value in values if np.isfinite(value)]
+    return 1.08 * max(finite) or 1.0 if finite else None
+
+
+def byte_unit(values: Iterable[float]) -> tuple[str, float]:
+    """The unit of an axis of bytes, and what they are divided by."""
+    return ("GiB", 2.0**30) if (top_of(values) or 0) >= 2**30 else ("MiB", 2.0**20)
+
+
+def rate_unit(cells: Sequence[ModelCell]) -> tuple[str, float]:
+    """The label of an axis of pixels a second, and what they are divided by."""
+    kind = "useful pixels" if cells[0].haloed else "pixels"
+    top = top_of(cell.pixels_per_s for cell in cells) or 0
+    for word, scale in (("Thousand million", 1e9), ("Million", 1e6), ("Thousand", 1e3)):
+        if top >= scale:
+            return f"{word} {kind} per second", scale
+    return f"{kind.capitalize()} per second", 1.0

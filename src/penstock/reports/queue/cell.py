@@ -1,0 +1,302 @@
+"""One case of a queue benchmark with all its launches, and what a model of the queue predicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...instruments import CONFIDENCE, Interval, Record
+from ..cell import Cell, middle
+from ..table import Columns, gather
+from ..words import counted
+from . import model
+from .model import QueueModel, Timeline, seed_row
+
+QUEUE_NEEDS = ("workers", "queue", "seconds_per_iteration")
+QUEUE_COLUMNS = Columns(
+    tuple(
+        "timestamp workers queue batch_size compute compute_time model tile device compute_s "
+        "iterations seconds_per_iteration low_seconds high_seconds steady_s read_s model_seconds "
+        "simulated_seconds cleared model_cleared simulated_cleared utilisation low_utilisation "
+        "high_utilisation steady_utilisation model_utilisation seed_seconds seed_cleared "
+        "iteration_s depth simulated_depth data shuffle seed launches failed status error cores "
+        "affinity cgroup_cpus machine_key commit key".split()
+    ),
+    ("workers", "queue"),
+    tuple(
+        "data shuffle seed batch_size compute compute_time iterations model tile device "
+        "machine_key".split()
+    ),
+    QUEUE_NEEDS,
+)
+
+_DRAWS = 2000
+LONGER = 1.05
+"""A step that computes so many times as long beside readers as alone contends with them."""
+
+
+NEAR = 0.02
+"""Utilisation as near to the model's as this was foreseen."""
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What the model says of a cell."""
+
+    feed: QueueModel
+    timeline: Timeline
+
+    @property
+    def mean_s(self) -> float:
+        return self.feed.mean_s(len(self.timeline.seconds))
+
+
+@dataclass(frozen=True)
+class QueueCell(Cell):
+    """All launches of one number of workers with one size of the queue.
+
+    Where its reading was measured alone, it has a prediction. Lists have an entry for each launch.
+    """
+
+    step_s: float | None = None
+    """Seconds of a step that never waits, by all cells of the group; else by its own launches."""
+    alone: Interval | None = None
+    """Seconds from one batch to the next with so many workers when nobody computes."""
+    predicted: Predicted | None = None
+
+    columns = QUEUE_COLUMNS
+
+    @property
+    def workers(self) -> int:
+        return int(self.case["workers"])
+
+    @property
+    def queue(self) -> int:
+        return int(self.case["queue"])
+
+    @property
+    def name(self) -> str:
+        workers = counted(self.workers, "worker")
+        return f"{workers}, queue {self.queue}" if self.workers else workers
+
+    @property
+    def reads_only(self) -> bool:
+        return bool(self.case["compute"] == "none")
+
+    @property
+    def iterations(self) -> int:
+        return int(self.case["iterations"])
+
+    @cached_property
+    def compute_s(self) -> float:
+        """Seconds of a step that never waits."""
+        if self.step_s is not None:
+            return self.step_s
+        return float(np.median([record.facts["compute_s"] for record in self.measured]))
+
+    @cached_property
+    def left(self) -> list[list[int]]:
+        """The batches in the queue at the end of each iteration."""
+        return [list(record.facts["left"]) for record in self.measured]
+
+    @cached_property
+    def means(self) -> list[float]:
+        """The seconds of an iteration by the seed's definition."""
+        return [float(np.mean(seconds)) for seconds in self.times]
+
+    @cached_property
+    def cleared(self) -> list[int | None]:
+        """The first iteration that ends with an empty queue."""
+        return [model.first_empty(left) for left in self.left]
+
+    @cached_property
+    def utilisations(self) -> list[float]:
+        """The accelerator's, over all iterations but the first; those from the full queue count."""
+        return [model.utilisation(seconds.tolist(), self.compute_s) for seconds in self.times]
+
+    def share(self, phase: str) -> float | None:
+        """What of the iterations but the first went to ``get`` or to ``compute``, the median over
+        launches; None where those were not timed apart."""
+        return middle(
+            sum(record.samples_s[phase][1:]) / sum(record.samples_s["step"][1:])
+            for record in self.measured
+            if phase in record.samples_s
+        )
+
+    @property
+    def computing_s(self) -> float | None:
+        """Seconds of computing in a step, beside the readers."""
+        timed = (r.samples_s["compute"][1:] for r in self.measured if "compute" in r.samples_s)
+        return middle(float(np.mean(seconds)) for seconds in timed)
+
+    @cached_property
+    def settled(self) -> list[NDArray[np.float64]]:
+        """Seconds of iterations in the steady state, of each launch that shows three of them.
+
+        Once the queue was cleared it begins, after the next iteration, which waits for a read that
+        is half done. Where it was not, all iterations but the first are in it if the queue stays
+        full, and none if it is predicted or seen to drain: it would have been cleared later.
+        """
+        drains = self.predicted is not None and self.predicted.feed.drain is not None
+        steady = []
+        for seconds, left, at in zip(self.times, self.left, self.cleared, strict=True):
+            if at is not None:
+                steady.append(seconds[at + 2 :])
+            elif not (self.workers and (drains or _sinks(left))):
+                steady.append(seconds[1:])
+        return [seconds for seconds in steady if len(seconds) >= 3]
+
+    @cached_property
+    def steady(self) -> Interval | None:
+        """Seconds of an iteration in the steady state; None where it was not reached."""
+        return mean_interval(self.settled)
+
+    @property
+    def steady_utilisations(self) -> list[float]:
+        """The accelerator's in the steady state, of each launch that reached it."""
+        return [self.compute_s / float(seconds.mean()) for seconds in self.settled]
+
+    @cached_property
+    def interval(self) -> Interval | None:
+        """Seconds from one batch to the next, of a cell that computes nothing. What was in the
+        queue at the beginning, and what was begun with it, was read beforehand."""
+        return mean_interval([seconds[self.queue + 1 :] for seconds in self.times])
+
+    @property
+    def misses(self) -> list[int]:
+        """Iterations between the predicted clearing of the queue and each launch's, least first;
+        empty where it was not to be predicted within the iterations, or was not predicted."""
+        if self.predicted is None or not self.workers:
+            return []
+        last = self.iterations
+        at = self.predicted.timeline.cleared
+        cleared = [last if k is None else k for k in self.cleared]
+        if at is None and all(k == last for k in cleared):
+            return []
+        return sorted(abs(k - (last if at is None else at)) for k in cleared)
+
+    @property
+    def off(self) -> int | None:
+        """The median of the misses."""
+        return self.misses[len(self.misses) // 2] if self.misses else None
+
+    def values(self) -> dict[str, Any]:
+        seed = None if self.reads_only else seed_row(self.workers, self.queue)
+        values: dict[str, Any] = {
+            "read_s": self.alone and self.alone.value,
+            "seed_seconds": seed and seed.seconds,
+            "seed_cleared": seed and seed.cleared,
+        }
+        if self.measured:
+            values |= {
+                "compute_s": self.compute_s,
+                "seconds_per_iteration": middle(self.means),
+                "low_seconds": min(self.means),
+                "high_seconds": max(self.means),
+                "iteration_s": " ".join(f"{seconds:.6g}" for seconds in self.times[0]),
+                "depth": " ".join(map(str, self.left[0])),
+            }
+        if self.measured and not self.reads_only:
+            values |= {
+                "steady_s": self.steady and self.steady.value,
+                "steady_utilisation": middle(self.steady_utilisations),
+                "cleared": middle_of(self.cleared),
+                "utilisation": middle(self.utilisations),
+                "low_utilisation": min(self.utilisations),
+                "high_utilisation": max(self.utilisations),
+            }
+        if self.predicted is not None:
+            feed, timeline = self.predicted.feed, self.predicted.timeline
+            values |= {
+                "model_seconds": self.predicted.mean_s,
+                "simulated_seconds": timeline.mean_s,
+                "model_utilisation": feed.utilisation,
+                "model_cleared": feed.drain,
+                "simulated_cleared": timeline.cleared,
+                "simulated_depth": " ".join(map(str, timeline.left)),
+            }
+        return values
+
+
+def _sinks(left: Sequence[int]) -> bool:
+    """Whether a queue is half a batch less full in its second half than in its first."""
+    half = len(left) // 2
+    return float(np.mean(left[:half]) - np.mean(left[half:])) > 0.5
+
+
+def mean_interval(launches: Sequence[NDArray[np.float64]]) -> Interval | None:
+    """The mean over launches and their values, resampled in both; None of nothing."""
+    if not launches:
+        return None
+    rng = np.random.default_rng(0)
+    means = np.array([seconds.mean() for seconds in launches])
+    drawn = np.array([rng.choice(each, (_DRAWS, len(each))).mean(axis=1) for each in launches])
+    picks = rng.integers(len(launches), size=(_DRAWS, len(launches)))
+    draws = drawn[picks, np.arange(_DRAWS)[:, None]].mean(axis=1)
+    low, high = np.quantile(draws, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
+    return Interval(float(means.mean()), float(low), float(high), sum(map(len, launches)))
+
+
+def middle_of(cleared: Sequence[int | None]) -> int | None:
+    """The median of iterations of which None is later than all."""
+    ordered = sorted(cleared, key=lambda k: (k is None, k or 0))
+    return ordered[(len(ordered) - 1) // 2]
+
+
+def queue_cells(records: Iterable[Record]) -> list[list[QueueCell]]:
+    """The cells of scenario ``queue`` with their predictions, in groups that differ in workers and
+    queue alone. A reading that no other cell is predicted from is a cell of a group, too."""
+    cells = QueueCell.of_records(records, "queue")
+    alone = {_readers(cell): cell for cell in cells if cell.reads_only}
+    beside = {_readers(cell) for cell in cells if not cell.reads_only}
+    shown = [cell for cell in cells if not (cell.reads_only and _readers(cell) in beside)]
+    shown.sort(key=lambda cell: (cell.workers, cell.queue))
+    groups = gather(shown, lambda cell: cell.group).values()
+    return [
+        [_predicted(cell, alone.get(_readers(cell))) for cell in _same_step(group)]
+        for group in groups
+    ]
+
+
+def _same_step(group: Sequence[QueueCell]) -> list[QueueCell]:
+    """The cells with the seconds of their step, which is the same in all."""
+    step_s = middle(record.facts["compute_s"] for cell in group for record in cell.measured)
+    return [replace(cell, step_s=step_s) for cell in group]
+
+
+def _readers(cell: QueueCell) -> tuple[Any, ...]:
+    names = ("data", "batch", "shuffle", "seed", "workers")
+    return (*(cell.case.get(name) for name in names), cell.environment("machine_key"))
+
+
+def _predicted(cell: QueueCell, reader: QueueCell | None) -> QueueCell:
+    """The cell with how its batches come when nobody computes, and what follows from that."""
+    alone = reader.interval if reader is not None and reader.measured else None
+    if alone is None or not cell.measured or cell.reads_only:
+        return replace(cell, alone=alone)
+    # However many threads, they read one batch after the other: all together are one reader, whose
+    # seconds for a batch were measured.
+    feed = QueueModel(min(cell.workers, 1), cell.queue, alone.value, cell.compute_s)
+    timeline = model.simulate(feed, cell.iterations, in_hand=cell.fact("in_hand"))
+    return replace(cell, alone=alone, predicted=Predicted(feed, timeline))
+
+
+def none_computes(group: Sequence[QueueCell]) -> bool:
+    return group[0].reads_only
+
+
+def cleared_at(iteration: int | None) -> str:
+    return "never" if iteration is None else str(iteration)
+
+
+def drain_words(drain: float | None) -> str:
+    return "never" if drain is None else f"{drain:.1f}"
+
+
+def percent_words(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.1f} %"

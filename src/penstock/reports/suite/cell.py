@@ -1,0 +1,135 @@
+"""One run of a suite with all its launches: what its trainings said, and its row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from typing import Any
+
+from ...bench import launch_folder, peak_of_ranks, phases_of
+from ...instruments import Interval, Record
+from ..cell import Cell, bootstrap_ratio, middle
+from ..table import gather
+from ..words import counted
+
+LIMITS = {
+    "data": ("data_wait",),
+    "transfer": ("transfer",),
+    "compute": ("forward", "backward", "optimizer"),
+    "communication": ("communication",),
+}
+"""What can hold a training back, by the phases that it takes."""
+
+
+class SuiteCell(Cell):
+    """All launches of one batch size with one number of workers."""
+
+    @property
+    def batch(self) -> int:
+        return int(self.case["batch_size"])
+
+    @property
+    def workers(self) -> int:
+        return int(self.case["num_workers"])
+
+    @property
+    def name(self) -> str:
+        return f"batch {self.batch}, {counted(self.workers, 'worker')}"
+
+    @cached_property
+    def trainings(self) -> list[Mapping[str, Any]]:
+        """What each launch that was ok said of its training."""
+        return [record.facts["training"] for record in self.measured]
+
+    @property
+    def rates(self) -> list[float]:
+        """Samples a second, by launch."""
+        return [training["samples_per_s"] for training in self.trainings]
+
+    @cached_property
+    def throughput(self) -> Interval | None:
+        """Samples a second."""
+        if not self.rates:
+            return None
+        return bootstrap_ratio([[1.0]] * len(self.rates), [[rate] for rate in self.rates])
+
+    @property
+    def rates_median(self) -> float:
+        """Samples a second; 0 where nothing was measured."""
+        return self.throughput.value if self.throughput else 0.0
+
+    def median(self, value: Callable[[Mapping[str, Any]], float | None]) -> float | None:
+        """The median of what each training says, as far as it says anything."""
+        return middle(map(value, self.trainings))
+
+    def shares_of(self, limit: str) -> list[float]:
+        """Of the seconds of each training's epochs. Where a GPU computes while its host waits for
+        data, both count, and the shares may add up to more than 1."""
+        shares = []
+        for training in self.trainings:
+            phases = phases_of(training)
+            seconds = [phases[name] for name in LIMITS[limit] if name in phases]
+            shares += [sum(seconds) / training["training_s"]] * bool(seconds)
+        return shares
+
+    @property
+    def shares(self) -> dict[str, float | None]:
+        return {limit: middle(self.shares_of(limit)) for limit in LIMITS}
+
+    @property
+    def limited_by(self) -> str | None:
+        """What takes the largest share of the epochs; None where no phase was timed."""
+        shares = {limit: share for limit, share in self.shares.items() if share is not None}
+        return max(shares, key=lambda limit: shares[limit], default=None)
+
+    def score(self, name: str) -> float | None:
+        """After the last epoch."""
+        return self.median(lambda training: (training["final"] or {}).get(name))
+
+    def used(self, of: str) -> float | None:
+        """Percent of a core, or of a GPU."""
+        return middle(record.facts["utilisation"][of] for record in self.measured)
+
+    def values(self) -> dict[str, Any]:
+        """The row of a report, in plain values."""
+        memory, gpu = self.case["profile_memory"], self.case["profile_gpu"]
+        rate = self.throughput
+        return {
+            "preset": self.case["preset"],
+            "batch_size": self.batch,
+            "num_workers": self.workers,
+            "world_size": self.case["world_size"],
+            "status": self.status,
+            "error": self.failure and self.failure.message,
+            "launches": self.launches,
+            "failed": len(self.records) - self.launches,
+            "samples": self.work("samples"),
+            "training_time_s": middle(record.samples_s["step"][0] for record in self.measured),
+            "validation_time_s": self.median(lambda training: training["validation_s"]),
+            "epoch_times_s": [training["epoch_times_s"] for training in self.trainings],
+            "throughput_samples_per_s": rate and rate.value,
+            "throughput_low": rate and rate.low,
+            "throughput_high": rate and rate.high,
+            "gpu_memory_peak_bytes": self._peak("device_peak") if memory else None,
+            "gpu_memory_reserved_bytes": self._peak("device_reserved") if memory else None,
+            "host_memory_peak_bytes": self.host_peak if memory else None,
+            "gpu_utilization_percent": self.used("gpu_percent") if gpu else None,
+            "cpu_utilization_percent": self.used("cpu_percent"),
+            "map": self.score("val_AP"),
+            "map50": self.score("val_AP50"),
+            "loc_fscore": self.score("val_loc_fscore"),
+            "shares": self.shares,
+            "limited_by": self.limited_by,
+            "folders": [launch_folder(record.case, record.launch) for record in self.records],
+        }
+
+    def _peak(self, name: str) -> int | None:
+        peaks = [peak_of_ranks(training, name) for training in self.trainings]
+        return max((peak for peak in peaks if peak is not None), default=None)
+
+
+def suite_cells(records: Iterable[Record]) -> list[SuiteCell]:
+    """By preset, batch size and number of workers."""
+    launches = gather((r for r in records if r.scenario == "train"), lambda r: r.key)
+    cells = [SuiteCell(tuple(same)) for same in launches.values()]
+    return sorted(cells, key=lambda cell: (cell.case["preset"], cell.batch, cell.workers))

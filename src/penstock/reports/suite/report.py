@@ -1,0 +1,259 @@
+"""What a suite measured: a row for each run, a table, sentences, and the files of its report.
+
+A run is one batch size with one number of workers; several launches of it are one row. Its
+
+    throughput    samples that the training counted / seconds of its epochs, validation apart
+    time          seconds of the whole run: epochs, validations, checkpoints
+    memory        the most that the process of any rank held on its GPU; of the host, the process
+                  tree with the workers that load data
+    shares        what of the epochs' seconds went into waiting for data, computing and so on
+
+A value is the median over launches; the interval of a throughput (95 %) is bootstrapped over
+launches, and there is none of a single one. Missing is null, never 0.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...base import (
+    for_markdown,
+    format_bytes,
+    format_seconds,
+    significant,
+    write_json,
+    writing_output,
+)
+from ...bench import SUITE_REPORT
+from ...instruments import FAILED, Record, commit_of
+from ..cell import bootstrap_ratio, middle
+from ..table import Section, gather, in_markdown, without_empty
+from ..words import bracket, counted, of_launches, or_dash, spread, times_bracket
+from .cell import SuiteCell, suite_cells
+
+FORMAT, VERSION = "penstock-suite", 1
+
+
+def suite_sections(records: Iterable[Record], notes: Sequence[str]) -> list[Section]:
+    """For each preset what was run, its table, and what it says; ``notes`` come first."""
+    by_preset = gather(suite_cells(records), lambda cell: str(cell.case["preset"]))
+    return [
+        Section(heading(runs), table(runs), [*(n for n in notes if preset in n), *sentences(runs)])
+        for preset, runs in by_preset.items()
+    ]
+
+
+def heading(runs: Sequence[SuiteCell]) -> str:
+    case = runs[0].case
+    training = next((t for run in runs for t in run.trainings), None)
+    what = f"{case['preset']}: {case['workload']}"
+    if case["workload"] == "detector":
+        what += f" on {case['backbone']}"
+    switched = [word for word in ("amp", "compile", "channels_last") if case[word]]
+    if training is not None:
+        what += f", {training['parameters']:,} parameters, "
+        what += f"{training['world_size']} × {training['device']}"
+    samples = runs[0].fact("train_samples")
+    of = f" of {samples} samples" if samples else ""
+    epochs = f"{counted(case['epochs'], 'epoch')}{of}"
+    return ", ".join([what, *(word.replace("_", " ") for word in switched), epochs])
+
+
+HEAD = (
+    "batch", "workers", "time", "samples/s", "95 %", "GPU peak", "host peak", "GPU", "CPU",
+    "mAP", "loc. F1", "first epoch", "later", "waits", "limited by", "launches", "status",
+)  # fmt: skip
+
+
+def table(runs: Sequence[SuiteCell]) -> list[tuple[str, ...]]:
+    """Header and lines."""
+    return without_empty([HEAD, *map(_line, runs)])
+
+
+def _line(run: SuiteCell) -> tuple[str, ...]:
+    row = run.values()
+
+    def shown(name: str, form: Callable[[float], str]) -> str:
+        return or_dash(row[name], form)
+
+    return (
+        str(row["batch_size"]),
+        str(row["num_workers"]),
+        shown("training_time_s", format_seconds),
+        shown("throughput_samples_per_s", significant),
+        spread(run.throughput),
+        shown("gpu_memory_peak_bytes", format_bytes),
+        shown("host_memory_peak_bytes", format_bytes),
+        shown("gpu_utilization_percent", "{:.0f} %".format),
+        shown("cpu_utilization_percent", "{:.0f} %".format),
+        shown("map", "{:.3f}".format),
+        shown("loc_fscore", "{:.3f}".format),
+        *_epochs(row["epoch_times_s"]),
+        or_dash(row["shares"]["data"], "{:.0%}".format),
+        row["limited_by"] or "-",
+        str(row["launches"]),
+        str(row["status"]),
+    )
+
+
+def _epochs(launches: Sequence[Sequence[float]]) -> tuple[str, str]:
+    """Seconds of the first epoch, which warms up, and of the others; medians."""
+    first = middle(epochs[0] for epochs in launches if epochs)
+    later = middle(seconds for epochs in launches for seconds in epochs[1:])
+    return or_dash(first, format_seconds), or_dash(later, format_seconds)
+
+
+def sentences(runs: Sequence[SuiteCell]) -> list[str]:
+    """What the runs of a preset say, each with how many stand behind it and an interval."""
+    lines = [_failure(run) for run in runs if run.status != "ok"]
+    measured = [run for run in runs if run.throughput is not None]
+    if not measured:
+        return lines
+    lines += [_of_best(measured), _of_limits(measured), *_of_memory(measured)]
+    busy = [
+        r.environment.get("load", {}).get("busy_processes") for m in measured for r in m.measured
+    ]
+    if shared := sum(count is not None and count > 0 for count in busy):
+        launches = counted(len(busy), "launch")
+        lines.append(
+            f"Other processes kept cores busy as {shared} of {launches} began: these are times of "
+            "a shared machine."
+        )
+    if plain := {run.fact("torchvision_operators") for run in measured} - {None, "compiled"}:
+        lines.append(
+            f"torchvision's compiled operators do not load here: nms and roi_align ran in "
+            f"{plain.pop()}, which is slower."
+        )
+    return lines
+
+
+def _failure(run: SuiteCell) -> str:
+    failed = sum(record.status == run.status for record in run.records)
+    error = next(r.error for r in run.records if r.status == run.status)
+    what = f"{run.name} {FAILED[run.status]} in {failed} of {counted(len(run.records), 'launch')}"
+    return f"{what[:1].upper()}{what[1:]}: {error.message if error else 'it did not say why'}."
+
+
+def _of_best(measured: Sequence[SuiteCell]) -> str:
+    ranked = sorted(measured, key=lambda run: -run.rates_median)
+    best, *others = ranked
+    line = f"Most samples a second: {best.name}, {_spread(best)}"
+    if not others:
+        return line + "."
+    second = others[0]
+    if min(best.launches, second.launches) < 2:
+        return line + f"; next is {second.name}, {_spread(second)}, not compared."
+    ratio = bootstrap_ratio([[rate] for rate in second.rates], [[rate] for rate in best.rates])
+    if not ratio.excludes(1):
+        return line + f"; not distinguishable from {second.name}, {_spread(second)}."
+    ends = times_bracket(ratio, f"{counted(ratio.n, 'launch')} each")
+    return f"{line}, {ratio.value:.2f}x as many as {second.name} {ends}."
+
+
+def _of_limits(measured: Sequence[SuiteCell]) -> str:
+    """Which of the phases most runs spend their time in, and where they wait most for data."""
+    limits = Counter(run.limited_by or "nothing known" for run in measured)
+    counts = ", ".join(
+        f"{limit} limits {number} of {len(measured)} runs" for limit, number in limits.most_common()
+    )
+    most = max(measured, key=lambda run: run.shares["data"] or 0.0)
+    shares = most.shares_of("data")
+    spread = of_launches(shares, "{:.0%}".format)
+    return (
+        f"{counts[:1].upper()}{counts[1:]}; {most.name} waits longest for data, "
+        f"{most.shares['data']:.0%} of its epochs [{spread}]."
+    )
+
+
+def _of_memory(measured: Sequence[SuiteCell]) -> list[str]:
+    """How memory grows from the smallest batch to the largest."""
+    lines = []
+    for place, name in (("GPU", "gpu_memory_peak_bytes"), ("host", "host_memory_peak_bytes")):
+        peaks = [(run, peak) for run in measured if (peak := run.values()[name]) is not None]
+        by_batch = sorted(gather(peaks, lambda each: each[0].batch).items())
+        if len(by_batch) < 2:
+            continue
+        (least, small), (most, large) = (
+            (batch, format_bytes(max(peak for _, peak in each)))
+            for batch, each in (by_batch[0], by_batch[-1])
+        )
+        launches = sum(run.launches for run, _ in peaks)
+        lines.append(
+            f"Peak {place} memory: {small} at batch {least}, {large} at batch {most} "
+            f"[most of {counted(launches, 'launch')}]."
+        )
+    return lines
+
+
+def _spread(run: SuiteCell) -> str:
+    assert run.throughput is not None
+    launches = counted(run.launches, "launch")
+    ends = bracket(run.throughput, launches, significant)
+    return f"{significant(run.throughput.value)} {ends}"
+
+
+def write_suite_report(
+    out: Path,
+    records: Sequence[Record],
+    presets: Sequence[Mapping[str, Any]],
+    system: Mapping[str, Any],
+    notes: Sequence[str],
+    figures: Sequence[Path],
+    replace: bool = False,
+) -> list[Path]:
+    """``benchmark_report.json`` and ``.md``, computed from the records."""
+    sections, runs = suite_sections(records, notes), suite_cells(records)
+    measured = [run for run in runs if run.throughput is not None]
+    best = max(measured, key=lambda run: run.rates_median, default=None)
+    document = {
+        "format": FORMAT,
+        "version": VERSION,
+        "presets": list(presets),
+        "notes": list(notes),
+        "system": dict(system),
+        "runs": [run.values() for run in runs],
+        "best": best and best.values(),
+        "sentences": [line for section in sections for line in section.told],
+    }
+    page = [
+        "# Benchmark report",
+        "",
+        f"- {for_markdown(machine_line(system))}",
+        *(f"- {for_markdown(note)}." for note in notes),
+    ]
+    page += ["", *(f"![{figure.stem}]({figure.name})" for figure in figures)]
+    page += ["", in_markdown(sections), _METHOD]
+    files = out / f"{SUITE_REPORT}.json", out / f"{SUITE_REPORT}.md"
+    with writing_output(files[0], replace=replace) as draft:
+        write_json(draft, document)
+    with writing_output(files[1], replace=replace) as draft:
+        draft.write_text("\n".join(page), encoding="utf-8")
+    return list(files)
+
+
+def machine_line(system: Mapping[str, Any]) -> str:
+    """On what it ran, in a line."""
+    machine, libraries = system["machine"], system["libraries"]
+    words = [
+        machine["processor"],
+        f"{machine['cores']} cores",
+        format_bytes(machine["memory_bytes"]),
+        *(system["devices"] or ["no GPU"]),
+        *(f"{name} {libraries[name]}" for name in ("python", "torch") if libraries.get(name)),
+    ]
+    if commit := commit_of(system.get("git")):
+        words.append(f"commit {commit}")
+    return ", ".join(word for word in words if word)
+
+
+_METHOD = """\
+Each run is a training in a fresh process. Time is of the whole run; samples/s are the samples that
+it counted over the seconds of its epochs, validation apart. GPU peak is what the training process
+itself held in tensors; host peak is of its process tree, with the workers that load data. GPU and
+CPU are means over the run; 100 % of CPU is one core. Waits is the share of the epochs' seconds in
+which a step waits for its batch. What limits is the largest share of these: data, transfer, compute
+(forward, backward, optimizer), communication.
+"""

@@ -1,0 +1,63 @@
+"""Numbers in words, as tables and sentences have them: counts, lists, intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..base import format_seconds, significant
+from ..instruments import Interval
+
+Form = Callable[[float], str]
+
+
+def counted(count: int, thing: str) -> str:
+    """
+    >>> counted(1, "launch"), counted(3, "launch"), counted(0, "case")
+    ('1 launch', '3 launches', '0 cases')
+    """
+    if count == 1:
+        return f"1 {thing}"
+    return f"{count} {thing}{'es' if thing.endswith('ch') else 's'}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """
+    >>> listed(["a"]), listed(["a", "b", "c"])
+    ('a', 'a, b and c')
+    """
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+def or_dash(value: float | None, form: Form = significant) -> str:
+    """A field of a table: ``-`` where the value is not known."""
+    return "-" if value is None else form(value)
+
+
+def spread(interval: Interval | None, form: Form = significant) -> str:
+    """Both ends of an interval, ``1.2 - 1.4``; ``-`` where one of them is not known."""
+    if interval is None or interval.low is None or interval.high is None:
+        return "-"
+    return f"{form(interval.low)} - {form(interval.high)}"
+
+
+def bracket(interval: Interval, count: str, form: Form = format_seconds) -> str:
+    """An interval and the count behind it, ``[1.2 s - 1.4 s, 5 launches]``.
+
+    The count stands alone where an end is not known, or where a single value is behind both.
+    """
+    ends = spread(interval, form) if interval.n > 1 else "-"
+    return f"[{count}]" if ends == "-" else f"[{ends}, {count}]"
+
+
+def of_launches(values: Sequence[float], form: Form) -> str:
+    """The least and the most over launches, ``1.2 - 1.4, 5 launches``."""
+    launches = counted(len(values), "launch")
+    return (
+        launches if len(values) == 1 else f"{form(min(values))} - {form(max(values))}, {launches}"
+    )
+
+
+def times_bracket(ratio: Interval, launches: str) -> str:
+    """The interval of a factor and the launches behind it, ``[1.42-1.47, 5 launches each]``."""
+    low, high = ("?" if end is None else f"{end:.2f}" for end in (ratio.low, ratio.high))
+    return f"[{low}-{high}, {launches}]"
