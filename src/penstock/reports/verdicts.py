@@ -1,0 +1,199 @@
+"""Verdicts on the cases of two sides: chance and size taken together."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from ..base import significant
+from ..instruments import (
+    FAILED,
+    Interval,
+    Record,
+    benjamini_hochberg,
+    launch_medians,
+    permutation_test,
+    relabellings,
+)
+from .words import counted
+
+Verdict = Literal["faster", "slower", "same", "inconclusive", "fails", "mended"]
+
+_LEAST, _MOST = 0.02, 0.10
+"""Bounds of a threshold that is measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedCase:
+    """One case on both sides."""
+
+    label: str
+    """The knobs in which it differs from other cases."""
+    key: str
+    case: dict[str, Any]
+    a_seconds: float | None
+    """Median of the launch medians."""
+    b_seconds: float | None
+    a_launches: int
+    """Those that ran."""
+    b_launches: int
+    ratio: Interval | None
+    """Time of B over time of A."""
+    p: float | None
+    """That chance makes such a difference, corrected for the number of cases."""
+    verdict: Verdict
+    reason: str
+
+
+@dataclass(frozen=True)
+class Pair:
+    """All launches of one case on both sides, and the times of those that ran."""
+
+    key: str
+    label: str
+    """The knobs in which it differs from other cases."""
+    a: list[Record]
+    b: list[Record]
+    a_times: list[tuple[float, ...]]
+    """The samples of each launch of A that ran."""
+    b_times: list[tuple[float, ...]]
+
+
+@dataclass(frozen=True)
+class Judge:
+    """What decides: the change that one acts on, and how sure a verdict must be."""
+
+    threshold: float
+    confidence: float
+
+    def case(self, pair: Pair, ratio: Interval | None, p: float | None) -> ComparedCase:
+        """The verdict on a pair, by the ratio of its times and the chance of such a difference."""
+        verdict, reason = self._verdict(pair, ratio, p)
+        return ComparedCase(
+            label=pair.label,
+            key=pair.key,
+            case=pair.a[0].case,
+            a_seconds=_median(pair.a_times),
+            b_seconds=_median(pair.b_times),
+            a_launches=len(pair.a_times),
+            b_launches=len(pair.b_times),
+            ratio=ratio,
+            p=p,
+            verdict=verdict,
+            reason=reason,
+        )
+
+    def _verdict(self, pair: Pair, ratio: Interval | None, p: float | None) -> tuple[Verdict, str]:
+        """A verdict and the sentence that gives its reason."""
+        a_failed, b_failed = (_failures(side) for side in (pair.a, pair.b))
+        n, m = len(pair.a_times), len(pair.b_times)
+        if b_failed and (not a_failed or (n and not m)):
+            return "fails", f"A ran, B: {b_failed}"
+        if a_failed and (not b_failed or (m and not n)):
+            return "mended", f"B ran, A: {a_failed}"
+        notes = _notes(A=a_failed, B=b_failed) + _notes(A=_unsettled(pair.a), B=_unsettled(pair.b))
+        if ratio is None:
+            if a_failed == b_failed != "":
+                return "same", f"both: {a_failed}"
+            return "inconclusive", f"{n} launches of A and {m} of B measured this{notes}"
+        if min(n, m) == 1:
+            return "inconclusive", f"one launch is never compared (A has {n}, B has {m}){notes}"
+        if p is None:
+            risk = 1 - self.confidence
+            enough = next(k for k in range(2, 99) if 2 / math.comb(2 * k, k) <= risk)
+            return "inconclusive", (
+                f"{n} launches of A and {m} of B cannot tell at {100 * self.confidence:g} %; "
+                f"{enough} of each can{notes}"
+            )
+        verdict, why = self._by_size(ratio, p)
+        chance = f"B takes {ratio_words(ratio)} times as long, p {significant(p, 2)}"
+        return verdict, f"{chance}; {why}{notes}"
+
+    def _by_size(self, ratio: Interval, p: float) -> tuple[Verdict, str]:
+        """The verdict on a ratio whose chance is known, and the end of its sentence."""
+        assert ratio.low is not None
+        assert ratio.high is not None
+        limit, percent = 1 + self.threshold, percent_words(self.threshold)
+        if 1 / limit <= ratio.low <= ratio.high <= limit:
+            return "same", f"all of it within {percent}"
+        if not (p <= 1 - self.confidence and ratio.excludes(1)):
+            return "inconclusive", "chance may do that"
+        if 1 / limit <= ratio.value <= limit:
+            return "inconclusive", f"it differs, perhaps within {percent}"
+        return "slower" if ratio.value > 1 else "faster", f"beyond {percent}"
+
+
+def chances(pairs: Sequence[Pair], confidence: float, rng: np.random.Generator) -> dict[str, float]:
+    """How likely chance makes such a difference, by key, corrected for the number of cases.
+
+    Cases of which so few launches ran that they cannot tell are left out.
+    """
+    tested = [pair for pair in pairs if _smallest_p(pair) <= 1 - confidence]
+    medians = [(launch_medians(pair.a_times), launch_medians(pair.b_times)) for pair in tested]
+    p = benjamini_hochberg(permutation_test(medians, rng))
+    return {pair.key: float(value) for pair, value in zip(tested, p, strict=True)}
+
+
+def noise_threshold(pairs: Sequence[Pair], rng: np.random.Generator) -> tuple[float, str]:
+    """The threshold by A/A, and where it comes from."""
+    changes = []
+    for launches in (side for pair in pairs for side in (pair.a_times, pair.b_times)):
+        if len(launches) >= 4:
+            half = len(launches) // 2
+            halves = relabellings(half, len(launches) - half, rng)
+            logs = np.broadcast_to(np.log(launch_medians(launches)), halves.shape)
+            one, other = (
+                np.median(logs[side].reshape(len(halves), -1), axis=1) for side in (halves, ~halves)
+            )
+            changes.append(np.abs(one - other))
+    if not changes:
+        return _LEAST, "the least; too few launches to measure noise"
+    noise = float(np.expm1(np.quantile(np.concatenate(changes), 0.95)))
+    measured = f"halves of the same launches differ by {percent_words(noise)}"
+    if noise < _LEAST:
+        return _LEAST, f"the least; {measured}"
+    return (_MOST, f"the most; {measured}") if noise > _MOST else (noise, measured)
+
+
+def _smallest_p(pair: Pair) -> float:
+    """What so many launches can show at best; one on a side shows nothing."""
+    n, m = len(pair.a_times), len(pair.b_times)
+    return 2 / math.comb(n + m, n) if min(n, m) > 1 else 1.0
+
+
+def _notes(**sides: str) -> str:
+    return "".join(f"; {name}: {note}" for name, note in sides.items() if note)
+
+
+def _failures(launches: Sequence[Record]) -> str:
+    """``2 of 5 launches crashed``; empty where all ran."""
+    counts = Counter(record.status for record in launches if not record.ok)
+    return ", ".join(
+        f"{count} of {counted(len(launches), 'launch')} {FAILED[status]}"
+        for status, count in sorted(counts.items())
+    )
+
+
+def _unsettled(launches: Sequence[Record]) -> str:
+    count = sum(record.ok and record.warmup.settled is False for record in launches)
+    return f"{count} of {counted(len(launches), 'launch')} never settled" if count else ""
+
+
+def _median(launches: Sequence[tuple[float, ...]]) -> float | None:
+    return float(np.median(launch_medians(launches))) if launches else None
+
+
+def ratio_words(ratio: Interval) -> str:
+    if ratio.low is None or ratio.high is None:
+        return significant(ratio.value, 4)
+    low, high = significant(ratio.low, 4), significant(ratio.high, 4)
+    return f"{significant(ratio.value, 4)} [{low} to {high}]"
+
+
+def percent_words(part: float) -> str:
+    return f"{significant(100 * part, 2)} %"
