@@ -32,7 +32,9 @@ import numpy as np
 import readme
 from penstock.base.units import format_seconds
 from penstock.data.scenes.labels import LOW, read_labels
-from penstock.data.scenes.objects import Objects, match, read_predictions
+from penstock.data.scenes.matching import match
+from penstock.data.scenes.objects import Objects
+from penstock.data.scenes.predictions import read_predictions
 from penstock.data.scenes.scene import Scene
 from penstock.instruments import environment
 from penstock.reports.figures.canvas import STYLE, heading, tidy
@@ -217,7 +219,7 @@ def draw_detections(folder: Path, out: Path) -> None:
     everything = read_predictions(folder / "predictions.csv")
 
     def of(scene: str) -> tuple[Objects, Objects]:
-        return everything[everything.scene == scene], Objects.labelled({scene: labels[scene]})
+        return everything[everything.scene == scene], labels[scene]
 
     def wrong(scene: str) -> int:
         predicted, true = of(scene)

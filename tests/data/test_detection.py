@@ -20,13 +20,10 @@ from penstock.base.errors import UsageError
 from penstock.cli import main
 from penstock.data.scenes.average_precision import ImageResult, coco_ap, distinct
 from penstock.data.scenes.labels import read_labels
-from penstock.data.scenes.objects import (
+from penstock.data.scenes.matching import Counts, keep_strongest, match, more_pairs
+from penstock.data.scenes.objects import Objects
+from penstock.data.scenes.predictions import (
     PREDICTED_COLUMNS,
-    Counts,
-    Objects,
-    keep_strongest,
-    match,
-    more_pairs,
     read_predictions,
     write_predictions,
 )
@@ -58,7 +55,7 @@ def oracle_shore(scene: str) -> list[np.ndarray[Any, Any]]:
 def test_strict_is_the_official_script_to_the_last_digits(name: str) -> None:
     rules = XView3Rules(strict_official=True, **SETTINGS[name])
     predicted = read_predictions(ORACLE / "pred.csv")
-    labels = Objects.labelled(read_labels(ORACLE / "gt.csv"))
+    labels = Objects.join(read_labels(ORACLE / "gt.csv").values())
     found = score_xview3(predicted, labels, rules, oracle_shore).as_dict()
     expected = json.loads((ORACLE / f"expected_{name}.json").read_text())
     assert list(found) == list(expected)
@@ -84,7 +81,7 @@ def test_the_command_writes_the_official_keys(
 def test_what_is_not_a_quirk_is_scored_alike(drop_low_detect: bool) -> None:
     """On the oracle only the shore differs: there, scenes that have one side only are skipped."""
     predicted = read_predictions(ORACLE / "pred.csv")
-    labels = Objects.labelled(read_labels(ORACLE / "gt.csv"))
+    labels = Objects.join(read_labels(ORACLE / "gt.csv").values())
     both = [
         score_xview3(
             predicted,

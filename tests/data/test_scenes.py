@@ -119,7 +119,7 @@ def test_the_data_set_is_laid_out_as_the_real_one(data: Path) -> None:
         for name, path in folders.items():
             assert len(name) == 17 and name[-1] == split[0] and int(name[:16], 16) >= 0
             assert {file.name for file in path.iterdir()} == {c.file for c in CHANNELS.values()}
-            labels[name].check_inside(SIZE, name, path)
+            labels[name].check_inside(SIZE, path)
             lines = read_shoreline(data / "shoreline" / f"{name}_shoreline.npy")
             if not lines:
                 assert (labels[name].shore_km == NO_SHORE_KM).all()

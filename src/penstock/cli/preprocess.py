@@ -16,7 +16,7 @@ from ..base import CHIP_OVERLAP, PreprocessConfig, UsageError, add_flags, check_
 from .progress import counted_progress
 
 if TYPE_CHECKING:
-    from ..data import Labels
+    from ..data import Objects
 
 SPLITS: tuple[tuple[Literal["train", "validation"], str], ...] = (
     ("train", "train"),
@@ -100,7 +100,7 @@ def _check_apart(out: Path, scenes: Mapping[str, Path]) -> None:
 
 
 def _matched(
-    folders: Mapping[str, Path], labels: Mapping[str, Labels], file: Path, partial: bool
+    folders: Mapping[str, Path], labels: Mapping[str, Objects], file: Path, partial: bool
 ) -> dict[str, Path]:
     """The scenes to cut: those that have both a folder and labels, which must be all."""
     for lacking, have, what in (

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     )
 
     predicted = read_predictions(config.inference_file)
-    labels = Objects.labelled(read_labels(config.label_file))
+    labels = Objects.join(read_labels(config.label_file).values())
     if config.scene_id is not None:
         predicted, labels = _of_scenes(config.scene_id, predicted, labels)
     if not len(labels):

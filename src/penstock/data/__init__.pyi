@@ -28,12 +28,11 @@ from .scenes.average_precision import coco_ap as coco_ap
 from .scenes.chips import Chip as Chip
 from .scenes.chips import Chips as Chips
 from .scenes.chips import seen_again as seen_again
-from .scenes.labels import Labels as Labels
 from .scenes.labels import read_labels as read_labels
+from .scenes.matching import keep_strongest as keep_strongest
 from .scenes.objects import Objects as Objects
-from .scenes.objects import keep_strongest as keep_strongest
-from .scenes.objects import read_predictions as read_predictions
-from .scenes.objects import write_predictions as write_predictions
+from .scenes.predictions import read_predictions as read_predictions
+from .scenes.predictions import write_predictions as write_predictions
 from .scenes.preprocess import check_chips_output as check_chips_output
 from .scenes.preprocess import preprocess_scenes as preprocess_scenes
 from .scenes.scene import CHANNELS as CHANNELS

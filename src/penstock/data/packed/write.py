@@ -71,8 +71,7 @@ def write_dataset(
         mark_unfinished(root, [f"{name}.zarr" for name in layouts])
     except OSError as error:
         raise UsageError(f"OUT {root} cannot be written: {error.strerror}") from error
-    how: dict[str, Any] = {"codec": codec, "zarr_format": zarr_format}
-    arrays = _Arrays(root, layouts, len(ids), make, shards=shards, workers=workers, **how)
+    arrays = _Arrays(root, layouts, len(ids), make, codec, zarr_format, shards, workers)
     moments = {name: Moments.none(len(layout.channels)) for name, layout in layouts.items()}
     done = 0
     for samples in in_order(arrays.write, range(0, len(ids), shards or 1), workers):
@@ -95,7 +94,8 @@ def write_dataset(
         }
         for name, layout in layouts.items()
     }
-    finish(root, entries, len(ids), {"statistics": STATISTICS, **facts, **how})
+    more = {**facts, "codec": codec, "zarr_format": zarr_format}
+    finish(root, entries, len(ids), {"statistics": STATISTICS, **more})
     return open_dataset(root, "OUT")
 
 
@@ -108,7 +108,6 @@ class _Arrays:
         layouts: Mapping[str, ArrayLayout],
         samples: int,
         make: Callable[[int], Sample],
-        *,
         codec: str,
         zarr_format: int,
         shards: int | None,

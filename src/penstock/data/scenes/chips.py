@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import UsageError, describe, read_json, require
-from .labels import Labels
+from .objects import Objects
 from .rasters import Coarse
 from .scene import CHANNELS, radar_of
 from .windows import Cut, Span, cuts_of, model_view
@@ -75,7 +75,7 @@ class Chips:
         self.chip_size = int(index["chip_size"])
         self.overlap = int(index["overlap"])
         self.scenes = tuple(str(name) for name in index["scenes"])
-        self.labels: dict[str, Labels] = {}
+        self.labels: dict[str, Objects] = {}
         """Of each scene, in its own coordinates."""
         self._cuts: dict[str, tuple[Cut, Cut]] = {}
         self._dtypes: dict[str, np.dtype[Any]] = {}
@@ -91,7 +91,7 @@ class Chips:
                 )
             self._cuts[name] = cuts_of(tuple(manifest["size"]), self.chip_size, self.overlap)
             self._dtypes[name] = np.dtype(manifest.get("dtype", DTYPE)).newbyteorder("<")
-            self.labels[name] = Labels.of(manifest["labels"])
+            self.labels[name] = Objects.of(name, **manifest["labels"])
             self._coarse_places[name] = manifest["coarse"]
             self._input_bytes[name] = {of: size for of, (size, _) in manifest["inputs"].items()}
             kept = np.argwhere(np.asarray(manifest["valid_pixels"]) > 0)

@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ...base import UsageError, describe
+from .objects import NO, UNKNOWN, YES, Objects
 
-UNKNOWN, NO, YES = -1, 0, 1
 CONFIDENCE = ("LOW", "MEDIUM", "HIGH")
 LOW = 0
 NO_SHORE_KM = 9999.99
@@ -40,82 +36,18 @@ _TERNARY = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Labels:
-    """The labels of one scene, in the order of the file."""
-
-    points: NDArray[np.float64]
-    """Row and column in the scene, shape (n, 2)."""
-    is_vessel: NDArray[np.int8]
-    """-1 unknown, 0, 1."""
-    is_fishing: NDArray[np.int8]
-    """-1 unknown, 0, 1."""
-    length_m: NDArray[np.float64]
-    """NaN unknown."""
-    confidence: NDArray[np.int8]
-    """0 LOW, 1 MEDIUM, 2 HIGH."""
-    shore_km: NDArray[np.float64]
-    """Distance from shore; 9999.99 where there is none, NaN unknown."""
-    lines: NDArray[np.int32]
-    """Line of the file, from 1 with its header; 0 where they are not from a file."""
-
-    def __len__(self) -> int:
-        return len(self.points)
-
-    def __getitem__(self, which: NDArray[Any] | slice) -> Labels:
-        return Labels(*(getattr(self, field.name)[which] for field in fields(self)))
-
-    @classmethod
-    def of(cls, columns: Mapping[str, Sequence[Any]]) -> Labels:
-        """From a list for each field, which may say None for NaN; without ``lines`` they are 0."""
-        columns = {"lines": [0] * len(columns["points"]), **columns}
-        found = {name: np.array(columns[name], dtype) for name, dtype in _DTYPES.items()}
-        return cls(**{**found, "points": found["points"].reshape(-1, 2)})
-
-    def as_lists(self) -> dict[str, list[Any]]:
-        """What `of` takes; for JSON, which has no NaN. Lines are left out: they say where in its
-        file a scene stands, and nothing of the scene."""
-        names = (field.name for field in fields(self) if field.name != "lines")
-        told = {name: getattr(self, name).tolist() for name in names}
-        for name in ("length_m", "shore_km"):
-            told[name] = [None if math.isnan(value) else value for value in told[name]]
-        return told
-
-    def check_inside(self, size: tuple[int, int], scene: str, path: Path) -> None:
-        """Refuse a point that is not in the scene."""
-        outside = np.any((self.points < 0) | (self.points >= np.array(size)), axis=1)
-        if outside.any():
-            first = int(np.flatnonzero(outside)[0])
-            row, column = self.points[first]
-            raise UsageError(
-                f"{path} line {self.lines[first]}: row {row:g}, column {column:g} is outside scene "
-                f"{scene}, which has {size[0]} x {size[1]} pixels"
-            )
-
-
-_DTYPES: dict[str, Any] = {
-    "points": np.float64,
-    "is_vessel": np.int8,
-    "is_fishing": np.int8,
-    "length_m": np.float64,
-    "confidence": np.int8,
-    "shore_km": np.float64,
-    "lines": np.int32,
-}
-
-
-def read_labels(path: Path) -> dict[str, Labels]:
+def read_labels(path: Path) -> dict[str, Objects]:
     """The labels of every scene that a CSV names, sorted by scene.
 
     Raises `UsageError` that names the file and the line.
     """
-    rows: dict[str, list[dict[str, Any]]] = {}
+    columns: dict[str, dict[str, list[Any]]] = {}
     for line, cells in label_rows(path):
         try:
-            row = {
+            row: dict[str, Any] = {
                 "points": [_place(cells, "detect_scene_row"), _place(cells, "detect_scene_column")],
-                "is_vessel": _known(cells, "is_vessel"),
-                "is_fishing": _known(cells, "is_fishing"),
+                "is_vessel": _ternary_of(cells, "is_vessel"),
+                "is_fishing": _ternary_of(cells, "is_fishing"),
                 "length_m": _measure(cells, "vessel_length_m"),
                 "confidence": _confidence(cells["confidence"]),
                 "shore_km": _measure(cells, "distance_from_shore_km"),
@@ -125,11 +57,10 @@ def read_labels(path: Path) -> dict[str, Labels]:
                 raise ValueError("scene_id is empty")
         except ValueError as error:
             raise UsageError(f"{path} line {line}: {error}") from None
-        rows.setdefault(cells["scene_id"].strip(), []).append(row)
-    return {
-        scene: Labels.of({name: [row[name] for row in rows[scene]] for name in _DTYPES})
-        for scene in sorted(rows)
-    }
+        of_scene = columns.setdefault(cells["scene_id"].strip(), {name: [] for name in row})
+        for name, value in row.items():
+            of_scene[name].append(value)
+    return {scene: Objects.of(scene, **columns[scene]) for scene in sorted(columns)}
 
 
 def label_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
@@ -154,13 +85,13 @@ def label_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 
 def ternary(text: str) -> int:
     """1, 0 or -1 for True, False or nothing."""
-    known = _TERNARY.get(text.strip().lower())
-    if known is None:
+    value = _TERNARY.get(text.strip().lower())
+    if value is None:
         raise ValueError(f"{text!r} may be True, False or empty")
-    return known
+    return value
 
 
-def _known(cells: Mapping[str, str], name: str) -> int:
+def _ternary_of(cells: Mapping[str, str], name: str) -> int:
     try:
         return ternary(cells[name])
     except ValueError as error:

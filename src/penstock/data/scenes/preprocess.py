@@ -44,7 +44,8 @@ from .chips import (
     synced,
     write_shard,
 )
-from .labels import COLUMNS, Labels, label_rows, ternary
+from .labels import COLUMNS, label_rows, ternary
+from .objects import Objects
 from .rasters import NODATA
 from .scene import CHANNELS, Scene, radar_of
 from .windows import Cut, cuts_of, read_row
@@ -71,7 +72,7 @@ class Done:
 
 def preprocess_scenes(
     folders: Mapping[str, Path],
-    labels: Mapping[str, Labels],
+    labels: Mapping[str, Objects],
     label_file: Path,
     out: Path,
     *,
@@ -107,7 +108,7 @@ def preprocess_scenes(
         try:
             # GDAL would keep a twentieth of the memory in blocks that are never asked for again.
             with env(GDAL_CACHEMAX=64), Scene(folders[name], channels) as scene:
-                found.check_inside(scene.size, name, label_file)
+                found.check_inside(scene.size, label_file)
                 manifest = _manifest(scene, found, settings, layout)
                 return cut(scene, manifest, out / name, overwrite, stop)
         except (UsageError, _Stopped):
@@ -166,7 +167,7 @@ def _rows(num: int, stop: threading.Event) -> Iterator[int]:
 
 
 def _manifest(
-    scene: Scene, labels: Labels, settings: Mapping[str, Any], layout: Layout
+    scene: Scene, labels: Objects, settings: Mapping[str, Any], layout: Layout
 ) -> dict[str, Any]:
     """All that a scene's chips depend on. What is found while cutting is added when it is."""
     stats = {name: (scene.folder / CHANNELS[name].file).stat() for name in scene.channels}

@@ -42,8 +42,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import UsageError, XView3Rules, require
-from .labels import LOW, NO, UNKNOWN, YES
-from .objects import Counts, Indices, Objects, match, more_pairs
+from .labels import LOW
+from .matching import Counts, Indices, match, more_pairs
+from .objects import NO, UNKNOWN, YES, Objects
 from .scene import PIXEL_M
 
 LONGEST_M = 500.0

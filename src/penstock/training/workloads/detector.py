@@ -27,7 +27,6 @@ from ...data import (
     Chip,
     Chips,
     ImageResult,
-    Labels,
     Objects,
     best_threshold,
     coco_ap,
@@ -112,7 +111,7 @@ class DetectorWorkload:
 
     def scores(self, answers: Mapping[int, Answer]) -> dict[str, float]:
         objects = self.joined(answers)
-        labels = Objects.labelled(self.chips.labels)
+        labels = Objects.join(self.chips.labels.values())
         sure = objects[objects.score >= self.config.score_threshold]
         score = score_xview3(sure, labels, RULES, self._shorelines())
         scores = {f"val_{name}": value for name, value in score.as_dict().items()}
@@ -297,10 +296,10 @@ def _check_labels(chips: Chips, file: Path, split: Literal["train", "val"]) -> N
             )
 
 
-def _differing(labels: Labels, others: Labels) -> list[int]:
+def _differing(labels: Objects, others: Objects) -> list[int]:
     """Which labels are not the same, wherever in a file they stand."""
     same = np.ones(len(labels), bool)
-    for field in fields(Labels):
+    for field in fields(Objects):
         if field.name != "lines":
             one, other = getattr(labels, field.name), getattr(others, field.name)
             equal = (one == other) | ((one != one) & (other != other))  # NaN is unknown in both

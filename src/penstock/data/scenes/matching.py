@@ -1,0 +1,136 @@
+"""Points matched by distance, and counted.
+
+A pair is one prediction and one label closer than the tolerance, each in one pair at most, chosen
+so that there are as many pairs as there can be and their distances add up to the least.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base import require
+from .scene import PIXEL_M
+
+Indices = NDArray[np.intp]
+
+
+def match(
+    predicted: NDArray[np.float64],
+    true: NDArray[np.float64],
+    tolerance_m: float,
+    *,
+    far: Literal["never", "costly", "as they are"] = "never",
+) -> tuple[Indices, Indices]:
+    """Pairs of predicted and true points, closer than the tolerance, as indices into each.
+
+    ``far`` is what pairs beyond the tolerance cost while the best assignment is sought: so much
+    that they never stand in the way of one within it, or as the official script has it, with
+    ``costly_dist`` or without.
+
+    >>> match(np.array([[0.0, 0], [9, 9]]), np.array([[9.0, 8], [500, 0]]), 200.0)
+    (array([1]), array([0]))
+    """
+    if not (len(predicted) and len(true)):
+        return np.empty(0, np.intp), np.empty(0, np.intp)
+    assign = require("scipy.optimize", "train").linear_sum_assignment
+    cdist = require("scipy.spatial.distance", "train").cdist
+    distance = cdist(predicted, true) * PIXEL_M
+    cost = distance
+    if far == "costly":
+        cost = np.where(distance > tolerance_m, 9_999_999 * PIXEL_M, distance)
+    elif far == "never":
+        most_of_all = tolerance_m * (1 + min(distance.shape))
+        cost = np.where(distance >= tolerance_m, most_of_all, distance)
+    rows, columns = assign(cost)
+    near = distance[rows, columns] < tolerance_m
+    return rows[near], columns[near]
+
+
+def more_pairs(
+    predicted: NDArray[np.float64], true: NDArray[np.float64], tolerance_m: float
+) -> NDArray[np.bool_]:
+    """Of predicted points, one after another: whether with it there can be one pair more than
+    without. Of the first so many, the sum is the number of pairs that `match` finds.
+
+    >>> more_pairs(np.array([[9.0, 9], [9, 8], [0, 0]]), np.array([[9.0, 7], [9, 25]]), 200.0)
+    array([ True,  True, False])
+    """
+    more = np.zeros(len(predicted), bool)
+    if not (len(predicted) and len(true)):
+        return more
+    tree = require("scipy.spatial", "train").cKDTree(true * PIXEL_M)
+    near = tree.query_ball_point(predicted * PIXEL_M, np.nextafter(tolerance_m, 0))
+    owner: dict[int, int] = {}  # the prediction of each label that has one
+    label_of: dict[int, int] = {}  # and the other way round
+
+    def free_label(newest: int, wants: dict[int, int]) -> int | None:
+        """One that becomes free, if others change theirs; ``wants`` is who would take which."""
+        waiting = [newest]
+        for prediction in waiting:  # which grows
+            for label in near[prediction]:
+                if label not in wants:
+                    wants[label] = prediction
+                    if label not in owner:
+                        return int(label)
+                    waiting.append(owner[label])
+        return None
+
+    for newest in range(len(predicted)):
+        wants: dict[int, int] = {}
+        label = free_label(newest, wants)
+        more[newest] = label is not None
+        while label is not None:
+            prediction = wants[label]
+            left = label_of.get(prediction)
+            owner[label], label_of[prediction] = prediction, label
+            label = left
+    return more
+
+
+def keep_strongest(
+    points: NDArray[np.float64], scores: NDArray[np.float64], radius: float
+) -> Indices:
+    """Indices of points, strongest first, without those closer than ``radius`` to a stronger one
+    that is kept: detections of one object by overlapping chips become one.
+
+    >>> keep_strongest(np.array([[0.0, 0], [0, 3], [0, 6]]), np.array([0.5, 0.9, 0.4]), 4)
+    array([1])
+    """
+    if not len(points):
+        return np.empty(0, np.intp)
+    cKDTree = require("scipy.spatial", "train").cKDTree
+    order = np.argsort(-scores, kind="stable")
+    near = cKDTree(points[order]).query_ball_point(points[order], radius, return_sorted=True)
+    place = np.arange(len(order))
+    gone = np.zeros(len(order), bool)
+    for index in place:
+        if not gone[index]:
+            others = np.asarray(near[index])
+            gone[others[others > index]] = True
+    return order[~gone]
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Right, stray and missed. Counts of scenes, ranks and restarts add up."""
+
+    true_positive: int = 0
+    false_positive: int = 0
+    false_negative: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            self.true_positive + other.true_positive,
+            self.false_positive + other.false_positive,
+            self.false_negative + other.false_negative,
+        )
+
+    @property
+    def f1(self) -> float | None:
+        """None where there was nothing to find and nothing was found."""
+        all_of_both = 2 * self.true_positive + self.false_positive + self.false_negative
+        return 2 * self.true_positive / all_of_both if all_of_both else None
