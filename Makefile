@@ -18,7 +18,8 @@ check: lint types test lowest pythons
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist worksteal -m "slow or docs" --maxfail 3 \
 		tests/test_docs.py tests
 
-LOWEST = tests/data/test_stores.py tests/data/test_grid.py tests/inference/test_stitch.py tests/data/test_normalize.py \
+LOWEST = tests/data/test_sources.py tests/data/test_tiff.py tests/data/test_sinks.py tests/data/test_killed_sinks.py \
+	tests/data/test_remote_stores.py tests/data/test_bad_stores.py tests/data/test_grid.py tests/inference/test_stitch.py tests/data/test_normalize.py \
 	tests/inference/test_plan.py tests/inference/test_job.py tests/inference/test_run.py tests/reports/test_figures.py
 
 lowest: $(VENV)-lowest/ready        ## stores, grid and inference on the lowest versions allowed

@@ -1,0 +1,275 @@
+"""What several test files of this folder share."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.data.box import Box
+from penstock.data.stores.open import open_sink
+from penstock.data.stores.protocols import AXES, Sink
+
+SHAPE = (2, 3, 10, 13, 17)
+
+DATA = np.arange(np.prod(SHAPE), dtype="u2").reshape(SHAPE)
+
+ZARR2 = {"chunks": [1, 1, 4, 5, 6], "dtype": "<u2", "compressor": {"id": "zstd", "level": 1}}
+
+BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
+
+
+def write(driver: str, path: Path, array: np.ndarray, metadata: dict[str, Any]) -> None:
+    """Write an array with TensorStore alone."""
+    import tensorstore as ts
+
+    key = "dimensions" if driver == "n5" else "shape"
+    spec = {
+        "driver": driver,
+        "kvstore": {"driver": "file", "path": str(path)},
+        "metadata": {key: array.shape, **metadata},
+    }
+    ts.open(spec, create=True).result().write(array).result()
+
+
+def zarr3(chunk: list[int], inner: list[int] | None = None) -> dict[str, Any]:
+    codecs: list[Any] = [BYTES, {"name": "gzip", "configuration": {"level": 1}}]
+    if inner:
+        sharding = {"chunk_shape": inner, "codecs": codecs}
+        codecs = [{"name": "sharding_indexed", "configuration": sharding}]
+    grid = {"name": "regular", "configuration": {"chunk_shape": chunk}}
+    return {"data_type": "uint16", "chunk_grid": grid, "codecs": codecs}
+
+
+def ome_multiscale(axes: str, path: str = "0") -> dict[str, Any]:
+    return {
+        "axes": [{"name": a, "type": "space", "unit": "micrometer"} for a in axes],
+        "datasets": [
+            {
+                "path": f"{path}{level}",
+                "coordinateTransformations": [
+                    {"type": "scale", "scale": [1.0, 1.0, 2.0, 0.5 * 2**level, 0.5 * 2**level]}
+                ],
+            }
+            for level in range(2)
+        ],
+        "coordinateTransformations": [{"type": "scale", "scale": [1, 1, 1, 3, 1]}],
+    }
+
+
+# Each builder writes DATA with a library that is not Penstock, and returns what to open.
+
+
+def build_memory(folder: Path) -> Any:
+    return DATA
+
+
+def build_npy(folder: Path) -> Any:
+    np.save(folder / "a.npy", DATA.astype(">u2"))
+    return folder / "a.npy"
+
+
+def build_zarr2(folder: Path) -> Any:
+    write("zarr", folder / "a.zarr", DATA, ZARR2)
+    return str(folder / "a.zarr")
+
+
+def build_zarr2_big_endian(folder: Path) -> Any:
+    write("zarr", folder / "a.zarr", DATA, {**ZARR2, "dtype": ">u2"})
+    return str(folder / "a.zarr")
+
+
+def build_zarr3(folder: Path) -> Any:
+    write("zarr3", folder / "a.zarr", DATA, zarr3([1, 1, 4, 5, 6]))
+    return f"file://{folder}/a.zarr"
+
+
+def build_zarr3_sharded(folder: Path) -> Any:
+    write("zarr3", folder / "a.zarr", DATA, zarr3([1, 1, 8, 10, 12], [1, 1, 4, 5, 6]))
+    kvstore = {"driver": "file", "path": str(folder)}
+    return {"driver": "zarr3", "kvstore": kvstore, "path": "a.zarr"}
+
+
+def build_n5(folder: Path) -> Any:
+    raw = {"blockSize": [6, 5, 4, 1, 1], "dataType": "uint16", "compression": {"type": "gzip"}}
+    write("n5", folder / "a.n5", DATA.T, raw)
+    return folder / "a.n5"
+
+
+def build_precomputed(folder: Path) -> Any:
+    import tensorstore as ts
+
+    scale = {"size": [17, 13, 10], "chunk_size": [6, 5, 4], "encoding": "raw", "key": "s"}
+    spec = {
+        "driver": "neuroglancer_precomputed",
+        "kvstore": f"file://{folder}/a",
+        "multiscale_metadata": {"data_type": "uint16", "num_channels": 3, "type": "image"},
+        "scale_metadata": {**scale, "resolution": [4, 4, 40], "voxel_offset": [0, 0, 0]},
+    }
+    ts.open(spec, create=True).result().write(DATA[0].T).result()
+    return folder / "a"
+
+
+def build_ome_zarr_04(folder: Path) -> Any:
+    root = folder / "a.zarr"
+    write("zarr", root / "s0", DATA, ZARR2)
+    write("zarr", root / "s1", DATA[..., ::2, ::2], ZARR2)
+    (root / ".zgroup").write_text('{"zarr_format": 2}')
+    multiscale = {"version": "0.4", **ome_multiscale(AXES, "s")}
+    (root / ".zattrs").write_text(json.dumps({"multiscales": [multiscale]}))
+    return root
+
+
+def build_ome_zarr_05(folder: Path) -> Any:
+    root = folder / "a.zarr"
+    write("zarr3", root / "s0", DATA, zarr3([1, 1, 4, 5, 6]))
+    write("zarr3", root / "s1", DATA[..., ::2, ::2], zarr3([1, 1, 4, 5, 6]))
+    ome = {"version": "0.5", "multiscales": [ome_multiscale(AXES, "s")]}
+    group = {"zarr_format": 3, "node_type": "group", "attributes": {"ome": ome}}
+    (root / "zarr.json").write_text(json.dumps(group))
+    return root
+
+
+def build_cast(folder: Path) -> Any:
+    base = {"driver": "zarr", "kvstore": f"file://{build_zarr2(folder)}/"}
+    return {"driver": "cast", "dtype": "uint16", "base": base}
+
+
+def build_tiff(folder: Path, **options: Any) -> Path:
+    import tifffile
+
+    ome = {"axes": "TCZYX", "PhysicalSizeX": 0.5, "PhysicalSizeY": 1.5, "PhysicalSizeYUnit": "nm"}
+    path = folder / "a.ome.tif"
+    tifffile.imwrite(path, DATA, metadata=ome, **options)
+    return path
+
+
+def build_tiff_tiled(folder: Path) -> Any:
+    return build_tiff(folder, tile=(16, 16), compression="zlib")
+
+
+def build_tiff_strips(folder: Path) -> Any:
+    return build_tiff(folder, rowsperstrip=4, compression="lzw", predictor=True)
+
+
+def build_tiff_plain(folder: Path) -> Any:
+    return build_tiff(folder, byteorder=">")
+
+
+def build_tiff_volume(folder: Path) -> Any:
+    """Tiles of three dimensions, the slices of a page along z."""
+    import tifffile
+
+    path = folder / "a.tif"
+    options = {"tile": (4, 16, 16), "volumetric": True, "photometric": "minisblack"}
+    tifffile.imwrite(path, DATA, metadata={"axes": "TCZYX"}, **options)
+    return path
+
+
+BUILDERS = [value for name, value in list(globals().items()) if name.startswith("build_")]
+
+BUILDERS.remove(build_tiff)
+
+
+def count_reads(metric: str = "batch_read") -> int:
+    import tensorstore as ts
+
+    metrics = ts.experimental_collect_matching_metrics(f"/tensorstore/kvstore/file/{metric}")
+    return sum(value["value"] for metric in metrics for value in metric["values"])
+
+
+DOMAIN = Box((0,) * 5, SHAPE)
+
+
+def sink_memory(folder: Path) -> tuple[Any, dict[str, Any]]:
+    return np.zeros(SHAPE, "u2"), {}
+
+
+def sink_ome_zarr_04(folder: Path) -> tuple[Any, dict[str, Any]]:
+    return folder / "out.zarr", {"ome_version": "0.4", "chunks": (4, 5, 6)}
+
+
+def sink_ome_zarr_05(folder: Path) -> tuple[Any, dict[str, Any]]:
+    return folder / "out.zarr", {"chunks": (1, 1, 4, 5, 6)}
+
+
+def sink_ome_zarr_sharded(folder: Path) -> tuple[Any, dict[str, Any]]:
+    return folder / "out.zarr", {"chunks": (2, 5, 3), "shards": (4, 5, 6)}
+
+
+def sink_n5(folder: Path) -> tuple[Any, dict[str, Any]]:
+    return folder / "out.n5", {"chunks": (4, 5, 6)}
+
+
+def sink_spec(folder: Path) -> tuple[Any, dict[str, Any]]:
+    return {**out_spec({"driver": "file", "path": str(folder / "out.zarr")})}, {}
+
+
+def out_spec(kvstore: dict[str, Any]) -> dict[str, Any]:
+    """The benchmark's own output spec, key by key, with a smaller shape."""
+    return {
+        "driver": "zarr2",
+        "kvstore": kvstore,
+        "context": {
+            "cache_pool": {"total_bytes_limit": 0},
+            "data_copy_concurrency": {"limit": 16},
+            "s3_request_concurrency": {"limit": 32},
+        },
+        "path": "0",
+        "recheck_cached_metadata": False,
+        "recheck_cached_data": False,
+        "metadata": {
+            "shape": list(SHAPE),
+            "zarr_format": 2,
+            "fill_value": 0,
+            "chunks": [1, 1, 4, 5, 6],
+            "compressor": {"id": "blosc", "cname": "zstd", "clevel": 5, "shuffle": 1},
+            "dimension_separator": "/",
+            "dtype": "<u2",
+        },
+        "create": True,
+        "delete_existing": True,
+    }
+
+
+SINKS = [value for name, value in list(globals().items()) if name.startswith("sink_")]
+
+
+def open_out(spec: Any, domain: Box = DOMAIN, dtype: str = "u2", **options: Any) -> Sink:
+    return open_sink(spec, domain=domain, dtype=np.dtype(dtype), **options)
+
+
+def text_file(folder: Path) -> Path:
+    (folder / "a.txt").write_text("hello")
+    return folder / "a.txt"
+
+
+def saved(folder: Path, name: str, text: str) -> Path:
+    (folder / name).write_text(text)
+    return folder / name
+
+
+def odd_image(folder: Path, **transformation: Any) -> Path:
+    """An OME-Zarr image with something odd in its metadata."""
+    root = build_ome_zarr_04(folder)
+    attributes = json.loads((root / ".zattrs").read_text())
+    kind, value = next(iter(transformation.items()))
+    added = {"type": kind, kind: [1, 1, 1, 1, value]}
+    attributes["multiscales"][0]["coordinateTransformations"].append(added)
+    (root / ".zattrs").write_text(json.dumps(attributes))
+    return root
+
+
+def thinned(*axes: Sequence[Any]) -> list[Any]:
+    """Parameters of a matrix: each value of each axis once, and all the others as slow tests."""
+    longest = max(map(len, axes))
+    quick = {tuple(axis[i % len(axis)] for axis in axes) for i in range(longest)}
+    return [
+        pytest.param(*case, marks=[] if case in quick else [pytest.mark.slow])
+        for case in itertools.product(*axes)
+    ]

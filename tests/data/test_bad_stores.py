@@ -1,0 +1,205 @@
+"""Every refusal of a store against its sentence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.base.errors import UsageError
+from penstock.data.stores.open import open_source
+
+from .kit import (
+    DATA,
+    DOMAIN,
+    build_zarr2,
+    odd_image,
+    open_out,
+    out_spec,
+    saved,
+    text_file,
+    write,
+)
+
+
+def pickled(folder: Path) -> Path:
+    np.save(folder / "a.npy", np.array([{}]), allow_pickle=True)
+    return folder / "a.npy"
+
+
+def empty(folder: Path, suffix: str) -> Path:
+    path, array = folder / f"a.{suffix}", np.zeros((0, 5, 6), "u1")
+    if suffix == "npy":
+        np.save(path, array)
+    else:
+        write("zarr", path, array, {"chunks": [4, 5, 6], "dtype": "|u1"})
+    return path
+
+
+def bad_multiscales(folder: Path) -> Path:
+    saved(folder, ".zattrs", '{"multiscales": [{"version": "0.4"}]}')
+    return folder
+
+
+def bad_axes(folder: Path, names: str) -> Path:
+    write("zarr", folder / "0", DATA[0, 0], {"chunks": [4, 5, 6], "dtype": "<u2"})
+    multiscale = {"axes": [{"name": a} for a in names], "datasets": [{"path": "0"}]}
+    saved(folder, ".zattrs", json.dumps({"multiscales": [multiscale]}))
+    return folder
+
+
+def bad_tiff_axes(folder: Path) -> Path:
+    import tifffile
+
+    tifffile.imwrite(folder / "a.tif", DATA[0], metadata={"axes": "ZRYX"})
+    return folder / "a.tif"
+
+
+class TestBadInput:
+    """Each is one sentence that names the flag, the place and what is wrong with it."""
+
+    @pytest.mark.parametrize(
+        ("make", "message"),
+        [
+            (lambda d: d / "none.zarr", r"--in-spec .*none\.zarr: no such file or folder$"),
+            (lambda d: d, r"neither an OME-Zarr image nor a Zarr, N5 or precomputed array$"),
+            (text_file, r"a\.txt: neither"),
+            (lambda d: d / "none.tif", r"none\.tif: no such file$"),
+            (lambda d: d / "none.npy", r"none\.npy: no such file$"),
+            (lambda d: saved(d, "a.tif", "hello"), r"a\.tif: not a readable TIFF file: "),
+            (lambda d: saved(d, "a.npy", "hello"), r"a\.npy: not a \.npy array: "),
+            (lambda d: "s3://b/a.tif", "TIFF is read from local files only"),
+            (pickled, r"a\.npy: not a \.npy array: .*objects"),
+            (lambda d: '{"driver":\n zarr}', "--in-spec: not valid JSON at line 2 column 2: "),
+            (lambda d: saved(d, "a.json", "{,"), r"--in-spec .*a\.json: not valid JSON at line 1"),
+            (lambda d: saved(d, "a.json", "[1]"), r"a\.json: expected a JSON object, got list"),
+            (lambda d: {"kvstore": f"file://{d}/"}, r"--in-spec: .*driver"),
+            (lambda d: {"driver": "zarr9"}, r'"zarr9" is not a registered TensorStore driver$'),
+            (lambda d: {"driver": "zarr", "path": 3}, "--in-spec: "),
+            (lambda d: {"driver": "zarr", "kvstore": f"file://{d}/a"}, r"\.zarray.*not exist$"),
+            (
+                lambda d: odd_image(d, translation="a"),
+                "multiscales metadata is malformed: ValueError",
+            ),
+            (bad_multiscales, "multiscales metadata is malformed: KeyError\\('datasets'\\)"),
+            (lambda d: saved(d, ".zattrs", "{").parent, r"\.zattrs is not valid JSON"),
+            (lambda d: bad_axes(d, "qyx"), r"axes \['q', 'y', 'x'\]; each must be one of t, c, z"),
+            (lambda d: bad_axes(d, "yyx"), r"axes \['y', 'y', 'x'\]; each must be one of"),
+            (lambda d: bad_axes(d, "tcz"), r"axes \['t', 'c', 'z'\] lack y or x"),
+            (lambda d: bad_axes(d, "yx"), r"3 dimensions but axes \['y', 'x'\]"),
+            (bad_tiff_axes, r"axes \['Z', 'R', 'Y', 'X'\]; each must be one of"),
+            (lambda d: np.zeros(3), "--in-spec: 1 dimensions; 2 to 5 can be read"),
+            (lambda d: np.zeros((0, 5, 6)), "^--in-spec: has 0 along z"),
+            (lambda d: empty(d, "npy"), r"a\.npy: has 0 along z"),
+            (lambda d: empty(d, "zarr"), r"a\.zarr: has 0 along z"),
+            (
+                lambda d: {"driver": "zarr", "kvstore": f"file://{d}/", "dtype": "x\ny" * 999},
+                r"^--in-spec: .{1,310}$",
+            ),
+        ],
+    )
+    def test_source(self, make: Callable[[Path], Any], message: str, tmp_path: Path) -> None:
+        with pytest.raises(UsageError, match=message) as caught:
+            open_source(make(tmp_path))
+        assert "\n" not in str(caught.value) and "tensorstore_spec" not in str(caught.value)
+
+    @pytest.mark.parametrize("size", ["a", "", 0, float("nan"), float("inf")])
+    def test_a_size_that_is_none_is_unknown(self, size: Any, tmp_path: Path) -> None:
+        import tifffile
+
+        source = open_source(odd_image(tmp_path, scale=size))
+        assert source.scale == (1, 1, 2, 1.5, 0.5)
+        open_out(tmp_path / "b.zarr", like=source).create()
+        text = (tmp_path / "b.zarr/.zattrs").read_text()
+        json.loads(text, parse_constant=pytest.fail)
+        ome = {"axes": "TCZYX", "PhysicalSizeX": size, "PhysicalSizeY": 1.5}
+        tifffile.imwrite(tmp_path / "a.ome.tif", DATA, metadata=ome)
+        assert open_source(tmp_path / "a.ome.tif").scale == (1, 1, 1, 1.5, 1)
+
+    @pytest.mark.parametrize("name", ["a.npy", "a.tif", "a.json"])
+    def test_what_may_not_be_read(
+        self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / name).touch()
+
+        def denied(self: Path, *_: Any, **__: Any) -> Any:
+            raise PermissionError(13, "Permission denied", str(self))
+
+        for call in ("is_file", "read_text") if name == "a.json" else ("is_file",):
+            with monkeypatch.context() as patch:
+                patch.setattr(Path, call, denied)
+                with pytest.raises(UsageError, match=rf"^--in-spec .*{name}: Permission denied$"):
+                    open_source(tmp_path / name)
+
+    def test_levels_where_there_are_none(self, tmp_path: Path) -> None:
+        for spec in (DATA, {"driver": "zarr"}, tmp_path / "a.npy"):
+            with pytest.raises(UsageError, match="level 1 is asked but only"):
+                open_source(spec, level=1)
+        with pytest.raises(UsageError, match="a plain array has level 0 only"):
+            open_source(build_zarr2(tmp_path), level=1)
+
+    @pytest.mark.parametrize(
+        ("make", "options", "message"),
+        [
+            (lambda d: d / "a.tif", {}, r"--out-spec .*a\.tif: cannot write \.tif; what can be"),
+            (lambda d: d / "a.json", {}, r"a\.json: cannot write \.json"),
+            (lambda d: d / "a.zarr", {"chunks": (4, 4)}, r"chunk shape \(4, 4\); give z y x or"),
+            (lambda d: d / "a.zarr", {"chunks": (4, 4, 0)}, r"chunk shape \(4, 4, 0\)"),
+            (
+                lambda d: d / "a.zarr",
+                {"chunks": (4, 4, 4), "shards": (6, 8, 8)},
+                r"shards \(1, 1, 6, 8, 8\) are not multiples of chunks \(1, 1, 4, 4, 4\)",
+            ),
+            (
+                lambda d: d / "a.zarr",
+                {"ome_version": "0.4", "shards": (8, 8, 8)},
+                r"shards \(8, 8, 8\) need OME-Zarr 0\.5, this is 0\.4",
+            ),
+            (
+                lambda d: d / "a.zarr",
+                {"shards": (8, 192, 128)},
+                r"--shards 192 \(axis y\) is not a multiple of 128, .* give --shards 256 or --ch",
+            ),
+            (lambda d: d / "a.n5", {"shards": (8, 8, 8)}, "this is n5"),
+            (lambda d: d / "a.zarr", {"ome_version": "0.3"}, "OME-Zarr 0.3 cannot be written"),
+            (
+                lambda d: {"driver": "zarr", "kvstore": f"file://{d}/a/", "create": True},
+                {},
+                "does not say its chunk shape",
+            ),
+            (
+                lambda d: {"driver": "zarr", "kvstore": f"file://{d}/a/"},
+                {},
+                r"\.zarray.*does not exist$",
+            ),
+            (
+                lambda d: {**out_spec({"driver": "file", "path": str(d)}), "creat": True},
+                {},
+                r'--out-spec: Object includes extra members: "creat"$',
+            ),
+            (lambda d: saved(d, "a.zarr", "hello"), {}, "it is left alone"),
+            (lambda d: np.zeros(3, "u1"), {}, "1 dimensions; 2 to 5"),
+        ],
+    )
+    def test_sink(
+        self, make: Callable[[Path], Any], options: Any, message: str, tmp_path: Path
+    ) -> None:
+        with pytest.raises(UsageError, match=message):
+            open_out(make(tmp_path), **options)
+
+    def test_a_place_that_cannot_be_written(self, tmp_path: Path) -> None:
+        parent = text_file(tmp_path)
+        sink = open_out(parent / "a.zarr")
+        with pytest.raises(UsageError, match=r"a\.txt/a\.zarr: .*Not a directory$"):
+            sink.create()
+
+    def test_a_corrupt_chunk_is_told_as_it_is(self, tmp_path: Path) -> None:
+        path = Path(build_zarr2(tmp_path))
+        (path / "0.0.0.0.0").write_bytes(b"nonsense")
+        with pytest.raises(ValueError, match=r"0\.0\.0\.0\.0") as caught:
+            open_source(path).read(DOMAIN)
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 400

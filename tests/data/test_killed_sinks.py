@@ -1,0 +1,252 @@
+"""Making an output, killed after any of its steps: the next run goes on either way."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorstore as ts
+
+from penstock.base.errors import UsageError
+from penstock.data.box import Box
+from penstock.data.stores import kvstore as stores_kvstore
+from penstock.data.stores import tensorstore as stores
+from penstock.data.stores.kvstore import kvstore_of, local_path, open_kvstore
+from penstock.data.stores.open import open_source
+
+from .kit import (
+    DATA,
+    DOMAIN,
+    SINKS,
+    open_out,
+    out_spec,
+    sink_n5,
+    sink_ome_zarr_05,
+    sink_spec,
+    write,
+)
+
+
+class Killed(Exception):
+    """Stands for a SIGKILL."""
+
+
+def open_keys_by(patch: pytest.MonkeyPatch, opens: Any) -> None:
+    """In every room that opens key-value stores."""
+    for room in ("kvstore", "tensorstore_open", "omezarr"):
+        patch.setattr(f"penstock.data.stores.{room}.open_kvstore", opens)
+
+
+class Mortal:
+    """TensorStore and its key-value stores, killed after so many of their steps.
+
+    A local store that is killed as it writes a key leaves the file that it wrote to, and one that
+    is killed as it deletes leaves some keys of many, and folders.
+    """
+
+    def __init__(self, steps: int, shuffled: random.Random) -> None:
+        self.steps, self.shuffled = steps, shuffled
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(ts, name)
+
+    def step(self, torn: Path | None = None) -> None:
+        self.steps -= 1
+        if self.steps < 0:
+            if torn is not None:
+                torn.parent.mkdir(parents=True, exist_ok=True)
+                torn.write_bytes(b"{")
+            raise Killed
+
+    def open(self, spec: Any, **options: Any) -> Any:
+        if options.get("create") is None:  # not the look at what is there
+            folder = local_path(spec.kvstore)
+            self.step(folder and folder / "zarr.json.__lock")
+        return ts.open(spec, **options)
+
+    def open_kvstore(self, spec: Any, where: str) -> Any:
+        return MortalKeys(self, open_kvstore(spec, where))
+
+
+class MortalKeys:
+    def __init__(self, life: Mortal, store: Any) -> None:
+        self.life, self.store = life, store
+        self.folder = local_path(store.spec())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+    def write(self, key: str, value: bytes | None) -> Any:
+        self.life.step(self.folder and self.folder / f"{key}.__lock")
+        return self.store.write(key, value)
+
+    def delete_range(self, keys: Any) -> Any:
+        found = [key for key in self.store.list().result() if in_range(key, keys)]
+        self.life.shuffled.shuffle(found)
+        for key in found:
+            self.life.step()
+            self.store.write(key, None).result()
+        self.life.step()  # the folders are there still
+        return self.store.delete_range(keys)
+
+
+def in_range(key: bytes, keys: Any) -> bool:
+    first, end = keys.inclusive_min, keys.exclusive_max
+    return first <= key and (not end or key < end)
+
+
+def old_nothing(folder: Path) -> None:
+    """Nothing was there."""
+
+
+def old_group(folder: Path) -> None:
+    """Of another dtype, and its array has a name of its own."""
+    write("zarr", folder / "out.zarr/s0", FEW, {"chunks": [1, 1, 3, 5, 6], "dtype": "<f4"})
+    (folder / "out.zarr/.zgroup").write_text('{"zarr_format": 2}')
+    multiscale = {"version": "0.4", "datasets": [{"path": "s0"}]}
+    (folder / "out.zarr/.zattrs").write_text(json.dumps({"multiscales": [multiscale]}))
+
+
+def old_array(folder: Path) -> None:
+    """What the spec and the N5 path name, of another dtype and other chunks."""
+    write("zarr", folder / "out.zarr/0", FEW, {"chunks": [1, 1, 3, 5, 6], "dtype": "<f4"})
+    raw = {"blockSize": [6, 5, 3, 1, 1], "dataType": "float32", "compression": {"type": "gzip"}}
+    write("n5", folder / "out.n5", FEW.T, raw)
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".__lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+FEW = DATA[:1, :1, :5, :5, :6]
+"""In few chunks: every step of making them is a test."""
+
+DOMAIN_OF_FEW = Box((0,) * 5, FEW.shape)
+
+CASES = [
+    *itertools.product(SINKS[1:4], [old_nothing, old_group], ["resume", "overwrite"]),
+    *itertools.product([sink_n5, sink_spec], [old_nothing, old_array], ["resume", "overwrite"]),
+]
+QUICK = (
+    (sink_ome_zarr_05, old_group, "resume"),
+    (sink_n5, old_array, "overwrite"),
+    (sink_spec, old_array, "resume"),
+)
+KILLED = [
+    pytest.param(
+        *case,
+        id=f"{case[0].__name__}-{case[1].__name__}-{case[2]}",
+        marks=[] if case in QUICK else [pytest.mark.slow],
+    )
+    for case in CASES
+]
+"""Each kind of store and each way once by default, all pairs in the slow tests."""
+
+
+class TestKilledWhileItIsMade:
+    @pytest.mark.parametrize(("make", "old", "way"), KILLED)
+    def test_it_goes_on_either_way(
+        self, make: Any, old: Any, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        spec, options = make(tmp_path)
+        if isinstance(spec, dict):
+            spec["metadata"]["shape"] = list(FEW.shape)
+        for steps in itertools.count():
+            shutil.rmtree(tmp_path)
+            tmp_path.mkdir()
+            old(tmp_path)
+            before = tree(tmp_path)
+            life = Mortal(steps, random.Random(steps))
+            with monkeypatch.context() as patch:
+                patch.setattr(stores_kvstore, "ts", life)
+                patch.setattr(stores, "ts", life)
+                open_keys_by(patch, life.open_kvstore)
+                own = isinstance(spec, dict) and way == "resume"  # it says delete_existing itself
+                sink = open_out(spec, DOMAIN_OF_FEW, overwrite=not own, **options)
+                try:
+                    sink.create()
+                    break
+                except Killed:
+                    pass
+            if steps == 0 and way == "resume" and tree(tmp_path) == before != {}:
+                continue  # nothing was deleted yet: what there is to go on with is the old one
+            for run in (again := {way: True}), {}:
+                sink = open_out(spec, DOMAIN_OF_FEW, **run, **options)
+                sink.create()
+                sink.write(DOMAIN_OF_FEW, FEW)
+                if run is again:
+                    made = tree(sink.local_path)
+                    shutil.rmtree(sink.local_path)
+            assert made == tree(sink.local_path)  # of the old one nothing is left, nor a mark
+            np.testing.assert_array_equal(open_source(spec).read(DOMAIN_OF_FEW), FEW)
+        assert steps > (2 if before else 0)
+
+    @pytest.mark.slow
+    def test_on_s3_too(self, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
+        url, options = "s3://test-bucket/a.zarr", {"chunks": (10, 13, 17)}
+        for way, steps in itertools.product(("resume", "overwrite"), (2, 5, 9)):
+            old = open_out(url, dtype="f4", overwrite=True, **options)
+            old.create()
+            old.write(DOMAIN, DATA.astype("f4"))
+            life = Mortal(steps, random.Random(steps))
+            with monkeypatch.context() as patch:
+                patch.setattr(stores_kvstore, "ts", life)
+                patch.setattr(stores, "ts", life)
+                open_keys_by(patch, life.open_kvstore)
+                sink = open_out(url, overwrite=True, chunks=(5, 13, 17))
+                with contextlib.suppress(Killed):
+                    sink.create()
+            again = open_out(url, **{way: True}, chunks=(5, 13, 17))
+            again.create()
+            again.write(DOMAIN, DATA)
+            np.testing.assert_array_equal(open_source(url).read(DOMAIN), DATA)
+            keys = open_kvstore(kvstore_of(url), url).list().result()
+            assert {key for key in keys if b"/" not in key} == {b"zarr.json"}
+
+    def test_what_is_half_deleted_is_still_not_taken_without_a_word(self, tmp_path: Path) -> None:
+        for spec in (tmp_path / "a.zarr", out_spec({"driver": "file", "path": str(tmp_path)})):
+            folder = tmp_path / ("a.zarr" if isinstance(spec, Path) else "0")
+            folder.mkdir()
+            (folder / stores_kvstore.DELETING).write_text('{"arrays": ["s0"]}')
+            if isinstance(spec, dict):
+                spec = {**spec, "delete_existing": False}
+            with pytest.raises(UsageError, match="exists; use --overwrite to replace it"):
+                open_out(spec)
+            (folder / "notes.txt").write_text("mine")
+            for way in ("resume", "overwrite"):
+                with pytest.raises(UsageError, match=r"also holds notes\.txt"):
+                    open_out(spec, **{way: True})
+
+    def test_what_may_not_be_deleted_is_known_before(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        open_out(tmp_path / "a.zarr").create()
+        before = tree(tmp_path)
+
+        class ReadOnly(MortalKeys):
+            def write(self, key: str, value: bytes | None) -> Any:
+                raise ValueError("PERMISSION_DENIED: AccessDenied")
+
+        life = Mortal(0, random.Random(0))
+        open_keys_by(monkeypatch, lambda *a: ReadOnly(life, open_kvstore(*a)))
+        sink = open_out(tmp_path / "a.zarr", overwrite=True)
+        with pytest.raises(UsageError, match=r"a\.zarr: AccessDenied"):
+            sink.check()
+        open_out(tmp_path / "a.zarr", resume=True).check()
+        assert tree(tmp_path) == before
+
+    def test_a_check_changes_nothing(self, tmp_path: Path) -> None:
+        open_out(tmp_path / "a.zarr").create()
+        before = sorted(tmp_path.rglob("*"))
+        open_out(tmp_path / "a.zarr", overwrite=True).check()
+        open_out(tmp_path / "b.zarr").check()
+        assert sorted(tmp_path.rglob("*")) == before

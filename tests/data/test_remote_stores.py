@@ -1,0 +1,107 @@
+"""Stores in a bucket and behind a web server."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.base.errors import UsageError
+from penstock.data.box import Box
+from penstock.data.stores.kvstore import kvstore_of, open_kvstore
+from penstock.data.stores.open import open_source
+from penstock.data.stores.protocols import same_array
+
+from .kit import (
+    DATA,
+    DOMAIN,
+    build_ome_zarr_05,
+    open_out,
+    out_spec,
+)
+
+
+class TestS3:
+    def test_the_benchmarks_own_specs(self, s3_endpoint: str) -> None:
+        bucket = {"driver": "s3", "bucket": "test-bucket", "aws_region": "us-west-2"}
+        sink = open_out(out_spec({**bucket, "path": "out.zarr", "endpoint": s3_endpoint}))
+        assert sink.local_path is None and sink.write_grid == (1, 1, 4, 5, 6)
+        sink.create()
+        sink.write(DOMAIN, DATA)
+        in_spec = {
+            "driver": "zarr",
+            "kvstore": {**bucket, "path": "out.zarr/0", "endpoint": s3_endpoint},
+            "context": {
+                "cache_pool": {"total_bytes_limit": 4_000_000_000},
+                "data_copy_concurrency": {"limit": 16},
+                "s3_request_concurrency": {"limit": 32},
+            },
+        }
+        source = open_source(in_spec)
+        assert source.cache_bytes == 4_000_000_000
+        np.testing.assert_array_equal(source.read(DOMAIN), DATA)
+        assert same_array(source, sink)
+
+    def test_plain_urls(self, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
+        for name in ("a.zarr", "a.n5"):
+            url = f"s3://test-bucket/some/{name}"
+            sink = open_out(url)
+            with pytest.raises(UsageError, match="neither an OME-Zarr image nor"):
+                open_source(url)  # nothing is created yet
+            sink.create()
+            sink.write(DOMAIN, DATA)
+            source = open_source(url)
+            np.testing.assert_array_equal(source.read(DOMAIN), DATA)
+            assert source.name == url
+            with pytest.raises(UsageError, match=f"{url}: exists; use --overwrite"):
+                open_out(url)
+            open_out(url, overwrite=True).create()
+            assert open_source(url).read(DOMAIN).sum() == 0
+            open_kvstore(kvstore_of(url), url).write("notes.txt", b"mine").result()
+            with pytest.raises(UsageError, match=f"{url}: also holds notes.txt"):
+                open_out(url, overwrite=True)
+        spec = {"driver": "n5", "kvstore": "s3://test-bucket/some/a.n5"}
+        assert open_source(spec).domain == DOMAIN
+
+    def test_a_bucket_that_is_not_there(self, s3_endpoint: str, monkeypatch: Any) -> None:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
+        with pytest.raises(UsageError, match=r"s3://no-bucket/a\.zarr: neither"):
+            open_source("s3://no-bucket/a.zarr")
+        with pytest.raises(UsageError, match=r"no-bucket/a: .*does not exist$"):
+            open_source({"driver": "zarr", "kvstore": "s3://no-bucket/a"})
+        for out in ("s3://no-bucket/a.zarr", "s3://no-bucket/a.n5"):
+            with pytest.raises(UsageError, match=f"{out}: NoSuchBucket: .*does not exist$"):
+                open_out(out)
+
+    def test_a_server_that_is_not_there(self, s3_endpoint: str, monkeypatch: Any) -> None:
+        for room in ("kvstore", "tensorstore_open"):
+            monkeypatch.setattr(
+                f"penstock.data.stores.{room}.IMPATIENT", {"s3_request_retries": {"max_retries": 0}}
+            )
+        monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+        for spec in ("s3://test-bucket/a", {"driver": "zarr", "kvstore": "s3://test-bucket/a"}):
+            with pytest.raises(UsageError, match="Could not connect"):
+                open_source(spec)
+
+
+class TestHttp:
+    def test_a_web_server_is_read_and_never_written(self, tmp_path: Path) -> None:
+        path = build_ome_zarr_05(tmp_path)
+        handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+        with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+            threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+            url, local = f"http://127.0.0.1:{server.server_port}", open_source(path)
+            try:
+                source = open_source(f"{url}/{path.name}")
+                box = Box.of((1, 2, 3, 4, 5), (1, 1, 3, 3, 3))
+                np.testing.assert_array_equal(source.read(box), local.read(box))
+                with pytest.raises(UsageError, match="cannot be written over HTTP"):
+                    open_out(f"{url}/out.zarr")
+            finally:
+                server.shutdown()

@@ -1,0 +1,422 @@
+"""Every source against numpy on a small array, and what it says of itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorstore as ts
+
+from penstock.base.errors import UsageError
+from penstock.data.box import Box
+from penstock.data.stores.open import open_sink, open_source, parse_spec
+from penstock.data.stores.protocols import AXES, Source, overlap, same_array
+
+from .kit import (
+    BUILDERS,
+    DATA,
+    DOMAIN,
+    SHAPE,
+    ZARR2,
+    build_n5,
+    build_npy,
+    build_ome_zarr_04,
+    build_ome_zarr_05,
+    build_precomputed,
+    build_tiff_plain,
+    build_tiff_strips,
+    build_zarr2,
+    build_zarr3_sharded,
+    count_reads,
+    open_out,
+    saved,
+    thinned,
+    write,
+    zarr3,
+)
+
+
+@pytest.fixture(
+    scope="module", params=BUILDERS, ids=lambda build: build.__name__.removeprefix("build_")
+)
+def spec(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return request.param(tmp_path_factory.mktemp("source"))
+
+
+class TestEverySource:
+    """What holds of any source, whatever it reads."""
+
+    def test_is_a_source_of_five_axes(self, spec: Any) -> None:
+        source = open_source(spec)
+        assert isinstance(source, Source)
+        assert source.dtype == np.dtype("u2") and source.dtype.isnative
+        assert source.domain.shape in (SHAPE, (1, *SHAPE[1:]))
+        assert len(source.chunks) == 5 and all(n >= 1 for n in source.chunks)
+        assert source.axes in (AXES, AXES[1:])
+        assert source.scale is None or len(source.scale) == 5
+        assert source.cache_bytes == 0
+
+    @pytest.mark.parametrize(
+        "box",
+        [
+            Box((0, 0, 0, 0, 0), (1, 3, 10, 13, 17)),  # all
+            Box((0, 1, 2, 3, 4), (1, 2, 9, 12, 16)),  # across chunks, nothing aligned
+            Box((0, 2, 9, 12, 16), (1, 3, 10, 13, 17)),  # the last voxel
+            Box((0, 0, 4, 5, 6), (1, 1, 8, 10, 12)),  # one chunk
+        ],
+        ids=["all", "inside", "last", "chunk"],
+    )
+    def test_reads_what_numpy_holds(self, spec: Any, box: Box) -> None:
+        array = open_source(spec).read(box)
+        assert array.dtype.isnative and array.flags.writeable
+        np.testing.assert_array_equal(array, DATA[box.slices])
+
+    def test_threads_read_at_once_with_and_without_a_cache(self, spec: Any) -> None:
+        source = open_source(spec)
+        cached = source.with_cache(10_000)
+        boxes = [
+            Box((0, c, z, 1, 2), (1, c + 1, z + 3, 12, 15)) for c in range(3) for z in range(7)
+        ]
+        with ThreadPoolExecutor(8) as pool:
+            for one in (source, cached):
+                for box, array in zip(boxes, pool.map(one.read, boxes), strict=True):
+                    np.testing.assert_array_equal(array, DATA[box.slices])
+
+    def test_outside_its_domain_is_a_programming_error(self, spec: Any) -> None:
+        source = open_source(spec)
+        with pytest.raises(AssertionError):
+            source.read(Box((0, 0, 0, 0, 0), (1, 3, 10, 13, 18)))
+
+
+class TestSourceMetadata:
+    @pytest.mark.parametrize("build", [build_ome_zarr_04, build_ome_zarr_05])
+    def test_ome_zarr_levels(self, build: Callable[[Path], Any], tmp_path: Path) -> None:
+        path = build(tmp_path)
+        fine, coarse = open_source(path), open_source(path, level=1)
+        assert fine.scale == (1.0, 1.0, 2.0, 1.5, 0.5)
+        assert coarse.scale == (1.0, 1.0, 2.0, 3.0, 1.0)
+        assert fine.units[-1] == "micrometer"
+        assert fine.chunks == (1, 1, 4, 5, 6)
+        np.testing.assert_array_equal(coarse.read(coarse.domain), DATA[..., ::2, ::2])
+        with pytest.raises(UsageError, match="level 2 does not exist; 0 to 1 do"):
+            open_source(path, level=2)
+
+    @pytest.mark.parametrize("build", [build_ome_zarr_04, build_ome_zarr_05])
+    def test_a_level_of_ome_zarr_gives_its_position_on(
+        self, build: Callable[[Path], Any], tmp_path: Path
+    ) -> None:
+        """Transformations apply in order: the scale of all datasets scales a dataset's position."""
+        (tmp_path / "in").mkdir()
+        path = build(tmp_path / "in")
+        file = path / ("zarr.json" if build is build_ome_zarr_05 else ".zattrs")
+        document = json.loads(file.read_text())
+        (multiscale,) = document.get("attributes", {}).get("ome", document)["multiscales"]
+        half, far = ([0, 0, 0, 0.5, 0.5], [0, 0, 10, 0, 0])
+        for holder, position in ((multiscale["datasets"][1], half), (multiscale, far)):
+            translation = {"type": "translation", "translation": position}
+            holder["coordinateTransformations"].append(translation)
+        file.write_text(json.dumps(document))
+        fine, coarse = open_source(path), open_source(path, level=1)
+        assert fine.translation == (0, 0, 10, 0, 0)
+        assert coarse.translation == (0, 0, 10, 1.5, 0.5)
+        assert coarse.scale == (1, 1, 2, 3, 1)
+        open_out(tmp_path / "out.zarr", coarse.domain, like=coarse).create()
+        written = open_source(tmp_path / "out.zarr")
+        assert (written.scale, written.translation) == (coarse.scale, coarse.translation)
+        assert written.ome_version == coarse.ome_version
+        open_out(tmp_path / "at.zarr", like=coarse, at=(0, 0, 1, 2, 3)).create()
+        assert open_source(tmp_path / "at.zarr").translation == (0, 0, 12, 7.5, 3.5)
+
+    def test_chunks_of_a_sharded_array_are_the_inner_ones(self, tmp_path: Path) -> None:
+        assert open_source(build_zarr3_sharded(tmp_path)).chunks == (1, 1, 4, 5, 6)
+
+    def test_n5_lists_the_fastest_axis_first(self, tmp_path: Path) -> None:
+        source = open_source(build_n5(tmp_path))
+        assert source.axes == "tczyx" and source.chunks == (1, 1, 4, 5, 6)
+
+    def test_precomputed_resolution_is_the_scale(self, tmp_path: Path) -> None:
+        source = open_source(build_precomputed(tmp_path))
+        assert source.axes == "czyx"
+        assert source.scale == (1.0, 1.0, 40.0, 4.0, 4.0) and source.units[2] == "nanometer"
+
+
+SUFFIXES = ("04.zarr", "05.zarr", "n5", "npy")
+DTYPES = "uint8 int32 uint16 bool float64 int8 uint32 int16 float32 float16".split()
+
+
+class TestAxesAndDtypes:
+    @pytest.mark.parametrize(("rank", "axes"), [(2, "yx"), (3, "zyx"), (4, "czyx"), (5, "tczyx")])
+    @pytest.mark.parametrize("kind", ["memory", "zarr", "zarr3"])
+    def test_by_rank(self, rank: int, axes: str, kind: str, tmp_path: Path) -> None:
+        data = DATA[(0,) * (5 - rank)]
+        spec: Any = data
+        if kind != "memory":
+            chunks = {"chunks": [4] * rank, "dtype": "<u2"}
+            write(kind, tmp_path / "a", data, chunks if kind == "zarr" else zarr3([4] * rank))
+            spec = tmp_path / "a"
+        source = open_source(spec)
+        assert source.axes == axes and source.domain.shape == (1,) * (5 - rank) + data.shape
+        np.testing.assert_array_equal(source.read(source.domain), data[(None,) * (5 - rank)])
+
+    def test_labels_permute_and_origins_stay(self, tmp_path: Path) -> None:
+        path = build_zarr2(tmp_path)
+        spec = {
+            "driver": "zarr",
+            "kvstore": f"file://{path}/",
+            "transform": {  # x z c, from x = 103, z = -2
+                "input_labels": ["X", "z", "channel", "y"],
+                "input_inclusive_min": [103, -2, 0, 0],
+                "input_exclusive_max": [117, 8, 3, 13],
+                "output": [
+                    {"offset": 1},
+                    {"input_dimension": 2},
+                    {"input_dimension": 1, "offset": 2},
+                    {"input_dimension": 3},
+                    {"input_dimension": 0, "offset": -100},
+                ],
+            },
+        }
+        source = open_source(spec)
+        assert source.axes == "czyx" and source.chunks == (1, 1, 4, 5, 6)
+        assert source.domain == Box((0, 0, -2, 0, 103), (1, 3, 8, 13, 117))
+        box = Box((0, 1, -1, 2, 104), (1, 3, 4, 9, 110))
+        np.testing.assert_array_equal(source.read(box), DATA[1:2, 1:3, 1:6, 2:9, 4:10])
+
+    def test_ome_axes_in_another_order(self, tmp_path: Path) -> None:
+        write("zarr", tmp_path / "0", DATA[0, 0], {"chunks": [4, 5, 6], "dtype": "<u2"})
+        transformations = [{"type": "scale", "scale": [3.0, 2.0, 1.0]}]
+        dataset = {"path": "0", "coordinateTransformations": transformations}
+        multiscale = {"axes": [{"name": a} for a in "xyz"], "datasets": [dataset]}
+        (tmp_path / ".zattrs").write_text(json.dumps({"multiscales": [multiscale]}))
+        source = open_source(tmp_path)
+        assert source.axes == "zyx" and source.scale == (1.0, 1.0, 1.0, 2.0, 3.0)
+        np.testing.assert_array_equal(source.read(source.domain)[0, 0], DATA[0, 0].T)
+
+    @pytest.mark.parametrize(("suffix", "dtype"), thinned(SUFFIXES, DTYPES))
+    def test_dtypes_survive_a_round_trip(self, dtype: str, suffix: str, tmp_path: Path) -> None:
+        if suffix == "n5" and dtype in ("bool", "float16"):
+            pytest.skip("N5 has no such dtype")
+        data, path = DATA.astype(dtype), tmp_path / f"a.{suffix}"
+        if suffix == "npy":
+            np.save(path, data)
+        else:
+            version = "0.4" if suffix.startswith("04") else "0.5"
+            domain = Box((0,) * 5, SHAPE)
+            sink = open_sink(path, domain=domain, dtype=data.dtype, ome_version=version)
+            sink.create()
+            sink.write(domain, data)
+        source = open_source(path)
+        assert source.dtype == np.dtype(dtype)
+        np.testing.assert_array_equal(source.read(source.domain), data)
+
+    @pytest.mark.parametrize("dtype", ["int64", "uint64", "complex64", "<U3"])
+    def test_other_dtypes_are_refused(self, dtype: str) -> None:
+        with pytest.raises(UsageError, match=f"dtype {np.dtype(dtype).name} is not one of"):
+            open_source(np.zeros((3, 3), dtype))
+        knobs: dict[str, Any] = {"domain": Box((0,) * 5, SHAPE), "dtype": np.dtype(dtype)}
+        if "int64" in dtype:  # labels may be that large
+            assert open_sink("x.zarr", **knobs).dtype == dtype
+            return
+        with pytest.raises(UsageError, match="dtype"):
+            open_sink("x.zarr", **knobs)
+
+    def test_bfloat16_is_refused_by_name(self, tmp_path: Path) -> None:
+        spec = {"driver": "zarr", "kvstore": f"file://{tmp_path}/a/", "dtype": "bfloat16"}
+        ts.open(spec, create=True, shape=[4, 4]).result()
+        with pytest.raises(UsageError, match="dtype bfloat16 is not one of"):
+            open_source(tmp_path / "a")
+
+
+class TestGridOrigin:
+    """A box whose edges lie on the chunk grid is read without decoding a byte twice."""
+
+    @pytest.mark.parametrize(
+        ("window", "origin"),
+        [
+            (lambda a: a, (0, 0, 0)),
+            (lambda a: a.translate_by[0, 0, 5, 7, -9], (5, 7, -9)),
+            (lambda a: a[:, :, 3:, 4:9], (0, 0, 0)),
+            (lambda a: a[:, :, 3:, 4:9][ts.d[:].translate_to[0]], (-3, -4, 0)),
+        ],
+        ids=["plain", "translated", "sliced", "window at zero"],
+    )
+    @pytest.mark.parametrize(
+        ("driver", "metadata"),
+        [("zarr", ZARR2), ("zarr3", zarr3([1, 1, 8, 10, 12], [1, 1, 4, 5, 6]))],
+        ids=["zarr2", "sharded"],
+    )
+    def test_follows_the_transform(
+        self, driver: str, metadata: Any, window: Any, origin: Any, tmp_path: Path
+    ) -> None:
+        write(driver, tmp_path / "a", DATA, metadata)
+        path = {"driver": driver, "kvstore": f"file://{tmp_path}/a/"}
+        spec = window(ts.open(path).result()).spec().to_json()
+        source, sink = open_source(spec), open_out(spec)
+        assert source.grid_origin == sink.grid_origin == (0, 0, *origin)
+        # A box of one chunk's size on that grid is one chunk, off the grid it is two.
+        reads = []
+        for shift in (0, 1):
+            lines = zip(source.domain.start, source.grid_origin, source.chunks, strict=True)
+            start = [first + (line - first) % chunk for first, line, chunk in lines]
+            start[4] += shift
+            before = count_reads("bytes_read")
+            source.read(Box.of(start, (1, 1, 1, 1, source.chunks[4])))
+            reads.append(count_reads("bytes_read") - before)
+        assert reads[0] < reads[1]
+
+    def test_where_a_dimension_has_no_chunks(self, tmp_path: Path) -> None:
+        array = ts.open({"driver": "zarr", "kvstore": f"file://{build_zarr2(tmp_path)}/"}).result()
+        source = open_source(array[:, :, [1, 2, 5]].spec().to_json())
+        assert source.grid_origin == (0,) * 5 and source.chunks == (1, 1, 1, 5, 6)
+        np.testing.assert_array_equal(source.read(source.domain), DATA[:, :, [1, 2, 5]])
+
+    def test_of_a_sink_off_zero_and_of_other_stores(self, tmp_path: Path) -> None:
+        box = Box((0, 1, 4, 5, 6), (1, 2, 9, 11, 13))
+        for name in ("a.zarr", "a.n5"):
+            assert open_out(tmp_path / name, box).grid_origin == (0, 1, 4, 5, 6)
+        assert open_source(build_tiff_strips(tmp_path)).grid_origin == (0,) * 5
+        assert open_source(DATA).grid_origin == open_out(DATA.copy()).grid_origin == (0,) * 5
+
+
+class TestFingerprint:
+    def test_of_a_chunked_array(self, tmp_path: Path) -> None:
+        path = build_zarr2(tmp_path)
+        spec = {"driver": "zarr", "kvstore": f"file://{path}/"}
+        array = ts.open(spec).result()
+        source = open_source(spec)
+        pool = {"cache_pool": {"total_bytes_limit": 9}}
+        for same in (
+            open_source(path),
+            source.with_cache(1000),
+            open_source({**spec, "open": True, "recheck_cached_data": False, "context": pool}),
+            open_source({**spec, **pool}),
+        ):
+            assert same.fingerprint == source.fingerprint
+        windows = (array, array[:, :, 2:], array[:, :, 3:], array.translate_by[0, 0, 1, 0, 0])
+        assert len({open_source(w.spec().to_json()).fingerprint for w in windows}) == 4
+        cast = {"driver": "cast", "dtype": "float32", "base": spec}
+        assert open_source(cast).fingerprint != source.fingerprint
+        os.utime(f"{path}/.zarray", ns=(1, 1))
+        assert open_source(path).fingerprint != source.fingerprint
+
+    def test_of_levels_and_files(self, tmp_path: Path) -> None:
+        path = build_ome_zarr_05(tmp_path)
+        assert open_source(path).fingerprint != open_source(path, level=1).fingerprint
+        for build in (build_npy, build_tiff_strips, build_tiff_plain):
+            path = build(tmp_path)
+            before = open_source(path).fingerprint
+            assert open_source(path).with_cache(99).fingerprint == before
+            os.utime(path, ns=(1, 1))
+            assert open_source(path).fingerprint != before
+        assert open_source(DATA).fingerprint == open_source(DATA).fingerprint
+        assert open_source(DATA).fingerprint != open_source(DATA[0]).fingerprint
+
+    def test_of_a_sink_stays_when_it_is_written(self, tmp_path: Path) -> None:
+        box = Box((0, 1, 4, 5, 6), (1, 2, 9, 11, 13))
+        for name in ("a.zarr", "a.n5"):
+            sink = open_out(tmp_path / name, box, resume=True)
+            sink.create()
+            sink.write(box, DATA[box.slices])
+            again = open_out(tmp_path / name, box, resume=True)
+            assert again.exists and again.fingerprint == sink.fingerprint
+            other = open_out(tmp_path / name, DOMAIN, overwrite=True)
+            assert other.fingerprint != sink.fingerprint
+
+
+class TestCache:
+    def test_the_plan_sets_it(self, tmp_path: Path) -> None:
+        path = build_zarr2(tmp_path)
+        source = open_source(path).with_cache(1_000_000)
+        assert source.cache_bytes == 1_000_000
+        assert open_source(path, cache_bytes=5).cache_bytes == 5
+
+    def test_it_spares_reading_the_same_chunk_again(self, tmp_path: Path) -> None:
+        path = build_zarr2(tmp_path)
+        box = Box((0, 0, 0, 0, 0), (1, 1, 4, 5, 6))
+
+        def reads(source: Source) -> int:
+            before = count_reads()
+            for _ in range(3):
+                source.read(box)
+            return count_reads() - before
+
+        # A chunk in the cache is looked at again unless the spec says otherwise, not read again.
+        spec = {"driver": "zarr", "kvstore": f"file://{path}/", "recheck_cached_data": False}
+        assert reads(open_source(spec)) == 3
+        assert reads(open_source(spec).with_cache(1_000_000)) == 1
+
+    def test_tiff_segments_are_kept(self, tmp_path: Path, monkeypatch: Any) -> None:
+        source = open_source(build_tiff_strips(tmp_path))
+        decoded = []
+        decode = type(source)._decode
+        monkeypatch.setattr(
+            type(source), "_decode", lambda *key: decoded.append(key[1:]) or decode(*key)
+        )
+        box = Box((0, 0, 0, 0, 0), (1, 1, 1, 8, 17))  # two strips of 4 x 17 uint16
+        for num_bytes, num_decoded in [(0, 4), (136, 4), (272, 2)]:
+            decoded.clear()
+            cached = source.with_cache(num_bytes)
+            cached.read(box), cached.read(box)
+            assert (cached.cache_bytes, len(decoded)) == (num_bytes, num_decoded)
+
+    @pytest.mark.parametrize("place", ["context", "inline", "named"])
+    def test_the_users_own_stands(self, place: str, tmp_path: Path) -> None:
+        spec = {"driver": "zarr", "kvstore": f"file://{build_zarr2(tmp_path)}/"}
+        pool = {"total_bytes_limit": 4000}
+        if place == "context":
+            spec["context"] = {"cache_pool": pool}
+        elif place == "inline":
+            spec = {"driver": "cast", "dtype": "float32", "base": {**spec, "cache_pool": pool}}
+        else:
+            spec |= {"cache_pool": "cache_pool#own", "context": {"cache_pool#own": pool}}
+        source = open_source(spec, cache_bytes=7)
+        assert source.cache_bytes == 4000
+        assert source.with_cache(9) is source
+
+
+class TestSameArray:
+    def test_by_whatever_name(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "in").mkdir()
+        path = build_ome_zarr_05(tmp_path / "in")
+        (tmp_path / "link").symlink_to(path)
+        monkeypatch.chdir(tmp_path)
+        source = open_source(path, level=1)
+        for name in (path, f"{path}/", "in/a.zarr", "link", f"file://{path}", path / "s1"):
+            assert same_array(source, open_out(name, overwrite=True)), name
+        for name in (tmp_path / "in/a.zarr2", tmp_path / "in/a", path / "s2"):
+            assert not same_array(source, open_out(name)), name
+        assert same_array(source, open_out({"driver": "zarr3", "kvstore": f"file://{path}/s1/"}))
+
+    def test_two_sinks(self, tmp_path: Path) -> None:
+        inside = {"driver": "zarr", "kvstore": f"file://{tmp_path}/a.zarr/1/", "create": True}
+        a, b = open_out(tmp_path / "a.zarr"), open_out({**inside, "metadata": ZARR2})
+        assert overlap(a, b) and overlap(b, a) and overlap(a, a)
+        assert not overlap(a, open_out(tmp_path / "a.zarr2"))
+
+    def test_in_memory(self) -> None:
+        array = np.zeros((4, 4), "u1")
+        assert same_array(open_source(array), open_out(array))
+        assert not same_array(open_source(array.copy()), open_out(array))
+
+
+def test_parse_spec(tmp_path: Path) -> None:
+    spec = {"driver": "zarr", "kvstore": "file:///a"}
+    file = saved(tmp_path, "in_spec.json", json.dumps(spec))
+    for form in (spec, json.dumps(spec), f"  {json.dumps(spec)}\n", file, str(file)):
+        assert parse_spec(form) == spec
+    for path in ("/a/b.zarr", "s3://bucket/a.zarr/0", "gs://bucket/a", "none.json"):
+        assert parse_spec(path) == path
+
+
+def test_importing_the_protocols_imports_no_library() -> None:
+    heavy = "tensorstore", "zarr", "tifffile", "imagecodecs", "torch"
+    code = f"import sys, penstock.data.stores.protocols; assert not set({heavy}) & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,253 @@
+"""TIFF files: their axes and segments, what is damaged, what stays in memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.base.errors import UsageError
+from penstock.data.box import Box
+from penstock.data.stores.open import open_source
+from penstock.data.stores.protocols import Source
+
+from ..places import SHARED
+from .kit import (
+    DATA,
+    DOMAIN,
+    SHAPE,
+    build_tiff_plain,
+    build_tiff_strips,
+    build_tiff_tiled,
+    build_tiff_volume,
+)
+
+MOUSE = SHARED / "mouse-brain-two-photon.ome.tif"
+
+
+class TestTiffMetadata:
+    @pytest.mark.parametrize("build", [build_tiff_tiled, build_tiff_strips, build_tiff_plain])
+    def test_ome_tiff_sizes(self, build: Callable[[Path], Any], tmp_path: Path) -> None:
+        source = open_source(build(tmp_path))
+        assert source.scale == (1.0, 1.0, 1.0, 1.5, 0.5)
+        assert source.units == (None, None, None, "nanometer", "micrometer")
+
+    @pytest.mark.parametrize(
+        ("build", "chunks"),
+        [
+            (build_tiff_tiled, (1, 1, 1, 16, 16)),
+            (build_tiff_strips, (1, 1, 1, 4, 17)),
+            (build_tiff_volume, (1, 1, 4, 16, 16)),
+        ],
+    )
+    def test_tiff_chunks_are_segments(
+        self, build: Callable[[Path], Any], chunks: tuple[int, ...], tmp_path: Path
+    ) -> None:
+        assert open_source(build(tmp_path)).chunks == chunks
+
+    @pytest.mark.parametrize(
+        ("shape", "options", "axes"),
+        [
+            ((13, 17, 3), {"photometric": "rgb", "compression": "zlib"}, "cyx"),
+            ((3, 13, 17), {"photometric": "rgb", "planarconfig": "separate"}, "cyx"),
+            ((5, 13, 17), {"compression": "zlib"}, "zyx"),  # axes QYX: unknown, taken as z
+            ((13, 17), {"compression": "zlib", "tile": (16, 16)}, "yx"),
+            ((4, 3, 13, 17), {"imagej": True}, "czyx"),  # axes ZCYX
+        ],
+        ids=["interleaved", "planar", "unknown", "flat", "imagej"],
+    )
+    def test_tiff_axes(
+        self, shape: tuple[int, ...], options: dict[str, Any], axes: str, tmp_path: Path
+    ) -> None:
+        import tifffile
+
+        data = np.arange(np.prod(shape), dtype="u2").reshape(shape)
+        tifffile.imwrite(tmp_path / "a.tif", data, **options)
+        source = open_source(tmp_path / "a.tif")
+        assert source.axes == axes
+        if axes == "cyx" and shape[-1] == 3:
+            data = np.moveaxis(data, -1, 0)
+        if axes == "czyx":
+            data = data.swapaxes(0, 1)
+        np.testing.assert_array_equal(source.read(source.domain).squeeze(), data)
+
+    def test_tiff_pyramid(self, tmp_path: Path) -> None:
+        import tifffile
+
+        with tifffile.TiffWriter(tmp_path / "a.ome.tif") as file:
+            sizes = {"axes": "YX", "PhysicalSizeX": 0.5, "PhysicalSizeY": 0.5}
+            plane = np.arange(64 * 64, dtype="u2").reshape(64, 64)
+            options = {"tile": (16, 16), "compression": "zlib"}
+            file.write(plane, subifds=1, metadata=sizes, **options)
+            file.write(plane[::2, ::2], subfiletype=1, **options)
+        coarse = open_source(tmp_path / "a.ome.tif", level=1)
+        assert coarse.scale == (1.0, 1.0, 1.0, 1.0, 1.0)
+        np.testing.assert_array_equal(coarse.read(coarse.domain)[0, 0, 0], plane[::2, ::2])
+        with pytest.raises(UsageError, match="level 2 does not exist; 2 levels do"):
+            open_source(tmp_path / "a.ome.tif", level=2)
+
+    def test_ome_metadata_that_is_no_xml_says_nothing(self, tmp_path: Path) -> None:
+        import tifffile
+
+        path, plane = tmp_path / "a.ome.tif", DATA[0, 0, 0]
+        tifffile.imwrite(path, plane, description="<OME><</OME>", metadata=None)
+        source = open_source(path)
+        assert source.scale is None
+        np.testing.assert_array_equal(source.read(source.domain)[0, 0, 0], plane)
+
+    def test_ome_tiff_of_several_files(self, tmp_path: Path) -> None:
+        import tifffile
+
+        names = [f"{z}.ome.tif" for z in range(3)]
+        planes = "".join(
+            f'<TiffData FirstZ="{z}" IFD="0"><UUID FileName="{n}">urn:uuid:{z}</UUID></TiffData>'
+            for z, n in enumerate(names)
+        )
+        for z, name in enumerate(names):
+            ome = (
+                f'<?xml version="1.0"?><OME UUID="urn:uuid:{z}"><Image ID="Image:0"><Pixels '
+                'ID="Pixels:0" DimensionOrder="XYZCT" Type="uint16" SizeX="17" SizeY="13" '
+                f'SizeZ="3" SizeC="1" SizeT="1">{planes}</Pixels></Image></OME>'
+            )
+            plane = DATA[0, 0, z]
+            tifffile.imwrite(
+                tmp_path / name, plane, description=ome, metadata=None, compression="zlib"
+            )
+        source = open_source(tmp_path / names[0])
+        np.testing.assert_array_equal(source.read(source.domain)[0, 0], DATA[0, 0, :3])
+
+    @pytest.mark.skipif(not MOUSE.exists(), reason="the shared data is absent")
+    def test_a_real_ome_tiff(self) -> None:
+        import tifffile
+
+        source = open_source(MOUSE)
+        assert source.axes == "czyx" and source.domain.shape == (1, 2, 30, 510, 667)
+        assert source.chunks == (1, 1, 1, 196, 667) and source.scale is None
+        box = Box((0, 1, 7, 180, 300), (1, 2, 12, 420, 667))
+        whole = tifffile.imread(MOUSE)[None]
+        np.testing.assert_array_equal(source.read(box), whole[box.slices])
+
+
+def pages(folder: Path, **options: Any) -> Path:
+    import tifffile
+
+    tifffile.imwrite(folder / "a.tif", DATA[0, 0], **options)
+    return folder / "a.tif"
+
+
+class TestDamagedTiff:
+    @pytest.mark.parametrize("left", [0.3, 0.6, 0.9])
+    @pytest.mark.parametrize(
+        "make",
+        [
+            build_tiff_tiled,
+            build_tiff_strips,
+            build_tiff_plain,
+            build_tiff_volume,
+            lambda d: pages(d, compression="zlib"),
+            lambda d: pages(d, imagej=True),
+            lambda d: pages(d, metadata=None),
+            lambda d: pages(d, metadata=None, compression="zlib"),
+            pages,
+        ],
+        ids="tiled strips plain volume shaped imagej pages zlib-pages contiguous".split(),
+    )
+    def test_cut_short_it_is_no_smaller_volume(
+        self, make: Callable[[Path], Path], left: float, tmp_path: Path
+    ) -> None:
+        path = make(tmp_path)
+        os.truncate(path, int(path.stat().st_size * left))
+        with pytest.raises((UsageError, OSError), match=r"a(\.ome)?\.tif: ") as caught:
+            source = open_source(path)
+            source.read(source.domain)
+        if not isinstance(caught.value, UsageError):  # all metadata lies before the cut
+            assert "page " in str(caught.value)
+
+    def test_mapped_pixels_are_counted_at_open(self, tmp_path: Path) -> None:
+        import tifffile
+
+        path = tmp_path / "a.tif"
+        tifffile.imwrite(path, DATA[0, 0, 0], metadata=None)
+        size = path.stat().st_size
+        os.truncate(path, size - 100)
+        message = rf"a\.tif: is shorter than its header says: {size - 100} bytes of {size}$"
+        with pytest.raises(UsageError, match=message):
+            open_source(path)
+
+    def test_a_segment_cut_short_is_an_error_not_zeros(self, tmp_path: Path) -> None:
+        path = build_tiff_volume(tmp_path)  # segments come last in the file
+        os.truncate(path, path.stat().st_size - 100)
+        with pytest.raises(OSError, match=r"a\.tif: page 5, segment 5: the file ends after \d+"):
+            open_source(path).read(DOMAIN)
+
+    def test_a_corrupt_segment_is_named(self, tmp_path: Path) -> None:
+        import tifffile
+
+        path = build_tiff_strips(tmp_path)
+        with tifffile.TiffFile(path) as file:
+            offset = file.pages[1].dataoffsets[2]
+        with path.open("r+b") as raw:
+            raw.seek(offset)
+            raw.write(b"\xff" * 20)
+        with pytest.raises(OSError, match=r"a\.ome\.tif: page 1, segment 2: "):
+            open_source(path).read(DOMAIN)
+
+    def test_ome_metadata_of_another_size(self, tmp_path: Path) -> None:
+        path = build_tiff_strips(tmp_path)
+        path.write_bytes(path.read_bytes().replace(b'SizeZ="10"', b'SizeZ="90"'))
+        with pytest.raises(UsageError, match=r"a\.ome\.tif: is truncated or corrupt"):
+            open_source(path)
+
+    def test_a_missing_file_of_a_set(self, tmp_path: Path) -> None:
+        import tifffile
+
+        ome = (
+            '<?xml version="1.0"?><OME UUID="urn:uuid:0"><Image ID="Image:0"><Pixels ID="Pixels:0" '
+            'DimensionOrder="XYZCT" Type="uint16" SizeX="17" SizeY="13" SizeZ="2" SizeC="1" '
+            'SizeT="1"><TiffData FirstZ="0" IFD="0"><UUID FileName="0.ome.tif">urn:uuid:0</UUID>'
+            '</TiffData><TiffData FirstZ="1" IFD="0"><UUID FileName="1.ome.tif">urn:uuid:1</UUID>'
+            "</TiffData></Pixels></Image></OME>"
+        )
+        path = tmp_path / "0.ome.tif"
+        tifffile.imwrite(path, DATA[0, 0, 0], description=ome, metadata=None, compression="zlib")
+        with pytest.raises(UsageError, match=r"0\.ome\.tif: is truncated or corrupt.*1\.ome\.tif"):
+            open_source(path)
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's own count")
+@pytest.mark.parametrize("name", ["a.npy", "a.tif"])
+def test_a_mapped_file_does_not_stay_in_memory(name: str, tmp_path: Path) -> None:
+    import tifffile
+
+    num_bytes = 64 << 20
+    data = np.ones((64, 1024, 1024), "u1")
+    np.save(tmp_path / name, data) if name == "a.npy" else tifffile.imwrite(tmp_path / name, data)
+    source = open_source(tmp_path / name)
+    boxes = [Box((0, 0, z, 0, 0), (1, 1, z + 4, 1024, 1024)) for z in range(0, 64, 4)]
+
+    def shared() -> int:  # resident pages of mapped files
+        return int(Path("/proc/self/statm").read_text().split()[2]) * os.sysconf("SC_PAGESIZE")
+
+    before = shared()
+    with ThreadPoolExecutor(4) as pool:
+        assert all(part.all() for part in pool.map(source.read, boxes))
+    assert shared() - before < num_bytes / 4
+
+
+@pytest.fixture(scope="module", params=[build_tiff_volume, build_tiff_strips, build_tiff_tiled])
+def tiff(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Source:
+    return open_source(request.param(tmp_path_factory.mktemp("tiff")))
+
+
+@settings(max_examples=30, deadline=None)
+@given(corners=st.tuples(*(st.tuples(st.integers(0, n), st.integers(0, n)) for n in SHAPE)))
+def test_any_box_of_a_tiff(tiff: Source, corners: tuple[tuple[int, int], ...]) -> None:
+    box = Box(tuple(map(min, corners)), tuple(map(max, corners)))
+    np.testing.assert_array_equal(tiff.read(box), DATA[box.slices])
