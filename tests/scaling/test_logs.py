@@ -37,9 +37,10 @@ from penstock.scaling.sources.slurm_log import lines_of, read_log
 from penstock.scaling.study import Configuration, Study, studies
 from penstock.scaling.tables import run_mark
 from penstock.training.log_lines import first_lines, last_lines
+from penstock.training.workloads.spiral import Spiral
 
 from ..places import SHARED
-from ..training.test_loop import Spiral, torchrun
+from ..training.kit import torchrun
 from .zoo import log, results, write
 
 REAL = SHARED / "slurm-logs"

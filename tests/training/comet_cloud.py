@@ -32,13 +32,17 @@ class Cloud(ThreadingHTTPServer):
         subprocess.run(command, check=True, capture_output=True)
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.load_cert_chain(self.certificate, key)
+        self.begin_anew()
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def begin_anew(self) -> None:
+        """Forget what was heard, and answer."""
         self.asked: list[str] = []
         """Hosts that were asked for, with their ports."""
         self.heard: list[tuple[str, Any]] = []
         """Paths that were posted to, and what was."""
         self.away = False
         """Whether the network behind the proxy is gone."""
-        threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def close(self) -> None:
         self.shutdown()

@@ -4,42 +4,22 @@ from __future__ import annotations
 
 import csv
 import json
-import warnings
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from torch.utils.data import DataLoader, TensorDataset
 
 if not find_spec("pytorch_lightning"):
     pytest.skip("pytorch_lightning is not installed", allow_module_level=True)
-if find_spec("torchvision"):  # which torchmetrics imports, and which may not load by itself
-    import penstock.models.torchvision_ops  # noqa: F401
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import pytorch_lightning as lightning
-
-    from penstock.training.lightning import Records
-
-
-class Line(lightning.LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = torch.nn.Linear(2, 1)
-
-    def training_step(self, batch: Any, number: int) -> torch.Tensor:
-        points, values = batch
-        loss: torch.Tensor = ((self.net(points) - values) ** 2).mean()
-        return loss
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), 0.1)
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_trainer_tells_its_steps(tmp_path: Path) -> None:
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from .lines import Line, Records, lightning
+
     points = torch.arange(20.0).reshape(10, 2) / 20
     data = DataLoader(TensorDataset(points, points.sum(1, keepdim=True)), batch_size=4)
     trainer = lightning.Trainer(
@@ -64,25 +44,17 @@ def test_a_trainer_tells_its_steps(tmp_path: Path) -> None:
     assert told["ranks"][0]["phases"]["forward"]["total_s"] > 0
 
 
-class Slow(Line):
-    """A step takes a second and the validation of a batch a hundred, by a clock of its own."""
-
-    now = 0.0
-
-    def training_step(self, batch: Any, number: int) -> torch.Tensor:
-        self.now += 1
-        return super().training_step(batch, number)
-
-    def validation_step(self, batch: Any, number: int) -> None:
-        self.now += 100
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("every", "validations"), [(1, 6), (1.0, 2)], ids=["steps", "epochs"])
 def test_validation_is_no_part_of_training_nor_of_a_step(
     every: float, validations: int, tmp_path: Path
 ) -> None:
     """After each step, or at an epoch's end; before training Lightning validates two batches."""
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from .lines import Records, Slow, lightning
+
     points = torch.arange(20.0).reshape(10, 2) / 20
     data = DataLoader(TensorDataset(points, points.sum(1, keepdim=True)), batch_size=4)
     line = Slow()

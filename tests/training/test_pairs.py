@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
-pytest.importorskip("lightning_fabric")
+if find_spec("lightning_fabric") is None:
+    pytest.skip("lightning_fabric is not installed", allow_module_level=True)
 
 import penstock
 from penstock.base.config.knobs import build, read_yaml
@@ -23,28 +23,12 @@ from penstock.data.box import Box
 from penstock.data.normalize import Scaling
 from penstock.data.stores.open import open_source
 from penstock.data.stores.protocols import AXES
-from penstock.data.volumes import clean_volume
 from penstock.loading.fields import PatchGrid
 from penstock.loading.order import Order
 from penstock.reports.tune.model import recommend, write_model_yaml
-from penstock.training.feed import ThreadFeed
-from penstock.training.loop import train_workload
-from penstock.training.workloads.pairs import Pairs, Tiles, split
 
 from ..reports.test_tune import TIMES, sized
-
-NET = "tests.training.test_pairs:tiny"
-
-
-def tiny(in_channels: int = 1) -> nn.Module:
-    """Two layers that can do better than nothing."""
-    return nn.Sequential(
-        nn.Conv3d(in_channels, 4, 3, padding=1), nn.ReLU(), nn.Conv3d(4, 1, 3, padding=1)
-    )
-
-
-def flat(in_channels: int = 2) -> nn.Module:
-    return nn.Conv2d(in_channels, 1, 3, padding=1)
+from .kit import NET
 
 
 def config_of(tmp_path: Path, **changes: Any) -> TrainConfig:
@@ -76,6 +60,8 @@ def volumes(tmp_path: Path) -> dict[str, Any]:
 def test_nothing_is_both_trained_on_and_held_back(
     shape: tuple[int, ...], channels: int, sides: list[int]
 ) -> None:
+    from penstock.training.workloads.pairs import split
+
     whole = (shape[0], channels, *shape[1:])
     tile = PatchGrid(tuple(sides), axes=tuple(range(5 - len(sides), 5)))
     try:
@@ -98,6 +84,8 @@ def test_nothing_is_both_trained_on_and_held_back(
 
 
 def test_tiles_cover_their_part_and_are_where_they_say() -> None:
+    from penstock.training.workloads.pairs import Tiles
+
     values = np.arange(2 * 3 * 7 * 9 * 10, dtype=np.float32).reshape(2, 3, 7, 9, 10)
     source, target = open_source(values), open_source(values[:, :1] * 2)
     part = Box.of((0, 0, 1, 0, 2), (2, 3, 6, 9, 8))
@@ -119,6 +107,8 @@ def test_tiles_cover_their_part_and_are_where_they_say() -> None:
 
 
 def test_what_is_not_finite_is_shown_as_the_lower_bound() -> None:
+    from penstock.training.workloads.pairs import Tiles
+
     values = np.ones((4, 8, 8), np.float32)
     values[0, 0, :3] = np.nan, np.inf, -np.inf
     tiles = Tiles(
@@ -135,6 +125,8 @@ class Numbers:
 
 
 def test_a_target_that_is_the_input_is_told(volumes: dict[str, Any], tmp_path: Path) -> None:
+    from penstock.training.loop import train_workload
+
     said: list[str] = []
     same = volumes | {"target_spec": volumes["in_spec"], "epochs": 1, "num_workers": 0}
     train_workload("pairs", config_of(tmp_path, **same), say=said.append)
@@ -143,6 +135,8 @@ def test_a_target_that_is_the_input_is_told(volumes: dict[str, Any], tmp_path: P
 
 @pytest.mark.parametrize("workers", [0, 1, 4])
 def test_threads_feed_the_order_from_any_batch_on(workers: int) -> None:
+    from penstock.training.feed import ThreadFeed
+
     order = Order(37, 5, 3, "global")
     config = build(TrainConfig, {"num_workers": workers})
     data: Any = [100 + index for index in range(37)]
@@ -156,6 +150,8 @@ def test_threads_feed_the_order_from_any_batch_on(workers: int) -> None:
 
 
 def test_a_read_that_fails_ends_the_epoch() -> None:
+    from penstock.training.feed import ThreadFeed
+
     class Broken:
         def __len__(self) -> int:
             return 12
@@ -182,6 +178,9 @@ def test_a_read_that_fails_ends_the_epoch() -> None:
 
 @pytest.mark.slow
 def test_a_model_learns_and_infer_runs_it(tmp_path: Path) -> None:
+    from penstock.data.volumes import clean_volume
+    from penstock.training.loop import train_workload
+
     clean = clean_volume((24, 32, 64), seed=1).astype(np.float32)
     noisy = clean + np.random.default_rng(2).normal(0, clean.std(), clean.shape).astype(np.float32)
     np.save(tmp_path / "clean.npy", clean)
@@ -202,6 +201,10 @@ def test_a_model_learns_and_infer_runs_it(tmp_path: Path) -> None:
 
 
 def test_accumulated_batches_equal_the_big_batch(volumes: dict[str, Any], tmp_path: Path) -> None:
+    import torch
+
+    from penstock.training.loop import train_workload
+
     big = train_workload(
         "pairs", config_of(tmp_path, **volumes, batch_size=6, output_dir=tmp_path / "big")
     )
@@ -222,6 +225,8 @@ def test_accumulated_batches_equal_the_big_batch(volumes: dict[str, Any], tmp_pa
 
 
 def test_checkpointing_changes_nothing_but_memory(volumes: dict[str, Any], tmp_path: Path) -> None:
+    from penstock.training.loop import train_workload
+
     results = [
         train_workload(
             "pairs", config_of(tmp_path, **volumes, checkpointing=on, output_dir=tmp_path / str(on))
@@ -245,12 +250,15 @@ def test_other_ways_to_compute(
 
 
 def test_two_dimensions_and_channels(tmp_path: Path) -> None:
+    from penstock.training.loop import train_workload
+    from penstock.training.workloads.pairs import Pairs
+
     values = np.random.default_rng(3).random((2, 5, 20, 24), dtype=np.float32)  # c z y x
     np.save(tmp_path / "in.npy", values)
     np.save(tmp_path / "out.npy", values.sum(0, keepdims=True))
     config = config_of(
         tmp_path, in_spec=str(tmp_path / "in.npy"), target_spec=str(tmp_path / "out.npy"),
-        model="tests.training.test_pairs:flat", normalize="none", epochs=1,
+        model="tests.training.kit:flat", normalize="none", epochs=1,
     )  # fmt: skip
     workload = Pairs(config)
     assert len(workload.train) + len(workload.val) == 5 * 3 * 3
@@ -277,7 +285,7 @@ def test_train_accepts_the_yaml_of_a_benchmark(volumes: dict[str, Any], tmp_path
         ({"tile_size": "8x8"}, "--tile-size 8x8 has 2 axes; model"),
         ({"model": "identity"}, "--model identity has no parameters to train"),
         ({"model": "nothing"}, "'nothing' is unknown"),
-        ({"channels": 3}, "--in-spec has 1 channels; model tests.training.test_pairs:tiny takes 3"),
+        ({"channels": 3}, "--in-spec has 1 channels; model tests.training.kit:tiny takes 3"),
         ({"dtype": "float16", "amp": True}, "--amp casts float32 weights"),
         ({"weights": "no.pt"}, "--weights no.pt: there is no such file"),
     ],
@@ -304,6 +312,8 @@ def test_bad_input_is_one_sentence(
 
 
 def test_extents_must_agree(tmp_path: Path) -> None:
+    from penstock.training.workloads.pairs import Pairs
+
     np.save(tmp_path / "a.npy", np.zeros((16, 16, 16), np.uint8))
     np.save(tmp_path / "b.npy", np.zeros((16, 16, 17), np.uint8))
     specs = {"in_spec": str(tmp_path / "a.npy"), "target_spec": str(tmp_path / "b.npy")}

@@ -9,19 +9,15 @@ import shutil
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 
 if not all(map(find_spec, ("torchvision", "rasterio", "lightning_fabric", "numcodecs"))):
     pytest.skip("torchvision, rasterio or lightning is not installed", allow_module_level=True)
 
-import rasterio
 
-import penstock.training.predict
-import penstock.training.workloads.detector
 from penstock.base.config.data import PredictConfig
 from penstock.base.config.knobs import build
 from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
@@ -31,13 +27,12 @@ from penstock.data.scenes.objects import Objects
 from penstock.data.scenes.predictions import PREDICTED_COLUMNS, read_predictions
 from penstock.data.scenes.rasters import NODATA
 from penstock.data.scenes.windows import Cut
-from penstock.models.detector import make_detector
-from penstock.training.loop import train_workload
-from penstock.training.predict import PredictionSummary, predict_scenes
-from penstock.training.ranks import device_of
-from penstock.training.workloads.detector import DetectorWorkload
 
-SIZE, CHIP, OVERLAP = "200", "128", "32"
+if TYPE_CHECKING:
+    from penstock.training.predict import PredictionSummary
+
+
+SIZE, CHIP, OVERLAP = "104", "64", "16"
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -66,12 +61,17 @@ def config_of(data: Path, out: Path) -> TrainConfig:
 @pytest.fixture(scope="module")
 def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One step of training: it has learnt nothing, and finds much."""
+
+    from penstock.training.loop import train_workload
+
     out = tmp_path_factory.mktemp("run")
     train_workload("detector", config_of(data, out))
     return out
 
 
 def predicted(run: Path, root: Path, out: Path, **changes: Any) -> PredictionSummary:
+    from penstock.training.predict import predict_scenes
+
     settings = {"data_root": root, "output": out, "device": "cpu", "batch_size": 3}
     return predict_scenes(run / "best_model.pth", build(PredictConfig, settings, changes))
 
@@ -79,6 +79,11 @@ def predicted(run: Path, root: Path, out: Path, **changes: Any) -> PredictionSum
 @pytest.mark.slow
 def test_a_scene_gives_what_its_chips_give(data: Path, run: Path, tmp_path: Path) -> None:
     """The other way to the same: cut into chips, stored, read by number, joined by the workload."""
+
+    import torch
+
+    from penstock.training.workloads.detector import DetectorWorkload
+
     out = tmp_path / "p.csv"
     done = predicted(run, data / "data" / "validation", out, score_threshold=0.05)
     workload = DetectorWorkload(config_of(data, tmp_path))
@@ -137,13 +142,15 @@ def test_the_command_writes_a_submission_that_is_scored(
 def test_a_stopped_run_goes_on_at_the_scene_it_did_not_finish(
     data: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from penstock.training import predict
+
     scenes, out, seen = tmp_path / "scenes", tmp_path / "p.csv", list[str]()
     for number, split in enumerate(("train", "validation")):
         source = next(path for path in (data / "data" / split).iterdir() if path.is_dir())
         shutil.copytree(source, scenes / f"scene{number}")
     asked: dict[str, Any] = {"score_threshold": 0.3}
     predicted(run, scenes, tmp_path / "whole.csv", **asked)
-    real = penstock.training.predict._detect
+    real = predict._detect
 
     def stopped(net: Any, scene: Any, *rest: Any) -> Objects:
         seen.append(scene.name)
@@ -151,7 +158,7 @@ def test_a_stopped_run_goes_on_at_the_scene_it_did_not_finish(
             raise KeyboardInterrupt
         return real(net, scene, *rest)
 
-    monkeypatch.setattr(penstock.training.predict, "_detect", stopped)
+    monkeypatch.setattr(predict, "_detect", stopped)
     with pytest.raises(KeyboardInterrupt):
         predicted(run, scenes, out, **asked)
     assert not out.exists()
@@ -167,6 +174,10 @@ def test_a_stopped_run_goes_on_at_the_scene_it_did_not_finish(
 
 
 def test_windows_without_data_are_passed_over(data: Path, run: Path, tmp_path: Path) -> None:
+    import rasterio
+
+    from penstock.training.workloads.detector import _SAME_OBJECT
+
     shutil.copytree(data / "data" / "validation", tmp_path / "v")
     for path in tmp_path.glob("v/*/V*_dB.tif"):
         with rasterio.open(path, "r+") as file:
@@ -177,7 +188,7 @@ def test_windows_without_data_are_passed_over(data: Path, run: Path, tmp_path: P
     done = predicted(run, tmp_path / "v", tmp_path / "p.csv")
     assert (done.empty, done.windows) == (1, 3)
     _, corner = Cut(int(SIZE), int(CHIP), int(OVERLAP)).core(0)
-    around = penstock.training.workloads.detector._SAME_OBJECT / 2
+    around = _SAME_OBJECT / 2
     assert not ((done.objects.points < corner - around).all(axis=1)).any()
 
 
@@ -185,11 +196,11 @@ def test_what_the_user_says_comes_before_what_the_run_says(
     data: Path, run: Path, tmp_path: Path
 ) -> None:
     root = data / "data" / "validation"
-    done = predicted(run, root, tmp_path / "q.csv", chip_size=256, overlap=0, score_threshold=0.9)
+    done = predicted(run, root, tmp_path / "q.csv", chip_size=128, overlap=0, score_threshold=0.9)
     assert done.windows == 1 and done.settings.threshold == 0.9
     # Without a run beside them weights do, where the user says the rest.
     shutil.copy(run / "best_model.pth", tmp_path)
-    said = {"channels": "vh,vv,bathymetry", "backbone": "mobilenet", "chip_size": 256}
+    said = {"channels": "vh,vv,bathymetry", "backbone": "mobilenet", "chip_size": 128}
     again = predicted(tmp_path, root, tmp_path / "r.csv", **said, overlap=0, score_threshold=0.9)
     np.testing.assert_array_equal(again.objects.points, done.objects.points)
 
@@ -204,6 +215,10 @@ def test_what_the_user_says_comes_before_what_the_run_says(
 def test_the_device_is_that_of_training(
     asked: str, cuda: bool, found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import torch
+
+    from penstock.training.ranks import device_of
+
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     assert device_of(asked).type == found
 
@@ -217,6 +232,8 @@ def test_a_device_that_is_not_there_is_refused(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    import torch
+
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     scenes = str(data / "data" / "validation")
     said = {
@@ -232,6 +249,10 @@ Words = list[str]
 
 
 def another_model(folder: Path) -> Words:
+    import torch
+
+    from penstock.models.detector import make_detector
+
     torch.save(make_detector(3, width=16).state_dict(), folder / "run" / "best_model.pth")
     return []
 
@@ -263,7 +284,7 @@ def no_raster(folder: Path) -> Words:
 
 def cut_short(folder: Path) -> Words:
     path = next(folder.glob("scenes/*/VV_dB.tif"))
-    path.write_bytes(path.read_bytes()[:40_000])
+    path.write_bytes(path.read_bytes()[:20_000])
     return []
 
 
@@ -303,7 +324,7 @@ def words(*said: str) -> Callable[[Path], Words]:
         (words("--data-root", "/no/such"), "--data-root /no/such is not a folder"),
         (words("--scenes", "abc"), "--scenes abc: there is no such scene in --data-root"),
         (words("--channels", "vh,hh"), "there is no channel 'hh'; there are vh, vv"),
-        (words("--overlap", "128"), "--overlap 128 must be less than --chip-size 128"),
+        (words("--overlap", CHIP), f"--overlap {CHIP} must be less than --chip-size {CHIP}"),
         (words("--score-threshold", "0.01"), "--score-threshold '0.01': input should be greater"),
         (strange_parts, "p.csv.parts is in the way of what is finished, and is none of ours"),
         (an_output, "p.csv exists; use --overwrite to replace it"),

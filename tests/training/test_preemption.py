@@ -2,70 +2,34 @@
 
 from __future__ import annotations
 
-import itertools
-import os
-import signal
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("lightning_fabric")
+if find_spec("lightning_fabric") is None:
+    pytest.skip("lightning_fabric is not installed", allow_module_level=True)
 
 from penstock.base.config.knobs import build
 from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
 from penstock.base.errors import Incomplete
-from penstock.training.loop import train_workload
-from penstock.training.workloads.emulator import EmulatorWorkload
-from penstock.training.workloads.pairs import Pairs
-from penstock.training.workloads.spiral import Spiral
 
-from .test_pairs import NET
-from .test_workloads import packed
+from .kit import NET, packed
+
+if TYPE_CHECKING:
+    import torch
+
+    from .struck import Struck
+
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-class Struck:
-    """A workload that is sent SIGTERM as a batch, by its number in this process, is looked at:
-    one that it is trained on, or validated."""
-
-    moment: ClassVar[int | None] = None
-
-    def __init__(self, config: TrainConfig) -> None:
-        super().__init__(config)  # type: ignore[call-arg]
-        self._batches = itertools.count()
-
-    def _strike(self) -> None:
-        if next(self._batches) == Struck.moment:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    def loss(self, model: Any, batch: Any) -> Any:
-        self._strike()
-        return super().loss(model, batch)  # type: ignore[misc]
-
-    def answers(self, model: Any, batch: Any) -> Any:
-        self._strike()
-        return super().answers(model, batch)  # type: ignore[misc]
-
-
-class StruckSpiral(Struck, Spiral):
-    """Fed by torch; dropout draws random numbers."""
-
-
-class StruckPairs(Struck, Pairs):
-    """Fed by threads."""
-
-
-class StruckEmulator(Struck, EmulatorWorkload):
-    """Fed by the loader."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +47,20 @@ def trained(
     workload: type[Struck], config: Callable[..., TrainConfig], out: Path, moments: Sequence[int]
 ) -> tuple[int, dict[str, torch.Tensor]]:
     """Train to the end, struck once in each session: how often it was stopped, and its weights."""
+
+    import torch
+
+    from penstock.training.loop import train_workload
+
+    from .struck import Struck
+
     stops = 0
     for moment in (*moments, None):
         Struck.moment = moment
         try:
-            train_workload(f"{__name__}:{workload.__name__}", config(out, resume=stops > 0))
+            train_workload(
+                f"tests.training.struck:{workload.__name__}", config(out, resume=stops > 0)
+            )
             break
         except Incomplete as error:
             assert "stopped by SIGTERM" in str(error)
@@ -98,8 +71,16 @@ def trained(
     return stops, last["model"]
 
 
-@pytest.fixture(scope="module", params=["spiral", "pairs", "emulator"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "spiral",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("pairs", "emulator")),
+    ],
+)
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    from .struck import StruckEmulator, StruckPairs, StruckSpiral
+
     name, folder = request.param, tmp_path_factory.mktemp("runs")
     if name == "spiral":
         # 142 points in 18 batches, 30 in 4, three times
@@ -132,6 +113,8 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 @given(data=st.data())
 @settings(max_examples=3)
 def test_a_run_struck_at_any_moment_ends_in_the_same_weights(run: Run, data: st.DataObject) -> None:
+    import torch
+
     anywhere = st.integers(0, run.batches - 1)
     moments = data.draw(st.lists(anywhere, min_size=1, max_size=2))
     with tempfile.TemporaryDirectory() as out:

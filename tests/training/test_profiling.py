@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
-pytest.importorskip("lightning_fabric")
+if find_spec("lightning_fabric") is None:
+    pytest.skip("lightning_fabric is not installed", allow_module_level=True)
 
 from penstock.base.config.knobs import build
 from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
 from penstock.base.errors import UsageError
 from penstock.cli import main
 from penstock.instruments.phases import Laps
-from penstock.training import profiling
-from penstock.training.loop import train_workload
 
 SMALL = {"num_samples": 203, "batch_size": 8, "epochs": 1, "hidden_dims": (8, 4), "device": "cpu"}
 PHASES = ["data_wait", "transfer", "forward", "backward", "optimizer"]
@@ -29,6 +28,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def profiled(out: Path, **changes: Any) -> dict[str, Any]:
+    from penstock.training.loop import train_workload
+
     settings = {"output_dir": out, "profile": True, **changes}
     return train_workload("spiral", build(TrainConfig, TRAIN_DEFAULTS["spiral"], SMALL, settings))
 
@@ -71,6 +72,8 @@ def test_a_trace_holds_the_phases_of_the_steps_asked_for(tmp_path: Path) -> None
 def test_the_table_names_operators_and_phases(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from penstock.training import profiling
+
     monkeypatch.setattr(profiling, "MOST_ROWS", 1000)  # the stretches between steps, too
     words = ["train", "spiral", "--num-samples", "203", "--batch-size", "8", "--epochs", "1"]
     assert main([*words, "--device", "cpu", "--profile", "--output-dir", str(tmp_path)]) == 0
@@ -88,6 +91,8 @@ def test_the_table_names_operators_and_phases(
 def test_a_kernel_of_a_gpu_counts_once() -> None:
     """As CUDA has it: 3 ms of kernels and 1 ms of copies, told of by themselves, by the operators
     that launched them, and by the annotations of two phases and of the optimizer."""
+
+    from penstock.training import profiling
 
     def row(key: str, ms: float) -> Any:
         return SimpleNamespace(key=key, count=2, self_device_time_total=1e3 * ms)
@@ -122,6 +127,10 @@ def test_batches_of_a_step_are_each_in_the_trace(tmp_path: Path) -> None:
 
 
 def test_profiling_changes_no_step(tmp_path: Path) -> None:
+    import torch
+
+    from penstock.training.loop import train_workload
+
     profiled(tmp_path / "with")
     settings = {"output_dir": tmp_path / "without"}
     train_workload("spiral", build(TrainConfig, TRAIN_DEFAULTS["spiral"], SMALL, settings))
@@ -141,6 +150,8 @@ def test_a_run_that_is_too_short_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_that_fails_early_leaves_no_trace(tmp_path: Path) -> None:
+    from penstock.training import profiling
+
     laps = profiling.ProfiledLaps(Laps(lambda: 0.0), tmp_path, 0, 5, False, lambda: 0.0)
     for _ in range(7):
         laps.begin()
@@ -154,7 +165,10 @@ def test_a_run_that_fails_early_leaves_no_trace(tmp_path: Path) -> None:
 
 def test_a_lap_that_another_thread_ends(tmp_path: Path) -> None:
     """As autograd ends the backward pass on a GPU: what follows it is told apart by its time."""
+
     from threading import Thread
+
+    from penstock.training import profiling
 
     now = 0.0
     laps = profiling.ProfiledLaps(Laps(lambda: now), tmp_path, 0, 1, False, lambda: now)

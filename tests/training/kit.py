@@ -1,0 +1,122 @@
+"""What tests of training share: small runs, what they leave, and two ranks of them."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.base.config.knobs import build
+from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
+from penstock.data.packed.format import ArrayLayout
+from penstock.data.packed.write import write_dataset
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+SMALL = {"num_samples": 203, "batch_size": 8, "epochs": 3, "hidden_dims": (8, 4), "device": "cpu"}
+
+
+def config_of(out: Path, **changes: Any) -> TrainConfig:
+    return build(TrainConfig, TRAIN_DEFAULTS["spiral"], SMALL, {"output_dir": out}, changes)
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    import torch
+
+    found: dict[str, torch.Tensor] = torch.load(out / "checkpoints" / "last.pt", weights_only=True)[
+        "model"
+    ]
+    return found
+
+
+def rows(out: Path, rank: int = 0) -> list[dict[str, str]]:
+    with (out / "steps" / f"rank{rank}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def assert_same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> None:
+    import torch
+
+    assert one.keys() == other.keys()
+    for name in one:
+        assert torch.equal(one[name], other[name]), name
+
+
+def kill_at(step: int) -> Callable[[Any], None]:
+    def look(now: Any) -> None:
+        if now.step == step and not now.validated:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return look
+
+
+def torchrun(folder: Path, *words: str, seed: str = "0") -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": seed}
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
+    command += ["--local-addr", "127.0.0.1", "-m", "penstock", "train"]
+    return subprocess.run(
+        [*command, *words, "--distributed", "--device", "cpu", "--output-dir", str(folder)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+NET = "tests.training.kit:tiny"
+
+
+def tiny(in_channels: int = 1) -> nn.Module:
+    """Two layers that can do better than nothing."""
+
+    from torch import nn
+
+    return nn.Sequential(
+        nn.Conv3d(in_channels, 4, 3, padding=1), nn.ReLU(), nn.Conv3d(4, 1, 3, padding=1)
+    )
+
+
+def flat(in_channels: int = 2) -> nn.Module:
+    from torch import nn
+
+    return nn.Conv2d(in_channels, 1, 3, padding=1)
+
+
+ROWS, COLUMNS = 6, 8
+
+
+def packed(root: Path, samples: int, first: int = 0) -> Path:
+    """Fields that drift eastward by a column a step: `a`, which is seen twice, and `v`."""
+    rng = np.random.default_rng(0)
+    waves = rng.normal(size=(2, ROWS, COLUMNS)).astype(np.float32)
+
+    def at(step: int) -> Any:
+        return np.stack([np.roll(wave, step, axis=1) for wave in waves], axis=-1)
+
+    def make(index: int) -> dict[str, Any]:
+        now = first + index
+        inputs = np.concatenate([at(now - 1)[..., :1], at(now)], axis=-1)
+        return {"inputs": np.ascontiguousarray(inputs), "targets": at(now + 1)}
+
+    axes = ("lat", "lon", "channels")
+    names = {"inputs": ("a_t-1", "a_t+0", "v_500_t+0"), "targets": ("a_t+1", "v_500_t+1")}
+    layouts = {
+        name: ArrayLayout(axes, (ROWS, COLUMNS, len(n)), (ROWS, COLUMNS, len(n)), n)
+        for name, n in names.items()
+    }
+    write_dataset(
+        root, layouts, range(samples), make,
+        codec="none", zarr_format=2, shards=None, workers=1, overwrite=False, facts={},
+    )  # fmt: skip
+    return root

@@ -1,0 +1,298 @@
+"""The detector as a workload: which chips it learns from, and what its scores count."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import signal
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.base.config.knobs import build
+from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
+from penstock.base.errors import Incomplete, UsageError
+from penstock.base.threads import usable_cores
+from penstock.cli import main
+
+from .kit import torchrun
+
+if not all(map(find_spec, ("lightning_fabric", "torchvision", "rasterio"))):
+    pytest.skip("torchvision or rasterio is not installed", allow_module_level=True)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@given(seed=st.integers(0, 50), side=st.integers(4, 9))
+@settings(max_examples=30, deadline=None)
+def test_a_turned_box_holds_what_it_held(seed: int, side: int) -> None:
+    import torch
+
+    from penstock.training.workloads.detector import turn
+
+    image = torch.arange(side * side, dtype=torch.float32).reshape(1, side, side)
+    boxes = torch.tensor([[1.0, 0.0, 3.0, 4.0], [0.0, 2.0, 4.0, 3.0]])
+    torch.manual_seed(seed)
+    turned, target = turn(image, {"boxes": boxes, "labels": torch.tensor([1, 2])})
+
+    def held(picture: torch.Tensor, box: torch.Tensor) -> list[float]:
+        x0, y0, x1, y1 = (int(edge) for edge in box)
+        return sorted(picture[0, y0:y1, x0:x1].flatten().tolist())
+
+    for before, after in zip(boxes, target["boxes"], strict=True):
+        assert held(image, before) == held(turned, after) != []
+
+
+@pytest.mark.parametrize(
+    "background, expected",
+    [(0.0, 3), (1.0, 6), (1.4, 7), (9.0, 8)],
+)
+def test_chips_with_objects_are_all_chosen(background: float, expected: int) -> None:
+    from penstock.training.workloads.detector import chosen
+
+    counts = np.array([0, 2, 0, 1, 0, 0, 5, 0])
+    found = chosen(counts, background, seed=3)
+    assert len(found) == expected
+    assert {1, 3, 6} <= set(found.tolist())
+    assert found.tolist() == sorted(set(found.tolist()))
+    assert found.tolist() == chosen(counts, background, seed=3).tolist()
+
+
+@pytest.fixture(scope="module")
+def chips(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("scenes")
+    data, cut = folder / "data", folder / "chips"
+    size = ["--size", "160", "160"]
+    assert main(["generate", "xview3", str(data), "--scenes", "2", *size]) == 0
+    files = {name: data / "labels" / f"{name}.csv" for name in ("train", "validation")}
+    words = [
+        "--data_root",
+        str(data),
+        "--output_dir",
+        str(cut),
+        "--chip_size",
+        "96",
+        "--overlap",
+        "24",
+    ]
+    words += ["--train_label_file", str(files["train"]), "--channels", "vh,vv"]
+    assert main(["preprocess", *words, "--val_label_file", str(files["validation"])]) == 0
+    return {
+        "train_chips_path": cut / "train", "val_chips_path": cut / "val",
+        "train_label_file": files["train"], "val_label_file": files["validation"],
+        "val_data_root": data / "validation",
+    }  # fmt: skip
+
+
+def detector_config(chips: dict[str, Path], out: Path, **changes: Any) -> TrainConfig:
+    small = {"backbone": "mobilenet", "epochs": 1, "batch_size": 2, "num_workers": 0}
+    small |= {"device": "cpu", "output_dir": out, "max_steps": 2}
+    return build(TrainConfig, TRAIN_DEFAULTS["detector"], small, chips, changes)
+
+
+def test_validating_on_what_is_trained_on_is_told(chips: dict[str, Path], tmp_path: Path) -> None:
+    from penstock.training.workloads.detector import DetectorWorkload
+
+    shutil.copytree(chips["train_chips_path"], tmp_path / "copy")
+    files = dict.fromkeys(("train_label_file", "val_label_file", "val_data_root"))
+    same = detector_config(chips | files, tmp_path, val_chips_path=tmp_path / "copy")
+    (told,) = (note for note in DetectorWorkload(same).notes if "trained on too" in note)
+    assert "1 of 1 scenes of" in told
+    assert "trained on too" not in " ".join(
+        DetectorWorkload(detector_config(chips, tmp_path)).notes
+    )
+
+
+def test_the_detector_takes_steps_and_is_scored(chips: dict[str, Path], tmp_path: Path) -> None:
+    from penstock.training.loop import train_workload
+
+    results = train_workload("detector", detector_config(chips, tmp_path))
+    assert results["steps"] == 2
+    final = results["final"]
+    assert {"val_loc_fscore", "val_aggregate", "val_AP", "val_AP50", "val_best_threshold"} <= {
+        *final
+    }
+    told = results["history"][0]
+    parts = [told[name] for name in told if name.startswith("loss_")]
+    assert len(parts) == 5
+    assert sum(parts) == pytest.approx(told["train_loss"], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_detector_that_was_stopped_ends_in_the_weights_of_a_whole_run(
+    chips: dict[str, Path], tmp_path: Path
+) -> None:
+    import torch
+
+    from penstock.training.loop import train_workload
+
+    def stop(now: Any) -> None:
+        if now.step == 2 and not now.validated:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def config(name: str, **changes: Any) -> TrainConfig:
+        return detector_config(chips, tmp_path / name, epochs=2, max_steps=4, **changes)
+
+    train_workload("detector", config("whole"))
+    with pytest.raises(Incomplete):
+        train_workload("detector", config("parts"), progress=stop)
+    resumed = train_workload("detector", config("parts", resume=True))
+    assert resumed["resumed_at_steps"]
+    whole, parts = (
+        torch.load(tmp_path / name / "checkpoints" / "last.pt", weights_only=True)["model"]
+        for name in ("whole", "parts")
+    )
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+@pytest.mark.slow
+def test_a_detector_is_scored_alike_on_one_rank_and_on_two(
+    chips: dict[str, Path], tmp_path: Path
+) -> None:
+    """From the same weights, as a rate of next to nothing leaves them; each chip counts once,
+    though two ranks of batches of 3 are given some of them twice."""
+    words = ["detector", "--epochs=1", "--max-steps=1", "--batch-size=3", "--num-workers=0"]
+    words += ["--backbone=mobilenet", "--learning-rate=1e-30", "--weight-decay=0"]
+    words += [f"--{name.replace('_', '-')}={path}" for name, path in chips.items()]
+    done = torchrun(tmp_path / "two", *words)
+    assert done.returncode == 0, done.stderr
+    out = ["--device", "cpu", "--output-dir", str(tmp_path / "one")]
+    assert main(["train", *words, *out]) == 0
+    one, two = (
+        json.loads((tmp_path / name / "training_results.json").read_text())["final"]
+        for name in ("one", "two")
+    )
+    assert one.keys() == two.keys()
+    for name in one:
+        assert two[name] == pytest.approx(one[name], abs=1e-6), name
+
+
+def test_perfect_answers_score_perfectly(chips: dict[str, Path], tmp_path: Path) -> None:
+    """Each chip tells of all that it sees; what is not in its core is left out, none is lost."""
+
+    import torch
+
+    from penstock.training.workloads.detector import DetectorWorkload
+
+    workload = DetectorWorkload(detector_config(chips, tmp_path))
+
+    class Oracle:
+        def __init__(self) -> None:
+            self.seen = 0
+
+        def __call__(self, images: list[torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+            target = workload.val[self.seen][1]
+            self.seen += 1
+            # What is not known of an object cannot be wrong.
+            kinds = torch.where(target["labels"] > 3, 2, target["labels"])
+            scores = torch.ones(len(kinds))
+            return [{**target, "labels": kinds, "scores": scores}]
+
+    oracle: Any = Oracle()
+    answers = {
+        index: workload.answers(oracle, workload.collate([workload.val[index]]))[0]
+        for index in range(len(workload.val))
+    }
+    found = workload.joined(answers)
+    with chips["val_label_file"].open(newline="") as file:
+        labels = list(csv.DictReader(file))
+    assert len(found) == pytest.approx(len(labels), abs=2)  # neighbours within 50 m are one
+    scores = workload.scores(answers)
+    assert scores["val_loc_fscore"] > 0.97
+    assert scores["val_vessel_fscore"] == scores["val_fishing_fscore"] == 1.0
+    assert scores["val_length_acc"] > 0.9
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"train_chips_path": None}, "--train-chips-path is required by the detector"),
+        ({"val_data_root": "/no/such"}, "--val-data-root /no/such is not a folder"),
+    ],
+)
+def test_bad_input_of_the_detector(
+    changes: dict[str, Any], message: str, chips: dict[str, Path], tmp_path: Path
+) -> None:
+    from penstock.training.workloads.detector import DetectorWorkload
+
+    with pytest.raises(UsageError, match=message):
+        DetectorWorkload(detector_config(chips, tmp_path, **changes))
+
+
+def test_labels_of_other_chips_are_refused(chips: dict[str, Path], tmp_path: Path) -> None:
+    from penstock.training.workloads.detector import DetectorWorkload
+
+    lines = chips["train_label_file"].read_text().splitlines(keepends=True)
+    other = tmp_path / "other.csv"
+    config = detector_config(chips, tmp_path, train_label_file=other)
+    other.write_text("".join(lines[:-1]))
+    with pytest.raises(UsageError, match=r"its chips were cut with \d+; run penstock preprocess"):
+        DetectorWorkload(config)
+    cells = lines[2].split(",")
+    cells[lines[0].split(",").index("detect_scene_row")] = "1"
+    other.write_text("".join([*lines[:2], ",".join(cells), *lines[3:]]))
+    with pytest.raises(UsageError, match=r"line 3: the chips of scene .* with another label there"):
+        DetectorWorkload(config)
+    with pytest.raises(UsageError, match="has no labels of scene"):
+        DetectorWorkload(detector_config(chips, tmp_path, train_label_file=chips["val_label_file"]))
+
+
+def test_scenes_that_chips_were_not_cut_from_are_refused(
+    chips: dict[str, Path], tmp_path: Path
+) -> None:
+    """A root is the folder of the split, or the one above it."""
+
+    from penstock.training.workloads.detector import DetectorWorkload
+
+    data = chips["val_data_root"].parent
+    DetectorWorkload(detector_config(chips, tmp_path, train_data_root=data, val_data_root=data))
+    with pytest.raises(
+        UsageError, match=r"--train-data-root .*validation has no scene \w+, of whi"
+    ):
+        DetectorWorkload(detector_config(chips, tmp_path, train_data_root=data / "validation"))
+    shutil.copytree(data / "train", tmp_path / "train")
+    config = detector_config(chips, tmp_path, train_data_root=tmp_path)
+    raster = next(tmp_path.glob("train/*/VH_dB.tif"))
+    raster.write_bytes(raster.read_bytes() + b"more")
+    with pytest.raises(UsageError, match=r"VH_dB.tif has \d+ bytes and had \d+ when its chips"):
+        DetectorWorkload(config)
+    raster.unlink()
+    with pytest.raises(UsageError, match=r"VH_dB\.tif is missing, and the chips of its scene hold"):
+        DetectorWorkload(config)
+
+
+def test_weights_of_another_detector_are_refused(chips: dict[str, Path], tmp_path: Path) -> None:
+    import torch
+
+    from penstock.models.detector import make_detector
+    from penstock.training.loop import train_workload
+
+    weights = tmp_path / "w.pth"
+    torch.save(make_detector(5, width=16).state_dict(), weights)
+    with pytest.raises(UsageError, match=r"w\.pth belongs to another model than detector"):
+        train_workload("detector", detector_config(chips, tmp_path, weights=weights))
+
+
+@pytest.mark.slow
+def test_what_it_was_measured_with_is_recorded_and_said_once(
+    chips: dict[str, Path], tmp_path: Path
+) -> None:
+    from penstock.models import torchvision_ops as vision
+    from penstock.training.loop import train_workload
+
+    said: list[str] = []
+    config = detector_config(chips, tmp_path, max_steps=1, num_workers=usable_cores() + 1)
+    results = train_workload("detector", config, say=said.append)
+    assert results["facts"]["compiled_operators"] == vision.COMPILED
+    assert results["facts"]["channels"] == ["vh", "vv"]
+    assert [sentence for sentence in said if "torchvision" in sentence] == [vision.NOTE] * (
+        not vision.COMPILED
+    )
+    assert "they take turns" in said[-1], "in our words, and torch's own warning is no error here"

@@ -1,0 +1,111 @@
+"""Batches in the order of an `Order`, from any batch on; a sample that is damaged."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.base.config.knobs import build
+from penstock.base.config.train import TrainConfig
+from penstock.base.errors import UsageError
+from penstock.loading.order import Order
+
+if find_spec("lightning_fabric") is None:
+    pytest.skip("lightning_fabric is not installed", allow_module_level=True)
+
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Listed:
+    def collate(self, samples: Sequence[Any]) -> list[Any]:
+        return list(samples)
+
+
+class Damaged:
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        if index == 2:
+            raise UsageError("chips/a.zarr cannot be read at chip 2")
+        return index
+
+
+@given(
+    samples=st.integers(1, 60),
+    batch=st.integers(1, 7),
+    ranks=st.integers(1, 4),
+    first=st.integers(0, 5),
+)
+@settings(max_examples=40, deadline=None)
+def test_a_feed_gives_the_order_from_any_batch_on(
+    samples: int, batch: int, ranks: int, first: int
+) -> None:
+    from penstock.training.feed import TorchFeed
+
+    data: Any = [100 + index for index in range(samples)]
+    seen: list[int] = []
+    for rank in range(ranks):
+        order = Order(samples, batch, 5, "global", rank=rank, world_size=ranks)
+        first = min(first, order.num_batches)
+        config = build(TrainConfig, {"num_workers": 0})
+        feed = TorchFeed(data, order, Listed(), config, pin=False)  # type: ignore[arg-type]
+        got = list(feed.epoch(3, first))
+        expected = [order.items(3, number) for number in range(first, order.num_batches)]
+        assert [items.tolist() for items, _ in got] == [items.tolist() for items in expected]
+        assert [values for _, values in got] == [(100 + items).tolist() for items in expected]
+        seen += [index for items, _ in got for index in items.tolist()]
+        feed.close()
+    if first == 0:
+        assert set(seen) == set(range(samples))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_is_wrong_with_a_sample_is_one_sentence_from_a_worker_too(workers: int) -> None:
+    from penstock.training.feed import TorchFeed
+
+    config = build(TrainConfig, {"num_workers": workers})
+    feed = TorchFeed(Damaged(), Order(4, 2), Listed(), config, pin=False)  # type: ignore[arg-type]
+    with contextlib.closing(feed):  # or what pytest keeps of the error keeps its worker
+        batches = iter(feed.epoch(0, 0))
+        assert next(batches)[1] == [0, 1]
+        with pytest.raises(UsageError) as caught:
+            next(batches)
+    assert str(caught.value) == "chips/a.zarr cannot be read at chip 2"
+
+
+FAILING = """
+from penstock import run_training
+from penstock.training.workloads.spiral import Spiral
+
+class Fails(Spiral):
+    def loss(self, model, batch):
+        raise ValueError("a loss of the user's")
+
+if __name__ == "__main__":
+    run_training("failing:Fails", num_samples=203, num_workers=2, device="cpu", output_dir="out")
+"""
+
+
+@pytest.mark.slow
+def test_a_script_whose_training_fails_comes_to_its_end(tmp_path: Path) -> None:
+    """Its traceback holds the iterator whose workers multiprocessing would wait for."""
+    (tmp_path / "failing.py").write_text(FAILING)
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "failing.py"],
+        cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "ValueError: a loss of the user's" in done.stderr

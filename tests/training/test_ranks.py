@@ -1,0 +1,161 @@
+"""Several ranks: the same steps as one, one decision, and one end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from penstock.base.config.knobs import build
+from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
+from penstock.base.errors import Incomplete, PenstockError, UsageError
+
+from .kit import assert_same, config_of, rows, torchrun, weights
+
+if find_spec("lightning_fabric") is None:
+    pytest.skip("lightning_fabric is not installed", allow_module_level=True)
+
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on two ranks of gloo: 80 training samples, whole batches; 17 validation samples."""
+    folder = tmp_path_factory.mktemp("ranks") / "out"
+    done = torchrun(
+        folder, "spiral", "--num-samples", "115", "--batch-size", "4", "--epochs", "2",
+        "--dropout", "0",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.slow
+def test_two_ranks_equal_one_process_with_the_big_batch(two_ranks: Path, tmp_path: Path) -> None:
+    import torch
+
+    from penstock.training.loop import train_workload
+
+    alone = build(
+        TrainConfig,
+        TRAIN_DEFAULTS["spiral"],
+        {"num_samples": 115, "batch_size": 8, "epochs": 2, "dropout": 0.0, "device": "cpu"},
+        {"output_dir": tmp_path},
+    )
+    results = train_workload("spiral", alone)
+    one, two = weights(tmp_path), weights(two_ranks)
+    for name in one:
+        assert torch.allclose(one[name], two[name], rtol=1e-5, atol=1e-6), name
+    both = json.loads((two_ranks / "training_results.json").read_text())
+    assert (both["world_size"], both["global_batch_size"], both["steps"]) == (2, 8, 20)
+    assert both["samples"] == results["samples"] == 160
+    for ours, theirs in zip(results["history"], both["history"], strict=True):
+        for name in ("train_loss", "val_loss", "val_acc"):  # 17 samples, none counted twice
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-4), name
+
+
+@pytest.mark.slow
+def test_ranks_tell_what_summing_costs_them(two_ranks: Path, tmp_path: Path) -> None:
+    both = json.loads((two_ranks / "training_results.json").read_text())
+    assert [rank["rank"] for rank in both["ranks"]] == [0, 1]
+    for rank in both["ranks"]:
+        assert all(rank["phases"][name]["total_s"] > 0 for name in rank["phases"])
+        assert rank["memory"]["host_peak"] > 0
+    for rank in (0, 1):
+        for row in rows(two_ranks, rank):
+            parts = [float(row[f"{name}_s"]) for name in both["ranks"][0]["phases"]]
+            assert sum(parts[1:]) == pytest.approx(parts[0], abs=1e-6)
+
+
+@pytest.mark.slow
+def test_ranks_agree_to_stop_and_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With dropout, so that each rank must go on with random numbers of its own; with 71 samples
+    for two ranks with batches of 4, so that the last one is filled up; and each time with another
+    seed of Python's hashes."""
+    words = ["tests.training.spirals:Struck", "--num-samples", "102", "--batch-size", "4"]
+    words += ["--seed", "1", "--epochs", "2", "--optimizer", "adam", "--schedule", "constant"]
+    monkeypatch.setenv("STRUCK", "1")
+    stopped = torchrun(tmp_path / "parts", *words, seed="1")
+    monkeypatch.delenv("STRUCK")
+    assert stopped.returncode != 0
+    assert "stopped by SIGTERM after step 8 of 18" in stopped.stderr  # rank 1, which was struck
+    assert "stopped by a signal to another rank after step 8 of 18" in stopped.stderr
+    resumed = torchrun(tmp_path / "parts", *words, "--resume", seed="2")
+    assert resumed.returncode == 0, resumed.stderr
+    whole = torchrun(tmp_path / "whole", *words, seed="3")
+    assert whole.returncode == 0, whole.stderr
+    assert_same(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
+    for rank in (0, 1):
+        losses = [[row["loss"] for row in rows(tmp_path / o, rank)] for o in ("whole", "parts")]
+        assert losses[0] == losses[1]
+        assert len(losses[0]) == 18
+
+
+@pytest.mark.parametrize(
+    ("raised", "caught", "done"),
+    [
+        (None, None, ["destroy"]),
+        (Incomplete("stopped"), Incomplete, ["barrier", "destroy"]),
+        (PenstockError("the loss is nan"), PenstockError, ["kill"]),
+        (RuntimeError("gloo: Connection closed by peer"), PenstockError, ["kill"]),
+        (KeyboardInterrupt(), KeyboardInterrupt, ["kill"]),
+    ],
+    ids=repr,
+)
+def test_a_rank_that_fails_takes_no_leave_of_the_others(
+    raised: BaseException | None,
+    caught: type[BaseException] | None,
+    done: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """NCCL's group ends for all ranks at once, and the others are in the middle of a sum. Those
+    that this process started end with it."""
+
+    import torch
+
+    from penstock.training import ranks
+
+    calls: list[str] = []
+    child = SimpleNamespace(kill=lambda: calls.append("kill"))
+    launcher = SimpleNamespace(procs=[child])
+
+    def barrier() -> None:
+        # From here on they leave with an exit code for which Fabric's watch would kill us.
+        assert not launcher.procs
+        calls.append("barrier")
+
+    strategy = SimpleNamespace(launcher=launcher)
+    fabric = SimpleNamespace(world_size=2, strategy=strategy, barrier=barrier)
+    there = iter([False, True])
+    monkeypatch.setattr(ranks, "_fabric", lambda config: fabric)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: next(there))
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: calls.append("destroy"))
+    expected = pytest.raises(caught) if caught else contextlib.nullcontext()
+    with expected, ranks.ranks_of(config_of(tmp_path)):
+        if raised is not None:
+            raise raised
+    assert calls == done
+
+
+@pytest.mark.slow
+def test_one_rank_that_fails_ends_them_all(tmp_path: Path) -> None:
+    words = ["tests.training.spirals:DamagedForOne", "--num-samples", "115", "--batch-size", "4"]
+    done = torchrun(tmp_path, *words)
+    assert done.returncode != 0
+    assert "penstock train: sample 17 is damaged" in done.stderr
+
+
+def test_ranks_without_distributed_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from penstock.training.loop import train_workload
+
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(UsageError, match="4 ranks were started, and without --distributed"):
+        train_workload("spiral", config_of(tmp_path))

@@ -1,0 +1,247 @@
+"""A run that is stopped, killed or crashes goes on, and ends in the weights of a whole one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.base.errors import Incomplete, UsageError
+from penstock.cli import main
+from penstock.instruments.phases import Laps
+
+from .kit import assert_same, config_of, kill_at, rows, weights
+
+if find_spec("lightning_fabric") is None:
+    pytest.skip("lightning_fabric is not installed", allow_module_level=True)
+
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.mark.parametrize(
+    "workers",
+    [pytest.param(0, id="in place"), pytest.param(2, id="two workers", marks=pytest.mark.slow)],
+)
+@pytest.mark.parametrize(
+    "step",
+    [18, 35, *(pytest.param(step, marks=pytest.mark.slow) for step in (1, 7, 53))],
+    ids=lambda step: f"killed at {step}",
+)
+def test_a_killed_run_ends_in_the_weights_of_a_whole_one(
+    tmp_path: Path, step: int, workers: int
+) -> None:
+    """There are 18 steps to an epoch: inside the first, at its end, inside the second, ..."""
+
+    import torch
+
+    from penstock.training.loop import train_workload
+
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    uninterrupted = train_workload("spiral", config_of(whole))
+    with pytest.raises(Incomplete, match=r"stopped by SIGTERM after step \d+ of 54"):
+        train_workload("spiral", config_of(parts, num_workers=workers), progress=kill_at(step))
+    told = json.loads((parts / "training_results.json").read_text())
+    # The signal falls between two steps, and ends the run at the next boundary; at an epoch's end,
+    # in its validation.
+    ended = step if step % 18 == 0 else step + 1
+    assert (told["status"], told["steps"]) == ("stopped", ended)
+    resumed = train_workload("spiral", config_of(parts, resume=True, num_workers=workers))
+    assert_same(weights(whole), weights(parts))
+    assert resumed["resumed_at_steps"] == [ended]
+    assert [row["step"] for row in rows(parts)] == [str(n) for n in range(1, 55)]
+    assert [row["loss"] for row in rows(parts)] == [row["loss"] for row in rows(whole)]
+    timeless = {"train_s", "val_s"}
+    assert [{k: v for k, v in row.items() if k not in timeless} for row in resumed["history"]] == [
+        {k: v for k, v in row.items() if k not in timeless} for row in uninterrupted["history"]
+    ]
+    assert resumed["best"] == uninterrupted["best"]
+    best = [torch.load(out / "best_model.pth", weights_only=True) for out in (whole, parts)]
+    assert_same(*best)
+
+
+def test_a_crashed_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
+    from penstock.training.loop import train_workload
+
+    class Crash(Exception):
+        pass
+
+    def crash(now: Any) -> None:
+        if now.step == 30:
+            raise Crash
+
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train_workload("spiral", config_of(whole))
+    with pytest.raises(Crash):
+        train_workload("spiral", config_of(parts, checkpoint_every=7), progress=crash)
+    assert len(rows(parts)) == 30  # of which two were not in the checkpoint of step 28
+    resumed = train_workload("spiral", config_of(parts, resume=True))
+    assert resumed["resumed_at_steps"] == [28]
+    assert_same(weights(whole), weights(parts))
+    assert [row["step"] for row in rows(parts)] == [str(n) for n in range(1, 55)]
+
+
+def test_more_steps_go_on_inside_the_epoch(tmp_path: Path) -> None:
+    from penstock.training.loop import train_workload
+
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train_workload("spiral", config_of(whole, max_steps=30))
+    first = train_workload("spiral", config_of(parts, max_steps=23))
+    assert [row["step"] for row in first["history"]] == [18, 23]
+    results = train_workload("spiral", config_of(parts, max_steps=30, resume=True))
+    assert [row["step"] for row in results["history"]] == [18, 30]
+    assert results["history"][1]["samples"] == 12 * 8
+    assert_same(weights(whole), weights(parts))
+
+
+def test_a_device_that_is_asked_seldom_is_asked_before_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from penstock.training.loop import train_workload
+
+    monkeypatch.setattr(Laps, "drain_every", 50)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    uninterrupted = train_workload("spiral", config_of(whole))
+
+    def strike(now: Any) -> None:  # the first that is told is the end of the first epoch
+        if now.step == 18 and not now.validated:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Incomplete):
+        train_workload("spiral", config_of(parts), progress=strike)
+    resumed = train_workload("spiral", config_of(parts, resume=True))
+    told = [
+        [(row["epoch"], row["samples"]) for row in r["history"]] for r in (uninterrupted, resumed)
+    ]
+    assert told[0] == told[1]
+    assert_same(weights(whole), weights(parts))
+
+
+def test_what_follows_a_checkpoint_is_made_up_for(tmp_path: Path) -> None:
+    """As if the run had been killed between the last state and the files of the best one."""
+
+    import torch
+
+    from penstock.training.loop import train_workload
+
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train_workload("spiral", config_of(whole, epochs=2))
+    train_workload("spiral", config_of(parts, epochs=1))
+    named = [path for path in (parts / "checkpoints").iterdir() if path.name != "last.pt"]
+    for path in (*named, parts / "best_model.pth"):
+        path.unlink()
+    train_workload("spiral", config_of(parts, epochs=2, resume=True))
+    assert {path.name for path in (parts / "checkpoints").iterdir()} == {
+        path.name for path in (whole / "checkpoints").iterdir()
+    }
+    for path in (whole / "checkpoints").glob("epoch=*.pt"):
+        ours, theirs = (
+            torch.load(folder / "checkpoints" / path.name, weights_only=True)["model"]
+            for folder in (parts, whole)
+        )
+        assert_same(ours, theirs)
+    best = [torch.load(out / "best_model.pth", weights_only=True) for out in (whole, parts)]
+    assert_same(*best)
+
+
+def test_the_first_ctrl_c_saves_and_the_second_does_not_wait(tmp_path: Path) -> None:
+    from penstock.training.loop import train_workload
+    from penstock.training.ranks import Stop
+
+    def look(now: Any) -> None:
+        if now.step == 7:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Incomplete, match=r"stopped by SIGINT after step 8 of 54"):
+        train_workload("spiral", config_of(tmp_path), progress=look)
+    with pytest.raises(KeyboardInterrupt), Stop():
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is said of how to go on is true: with nothing saved, and with something."""
+
+    from penstock.training.step import Stepper
+
+    def interrupted(self: Any, *_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    out = tmp_path / "out"
+    words = ["train", "spiral", "--num-samples", "203", "--epochs", "1", "--device", "cpu"]
+    words += ["--output-dir", str(out)]
+    with monkeypatch.context() as patched:
+        patched.setattr(Stepper, "take", interrupted)  # in the first step
+        assert main(words) == 3
+    assert capsys.readouterr().err == (
+        f"penstock train: interrupted; {out} holds no checkpoint yet, so run again with --resume, "
+        "which begins anew\n"
+    )
+    assert (out / "args.json").exists()
+    assert main([*words, "--resume"]) == 0
+    begun = f"--resume: {out} holds no checkpoint yet; the run begins anew\n"
+    assert begun in capsys.readouterr().err
+    with monkeypatch.context() as patched:
+        patched.setattr(Stepper, "take", interrupted)
+        assert main([*words, "--resume", "--epochs", "2"]) == 3
+    last = out / "checkpoints" / "last.pt"
+    told = capsys.readouterr().err
+    assert f"interrupted; run again with --resume, which goes on from {last}\n" in told
+    assert main([*words, "--resume", "--epochs", "2"]) == 0
+    assert "anew" not in capsys.readouterr().err
+    assert json.loads((out / "training_results.json").read_text())["resumed_at_steps"]
+
+
+def test_to_resume_where_nothing_is_is_to_begin_and_removes_no_result(tmp_path: Path) -> None:
+    from penstock.training.loop import train_workload
+
+    said: list[str] = []
+    results = train_workload(
+        "spiral", config_of(tmp_path / "new", epochs=1, resume=True), say=said.append
+    )
+    assert results["resumed_at_steps"] == []
+    assert said == [f"--resume: {tmp_path / 'new'} holds no checkpoint yet; the run begins anew"]
+    (tmp_path / "new" / "checkpoints" / "last.pt").unlink()
+    with pytest.raises(
+        UsageError, match=r"no checkpoint .*last.pt, and .*results.json is of a run"
+    ):
+        train_workload("spiral", config_of(tmp_path / "new", epochs=1, resume=True))
+    assert (tmp_path / "new" / "best_model.pth").exists()
+
+
+def test_a_signal_before_and_after_a_run_is_not_ours(tmp_path: Path) -> None:
+    from penstock.training.loop import train_workload
+
+    before = signal.getsignal(signal.SIGTERM)
+    train_workload("spiral", config_of(tmp_path, epochs=1))
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_random_numbers_go_on() -> None:
+    import random
+
+    import torch
+
+    from penstock.training.checkpoint import random_state, set_random_state
+
+    device = torch.device("cpu")
+    torch.manual_seed(1), np.random.seed(2), random.seed(3)
+    np.random.normal()  # leaves half a pair behind
+    state = random_state(device)
+
+    def draw() -> list[float]:
+        return [float(torch.rand(())), np.random.normal(), random.gauss(0, 1), random.random()]
+
+    first = draw()
+    draw()
+    set_random_state(state, device)
+    assert draw() == first

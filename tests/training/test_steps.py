@@ -1,0 +1,158 @@
+"""The steps of a rank: their times, their rows on disk, and the checkpoints between them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.instruments.phases import DeviceLaps, Laps
+
+from .kit import rows
+
+if find_spec("lightning_fabric") is None:
+    pytest.skip("lightning_fabric is not installed", allow_module_level=True)
+
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_laps_add_up_to_the_step() -> None:
+    ticks = iter([0.0, 1.0, 3.0, 3.5, 10.0, 10.0, 12.0])
+    laps = Laps(lambda: next(ticks))
+    laps.begin()
+    for phase in ("data_wait", "forward", "data_wait"):
+        laps.lap(phase)
+    laps.end()
+    laps.begin()
+    laps.lap("data_wait")
+    laps.lap("forward")
+    laps.end()
+    assert laps.drain() == [
+        {"step": 3.5, "data_wait": 1.5, "forward": 2.0},
+        {"step": 2.0, "data_wait": 0.0, "forward": 2.0},
+    ]
+    assert laps.drain() == []
+
+
+class Stream:
+    """Stands for CUDA: the host queues work, and an event is when the device comes to it."""
+
+    def __init__(self) -> None:
+        self.host = self.ready = 0.0
+
+    def launch(self, seconds: float) -> None:
+        self.ready = max(self.ready, self.host) + seconds
+
+    def Event(self, enable_timing: bool) -> Any:
+        stream = self
+
+        class Event:
+            def record(self) -> None:
+                self.at = max(stream.ready, stream.host)
+
+            def elapsed_time(self, other: Any) -> float:
+                assert stream.ready <= stream.host, "read before the queue was empty"
+                return float(other.at - self.at) * 1e3
+
+        return Event()
+
+    def synchronize(self) -> None:
+        self.host = max(self.host, self.ready)
+
+
+def test_laps_of_a_device_with_batches_that_add_up() -> None:
+    """The host waits 1 and 20 s for data, and launches in no time."""
+    stream = Stream()
+    laps = DeviceLaps(stream)
+    laps.begin()
+    for wait, forward in ((1.0, 4.0), (20.0, 5.0)):
+        stream.host += wait
+        laps.lap("data_wait")
+        stream.launch(0.5)
+        laps.lap("transfer")
+        stream.launch(forward)
+        laps.lap("forward")
+    stream.launch(100)
+    laps.lap("optimizer")
+    laps.end()
+    assert laps.drain() == [  # of the 20 s the device had work for 4.5
+        {"step": 126.5, "data_wait": 16.5, "transfer": 1.0, "forward": 9.0, "optimizer": 100.0}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("loading", "wait", "step"),
+    [pytest.param(0.75, 0.0, 1.0, id="ahead"), pytest.param(1.5, 0.5, 1.5, id="behind")],
+)
+def test_a_wait_for_data_is_the_devices(loading: float, wait: float, step: float) -> None:
+    """A device that computes for 1 s a step does not wait for a loader that is quicker, though the
+    host does; and the host, which only queues, knows no step's length."""
+    stream = Stream()
+    laps = DeviceLaps(stream)
+    for _ in range(4):
+        laps.begin()
+        stream.host += loading
+        laps.lap("data_wait")
+        stream.launch(1.0)
+        laps.lap("forward")
+        laps.end()
+    first, *others = laps.drain()
+    assert first == {"step": loading + 1, "data_wait": loading, "forward": 1.0}
+    assert others == [{"step": step, "data_wait": wait, "forward": 1.0}] * 3
+    assert laps.drain() == []
+
+
+def test_half_a_row_of_a_killed_process_is_no_step(tmp_path: Path) -> None:
+    from penstock.training.step_log import StepLog
+
+    log = StepLog(tmp_path, 0, 0)
+    for step in (1, 2, 3):
+        log.add(step, 0, 8, 0.5, {"step": 0.25})
+    log.close()
+    log.path.write_text(log.path.read_text()[:-9])
+    log = StepLog(tmp_path, 0, 3)
+    assert [row["step"] for row in rows(tmp_path)] == ["1", "2"], "on disk before a step is taken"
+    log.add(3, 0, 8, 0.5, {"step": 0.25})
+    assert log.summary()["step"] == {"total_s": 0.75, "median_s": 0.25}
+    log.close()
+
+
+def test_top_k_keeps_the_best_and_ties_go_to_the_earlier(tmp_path: Path) -> None:
+    from penstock.training.checkpoint import Checkpoints
+
+    def write(path: Path, state: Mapping[str, Any]) -> None:
+        path.write_text(str(state["epoch"]))
+
+    kept = Checkpoints(tmp_path, write, writes=True, keep=2, judge="rmse", higher=False)
+    firsts = []
+    for epoch, score in enumerate([3.0, math.nan, 2.0, 2.0, 5.0, 1.0]):
+        firsts.append(kept.rank(epoch, {"rmse": score}))
+        kept.save({"epoch": epoch})
+        kept.tidy(epoch)
+    assert firsts == [True, False, True, False, False, True]
+    assert [entry["epoch"] for entry in kept.best] == [5, 2]
+    read = {path.name: path.read_text() for path in (tmp_path / "checkpoints").iterdir()}
+    assert read == {"last.pt": "5", "epoch=05-rmse=1.0000.pt": "5", "epoch=02-rmse=2.0000.pt": "2"}
+    (tmp_path / "checkpoints" / "epoch=02-rmse=2.0000.pt").unlink()
+    kept.tidy(5)
+    assert not (tmp_path / "checkpoints" / "epoch=02-rmse=2.0000.pt").exists(), "it holds epoch 5"
+
+
+def test_a_write_that_fails_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    from penstock.training.checkpoint import Checkpoints
+
+    def write(path: Path, state: Mapping[str, Any]) -> None:
+        path.write_text(state["text"][:3])
+        if state["text"] == "second":
+            raise OSError("disk full")
+
+    kept = Checkpoints(tmp_path, write, writes=True, keep=1, judge="x", higher=True)
+    kept.save({"text": "first"})
+    with pytest.raises(OSError, match="disk full"):
+        kept.save({"text": "second"})
+    assert (tmp_path / "checkpoints" / "last.pt").read_text() == "fir"

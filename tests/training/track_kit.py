@@ -1,0 +1,116 @@
+"""What tests of trackers share: small runs that are tracked, and what they were told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from penstock.base.config.knobs import build
+from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
+from penstock.base.errors import Incomplete
+from penstock.training.tracking import events, tell, trackers
+
+from .kit import SMALL
+
+if TYPE_CHECKING:
+    import torch
+
+
+WORDS = "--num-samples 203 --batch-size 8 --epochs 2 --hidden-dims 8 4 --device cpu".split()
+
+
+KEY = "planted-4f1c9e77a0b24d6c"
+
+
+NO_NETWORK = {"HTTPS_PROXY": "http://127.0.0.1:9"}
+
+
+PACKAGES = {name: tracker.package for name, tracker in trackers.TRACKERS.items()}
+
+
+needs = {
+    name: pytest.mark.skipif(not find_spec(package), reason=f"{package} is not installed")
+    for name, package in PACKAGES.items()
+}
+
+
+def tracked(out: Path, *names: str, **changes: Any) -> dict[str, Any]:
+    from penstock.training.loop import train_workload
+
+    settings = {"output_dir": out, "track": names, **changes}
+    return train_workload(
+        "spiral", build(TrainConfig, TRAIN_DEFAULTS["spiral"], SMALL, {"epochs": 2}, settings)
+    )
+
+
+def told(out: Path, kind: str) -> list[dict[str, Any]]:
+    return [
+        event for _, event in events.read_events(out / "events.jsonl") if event["event"] == kind
+    ]
+
+
+def series(out: Path) -> dict[str, list[tuple[int, float]]]:
+    """Of each metric its steps and values, as the file of events has them."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for _, event in events.read_events(out / "events.jsonl"):
+        for name, value in event.get("metrics", {}).items():
+            found.setdefault(name, []).append((event["step"], value))
+    return {name: sorted(points) for name, points in found.items()}
+
+
+def stop_after_21(out: Path, *names: str) -> None:
+    from penstock.training.loop import train_workload
+
+    def stop(now: Any) -> None:
+        if now.step == 21:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    settings = {"output_dir": out, "track": names}
+    config = build(TrainConfig, TRAIN_DEFAULTS["spiral"], SMALL, {"epochs": 2}, settings)
+    with pytest.raises(Incomplete):
+        train_workload("spiral", config, progress=stop)
+
+
+def until(true: Any) -> None:
+    for _ in range(1200):
+        if true():
+            return
+        time.sleep(0.1)
+    raise AssertionError("it never was")
+
+
+def begun(out: Path) -> Path:
+    """The file of events of a run that has just begun."""
+    log = events.EventLog(out / "events.jsonl")
+    known = tell.run_facts("spiral", build(TrainConfig, {"output_dir": out}), 1, "cpu")
+    log.begin(event="begin", step=0, run="a" * 32, trackers=[], environment={}, **known)
+    log.tell("step", 1, metrics={"train_loss_step": 0.5})
+    log.close()
+    return log.path
+
+
+def no_file_holds(key: str, out: Path) -> bool:
+    """Not even inside an archive; of a file in a database, its bytes."""
+    for path in out.rglob("*"):
+        if not path.is_file():
+            continue
+        assert key.encode() not in path.read_bytes(), path
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                for name in archive.namelist():
+                    assert key.encode() not in archive.read(name), (path, name)
+    return True
+
+
+def best_weights(out: Path) -> dict[str, torch.Tensor]:
+    import torch
+
+    found: dict[str, torch.Tensor] = torch.load(out / "best_model.pth", weights_only=True)
+    return found
