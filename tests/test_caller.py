@@ -88,8 +88,17 @@ def test_threads_are_those_of_the_calling_thread_alone() -> None:
 
 
 @pytest.mark.usefixtures("three_threads")
-@pytest.mark.parametrize("threads", [None, 1, 2])
-@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize(
+    ("threads", "fails"),
+    [
+        (2, False),
+        (1, True),
+        *(
+            pytest.param(*both, marks=pytest.mark.slow)
+            for both in ((None, False), (1, False), (None, True), (2, True))
+        ),
+    ],
+)
 def test_inference_leaves_all_as_it_was(threads: int | None, fails: bool) -> None:
     model, before, out = Asks(fails), state(), np.zeros_like(VOLUME)
     knobs: dict[str, Any] = {"patch": 8, "overlap": 2, "normalize": "none", "threads": threads}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -106,26 +107,45 @@ def run(words: list[str], tree: Path) -> str:
     return done.stdout
 
 
+RUNS = """
+import contextlib, io, json, sys
+from penstock.cli import main
+said = io.StringIO()
+with contextlib.redirect_stdout(said):
+    for kind, text in json.loads(sys.argv[1]):
+        if kind == "python":
+            exec(compile(text, "extending.md", "exec"), {"__name__": "__main__"})
+        else:
+            program, *words = text
+            assert program == "penstock" and main(words) == 0, text
+print(said.getvalue())
+"""
+"""Blocks and command lines of recipes, one after another in one interpreter."""
+
+
 @pytest.mark.parametrize(
-    "title", [pytest.param(t, marks=pytest.mark.slow if t in SLOW else []) for t in sorted(IN_TREE)]
+    "titles",
+    [
+        pytest.param(IN_TREE - SLOW, id="together"),
+        *(pytest.param({t}, id=t, marks=pytest.mark.slow) for t in sorted(IN_TREE)),
+    ],
 )
-def test_what_is_added_inside_penstock_runs(title: str, tree: Path) -> None:
-    said = ""
-    for step in recipe(title):
+def test_what_is_added_inside_penstock_runs(titles: set[str], tree: Path) -> None:
+    work: list[tuple[str, str | list[str]]] = []
+    shown = []
+    for step in (step for title in sorted(titles) for step in recipe(title)):
         edit(step, tree)
         if step.says != "Run:":
             continue
-        *blocks, (language, shown) = step.blocks
+        *blocks, (language, output) = step.blocks
         assert language == "text"
+        shown.append(output)
         for kind, block in blocks:
-            if kind == "python":
-                said += run([sys.executable, "-c", block], tree)
-                continue
-            for line in lines_of(block):
-                said += run([sys.executable, "-m", *shlex.split(line)], tree)
-        assert shown in said
-    assert said
-    if title == "A tracker":
+            lines = [block] if kind == "python" else map(shlex.split, lines_of(block))
+            work += [(kind, line) for line in lines]
+    said = run([sys.executable, "-c", RUNS, json.dumps(work)], tree)
+    assert len(shown) == len(titles) and all(output in said for output in shown), said
+    if "A tracker" in titles:
         rows = (tree / "work" / "run" / "track" / "table.csv").read_text()
         assert re.search(r"^1,train_loss_step,\d\.\d+$", rows, re.MULTILINE)
 

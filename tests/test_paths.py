@@ -83,7 +83,10 @@ def test_a_file_url_may_have_dots(beside: Path) -> None:
             assert open_source(spec).domain.shape[2:] == DATA.shape
 
 
-@pytest.mark.parametrize("out", ["../out.zarr", "~/out.zarr", "../out.n5"])
+@pytest.mark.parametrize(
+    "out",
+    ["../out.zarr", *(pytest.param(o, marks=pytest.mark.slow) for o in ("~/o.zarr", "../o.n5"))],
+)
 def test_infer_and_plan_take_dots(
     beside: Path, out: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -206,15 +206,21 @@ def ends(parser: argparse.ArgumentParser, words: list[str]) -> Iterator[tuple[li
     yield words, parser._actions
 
 
-def planted_lines(verb: str) -> Iterator[list[str]]:
+def planted_lines(verb: str, every_kind: bool) -> Iterator[list[str]]:
     """Command lines of a verb: a key is in all that must be said, and in one flag after another.
 
     Left out is what takes seconds until it is refused: data of ``bench``, which a process of its
-    own asks for (`test_what_fails_tells_no_key`), and devices.
+    own asks for (`test_what_fails_tells_no_key`), and devices. Of kinds that take the same
+    arguments, the presets of ``suite``, one is asked unless all are.
     """
+    asked = set[tuple[str, ...]]()
     parser = argparse.ArgumentParser()
     import_module(f"penstock.cli.{verb}").add_arguments(parser)
     for words, actions in ends(parser, [verb]):
+        taken = tuple(action.dest for action in actions)
+        if taken in asked and not every_kind:
+            continue
+        asked.add(taken)
         places = [action for action in actions if not action.option_strings]
         flags = [
             [(name := action.option_strings[0]), SPEC if name.endswith("spec") else URL]
@@ -229,9 +235,13 @@ def planted_lines(verb: str) -> Iterator[list[str]]:
         yield from ([*said, *flag] for flag in flags)
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize(
+    ("verb", "every_kind"),
+    [*((verb, False) for verb in VERBS), pytest.param("suite", True, marks=pytest.mark.slow)],
+)
 def test_a_key_in_any_argument_of_any_verb_stays_there(
     verb: str,
+    every_kind: bool,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -241,7 +251,7 @@ def test_a_key_in_any_argument_of_any_verb_stays_there(
     monkeypatch.chdir(tmp_path)
     once = {"http_request_retries": {"max_retries": 0}}
     monkeypatch.setattr("penstock.data.stores.kvstore.IMPATIENT", once)
-    for words in planted_lines(verb):
+    for words in planted_lines(verb, every_kind):
         try:
             code: Any = main(words)
         except SystemExit as end:

@@ -81,7 +81,11 @@ def test_quick_benchmarks_run(name: str, tmp_path: Path) -> None:
         assert str(tmp_path.parent) not in (out / "score.json").read_text()
 
 
-def test_without_the_data_the_emulator_is_skipped_with_a_sentence(tmp_path: Path) -> None:
-    words = [sys.executable, str(BENCHMARKS / "emulator.py"), "--data", str(tmp_path / "no.nc")]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0 and done.stdout.startswith("skipped: there is no ")
+def test_without_the_data_the_emulator_is_skipped_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = str(BENCHMARKS / "emulator.py")
+    monkeypatch.setattr(sys, "argv", [script, "--data", str(tmp_path / "no.nc")])
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    runpy.run_path(script, run_name="__main__")
+    assert capsys.readouterr().out.startswith("skipped: there is no ")

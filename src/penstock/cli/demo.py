@@ -41,11 +41,10 @@ def run(args: argparse.Namespace) -> int:
     from ..inference import Job, run_job
     from ..reports import plot_before_after
 
-    shape = tuple(args.shape)
-    clean = clean_volume(shape, args.seed)
+    shape, replace = tuple(args.shape), from_flags(Replacing, args).replace
     store, result = args.out / "noisy.ome.zarr", args.out / "denoised.ome.zarr"
-    replace = from_flags(Replacing, args).replace
     _check_output(args.out, (store, result), replace)
+    clean = clean_volume(shape, args.seed)
     print(f"A volume of {' x '.join(map(str, shape))} voxels, with noise, goes to {store}")
     _store(noisy(clean, args.seed), store)
     config = build(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...base import BenchModelConfig, Refused, UsageError, format_bytes
+from ...data import is_file
 from ...instruments import Ledger, Record, canonical, case_key, collect_environment
 from ..launch.supervisor import LaunchRequest, ask_worker, run_launch
 
@@ -17,6 +18,9 @@ Facts = dict[str, Any]
 
 def model_cases(config: BenchModelConfig) -> list[Case]:
     """The product of all axes, without what is in it twice."""
+    weights = config.weights
+    if weights is not None and not is_file(weights, f"--weights {weights}"):
+        raise UsageError(f"--weights {weights}: there is no such file")
     axes: dict[str, Sequence[Any]] = {
         "model": config.model,
         "mode": (config.mode,),
@@ -31,7 +35,7 @@ def model_cases(config: BenchModelConfig) -> list[Case]:
         "checkpointing": config.checkpointing,
         "halo": config.halo,
         "device": (config.device,),
-        "weights": (config.weights and str(config.weights),),
+        "weights": (weights and str(weights),),
         "threads": (config.threads,),
         "seed": (config.seed,),
         "budget": (config.budget,),
