@@ -327,7 +327,7 @@ def test_the_exit_code_of_launches_that_failed(
     monkeypatch.setattr(
         "penstock.bench.launch.supervisor.ask_worker", lambda scenario, case, timeout_s: fine
     )
-    monkeypatch.setattr("penstock.bench.run_sweep", failed(status, message))
+    monkeypatch.setattr("penstock.cli.sweep.run_sweep", failed(status, message))
     words = ["bench", "queue", str(data), "--output", str(tmp_path / "queue.csv")]
     assert main([*words, "--batch-size", "2", "--workers", "1", "--queue-sizes", "1"]) == code
     said = capsys.readouterr()

@@ -296,7 +296,7 @@ def test_a_real_two_photon_volume_goes_to_ome_zarr(channels: str, tmp_path: Path
     code = infer("--in-spec", MOUSE, "--out-spec", out, "--model-type", "identity", "--patch", 64,
                  "--overlap", 10, "--normalize", "global", "--c", channels)  # fmt: skip
     assert code == 0
-    assert (read(out / "0")[0] == images).all()
+    assert (read(out / "0").reshape(images.shape) == images).all()
     statistics = json.loads((tmp_path / "mouse.ome.zarr.penstock/statistics.json").read_text())
     for scaling, image in zip(statistics.values(), images, strict=True):
         lower, upper = np.percentile(image, [0.5, 99.9])

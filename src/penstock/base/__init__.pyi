@@ -77,6 +77,7 @@ from .outputs import check_outputs as check_outputs
 from .outputs import check_replaceable as check_replaceable
 from .outputs import end_output as end_output
 from .outputs import is_written_by_us as is_written_by_us
+from .outputs import write_output as write_output
 from .outputs import writing_output as writing_output
 from .run_names import ARGS as ARGS
 from .run_names import RESULTS as RESULTS

@@ -93,6 +93,15 @@ def writing_output(path: Path, *, replace: bool = False) -> Iterator[Path]:
             _note(real(path), _digest(draft))
 
 
+def write_output(flag: str, path: Path, text: str, *, replace: bool) -> None:
+    """`writing_output` of a whole text. Raises `UsageError` with the flag where it fails."""
+    try:
+        with writing_output(path, replace=replace) as draft:
+            draft.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{flag} {path} cannot be written: {error.strerror}") from error
+
+
 def begin_output(path: Path) -> None:
     """From now on the file grows, or the folder fills, and is ours however that ends."""
     _note(real(path), _BEGUN)

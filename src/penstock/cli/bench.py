@@ -13,16 +13,36 @@ from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..base import BenchModelConfig, add_flags, add_kinds, check_outputs, from_flags, plural
-from ..instruments import Record, canonical
+from ..bench import (
+    budget_note,
+    check_budget,
+    check_same_work,
+    checked_model_cases,
+    known_roof,
+    launch_with_flops,
+    launches_of,
+    limits_table,
+    model_case_namer,
+    model_cases,
+    model_limits,
+)
+from ..instruments import Ledger, Record, canonical
 from ..models import check_model_name
+from ..reports import (
+    append_limits,
+    append_model_csv,
+    in_text,
+    model_sections,
+    recommend,
+    roof_line,
+    settings_files,
+    write_model_yaml,
+)
 from .progress import say
 from .sweep import ended, launches_each, make_way, open_outputs, print_written, step_outcome, sweep
-
-if TYPE_CHECKING:
-    from ..instruments import Ledger
 
 Case = dict[str, Any]
 Facts = dict[str, Any]
@@ -54,26 +74,22 @@ def run(args: argparse.Namespace) -> int:
     config = from_flags(BenchModelConfig, args, args.config)
     for model in config.model:
         check_model_name(model, "--model")
-    from ..bench import check_budget, check_same_work, checked_model_cases, model_cases
-    from ..instruments import Ledger
-    from ..reports import settings_files
 
     cases = model_cases(config)
     ledger = open_outputs(config, NEEDS)
-    recommend = config.recommend or config.output.with_suffix(f".{config.mode}.yaml")
-    check_outputs(("--recommend", recommend), replace=config.replace)
+    settings_file = config.recommend or config.output.with_suffix(f".{config.mode}.yaml")
+    check_outputs(("--recommend", settings_file), replace=config.replace)
     cases, facts = checked_model_cases(cases, config.timeout)
     if config.budget is not None:
         check_budget(config.budget, cases, facts)
     if config.find_limit:
         # In a ledger of its own: a launch that only tries is no measurement.
-        folder = config.ledger or config.output.with_suffix(".ledger")
-        return _find_limit(config, cases, facts, Ledger(folder / "limits"))
-    settings = settings_files(cases, recommend)
+        return _find_limit(config, cases, facts, Ledger(ledger.path.parent / "limits"))
+    settings = settings_files(cases, settings_file)
     check_outputs(*(("--recommend", path) for path in settings), replace=config.replace)
     if config.resume:
         check_same_work(ledger, cases, facts)
-    return _sweep(config, cases, facts, ledger, recommend)
+    return _sweep(config, cases, facts, ledger, settings_file)
 
 
 def _sweep(
@@ -81,18 +97,8 @@ def _sweep(
     cases: Sequence[Case],
     facts: Sequence[Facts],
     ledger: Ledger,
-    recommended: Path,
+    settings_file: Path,
 ) -> int:
-    from ..bench import known_roof, launch_with_flops, launches_of, model_case_namer
-    from ..reports import (
-        append_model_csv,
-        in_text,
-        model_sections,
-        recommend,
-        roof_line,
-        write_model_yaml,
-    )
-
     launches, device = launches_of(config.effort), cases[0]["device"]
     print(f"{plural(len(cases), 'case')} on {device}, {launches_each(launches)}")
     records = sweep(
@@ -115,7 +121,7 @@ def _sweep(
         print("", line, sep="\n")
     advice = recommend(records, config.budget)
     print("", *advice.lines, sep="\n")
-    settings = write_model_yaml(advice, recommended, config.replace)
+    settings = write_model_yaml(advice, settings_file, config.replace)
     print_written([config.output, ledger.path, *settings])
     return int(any(record.status == "crash" for record in records))
 
@@ -124,9 +130,6 @@ def _find_limit(
     config: BenchModelConfig, cases: Sequence[Case], facts: Sequence[Facts], ledger: Ledger
 ) -> int:
     """For each variant of the model, the largest batch of each tile."""
-    from ..bench import budget_note, limits_table, model_case_namer, model_limits
-    from ..reports import append_limits
-
     variants: dict[str, list[tuple[Case, Facts]]] = {}
     for case, counted in zip(cases, facts, strict=True):
         variants.setdefault(canonical({**case, "tile": 0, "batch": 0}), []).append((case, counted))

@@ -7,14 +7,20 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..base import BenchLoaderConfig, add_flags, format_seconds, from_flags, plural
-from ..instruments import Record
+from ..bench import (
+    checked_loader_cases,
+    ladder_cases,
+    launches_of,
+    loader_case_name,
+    loader_cases,
+    loader_rules,
+)
+from ..instruments import Ledger, Record
+from ..reports import LOADER_NEEDS, append_loader_csv, in_text, loader_sections
 from .sweep import launches_each, make_way, open_outputs, print_written, sweep
-
-if TYPE_CHECKING:
-    from ..instruments import Ledger
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,8 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = from_flags(BenchLoaderConfig, args, args.config)
-    from ..bench import checked_loader_cases, ladder_cases, loader_cases
-    from ..reports import LOADER_NEEDS, append_loader_csv, in_text, loader_sections
 
     ledger = open_outputs(config, LOADER_NEEDS)
     cases = checked_loader_cases(loader_cases(config, args.data), config, print)
@@ -52,8 +56,6 @@ def _sweep(
     config: BenchLoaderConfig,
     ledger: Ledger,
 ) -> list[Record]:
-    from ..bench import launches_of, loader_case_name, loader_rules
-
     launches = launches_of(config.effort)
     print(f"{plural(len(cases), what)} of the {scenario}, {launches_each(launches)}")
     return sweep(

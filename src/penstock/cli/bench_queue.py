@@ -17,8 +17,24 @@ from ..base import (
     format_seconds,
     from_flags,
 )
+from ..bench import (
+    ask_worker_or_fail,
+    lacks_package,
+    launches_of,
+    queue_case_name,
+    queue_cases,
+    queue_rules,
+)
 from ..instruments import Record
 from ..models import check_model_name
+from ..reports import (
+    QUEUE_NEEDS,
+    append_queue_csv,
+    first_empty,
+    in_text,
+    plot_queue,
+    queue_sections,
+)
 from .sweep import figures_of, launches_each, make_way, open_outputs, print_written, sweep
 
 
@@ -30,15 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     config = from_flags(BenchQueueConfig, args, args.config)
     check_model_name(config.model, "--model")
-    from ..bench import (
-        ask_worker_or_fail,
-        lacks_package,
-        launches_of,
-        queue_case_name,
-        queue_cases,
-        queue_rules,
-    )
-    from ..reports import QUEUE_NEEDS, append_queue_csv, in_text, plot_queue, queue_sections
 
     cases = queue_cases(args.data, config)
     ledger = open_outputs(config, QUEUE_NEEDS)
@@ -69,8 +76,6 @@ def run(args: argparse.Namespace) -> int:
 
 def outcome(record: Record) -> str:
     """The mean step of a launch, and when its queue was empty first."""
-    from ..reports import first_empty
-
     mean = format_seconds(statistics.mean(record.samples_s["step"]))
     if record.case.get("compute", "none") == "none":
         return f"{mean} a batch"

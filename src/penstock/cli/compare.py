@@ -10,13 +10,21 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ..base import Replacing, UsageError, add_flags, for_terminal, from_flags, scrub
-from ..instruments import CONFIDENCE
-
-if TYPE_CHECKING:
-    from ..reports import Comparison
+from ..base import (
+    Replacing,
+    UsageError,
+    add_flags,
+    check_outputs,
+    for_terminal,
+    format_seconds,
+    from_flags,
+    scrub,
+    significant,
+    write_output,
+)
+from ..instruments import CONFIDENCE, read_ledger
+from ..reports import Comparison, compare_records, select_records
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,10 +77,6 @@ def run(args: argparse.Namespace) -> int:
     if a_knobs != b_knobs:
         raise UsageError(f"--set-a {a_knobs} and --set-b {b_knobs} must name the same knobs")
 
-    from ..base import check_outputs, writing_output
-    from ..instruments import read_ledger
-    from ..reports import compare_records, select_records
-
     replace = from_flags(Replacing, args).replace
     if args.json is not None and not args.json.parent.is_dir():
         raise UsageError(f"--json {args.json}: No such file or directory")
@@ -94,11 +98,8 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
     )
     if args.json is not None:
-        try:
-            with writing_output(args.json, replace=replace) as draft:
-                draft.write_text(json.dumps(comparison.as_dict(), indent=1) + "\n")
-        except OSError as error:
-            raise UsageError(f"--json {args.json}: {error.strerror}") from error
+        text = json.dumps(comparison.as_dict(), indent=1) + "\n"
+        write_output("--json", args.json, text, replace=replace)
     _print(comparison)
     return int(comparison.regressed)
 
@@ -118,8 +119,6 @@ def _print(comparison: Comparison) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
-
-    from ..base import format_seconds, significant
 
     table = Table("case", "A", "B", "B / A", "launches", "verdict", box=None, pad_edge=False)
     for row in comparison.rows:

@@ -18,7 +18,8 @@ from ..base import (
     check_replaceable,
     from_flags,
 )
-from ..data import Box
+from ..data import Box, clean_volume, noisy, open_sink, open_source, psnr
+from ..reports import plot_before_after
 from .infer import print_plan, shown_progress
 
 
@@ -37,9 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..data import clean_volume, noisy, open_source, psnr
     from ..inference import Job, run_job
-    from ..reports import plot_before_after
 
     shape, replace = tuple(args.shape), from_flags(Replacing, args).replace
     store, result = args.out / "noisy.ome.zarr", args.out / "denoised.ome.zarr"
@@ -100,8 +99,6 @@ def _check_output(out: Path, stores: Sequence[Path], replace: bool) -> None:
 
 
 def _store(volume: Any, path: Path) -> None:
-    from ..data import open_sink, open_source
-
     domain = Box.of((0, 0), (1, 1)) + Box.of((0, 0, 0), volume.shape)
     sink = open_sink(
         str(path), domain=domain, dtype=volume.dtype, like=open_source(volume), overwrite=True

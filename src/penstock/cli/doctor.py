@@ -21,7 +21,7 @@ from ..base import (
     format_bytes,
     from_flags,
     significant,
-    writing_output,
+    write_output,
 )
 from ..bench import LAUNCHES, SweepStep, default_ledger, measure_roofs, noise_floor
 from ..instruments import (
@@ -93,11 +93,8 @@ def run(args: argparse.Namespace) -> int:
     findings["warnings"] = doubts
     show("Warnings", doubts or ["none"])
     if args.json:
-        try:
-            with writing_output(args.json, replace=replace) as draft:
-                draft.write_text(json.dumps(findings, indent=2, allow_nan=False) + "\n")
-        except OSError as error:
-            raise UsageError(f"--json {args.json} cannot be written: {error.strerror}") from error
+        text = json.dumps(findings, indent=2, allow_nan=False) + "\n"
+        write_output("--json", args.json, text, replace=replace)
     return 0
 
 

@@ -13,7 +13,7 @@ import contextlib
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..base import (
     PRESET_SAMPLES,
@@ -28,10 +28,18 @@ from ..base import (
     significant,
     usable_cores,
 )
+from ..data import (
+    PRESETS,
+    Packed,
+    Specimen,
+    World,
+    clear_data_set,
+    open_netcdf,
+    write_data_set,
+    write_dataset,
+    write_volume,
+)
 from .progress import counted_progress
-
-if TYPE_CHECKING:
-    from ..data import Packed
 
 MOST_WORKERS = 8
 VOLUME, XVIEW3 = "volume", "xview3"
@@ -81,8 +89,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _what(args: argparse.Namespace) -> tuple[str, Path]:
-    from ..data import PRESETS
-
     presets = (*PRESETS, VOLUME, XVIEW3)
     # Where one word is given, argparse takes it for the last of the two.
     words = [str(word) for word in (args.preset, args.out) if word is not None]
@@ -104,8 +110,6 @@ def _what(args: argparse.Namespace) -> tuple[str, Path]:
 
 
 def _pack(name: str, out: Path, config: GenerateConfig) -> Packed:
-    from ..data import PRESETS, World
-
     preset, samples = PRESETS[name], config.samples or PRESET_SAMPLES
     grid = (config.grid[0], config.grid[1])
     world = World(grid, config.seed, config.slope)
@@ -121,8 +125,6 @@ def _pack(name: str, out: Path, config: GenerateConfig) -> Packed:
 
 
 def _pack_file(source: Path, out: Path, config: GenerateConfig) -> Packed:
-    from ..data import open_netcdf
-
     stacked = open_netcdf(
         source,
         inputs=config.inputs,
@@ -154,8 +156,6 @@ def _write(
     facts: Mapping[str, Any],
     config: GenerateConfig,
 ) -> Packed:
-    from ..data import write_dataset
-
     if config.shards and len(config.shards) != 1:
         raise UsageError(f"--shards {config.shards}: give one number, the samples in a shard")
     with counted_progress(len(ids)) as progress:
@@ -175,8 +175,6 @@ def _write(
 
 
 def _volume(out: Path, config: GenerateConfig) -> Packed:
-    from ..data import Specimen, write_volume
-
     specimen = Specimen(config.seed)
     facts = {"preset": VOLUME, "seed": config.seed, "settings": as_settings(config)}
     with counted_progress(math.prod(config.shape), "voxels") as progress:
@@ -198,8 +196,6 @@ def _workers(config: GenerateConfig) -> int:
 
 
 def _xview3(out: Path, config: GenerateConfig) -> int:
-    from ..data import clear_data_set, write_data_set
-
     clear_data_set(out, config.overwrite)
     validation = config.validation or max(1, config.scenes // 4)
     with counted_progress(config.scenes, "scenes") as progress:

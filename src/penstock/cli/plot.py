@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from ..base import BenchModelConfig, Replacing, UsageError, add_flags, from_flags
+from ..reports import plot_bench, plot_gpu_metrics, plot_loader, plot_metrics, plot_queue
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,8 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..reports import plot_bench, plot_gpu_metrics, plot_loader, plot_metrics, plot_queue
-
     if args.smooth < 0:
         raise UsageError(f"--smooth {args.smooth} is not a number of samples")
     file: Path = args.file or args.input or _usual()

@@ -10,13 +10,18 @@ import argparse
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ..base import CHIP_OVERLAP, PreprocessConfig, UsageError, add_flags, check_folder, from_flags
+from ..data import (
+    Objects,
+    channels_of,
+    check_chips_output,
+    preprocess_scenes,
+    read_labels,
+    scene_folders,
+)
 from .progress import counted_progress
-
-if TYPE_CHECKING:
-    from ..data import Objects
 
 SPLITS: tuple[tuple[Literal["train", "validation"], str], ...] = (
     ("train", "train"),
@@ -30,14 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..data import (
-        channels_of,
-        check_chips_output,
-        preprocess_scenes,
-        read_labels,
-        scene_folders,
-    )
-
     config = from_flags(PreprocessConfig, args)
     channels = channels_of(config.channels)
     if config.layout == "reference" and config.overlap:

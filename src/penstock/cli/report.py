@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..base import Replacing, add_flags, from_flags
+from ..base import Replacing, add_flags, check_outputs, from_flags
+from ..instruments import ledger_to_csv, ledger_to_parquet, read_ledger
+from ..reports import write_page
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,10 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..base import check_outputs
-    from ..instruments import ledger_to_csv, ledger_to_parquet, read_ledger
-    from ..reports import write_page
-
     replace = from_flags(Replacing, args).replace
     exports = (("--csv", args.csv), ("--parquet", args.parquet))
     check_outputs(*exports, replace=replace, inputs=args.ledgers)

@@ -15,7 +15,7 @@ import argparse
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..base import (
     Replacing,
@@ -23,13 +23,39 @@ from ..base import (
     UsageError,
     add_flags,
     check_folder,
+    check_outputs,
     from_flags,
+    write_output,
+)
+from ..reports import Section, in_text
+from ..scaling import (
+    A_GPU,
+    DeviceStep,
+    Network,
+    Study,
+    TrainingRun,
+    assumptions_of,
+    device_of_run,
+    metrics_table,
+    plot_scaling,
+    points_to_csv,
+    predict_steps,
+    prediction_table,
+    read_runs,
+    results_table,
+    run_mark,
+    runs_to_csv,
+    same_settings,
+    scaling_markdown,
+    scaling_sections,
+    speedup_table,
+    studies,
+    summary_table,
+    with_batch,
+    with_several,
 )
 from .progress import say
 from .sweep import figures_of
-
-if TYPE_CHECKING:
-    from ..scaling import DeviceStep, Study, TrainingRun
 
 SIMULATE = "simulate"
 
@@ -76,20 +102,6 @@ def run(args: argparse.Namespace) -> int:
     paths = [Path(path) for path in (args.paths[1:] if simulated else args.paths)]
     if simulated:
         return _simulate(paths, args)
-    from ..reports import in_text
-    from ..scaling import (
-        A_GPU,
-        metrics_table,
-        points_to_csv,
-        read_runs,
-        results_table,
-        run_mark,
-        runs_to_csv,
-        scaling_sections,
-        speedup_table,
-        studies,
-        summary_table,
-    )
 
     replace = from_flags(Replacing, args).replace
     _check_output(args.output, replace)
@@ -146,8 +158,6 @@ def _say(sentence: str) -> None:
 
 def _check_output(folder: Path | None, replace: bool) -> None:
     """Refuse a folder in which a file of the user's would be replaced."""
-    from ..base import check_outputs
-
     if folder is not None:
         check_folder(folder, "--output")
         named = [folder / name for name in ("scaling.md", "scaling.csv", "runs.csv")]
@@ -162,29 +172,20 @@ def _write(
     asked: bool,
     replace: bool,
 ) -> list[Path]:
-    from ..base import writing_output
-    from ..scaling import plot_scaling, points_to_csv, runs_to_csv, scaling_markdown
-
-    try:
-        figures = figures_of(lambda: plot_scaling(compared, folder, replace))
-        names = [figure.name for figure in figures]
-        files = {
-            folder / "scaling.md": scaling_markdown(runs, compared, machine, asked, names),
-            folder / "scaling.csv": points_to_csv(compared, runs),
-            folder / "runs.csv": runs_to_csv(runs),
-        }
-        for path, text in files.items():
-            with writing_output(path, replace=replace) as draft:
-                draft.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"--output {folder} cannot be written: {error.strerror}") from error
+    figures = figures_of(lambda: plot_scaling(compared, folder, replace))
+    names = [figure.name for figure in figures]
+    files = {
+        folder / "scaling.md": scaling_markdown(runs, compared, machine, asked, names),
+        folder / "scaling.csv": points_to_csv(compared, runs),
+        folder / "runs.csv": runs_to_csv(runs),
+    }
+    for path, text in files.items():
+        write_output("--output", path, text, replace=replace)
     return [*files, *figures]
 
 
 def _simulate(paths: list[Path], args: argparse.Namespace) -> int:
     config = from_flags(SimulateConfig, args)
-    from ..reports import Section, in_text
-    from ..scaling import Network, assumptions_of, predict_steps, prediction_table
 
     device = _device(paths, config)
     network = Network(
@@ -207,8 +208,6 @@ def _simulate(paths: list[Path], args: argparse.Namespace) -> int:
 def _device(paths: list[Path], config: SimulateConfig) -> DeviceStep:
     """From a run of one device and one of several, from flags, or runs with what flags say in
     place of it."""
-    from ..scaling import DeviceStep, device_of_run, same_settings, with_batch, with_several
-
     if len(paths) > 2:
         raise UsageError(
             f"simulate takes a RUN of one device and one of several, and got {len(paths)}"
@@ -249,8 +248,6 @@ def _device(paths: list[Path], config: SimulateConfig) -> DeviceStep:
 
 
 def _run(path: Path) -> TrainingRun:
-    from ..scaling import read_runs
-
     runs = read_runs([path], _say)
     if len(runs) > 1:
         raise UsageError(f"{path} holds {len(runs)} runs; simulate takes one")

@@ -8,14 +8,19 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..base import ScoreConfig, UsageError, add_flags, check_outputs, from_flags, writing_output
-
-if TYPE_CHECKING:
-    from ..data import Objects, XView3Score
+from ..base import ScoreConfig, UsageError, add_flags, check_outputs, from_flags, write_output
+from ..data import (
+    Objects,
+    XView3Score,
+    read_labels,
+    read_predictions,
+    read_shoreline,
+    score_xview3,
+    shoreline_path,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,15 +34,6 @@ def run(args: argparse.Namespace) -> int:
     if config.output is not None and not config.output.parent.is_dir():
         raise UsageError(f"--output {config.output}: there is no folder {config.output.parent}")
     check_outputs(("--output", config.output), replace=config.replace, inputs=read)
-
-    from ..data import (
-        Objects,
-        read_labels,
-        read_predictions,
-        read_shoreline,
-        score_xview3,
-        shoreline_path,
-    )
 
     predicted = read_predictions(config.inference_file)
     labels = Objects.join(read_labels(config.label_file).values())
@@ -53,11 +49,7 @@ def run(args: argparse.Namespace) -> int:
         None if root is None else lambda scene: read_shoreline(shoreline_path(root, scene)),
     )
     if config.output is not None:
-        try:
-            with writing_output(config.output, replace=config.replace) as draft:
-                draft.write_text(json.dumps(score.as_dict()))
-        except OSError as error:
-            raise UsageError(f"--output {config.output}: {error.strerror}") from error
+        write_output("--output", config.output, json.dumps(score.as_dict()), replace=config.replace)
     print("\n".join(lines(score, config)))
     return 0
 

@@ -16,9 +16,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..base import (
+    RESULTS,
     SLURM_PRESETS,
     PenstockError,
     Replacing,
@@ -31,10 +31,25 @@ from ..base import (
     plural,
     read_yaml,
 )
+from ..cluster import (
+    STUDY_FILE,
+    JobState,
+    SlurmJob,
+    cancel_jobs,
+    check_copies,
+    collect_job,
+    copies_of,
+    job_states,
+    parse_sizes,
+    read_study,
+    slurm_preset,
+    slurm_script,
+    submit_job,
+    with_job_number,
+    with_ranks,
+    write_jobs,
+)
 from .launch import add_command, training
-
-if TYPE_CHECKING:
-    from ..cluster import JobState, SlurmJob
 
 KINDS = {
     "render": "print the script of a job",
@@ -76,12 +91,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _submit(args: argparse.Namespace) -> int:
-    from ..cluster import (
-        STUDY_FILE,
-        slurm_script,
-        submit_job,
-    )
-
     config = config_of(args)
     words, trained = training(args.command)
     if "output_dir" not in trained.model_fields_set:
@@ -114,8 +123,6 @@ def _submit(args: argparse.Namespace) -> int:
 
 def _study(config: SlurmConfig, text: str) -> list[SlurmConfig]:
     """A job for each size."""
-    from ..cluster import parse_sizes, with_ranks
-
     if config.array is not None:
         raise UsageError("--study submits a job for each size; it does not go with --array")
     for name in ("output", "error"):
@@ -137,8 +144,6 @@ def _study(config: SlurmConfig, text: str) -> list[SlurmConfig]:
 
 def config_of(args: argparse.Namespace) -> SlurmConfig:
     """A preset under a YAML file under the flags."""
-    from ..cluster import slurm_preset
-
     flags = {key: value for key, value in vars(args).items() if key in SlurmConfig.model_fields}
     return build(
         SlurmConfig, slurm_preset(args.preset), read_yaml(args.config) if args.config else {}, flags
@@ -160,8 +165,6 @@ class JobStatus:
     @property
     def training(self) -> str | None:
         """How far its training is, by its own results."""
-        from ..base import RESULTS
-        from ..cluster import with_job_number
 
         if self.job is None:
             return None
@@ -190,14 +193,6 @@ def _status(targets: Sequence[str]) -> int:
 
 
 def _collect(path: Path, into: Path | None, replace: bool) -> int:
-    from ..cluster import (
-        STUDY_FILE,
-        check_copies,
-        collect_job,
-        copies_of,
-        write_jobs,
-    )
-
     if _is_number(str(path)):
         raise UsageError(
             f"collect takes the folder that jobs were submitted from, or its {STUDY_FILE}; {path} "
@@ -225,8 +220,6 @@ def _collect(path: Path, into: Path | None, replace: bool) -> int:
 
 
 def _cancel(targets: Sequence[str]) -> int:
-    from ..cluster import cancel_jobs
-
     # Those of an array that wait share a row: 12_[3-7%2].
     going = [
         row.id.partition("_[")[0]
@@ -241,8 +234,6 @@ def _cancel(targets: Sequence[str]) -> int:
 
 def _rows(targets: Sequence[str]) -> list[JobStatus]:
     """Of studies and of jobs by number. A number that SLURM does not know is a `UsageError`."""
-    from ..cluster import job_states, read_study
-
     submitted: dict[str, tuple[SlurmJob, Path]] = {}
     numbers = list[str]()
     for target in targets:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..base import (
     Refused,
@@ -28,12 +28,33 @@ from ..base import (
     held_alone,
     significant,
 )
+from ..bench import (
+    PRESET_DEFAULTS,
+    ROOTS,
+    SUITE_LEDGER,
+    SUITE_REPORT,
+    SUITE_SYSTEM,
+    Case,
+    SuitePreset,
+    ask_worker_or_fail,
+    check_resumed_suite,
+    check_suite_output,
+    doubts_of_data,
+    fit_preset,
+    launches_of,
+    named_preset,
+    prepare_suite,
+    read_preset,
+    roots_of,
+    run_suite,
+    suite_case_name,
+    suite_cases,
+    with_roots,
+)
 from ..instruments import Record
+from ..reports import in_text, plot_suite, suite_sections, write_suite_report
 from . import preprocess, train
 from .sweep import figures_of, launches_each, print_written, shown_launches
-
-if TYPE_CHECKING:
-    from ..bench import Case, SuitePreset
 
 KINDS = {
     "preprocess": "cut scenes into chips, as penstock preprocess",
@@ -97,7 +118,6 @@ def _with_roots(args: argparse.Namespace) -> argparse.Namespace:
     """A training's arguments, its two roots taken from ``--data-root`` where they are not given."""
     if args.data_root is None:
         return args
-    from ..bench import ROOTS, roots_of
 
     given = {knob: getattr(args, knob, None) for knob in ROOTS}
     return argparse.Namespace(**{**vars(args), **roots_of(args.data_root, given)})
@@ -105,21 +125,6 @@ def _with_roots(args: argparse.Namespace) -> argparse.Namespace:
 
 def _benchmark(args: argparse.Namespace) -> int:
     config = from_flags(SuiteConfig, args)
-    from ..bench import (
-        SUITE_LEDGER,
-        SUITE_REPORT,
-        SUITE_SYSTEM,
-        ask_worker_or_fail,
-        check_resumed_suite,
-        check_suite_output,
-        doubts_of_data,
-        prepare_suite,
-        run_suite,
-        suite_case_name,
-        suite_cases,
-        with_roots,
-    )
-    from ..reports import in_text, plot_suite, suite_sections, write_suite_report
 
     asked = _presets(args)
     config = with_roots(config, asked)
@@ -151,8 +156,6 @@ def _benchmark(args: argparse.Namespace) -> int:
 
 def _presets(args: argparse.Namespace) -> list[SuitePreset]:
     """What was asked for."""
-    from ..bench import PRESET_DEFAULTS, named_preset, read_preset
-
     given = args.config is not None or args.use_default_configs
     if args.kind != "benchmark":
         if given:
@@ -176,8 +179,6 @@ def _fitted(
 ) -> tuple[list[SuitePreset], list[str]]:
     """Those that can run here, and what is to be said of the others. Of several presets those that
     do not fit are left out; where none fits, the first says why."""
-    from ..bench import fit_preset
-
     presets, notes, refused = [], [], list[Refused]()
     for one in asked:
         try:
@@ -193,8 +194,6 @@ def _fitted(
 
 
 def _plan(cases: list[Case], config: SuiteConfig, gpus: list[str], notes: list[str]) -> list[str]:
-    from ..bench import launches_of
-
     launches, devices = launches_of(config.effort), ", ".join(gpus) or "no GPU"
     return [f"{len(cases)} runs, {launches_each(launches)}; {devices}", *notes]
 

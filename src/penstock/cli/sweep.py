@@ -6,15 +6,13 @@ import contextlib
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..base import MissingDependency, UsageError, check_outputs, format_seconds, plural
-from ..instruments import Record
+from ..bench import SweepStep, run_sweep
+from ..instruments import Ledger, Record
+from ..reports import read_csv
 from .progress import drawn_bar, say
-
-if TYPE_CHECKING:
-    from ..bench import SweepStep
-    from ..instruments import Ledger
 
 Name = Callable[[Mapping[str, Any]], str]
 """Words for a case."""
@@ -27,8 +25,6 @@ def open_outputs(config: Any, needs: Iterable[str]) -> Ledger:
 
     ``needs`` are columns that the CSV of such a benchmark has. Raises `UsageError`.
     """
-    from ..instruments import Ledger
-
     if not config.output.name:
         raise UsageError(f"--output {config.output} cannot be written: it names no file")
     check_csv(config.output, config.replace, needs)
@@ -40,8 +36,6 @@ def open_outputs(config: Any, needs: Iterable[str]) -> Ledger:
 def check_csv(path: Path, replace: bool, needs: Iterable[str]) -> None:
     """Raise `UsageError` for a table that is no CSV of such a benchmark, to which rows are added:
     none of those that it has is lost, whoever wrote them."""
-    from ..reports import read_csv
-
     check_outputs(("--output", path), replace=True)
     if path.is_file() and path.stat().st_size and not replace:
         try:
@@ -81,8 +75,6 @@ def sweep(
 
     ``how`` goes to `run_sweep`.
     """
-    from ..bench import run_sweep
-
     with shown_launches(name, outcome) as progress:
         return run_sweep(
             scenario,
@@ -150,6 +142,8 @@ def figures_of(
     except excuse as error:
         say(f"No figure: {error}")
         return []
+    except OSError as error:
+        raise UsageError(f"the figures cannot be written: {error.strerror}") from error
 
 
 def print_written(paths: Iterable[Path]) -> None:

@@ -11,7 +11,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..base import (
     BenchLoaderConfig,
@@ -21,18 +21,40 @@ from ..base import (
     add_flags,
     add_kinds,
     build,
+    check_outputs,
     format_bytes,
     format_seconds,
     from_flags,
     usable_cores,
 )
-from ..instruments import available_memory
+from ..bench import (
+    ladder_cases,
+    loader_case_name,
+    loader_cases,
+    loader_rules,
+    queue_case_name,
+    queue_rules,
+    reading_alone,
+)
+from ..instruments import Ledger, Record, available_memory
+from ..reports import (
+    CEILINGS,
+    Advice,
+    BatchTrial,
+    Goal,
+    fastest_rungs,
+    flags_of,
+    join_readings,
+    loader_cells,
+    nearest_of,
+    readings_of,
+    recommend_batch,
+    rungs_slower_than_whole,
+    step_of,
+    write_loader_yaml,
+)
 from .bench_queue import outcome
 from .sweep import Name, check_ledger, print_written, sweep
-
-if TYPE_CHECKING:
-    from ..instruments import Ledger, Record
-    from ..reports import Advice, BatchTrial
 
 LEAST_LAUNCHES = 3
 """Of each part of a loader, of which one may be called a ceiling."""
@@ -51,14 +73,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """0 with settings, 1 where nothing keeps the accelerator fed."""
     config = from_flags(TuneLoaderConfig, args, args.config)
-    from ..base import check_outputs
-    from ..instruments import Ledger
-    from ..reports import (
-        flags_of,
-        nearest_of,
-        recommend_batch,
-        write_loader_yaml,
-    )
 
     ledger = Ledger(config.ledger or config.output.with_suffix(".ledger"))
     check_ledger(ledger)
@@ -89,13 +103,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _measure(data: str, config: TuneLoaderConfig, fit: Fit, ledger: Ledger) -> BatchTrial:
     """How batches of one size come, by threads."""
-    from ..reports import (
-        BatchTrial,
-        Goal,
-        readings_of,
-        step_of,
-    )
-
     step_s, told_for = step_of(fit.batch, config.steps)
     print(f"Batches of {fit.batch}, steps of {format_seconds(step_s)}:")
     records = _read_alone(data, config, threads_of(config), fit.batch, max(fit.memory), ledger)
@@ -187,8 +194,6 @@ def _read_alone(
     deepest: int,
     ledger: Ledger,
 ) -> list[Record]:
-    from ..bench import queue_case_name, queue_rules, reading_alone
-
     queue = min(deepest, config.batches // 3)
     iterations = config.batches + queue + 1
     cases = [
@@ -216,16 +221,6 @@ def _with_ceiling(
     Where a part of the loader took longer than the whole, both are launched again, once: one of
     them met other work on the machine.
     """
-    from ..reports import (
-        fastest_rungs,
-        join_readings,
-        loader_cells,
-        nearest_of,
-        readings_of,
-        recommend_batch,
-        rungs_slower_than_whole,
-    )
-
     nearest = nearest_of(tried)
     batch, workers = nearest.goal.batch, nearest.fastest.workers
     # Files may want more threads than the loader does best with.
@@ -247,9 +242,6 @@ def _ladder(
     data: str, config: TuneLoaderConfig, threads: Sequence[int], batch: int, ledger: Ledger
 ) -> list[Record]:
     """Files, decode and scatter, where DATA is a packed data set on this machine."""
-    from ..bench import ladder_cases, loader_case_name, loader_cases, loader_rules
-    from ..reports import CEILINGS
-
     if not Path(data, "dataset.json").is_file():
         return []
     whole = build(

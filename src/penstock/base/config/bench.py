@@ -14,14 +14,13 @@ from .data import LoaderConfig
 from .knobs import (
     TRUST_MODEL,
     Bytes,
-    Knobs,
     Natural,
     Positive,
+    Replacing,
     Switches,
     Tile,
     flag,
     many,
-    replace_flag,
 )
 
 
@@ -30,7 +29,26 @@ def _of_loader(name: str) -> Any:
     return copy(LoaderConfig.model_fields[name])
 
 
-class BenchModelConfig(Knobs):
+class RecordKnobs(Replacing):
+    """Where launches are recorded, and how long one may take."""
+
+    ledger: Path | None = flag(
+        None, help="folder of the raw records (default: OUTPUT with the suffix .ledger)"
+    )
+    timeout: Annotated[float, Field(gt=0)] = flag(600.0, help="most seconds of a launch in all")
+    seed: Natural = flag(0, help="seed of the order of launches and of samples")
+
+
+class SweepKnobs(RecordKnobs):
+    """How often a case is launched, and what is launched where a ledger is there."""
+
+    effort: Literal["quick", "standard", "rigorous"] = flag(
+        "standard", help="1, 5 or 10 launches of each case; one launch is never compared"
+    )
+    resume: bool = flag(False, help="run only the launches that the ledger lacks")
+
+
+class BenchModelConfig(SweepKnobs):
     """Everything that ``penstock bench model`` may be told. Tuples are axes of the sweep."""
 
     tile_sizes: Annotated[tuple[Tile, ...], BeforeValidator(many), Field(min_length=1)] = flag(
@@ -42,10 +60,6 @@ class BenchModelConfig(Knobs):
     mode: Literal["inference", "train"] = flag("inference", help="forward, or a whole step")
     device: str = flag("auto", help="cpu, cuda, cuda:1, mps (default: the best there is)")
     output: Path = flag(Path("logs/stage2_bench.csv"), help="CSV to which results are appended")
-    replace: bool = replace_flag()
-    ledger: Path | None = flag(
-        None, help="folder of the raw records (default: OUTPUT with the suffix .ledger)"
-    )
 
     model: Annotated[tuple[str, ...], BeforeValidator(many), Field(min_length=1)] = flag(
         ("prithvi-refiner-tiny",), help="models by name, module:function or file.py:function"
@@ -70,9 +84,6 @@ class BenchModelConfig(Knobs):
     )
     threads: Positive | None = flag(None, help="threads of torch on the CPU (default: its own)")
 
-    effort: Literal["quick", "standard", "rigorous"] = flag(
-        "standard", help="1, 5 or 10 launches of each case; one launch is never compared"
-    )
     launch_seconds: Annotated[float, Field(gt=0)] = flag(
         5.0, help="most seconds of samples in a launch"
     )
@@ -80,9 +91,6 @@ class BenchModelConfig(Knobs):
         0.01,
         help="stop a launch when the median is known this well (half width of its 95 % interval)",
     )
-    timeout: Annotated[float, Field(gt=0)] = flag(600.0, help="most seconds of a launch in all")
-    seed: Natural = flag(0, help="seed of the order of launches and of the data")
-    resume: bool = flag(False, help="run only the launches that the ledger lacks")
 
     find_limit: bool = flag(False, help="find the largest batch of each tile that fits")
     limit_tolerance: Annotated[float, Field(ge=0, lt=1)] = flag(
@@ -114,7 +122,7 @@ def patch_flag() -> Any:
     )
 
 
-class BenchLoaderConfig(Knobs):
+class BenchLoaderConfig(SweepKnobs):
     """Everything that ``penstock bench loader`` may be told. Tuples are axes of the sweep."""
 
     threads: Annotated[tuple[Positive, ...], BeforeValidator(many), Field(min_length=1)] = flag(
@@ -164,19 +172,9 @@ class BenchLoaderConfig(Knobs):
     )
 
     output: Path = flag(Path("logs/loader_bench.csv"), help="CSV to which results are appended")
-    replace: bool = replace_flag()
-    ledger: Path | None = flag(
-        None, help="folder of the raw records (default: OUTPUT with the suffix .ledger)"
-    )
-    effort: Literal["quick", "standard", "rigorous"] = flag(
-        "standard", help="1, 5 or 10 launches of each case; one launch is never compared"
-    )
-    timeout: Annotated[float, Field(gt=0)] = flag(600.0, help="most seconds of a launch in all")
-    seed: Natural = flag(0, help="seed of the order of launches and of samples")
-    resume: bool = flag(False, help="run only the launches that the ledger lacks")
 
 
-class BenchQueueConfig(Knobs):
+class BenchQueueConfig(SweepKnobs):
     """Everything that ``penstock bench queue`` may be told. Tuples are axes of the sweep."""
 
     workers: Annotated[tuple[Natural, ...], BeforeValidator(many), Field(min_length=1)] = flag(
@@ -203,16 +201,9 @@ class BenchQueueConfig(Knobs):
 
     missing: Literal["error", "fill"] = _of_loader("missing")
     output: Path = flag(Path("logs/queue_bench.csv"), help="CSV to which results are appended")
-    replace: bool = replace_flag()
-    ledger: Path | None = flag(
-        None, help="folder of the raw records (default: OUTPUT with the suffix .ledger)"
-    )
     effort: Literal["quick", "standard", "rigorous"] = flag(
         "quick", help="1, 5 or 10 launches of each case; one launch is never compared"
     )
-    timeout: Annotated[float, Field(gt=0)] = flag(600.0, help="most seconds of a launch in all")
-    seed: Natural = flag(0, help="seed of the order of launches and of samples")
-    resume: bool = flag(False, help="run only the launches that the ledger lacks")
 
 
 def _step_times(value: object) -> object:
@@ -242,7 +233,7 @@ StepTimes = Annotated[
 ]
 
 
-class TuneLoaderConfig(Knobs):
+class TuneLoaderConfig(RecordKnobs):
     """Everything that ``penstock tune loader`` may be told."""
 
     step_time: StepTimes = flag(
@@ -269,12 +260,6 @@ class TuneLoaderConfig(Knobs):
     patch: PatchShape = patch_flag()
     missing: Literal["error", "fill"] = _of_loader("missing")
     output: Path = flag(Path("logs/loader.yaml"), help="YAML file for the settings")
-    replace: bool = replace_flag()
-    ledger: Path | None = flag(
-        None, help="folder of the raw records (default: OUTPUT with the suffix .ledger)"
-    )
-    timeout: Annotated[float, Field(gt=0)] = flag(600.0, help="most seconds of a launch in all")
-    seed: Natural = flag(0, help="seed of the order of launches and of samples")
 
     @property
     def candidates(self) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from .knobs import Bytes, Knobs, Names, Natural, Positive, Shape, flag, many, replace_flag
+from .knobs import Bytes, Knobs, Names, Natural, Positive, Replacing, Shape, flag, many
 
 PRESET_SAMPLES = 64
 
@@ -124,7 +124,7 @@ class LoaderConfig(Knobs):
 CHIP_OVERLAP = 64
 
 
-class PreprocessConfig(Knobs):
+class PreprocessConfig(Replacing):
     """Everything that ``penstock preprocess`` may be told."""
 
     data_root: Path = flag(help="folder with train/ and validation/, a folder for each scene")
@@ -137,7 +137,6 @@ class PreprocessConfig(Knobs):
     )
     num_workers: Positive = flag(4, help="scenes that are cut at once")
     overwrite_preproc: bool = flag(False, help="cut again what an earlier run cut")
-    replace: bool = replace_flag()
     chip_size: Positive = flag(800, help="pixels of a chip's side")
     dtype: Literal["float16", "float32"] = flag(
         "float16",
@@ -156,7 +155,7 @@ class PreprocessConfig(Knobs):
     )
 
 
-class PredictConfig(Knobs):
+class PredictConfig(Replacing):
     """Everything that ``penstock predict`` may be told beside the weights."""
 
     data_root: Path = flag(help="folder whose folders are scenes, such as DATA/validation")
@@ -167,7 +166,6 @@ class PredictConfig(Knobs):
     overwrite: bool = flag(
         False, help="replace an --output that is there, and what a stopped run had finished"
     )
-    replace: bool = replace_flag()
     resume: bool = flag(False, help="go on with a run that was stopped")
 
     # the detector; what is not said is taken from the run that trained it
@@ -218,7 +216,7 @@ class XView3Rules(Knobs):
     )
 
 
-class ScoreConfig(XView3Rules):
+class ScoreConfig(XView3Rules, Replacing):
     """Everything that ``penstock score xview3`` may be told."""
 
     inference_file: Path = flag(help="predictions: CSV as it is submitted")
@@ -226,4 +224,3 @@ class ScoreConfig(XView3Rules):
     shore_root: Path | None = flag(None, help="folder of SCENE_shoreline.npy")
     scene_id: Names | None = flag(None, help="score these scenes only (default: all)")
     output: Path | None = flag(None, help="JSON file for the scores")
-    replace: bool = replace_flag()

@@ -11,16 +11,15 @@ from pydantic import BeforeValidator, Field, model_validator
 from .knobs import (
     TRUST_MODEL,
     Bytes,
-    Knobs,
     Names,
     Natural,
     PerAxis,
     Positive,
+    Replacing,
     Selection,
     Shape,
     flag,
     many,
-    replace_flag,
 )
 
 
@@ -61,7 +60,7 @@ def _head_kinds(value: object) -> object:
     return words
 
 
-class InferConfig(Knobs):
+class InferConfig(Replacing):
     """Everything that ``penstock infer`` and ``penstock.inference.run`` may be told."""
 
     # what
@@ -214,7 +213,6 @@ class InferConfig(Knobs):
         1.0, help="seconds between rows of metrics"
     )
     trace: Path | None = flag(None, help="write a trace that Perfetto and chrome://tracing open")
-    replace: bool = replace_flag()
 
     @property
     def resumes(self) -> bool:

@@ -74,11 +74,6 @@ def flag(default: Any = ..., *, help: str, alias: str | None = None, const: Any 
 TRUST_MODEL = "give a .pt2 or TorchScript file that cannot be checked to torch: it may run any code"
 
 
-def replace_flag() -> Any:
-    """The knob of every verb that writes files which the user names; see `ours`."""
-    return flag(False, help="replace files that Penstock did not write, or that were edited since")
-
-
 class Knobs(BaseModel):
     """Base of every set of knobs."""
 
@@ -86,9 +81,11 @@ class Knobs(BaseModel):
 
 
 class Replacing(Knobs):
-    """The knob alone, for verbs that have no others."""
+    """The knob of every verb that writes files which the user names; see `outputs`."""
 
-    replace: bool = replace_flag()
+    replace: bool = flag(
+        False, help="replace files that Penstock did not write, or that were edited since"
+    )
 
 
 Config = TypeVar("Config", bound=Knobs)
@@ -161,7 +158,8 @@ def add_flags(
     """
     if config_file:
         parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="settings; flags win")
-    for name, info in model.model_fields.items():
+    fields = model.model_fields.items()
+    for name, info in sorted(fields, key=lambda field: field[0] not in model.__annotations__):
         dashed = "--" + name.replace("_", "-")
         text = info.description or ""
         if info.default not in (None, ..., ("all",)) and not info.is_required():

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from .knobs import TRUST_MODEL, Knobs, Natural, Positive, Tile, Trackers, flag, many, replace_flag
+from .knobs import TRUST_MODEL, Knobs, Natural, Positive, Replacing, Tile, Trackers, flag, many
 
 
 class TrainConfig(Knobs):
@@ -222,7 +222,7 @@ TRAIN_FIXED = tuple(
 """Knobs that a run which goes on must have as it began: with others it would be another run."""
 
 
-class SuiteConfig(Knobs):
+class SuiteConfig(Replacing):
     """Everything that a benchmark of ``penstock suite`` may be told beside its preset."""
 
     data_root: Path | None = flag(
@@ -254,4 +254,3 @@ class SuiteConfig(Knobs):
     )
     resume: bool = flag(False, help="run only what the ledger in --output-dir lacks")
     overwrite: bool = flag(False, help="replace the suite in --output-dir")
-    replace: bool = replace_flag()
