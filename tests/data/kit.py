@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+import math
+import tracemalloc
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,9 @@ import numpy as np
 import pytest
 
 from penstock.data.box import Box
+from penstock.data.packed import write as dataset
+from penstock.data.packed.format import ArrayLayout, Packed
+from penstock.data.scenes.objects import Objects
 from penstock.data.stores.open import open_sink
 from penstock.data.stores.protocols import AXES, Sink
 
@@ -273,3 +278,98 @@ def thinned(*axes: Sequence[Any]) -> list[Any]:
         pytest.param(*case, marks=[] if case in quick else [pytest.mark.slow])
         for case in itertools.product(*axes)
     ]
+
+
+# --- packed data sets ---------------------------------------------------------------------------
+
+PLAIN: dict[str, Any] = {
+    "codec": "blosc-lz4",
+    "zarr_format": 2,
+    "shards": None,
+    "workers": 2,
+    "overwrite": False,
+    "facts": {},
+}
+
+SMALL = {
+    "inputs": ArrayLayout(("lat", "lon", "channels"), (4, 6, 5), (4, 6, 2), tuple("abcde")),
+    "targets": ArrayLayout(("lat", "lon", "channels"), (4, 6, 3), (4, 6, 2), tuple("xyz")),
+}
+
+
+def small_sample(index: int) -> dict[str, np.ndarray]:
+    """Distinct everywhere, but for a channel that never changes."""
+    made = {}
+    for offset, (name, layout) in enumerate(SMALL.items()):
+        count = int(np.prod(layout.shape))
+        values = np.arange(count, dtype=np.float32) + 1000 * index + 500 * offset
+        made[name] = values.reshape(layout.shape)
+    made["targets"][..., 2] = 7
+    return made
+
+
+def write_small(root: Path, samples: int = 5, **settings: Any) -> Packed:
+    return dataset.write_dataset(
+        root, SMALL, range(100, 100 + samples), small_sample, **(PLAIN | settings)
+    )
+
+
+def read(packed: Packed, name: str) -> np.ndarray:
+    import zarr
+
+    return np.asarray(zarr.open_array(str(packed.arrays[name].path), mode="r")[...])
+
+
+def peak_of(work: Callable[[], object]) -> int:
+    """Bytes that Python and numpy took at most beyond what they had."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+# --- objects at sea ------------------------------------------------------------------------------
+
+LOW, HIGH = 0, 2
+
+
+def some_labels(scene: str = "a") -> Objects:
+    """Two at the shore, two at sea, all HIGH."""
+    return Objects.of(
+        scene,
+        [[50, 100], [60, 500], [700, 100], [800, 500]],
+        is_vessel=[1, 1, 1, 0],
+        is_fishing=[1, 0, -1, -1],
+        length_m=[20.0, 100.0, 200.0, math.nan],
+        confidence=HIGH,
+        shore_km=[0.5, 0.6, 7.0, 8.0],
+    )
+
+
+def as_predictions(labels: Objects) -> Objects:
+    return Objects.of(
+        labels.scene,
+        labels.points,
+        is_vessel=labels.is_vessel,
+        is_fishing=labels.is_fishing,
+        length_m=np.nan_to_num(labels.length_m, nan=50.0),
+        score=np.linspace(0.9, 0.6, len(labels)),
+    )
+
+
+# --- scenes and their chips -----------------------------------------------------------------------
+
+SIZE, CHIP, OVERLAP = (330, 470), 128, 32
+
+NAMES = ("vh", "vv", "bathymetry", "wind_speed")
+
+
+def words_of(data: Path, out: Path, *more: str) -> list[str]:
+    """As the seed spells them."""
+    return ["preprocess", "--data_root", str(data),
+            "--train_label_file", str(data / "labels" / "train.csv"),
+            "--val_label_file", str(data / "labels" / "validation.csv"),
+            "--output_dir", str(out), "--channels", ",".join(NAMES), "--num_workers", "2",
+            "--chip-size", str(CHIP), *more]  # fmt: skip

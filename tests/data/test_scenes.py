@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import functools
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,27 +21,34 @@ from penstock.data.scenes.rasters import NODATA, is_missing
 from penstock.data.scenes.scene import CHANNELS, Scene, channels_of, scene_folders
 from penstock.data.scenes.shoreline import read_shoreline
 from penstock.data.scenes.synthetic import APART, STRIP, SyntheticScene
-from penstock.data.scenes.synthetic_files import TIFF, write_data_set, write_scene
+from penstock.data.scenes.synthetic_files import TIFF, write_scene
+
+from .kit import SIZE, thinned
 
 rasterio = pytest.importorskip("rasterio")
 pytest.importorskip("contourpy")
 pytest.importorskip("tifffile")
 ndimage = pytest.importorskip("scipy.ndimage")
 
-SIZE = (330, 470)
 COASTAL = 2  # a seed with land
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("xview3")
-    write_data_set(root, SIZE, scenes=3, validation=1, objects=6, tiff="strips", seed=0)
-    return root
 
 
 @pytest.fixture(scope="module")
 def folder(data: Path) -> Path:
     return next(iter(scene_folders(data, "train").values()))
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A scene of 600 x 700 pixels, by how its pixels lie in their files; not to be changed."""
+
+    @functools.cache
+    def write(tiff: str) -> Path:
+        folder = tmp_path_factory.mktemp(tiff) / "s"
+        write_scene(folder, SyntheticScene((600, 700), 1, 3), tiff)
+        return folder
+
+    return write
 
 
 def whole(path: Path) -> np.ndarray:
@@ -162,10 +171,11 @@ def test_labels_lie_on_earth_where_the_raster_says(data: Path, folder: Path) -> 
 
 
 @pytest.mark.parametrize("tiff", TIFF)
-def test_windows_of_the_radar_are_those_of_the_file(tiff: str, tmp_path: Path) -> None:
-    write_scene(tmp_path / "s", SyntheticScene((600, 700), 1, 3), tiff)
-    expected = whole(tmp_path / "s" / "VV_dB.tif")
-    with Scene(tmp_path / "s", ("vv",)) as scene:
+def test_windows_of_the_radar_are_those_of_the_file(
+    tiff: str, written: Callable[[str], Path]
+) -> None:
+    expected = whole(written(tiff) / "VV_dB.tif")
+    with Scene(written(tiff), ("vv",)) as scene:
         assert scene.size == (600, 700)
         for rows, columns in (((0, 600), (0, 700)), ((511, 513), (3, 690)), ((64, 65), (699, 700))):
             found = scene.read("vv", rows, columns)
@@ -285,31 +295,36 @@ def garbled(path: Path) -> None:
     path.write_bytes(b"this is no TIFF")
 
 
-@pytest.mark.parametrize("tiff", TIFF)
-@pytest.mark.parametrize(
-    ("file", "damage", "sentence"),
-    [
-        ("VV_dB.tif", Path.unlink, "VV_dB.tif is missing"),
-        ("bathymetry.tif", Path.unlink, "bathymetry.tif is missing"),
-        ("VV_dB.tif", garbled, "VV_dB.tif is no raster that can be read"),
-        ("bathymetry.tif", cut_short, "bathymetry.tif "),
-        ("VV_dB.tif", cut_short, "VV_dB.tif cannot be read at rows 0 to 330"),
-    ],
-)
+DAMAGES = [
+    ("VV_dB.tif", Path.unlink, "VV_dB.tif is missing"),
+    ("bathymetry.tif", Path.unlink, "bathymetry.tif is missing"),
+    ("VV_dB.tif", garbled, "VV_dB.tif is no raster that can be read"),
+    ("bathymetry.tif", cut_short, "bathymetry.tif "),
+    ("VV_dB.tif", cut_short, "VV_dB.tif cannot be read at rows 0 to 600"),
+]
+
+
+@pytest.mark.parametrize(("case", "tiff"), thinned(DAMAGES, tuple(TIFF)))
 def test_a_damaged_raster_is_named_and_never_zeros(
-    file: str, damage: Callable[[Path], Any], sentence: str, tiff: str, tmp_path: Path
+    case: tuple[str, Callable[[Path], Any], str],
+    tiff: str,
+    written: Callable[[str], Path],
+    tmp_path: Path,
 ) -> None:
-    write_scene(tmp_path / "s", SyntheticScene(SIZE, 1, 3), tiff)
+    file, damage, sentence = case
+    shutil.copytree(written(tiff), tmp_path / "s")
     damage(tmp_path / "s" / file)
     with pytest.raises(UsageError, match=sentence) as caught:  # noqa: SIM117
         with Scene(tmp_path / "s", ("vh", "vv", "bathymetry")) as scene:
             for name in scene.channels:
-                scene.read(name, (0, SIZE[0]), (0, SIZE[1]))
+                scene.read(name, (0, 600), (0, 700))
     assert "\n" not in str(caught.value)
 
 
-def test_one_changed_byte_of_a_deflated_raster_is_noticed(tmp_path: Path) -> None:
-    write_scene(tmp_path / "s", SyntheticScene((600, 700), 1, 3), "tiled")
+def test_one_changed_byte_of_a_deflated_raster_is_noticed(
+    written: Callable[[str], Path], tmp_path: Path
+) -> None:
+    shutil.copytree(written("tiled"), tmp_path / "s")
     path = tmp_path / "s" / "VV_dB.tif"
     damaged = bytearray(path.read_bytes())
     damaged[len(damaged) // 2] ^= 0x10

@@ -1,11 +1,9 @@
-"""The xView3 score, matching and average precision."""
+"""The xView3 score: the official script's to the last digits, and quirk by quirk."""
 
 from __future__ import annotations
 
 import json
 import math
-import pickle
-from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -13,28 +11,26 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 from penstock.base.config.data import XView3Rules
 from penstock.base.errors import UsageError
 from penstock.cli import main
-from penstock.data.scenes.average_precision import ImageResult, coco_ap, distinct
 from penstock.data.scenes.labels import read_labels
-from penstock.data.scenes.matching import Counts, keep_strongest, match, more_pairs
+from penstock.data.scenes.matching import Counts
 from penstock.data.scenes.objects import Objects
 from penstock.data.scenes.predictions import (
-    PREDICTED_COLUMNS,
     read_predictions,
-    write_predictions,
 )
-from penstock.data.scenes.shoreline import read_shoreline, shoreline_path, write_shoreline
+from penstock.data.scenes.shoreline import read_shoreline, shoreline_path
 from penstock.data.scenes.xview3_score import XView3Score, best_threshold, score_xview3
 
 from ..places import SHARED
+from .kit import HIGH, LOW, as_predictions, some_labels
 
-LOW, HIGH = 0, 2
 ORACLE = SHARED / "xview3-metric-oracle"
+
 needs_oracle = pytest.mark.skipif(not ORACLE.is_dir(), reason=f"{ORACLE} is absent")
+
 SETTINGS = {
     "official": {"drop_low_detect": True, "costly_dist": True},
     "nocostly": {"drop_low_detect": True},
@@ -95,105 +91,10 @@ def test_what_is_not_a_quirk_is_scored_alike(drop_low_detect: bool) -> None:
         assert both[0][key] == pytest.approx(both[1][key], abs=1e-12), key
 
 
-# --- matching -----------------------------------------------------------------------------------
-
-coordinates = hnp.arrays(
-    np.float64, st.tuples(st.integers(0, 4), st.just(2)), elements=st.integers(0, 60)
-)
-
-
-def best_by_trial(predicted: Any, true: Any, tolerance: float) -> tuple[int, float]:
-    """The most pairs and their least total distance, by trying every assignment."""
-    swap = len(predicted) > len(true)
-    few, many = (true, predicted) if swap else (predicted, true)
-    best = (0, 0.0)
-    for choice in permutations(range(len(many)), len(few)):
-        distances = [float(np.hypot(*(few[i] - many[j]))) * 10 for i, j in enumerate(choice)]
-        near = [distance for distance in distances if distance < tolerance]
-        best = min(best, (-len(near), sum(near)))
-    return -best[0], best[1]
-
-
-@given(coordinates, coordinates)
-def test_a_matching_has_the_most_pairs_and_the_least_distance(predicted: Any, true: Any) -> None:
-    rows, columns = match(predicted, true, 200.0)
-    assert len({*rows.tolist()}) == len({*columns.tolist()}) == len(rows)
-    distance = np.linalg.norm(predicted[rows] - true[columns], axis=1) * 10
-    assert (distance < 200).all()
-    pairs, total = best_by_trial(predicted, true, 200.0)
-    assert (len(rows), distance.sum()) == (pairs, pytest.approx(total, abs=1e-6))
-
-
-@given(
-    *[
-        hnp.arrays(np.float64, st.tuples(st.integers(0, most), st.just(2)),
-                   elements=st.integers(0, 70))
-        for most in (14, 9)
-    ]
-)  # fmt: skip
-def test_pairs_are_counted_as_predictions_come(predicted: Any, true: Any) -> None:
-    counts = np.cumsum(more_pairs(predicted, true, 200.0))
-    for number, count in enumerate(counts, 1):
-        assert count == len(match(predicted[:number], true, 200.0)[0])
-
-
-def test_exactly_at_the_tolerance_is_not_near() -> None:
-    here, at, under = (np.array([[0.0, column]]) for column in (0, 20, 19.999))
-    assert [more_pairs(here, there, 200.0).item() for there in (at, under)] == [False, True]
-    for far in ("never", "costly", "as they are"):
-        assert len(match(here, at, 200.0, far=far)[0]) == 0
-        assert len(match(here, under, 200.0, far=far)[0]) == 1
-
-
-@given(
-    hnp.arrays(np.float64, st.tuples(st.integers(0, 12), st.just(2)), elements=st.integers(0, 30)),
-    st.integers(0, 9),
-)
-def test_the_strongest_are_kept_and_stand_apart(points: Any, radius: int) -> None:
-    scores = np.random.default_rng(len(points)).random(len(points))
-    kept: list[int] = []
-    for index in np.argsort(-scores):
-        if all(np.hypot(*(points[index] - points[other])) > radius for other in kept):
-            kept.append(int(index))
-    assert keep_strongest(points, scores, radius).tolist() == kept
-
-
-def test_counts_add_up() -> None:
-    total = Counts(3, 1, 0) + Counts(1, 0, 1)
-    assert total == Counts(4, 1, 1)
-    assert total.f1 == pytest.approx(0.8)
-    assert Counts(0, 2, 0).f1 == 0
-    assert Counts().f1 is None
-
-
 # --- quirk by quirk -----------------------------------------------------------------------------
 
 LINE = [np.array([[0.0, column] for column in range(0, 1000, 10)])]
 """A shoreline along row 0."""
-
-
-def some_labels(scene: str = "a") -> Objects:
-    """Two at the shore, two at sea, all HIGH."""
-    return Objects.of(
-        scene,
-        [[50, 100], [60, 500], [700, 100], [800, 500]],
-        is_vessel=[1, 1, 1, 0],
-        is_fishing=[1, 0, -1, -1],
-        length_m=[20.0, 100.0, 200.0, math.nan],
-        confidence=HIGH,
-        shore_km=[0.5, 0.6, 7.0, 8.0],
-    )
-
-
-def as_predictions(labels: Objects) -> Objects:
-    return Objects.of(
-        labels.scene,
-        labels.points,
-        is_vessel=labels.is_vessel,
-        is_fishing=labels.is_fishing,
-        length_m=np.nan_to_num(labels.length_m, nan=50.0),
-        score=np.linspace(0.9, 0.6, len(labels)),
-    )
 
 
 def both_ways(predicted: Objects, labels: Objects, **rules: Any) -> list[XView3Score]:
@@ -420,204 +321,3 @@ def test_the_score_that_promises_most_is_the_best(
     if f1:
         kept = predicted[predicted.score >= threshold]
         assert score_xview3(kept, labels, rules).loc_fscore == f1
-
-
-# --- files --------------------------------------------------------------------------------------
-
-HEADER = ",".join([*PREDICTED_COLUMNS, "distance_from_shore_km", "confidence"])
-
-
-def test_predictions_come_back(tmp_path: Path) -> None:
-    labels = some_labels()
-    predicted = Objects.of(
-        labels.scene, labels.points + 0.25, is_vessel=[1, 0, -1, 1], is_fishing=[0, 1, -1, 0],
-        length_m=[1 / 3, math.nan, 2, 3], score=[0.1, 0.2, math.nan, 1],
-    )  # fmt: skip
-    write_predictions(tmp_path / "p.csv", predicted)
-    back = read_predictions(tmp_path / "p.csv")
-    for column in Objects.__slots__:
-        np.testing.assert_array_equal(getattr(back, column), getattr(predicted, column))
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("scene_id\na\n", "has no column detect_scene_row"),
-        (f"{HEADER},speed\n", "has a column 'speed', which labels do not have"),
-        (
-            f"{HEADER}\n1,2,a,maybe,,,1,HIGH\n",
-            "line 2: is_vessel: 'maybe' may be True, False or empty",
-        ),
-        (
-            f"{HEADER}\n1,2,a,True,,,1,HIGH\n1,2,a,,,,1,SURE\n",
-            "line 3: confidence is 'SURE'; it may be LOW, MEDIUM, HIGH",
-        ),
-        (f"{HEADER}\nnan,2,a,True,,,1,HIGH\n", "line 2: detect_scene_row is 'nan', no number"),
-        (
-            f"{HEADER}\n1,-2,a,True,,,1,HIGH\n",
-            "line 2: detect_scene_column is '-2', which is outside of any scene",
-        ),
-        (f"{HEADER}\n1,2,,True,,,1,HIGH\n", "line 2: scene_id is empty"),
-        (
-            f"{HEADER}\n1,2,a,True,,-5,1,HIGH\n",
-            "line 2: vessel_length_m is '-5', less than nothing",
-        ),
-        (f"{HEADER}\n", "holds no labels to score against"),
-    ],
-)
-def test_what_is_wrong_with_labels_is_said_in_one_sentence(
-    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    labels, predicted = tmp_path / "labels.csv", tmp_path / "p.csv"
-    labels.write_text(text)
-    write_predictions(predicted, as_predictions(some_labels()))
-    command = ["score", "xview3", "--inference_file", str(predicted), "--label_file", str(labels)]
-    assert main(command) == 2
-    error = capsys.readouterr().err
-    assert message in error and str(labels) in error
-    assert len(error.splitlines()) == 1
-
-
-def test_the_command_says_what_is_missing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    predicted, labels, out = tmp_path / "p.csv", tmp_path / "labels.csv", tmp_path / "out.json"
-    write_predictions(predicted, as_predictions(some_labels()))
-    labels.write_text(f"{HEADER}\n50,100,a,True,True,20,0.5,HIGH\n")
-    command = ["score", "xview3", "--inference_file", str(predicted), "--label_file", str(labels)]
-    assert main([*command, "--output", str(out)]) == 0
-    assert "There is no aggregate: the shore F1 needs --shore-root" in capsys.readouterr().out
-    assert json.loads(out.read_text())["aggregate"] is None
-    assert main([*command, "--scene_id", "b"]) == 2
-    assert "--scene-id b: there is no such scene" in capsys.readouterr().err
-    assert main([*command, "--shore_root", str(tmp_path)]) == 2
-    assert "a_shoreline.npy: No such file" in capsys.readouterr().err
-
-
-# --- shorelines ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("lengths", [(), (3,), (3, 5), (4, 4)])
-def test_shorelines_come_back(lengths: tuple[int, ...], tmp_path: Path) -> None:
-    contours = [np.arange(2.0 * n).reshape(n, 2) for n in lengths]
-    write_shoreline(tmp_path / "s.npy", contours)
-    for path in (tmp_path / "s.npy", tmp_path / "plain.npy"):
-        if path.name == "plain.npy":
-            if len(set(lengths)) != 1:
-                return
-            np.save(path, np.array(contours))
-        back = read_shoreline(path)
-        assert [c.tolist() for c in back] == [c.tolist() for c in contours]
-    assert len(np.load(tmp_path / "s.npy", allow_pickle=True)) == len(lengths), "as numpy has it"
-
-
-class Evil:
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (Path.touch, (Path("evil"),))
-
-
-def test_a_shoreline_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    array = np.empty(1, object)
-    array[0] = Evil()
-    np.save(tmp_path / "s.npy", array, allow_pickle=True)
-    with pytest.raises(UsageError, match=r"s\.npy cannot be read: it holds .*, which is no array"):
-        read_shoreline(tmp_path / "s.npy")
-    assert not Path("evil").exists()
-
-
-@pytest.mark.parametrize("damage", ["cut", "text", "shape", "pickle"])
-def test_a_damaged_shoreline_is_named(damage: str, tmp_path: Path) -> None:
-    path = tmp_path / "s.npy"
-    write_shoreline(path, [np.zeros((9, 2))])
-    if damage == "cut":
-        path.write_bytes(path.read_bytes()[:-40])
-    elif damage == "text":
-        path.write_text("no array at all")
-    elif damage == "shape":
-        write_shoreline(path, [np.zeros((9, 3))])
-    else:
-        path.write_bytes(pickle.dumps([1, 2]))
-    with pytest.raises(UsageError, match=r"shoreline .*s\.npy"):
-        read_shoreline(path)
-
-
-# --- average precision --------------------------------------------------------------------------
-
-
-def slow_ap(results: list[ImageResult], threshold: float) -> float:
-    """Average precision of one class at one overlap, by its definition: 101 recalls."""
-
-    def overlap(a: Any, b: Any) -> float:
-        width = min(a[2], b[2]) - max(a[0], b[0])
-        height = min(a[3], b[3]) - max(a[1], b[1])
-        shared = max(width, 0) * max(height, 0)
-        areas = [(box[2] - box[0]) * (box[3] - box[1]) for box in (a, b)]
-        return shared / (sum(areas) - shared)
-
-    marks = []
-    for result in results:
-        free = set(range(len(result.true_boxes)))
-        for index in np.argsort(-result.scores, kind="stable"):
-            near = [(overlap(result.boxes[index], result.true_boxes[j]), j) for j in free]
-            best = max(near, default=(0.0, -1))
-            if best[0] >= threshold:
-                free.discard(best[1])
-            marks.append((result.scores[index], best[0] >= threshold))
-    marks.sort(key=lambda mark: -mark[0])
-    right = np.cumsum([hit for _, hit in marks])
-    precision = right / np.arange(1, len(marks) + 1)
-    recall = right / sum(len(result.true_boxes) for result in results)
-    at = [precision[recall >= level] for level in np.linspace(0, 1, 101)]
-    return float(np.mean([of.max() if len(of) else 0.0 for of in at]))
-
-
-def some_results(seed: int, images: int = 6, classes: int = 1) -> list[ImageResult]:
-    rng = np.random.default_rng(seed)
-    results = []
-    for image in range(images):
-        count = int(rng.integers(1, 6))
-        corner = rng.uniform(0, 200, (count, 2))
-        true = np.concatenate((corner, corner + rng.uniform(10, 20, (count, 2))), 1)
-        labels = rng.integers(1, classes + 1, count)
-        boxes = np.concatenate((true + rng.normal(0, 1.5, true.shape), true[:1] + 50))
-        found = np.append(labels, 1)
-        results.append(ImageResult(image, boxes, rng.random(count + 1), found, true, labels))
-    return results
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_coco_ap_is_the_area_under_the_curve(seed: int) -> None:
-    results = some_results(seed)
-    found = coco_ap(results)
-    by_hand = [slow_ap(results, threshold) for threshold in np.arange(0.5, 1.0, 0.05)]
-    assert found["AP50"] == pytest.approx(by_hand[0], abs=1e-9)
-    assert found["AP75"] == pytest.approx(by_hand[5], abs=1e-9)
-    assert found["AP"] == pytest.approx(np.mean(by_hand), abs=1e-9)
-
-
-def test_images_that_two_ranks_saw_count_once() -> None:
-    results = some_results(3, images=7)
-    ranks = [results[0::2], results[1::2] + results[:1]]  # padded to one length
-    gathered = [result for rank in ranks for result in rank]
-    assert [result.image for result in distinct(gathered)] == list(range(7))
-    assert coco_ap(gathered) == coco_ap(results)
-
-
-def test_coco_ap_by_class_and_of_any() -> None:
-    results = some_results(5, classes=3)
-    wrong = [
-        ImageResult(r.image, r.true_boxes, np.ones(len(r.true_boxes)), r.true_labels + 1,
-                    r.true_boxes, r.true_labels)
-        for r in results
-    ]  # fmt: skip
-    assert coco_ap(wrong)["AP"] == 0
-    assert coco_ap(wrong, by_class=False)["AP"] == pytest.approx(1.0)
-
-
-def test_coco_ap_of_nothing() -> None:
-    none = np.zeros((0, 4)), np.zeros(0), np.zeros(0, np.int64)
-    one = np.array([[1.0, 1, 9, 9]]), np.array([1])
-    assert coco_ap([]) == coco_ap([ImageResult(0, one[0], np.ones(1), one[1], *none[::2])])
-    assert set(coco_ap([]).values()) == {None}
-    assert set(coco_ap([ImageResult(0, *none, *one)]).values()) == {0.0}

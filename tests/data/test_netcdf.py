@@ -1,0 +1,224 @@
+"""NetCDF files as samples: against xarray, whatever their axes are called."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.base.errors import UsageError
+from penstock.cli import main
+from penstock.data.packed.format import open_dataset
+
+from ..places import SHARED
+from .kit import read
+
+ERA = SHARED / "era-interim-uvz.nc"
+
+
+# --- NetCDF ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def weather(tmp_path: Path) -> Path:
+    """Six steps of a variable with levels and one without, and one that never changes."""
+    xarray = pytest.importorskip("xarray")
+    pytest.importorskip("netCDF4")
+    grid = {"y": np.arange(4), "x": np.arange(6)}
+    t = np.arange(6 * 2 * 4 * 6, dtype=np.float64).reshape(6, 2, 4, 6) / 7
+    s = -np.arange(6 * 4 * 6, dtype=np.float32).reshape(6, 4, 6)
+    land = np.arange(24).reshape(4, 6) % 2
+    data = xarray.Dataset(
+        {
+            "t": (("time", "level", "y", "x"), t),
+            "s": (("time", "y", "x"), s),
+            "land": (("y", "x"), land),
+            "profile": (("level",), [1.0, 2.0]),
+        },
+        coords={"time": np.arange(6), "level": [850.0, 500.0], **grid},
+    )
+    path = tmp_path / "weather.nc"
+    packing = {"dtype": "int16", "scale_factor": 0.1, "add_offset": 10.0, "_FillValue": -1}
+    data.to_netcdf(path, engine="netcdf4", encoding={"t": packing})
+    return path
+
+
+def test_a_netcdf_is_stacked_by_variable_step_and_level(weather: Path, tmp_path: Path) -> None:
+    import xarray
+
+    assert main(["generate", "--from", str(weather), str(tmp_path / "data")]) == 0
+    packed = open_dataset(tmp_path / "data")
+    assert packed.ids.tolist() == [1, 2, 3, 4]
+    assert packed.arrays["inputs"].channels == (
+        *("t_850_t-1", "t_500_t-1", "t_850_t+0", "t_500_t+0", "s_t-1", "s_t+0", "land"),
+    )
+    assert packed.arrays["targets"].channels == ("t_850_t+1", "t_500_t+1", "s_t+1")
+    inputs, targets = read(packed, "inputs"), read(packed, "targets")
+    with xarray.open_dataset(weather, engine="netcdf4") as data:
+        t, s, land = (data[name].values.astype(np.float32) for name in ("t", "s", "land"))
+    for row, now in enumerate((1, 2, 3, 4)):
+        steps = [t[now - 1, 0], t[now - 1, 1], t[now, 0], t[now, 1], s[now - 1], s[now], land]
+        np.testing.assert_array_equal(inputs[row], np.stack(steps, axis=-1))
+        ahead = [t[now + 1, 0], t[now + 1, 1], s[now + 1]]
+        np.testing.assert_array_equal(targets[row], np.stack(ahead, axis=-1))
+
+
+def test_variables_steps_and_samples_can_be_chosen(weather: Path, tmp_path: Path) -> None:
+    words = ["generate", "--from", str(weather), str(tmp_path / "data"), "--inputs", "s"]
+    words += ["--targets", "t", "--offsets", "-2", "0", "--target-offset", "3", "--samples", "1"]
+    assert main(words) == 0
+    packed = open_dataset(tmp_path / "data")
+    assert packed.ids.tolist() == [2]
+    assert packed.arrays["inputs"].channels == ("s_t-2", "s_t+0")
+    assert packed.arrays["targets"].channels == ("t_850_t+3", "t_500_t+3")
+    assert read(packed, "inputs")[0, 0, 0].tolist() == [0, -48]
+    assert packed.document["offsets"] == [-2, 0]
+    assert packed.document["cast"] == "float32"
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (
+            "--inputs q",
+            "--inputs q: .* no such variable of numbers; it has t, s, land, profile",
+        ),
+        ("--inputs t profile", "profile has axes level; it must end in y, x"),
+        ("--inputs land", "no variable has an axis of samples"),
+        ("--offsets -4 0 --target-offset 2", "time has 6 steps, too few for --offsets -4 0 and"),
+        ("--samples 5", "--samples 5: .* gives 4"),
+    ],
+)
+def test_what_a_file_does_not_have_is_refused(
+    flags: str, sentence: str, weather: Path, tmp_path: Path
+) -> None:
+    from penstock.base.config.data import GenerateConfig
+    from penstock.base.config.knobs import build
+    from penstock.data.netcdf import open_netcdf
+
+    settings: dict[str, Any] = {}
+    for word in flags.split():
+        if word.startswith("--"):
+            settings[key := word[2:].replace("-", "_")] = []
+        else:
+            settings[key].append(word)
+    for key in ("target_offset", "samples"):
+        if key in settings:
+            settings[key] = settings[key][0]
+    config = build(GenerateConfig, settings)
+    knobs = {name: getattr(config, name) for name in ("inputs", "targets", "offsets", "samples")}
+    with pytest.raises(UsageError, match=sentence):
+        open_netcdf(weather, **knobs, target_offset=config.target_offset)
+    assert not (tmp_path / "data").exists()
+
+
+def netcdf(path: Path, variables: dict[str, Any], coords: dict[str, Any], **how: Any) -> Path:
+    xarray = pytest.importorskip("xarray")
+    pytest.importorskip("netCDF4")
+    xarray.Dataset(variables, coords).to_netcdf(path, engine="netcdf4", **how)
+    return path
+
+
+MONTHS = {"units": "months since 1850-01-01", "calendar": "standard", "bounds": "time_bnds"}
+"""Which nobody can decode."""
+
+
+def test_corners_of_cells_are_no_weather_and_months_no_hindrance(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An ocean on a curvilinear grid, as CMIP6 has it."""
+    tos = np.arange(5 * 4 * 6, dtype="f4").reshape(5, 4, 6)
+    corners = {"bounds": "vertices_latitude"}
+    path = netcdf(
+        tmp_path / "tos.nc",
+        {
+            "vertices_latitude": (("j", "i", "vertices"), np.ones((4, 6, 4))),
+            "time_bnds": (("time", "bnds"), np.ones((5, 2))),
+            "period": (("time", "j", "i"), tos + 1000, {"units": "seconds"}),
+            "transport": (("time", "basin", "j"), np.ones((5, 2, 4))),
+            "tos": (("time", "j", "i"), tos),
+        },
+        {"time": ("time", np.arange(5.0), MONTHS),
+         "latitude": (("j", "i"), np.ones((4, 6)), corners)},
+    )  # fmt: skip
+    assert main(["generate", "--from", str(path), str(tmp_path / "data")]) == 0
+    assert f"{path}: left out, for want of latitude or longitude: transport" in (
+        capsys.readouterr().out
+    )
+    packed = open_dataset(tmp_path / "data")
+    assert packed.arrays["targets"].channels == ("period_t+1", "tos_t+1")
+    assert packed.ids.tolist() == [1, 2, 3]
+    np.testing.assert_array_equal(read(packed, "targets")[..., 1], tos[2:])
+
+
+@pytest.mark.parametrize(
+    ("axes", "told", "about", "unlimited"),
+    [
+        ("time level lat lon", "time lat lon", {}, []),
+        ("time level lon lat", "time lat lon", {}, []),
+        ("level lon lat time", "time lat lon", {}, []),
+        ("t level b a", "t b a", {"t": {"units": "days since 2000-01-01"}}, []),
+        ("t level a b", "t b a", {"t": {"axis": "T"}, "a": {"units": "degrees_east"}}, []),
+        ("level t x y", "t y x", {"t": {"standard_name": "time"}, "y": {"axis": "Y"}}, []),
+        ("level step y x", "step y x", {}, ["step"]),
+    ],
+)
+def test_the_axes_are_found_by_what_is_said_of_them(
+    axes: str, told: str, about: dict[str, Any], unlimited: list[str], tmp_path: Path
+) -> None:
+    """Before the variable comes another, whose first axis is another and which never changes."""
+    dim, latitude, longitude = told.split()
+    length = {dim: 5, "level": 2, latitude: 4, longitude: 6}
+    shape = [length[axis] for axis in axes.split()]
+    wind = np.arange(math.prod(shape), dtype="f4").reshape(shape)
+    soil = np.arange(3 * 4 * 6, dtype="f4").reshape(3, 4, 6)
+    path = netcdf(
+        tmp_path / "w.nc",
+        {"soil": (("layer", latitude, longitude), soil), "wind": (axes.split(), wind)},
+        {axis: (axis, np.arange(length[axis]), attributes) for axis, attributes in about.items()},
+        unlimited_dims=unlimited,
+    )
+    words = ["generate", "--from", str(path), str(tmp_path / "data"), "--offsets", "0"]
+    assert main([*words, "--target-offset", "0"]) == 0
+    packed = open_dataset(tmp_path / "data")
+    wanted = wind.transpose([axes.split().index(a) for a in (*told.split(), "level")])
+    np.testing.assert_array_equal(read(packed, "targets"), wanted)
+    inputs = read(packed, "inputs")
+    np.testing.assert_array_equal(inputs[..., 3:], wanted)
+    np.testing.assert_array_equal(inputs[4, ..., :3], soil.transpose(1, 2, 0))
+
+
+def test_what_is_no_netcdf_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("netCDF4")
+    (tmp_path / "text.nc").write_text("not a NetCDF at all")
+    assert main(["generate", "--from", str(tmp_path / "text.nc"), str(tmp_path / "data")]) == 2
+    assert "text.nc is no NetCDF file" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not ERA.exists(), reason=f"{ERA} is absent")
+@pytest.mark.filterwarnings("ignore:variable .* has non-conforming")
+def test_real_reanalysis_is_packed_to_the_bit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    xarray = pytest.importorskip("xarray")
+    pytest.importorskip("netCDF4")
+    words = ["generate", "--from", str(ERA), str(tmp_path / "data")]
+    assert main(words) == 0  # the file has two steps: one sample, from the first to the second
+    packed = open_dataset(tmp_path / "data")
+    assert "cast to float32" in capsys.readouterr().out
+    assert packed.ids.tolist() == [0]
+    assert packed.arrays["inputs"].channels[:4] == ("z_200_t+0", "z_500_t+0", "z_850_t+0",
+                                                    "u_200_t+0")  # fmt: skip
+    with xarray.open_dataset(ERA, engine="netcdf4") as data:
+        for name, month in (("inputs", 0), ("targets", 1)):
+            levels = [
+                data[variable].values[month, level] for variable in "zuv" for level in range(3)
+            ]
+            expected = np.stack(levels, axis=-1).astype(np.float32)
+            np.testing.assert_array_equal(read(packed, name)[0], expected)
+    assert packed.arrays["inputs"].chunks == (1, 241, 480, 3)
+    assert main([*words, "--overwrite", "--inputs", "u", "v", "z", "--target-offset", "0"]) == 0
+    assert open_dataset(tmp_path / "data").ids.tolist() == [1]

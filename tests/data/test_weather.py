@@ -1,0 +1,101 @@
+"""Synthetic weather: any sample alone, in the geometry of the seed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from penstock.data.weather import PRESETS, World
+
+GRID = (8, 16)
+
+
+# --- fields ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("preset", "array", "channels", "chunk"),
+    [
+        ("ufs-p1", "inputs", 187, 13),
+        ("ufs-p1", "targets", 83, 13),
+        ("ufs-p2", "inputs", 187, 17),
+        ("ufs-p2", "targets", 85, 17),
+        ("ufs-p1-channel-first", "inputs", 187, 13),
+        ("ufs-p1-channel-first", "targets", 83, 13),
+    ],
+)
+def test_presets_have_the_channels_and_chunks_of_the_seed(
+    preset: str, array: str, channels: int, chunk: int
+) -> None:
+    layout = PRESETS[preset].layouts((192, 384))[array]
+    order = (channels, 192, 384) if layout.channel_axis == 0 else (192, 384, channels)
+    assert (layout.axes[0] == "channels") == preset.endswith("first")
+    assert layout.shape == order
+    assert layout.chunks[layout.channel_axis] == chunk
+    assert sorted(layout.chunks)[1:] == [192, 384]
+    assert len(set(layout.channels)) == channels
+    if preset == "ufs-p1" and array == "inputs":
+        assert layout.num_bytes == 55_148_544  # the seed's "inputs 55 MB"
+
+
+def test_a_sample_made_alone_by_a_new_world_is_the_same() -> None:
+    preset = PRESETS["ufs-p1"]
+    first, again = World(GRID, 3, 2.0), World(GRID, 3, 2.0)
+    for time in (2, 0, 1):
+        first.sample(preset, time)
+    for name, array in first.sample(preset, 7).items():
+        np.testing.assert_array_equal(array, again.sample(preset, 7)[name])
+    other = World(GRID, 4, 2.0).sample(preset, 7)
+    assert not np.array_equal(first.sample(preset, 7)["inputs"], other["inputs"])
+
+
+def test_every_layout_holds_the_same_fields() -> None:
+    world = World(GRID, 0, 2.0)
+    last = world.sample(PRESETS["ufs-p1"], 4)
+    first = world.sample(PRESETS["ufs-p1-channel-first"], 4)
+    for name in last:
+        np.testing.assert_array_equal(np.moveaxis(last[name], -1, 0), first[name])
+
+
+@pytest.mark.slow
+def test_samples_follow_from_one_another_in_time() -> None:
+    """What is the step before in one sample was the step in the sample before."""
+    world, preset = World(GRID, 0, 2.0), PRESETS["ufs-p1"]
+    names = preset.layouts(GRID)["inputs"].channels
+    now = {name: world.sample(preset, 5)["inputs"][..., i] for i, name in enumerate(names)}
+    then = {name: world.sample(preset, 4)["inputs"][..., i] for i, name in enumerate(names)}
+    targets = preset.layouts(GRID)["targets"].channels
+    np.testing.assert_array_equal(now["tmp_500_t-1"], then["tmp_500_t+0"])
+    target = world.sample(preset, 4)["targets"][..., targets.index("tmp_500_t+1")]
+    np.testing.assert_array_equal(now["tmp_500_t+0"], target)
+    np.testing.assert_array_equal(now["land_static_t+0"], then["land_static_t+1"])
+    assert set(np.unique(now["land_static_t+0"])) <= {0.0, 1.0}
+    assert not np.array_equal(now["tmp_500_t+0"], now["tmp_500_t-1"])
+    for clock in ("year_progress_sin", "year_progress_cos"):
+        assert np.ptp(now[f"{clock}_t+0"]) == 0
+    assert now["dswrf_avetoa_t+0"].min() == 0
+    assert now["dswrf_avetoa_t+0"].max() > 900
+
+
+def test_neighbouring_levels_are_alike_and_distant_ones_less() -> None:
+    levels = World((32, 64), 1, 2.0).values("tmp", 3).reshape(13, -1)
+    correlation = np.corrcoef(levels)
+    assert (np.diag(correlation, 1) > 0.9).all()
+    assert correlation[0, 12] < 0.9
+    assert (levels.std(axis=1) > 1).all()
+
+
+@pytest.mark.parametrize("slope", [1.0, 2.0, 3.0])
+def test_the_amplitude_falls_with_wave_number_as_asked(slope: float) -> None:
+    world = World((64, 128), 0, slope)
+    fields = np.stack([world.values("vgrd", time)[0] for time in range(0, 400, 40)])
+    power = (np.abs(np.fft.fft(fields, axis=2)) ** 2).mean(axis=(0, 1))
+    # Along one axis of two, power falls by one power less than twice the amplitude's slope.
+    low, high = power[8:16].mean(), power[16:32].mean()
+    fallen = np.log2(low / high)
+    assert fallen == pytest.approx(2 * slope - 1, abs=0.45)
+
+
+def test_an_odd_grid_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"grid \(7, 16\): both sides must be even"):
+        World((7, 16), 0, 2.0)
