@@ -120,13 +120,9 @@ def _patches(source: Source, volume: Volume, shape: Sequence[int]) -> Iterator[N
 
 def _varied(candidates: Iterator[Seen]) -> Seen:
     """The first patch that is not all one value, or the first of all."""
-    first: Seen | None = None
-    for seen in candidates:
-        if np.ptp(seen.shown) > 0:
-            return seen
-        first = first or seen
-    assert first is not None
-    return first
+    first = next(candidates)
+    varied = (seen for seen in itertools.chain([first], candidates) if np.ptp(seen.shown) > 0)
+    return next(varied, first)
 
 
 def _returned(net: Net, seen: Seen) -> dict[str, Tensor]:

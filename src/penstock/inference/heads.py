@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
-from ..base import HEAD_KINDS, HeadKind, InferConfig, UsageError
+from ..base import HeadKind, InferConfig, UsageError
 
 Origin = Literal["said", "known", "assumed"]
 
@@ -94,16 +94,13 @@ def said_kinds(said: Sequence[str] | None, parts: Sequence[HeadPart]) -> list[He
             if name not in names:
                 shown = ", ".join(part.name for part in parts)
                 raise UsageError(f"--head-kind {name!r}: the model has no such head, but {shown}")
-        return [_kind(named.get(part.name, named.get(part.head))) for part in parts]
+        kinds = [named.get(part.name, named.get(part.head)) for part in parts]
+        return cast("list[HeadKind | None]", kinds)
     if len(said) not in (1, len(parts)):
         raise UsageError(
             f"--head-kind names {len(said)} kinds but the model has {len(parts)} head(s)"
         )
-    return [_kind(said[0] if len(said) == 1 else said[i]) for i in range(len(parts))]
-
-
-def _kind(word: str | None) -> HeadKind | None:
-    return next((kind for kind in HEAD_KINDS if kind == word), None)
+    return cast("list[HeadKind | None]", [*said] * len(parts) if len(said) == 1 else [*said])
 
 
 def default_dtype(kind: HeadKind, part: HeadPart, source: np.dtype[Any]) -> np.dtype[Any]:

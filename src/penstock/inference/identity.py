@@ -14,13 +14,14 @@ import inspect
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..base import UsageError, format_bytes
@@ -132,9 +133,9 @@ def sources(reference: Any, module: nn.Module) -> str:
     folders; empty for one that is Penstock's or a library's alone."""
     digests: dict[str, str] = {}
     for file, root in sorted(_roots(reference, module)):
-        found: dict[str, Path] = {}
-        _close(file, root, found)
-        digests |= {name: _hash(path.read_bytes()) for name, path in found.items()}
+        files: dict[str, Path] = {}
+        _close(file, root, files)
+        digests |= {name: _hash(path.read_bytes()) for name, path in files.items()}
     return _hash(repr(sorted(digests.items())).encode()) if digests else ""
 
 
@@ -162,50 +163,77 @@ def _feed(value: Any, feed: Feed, seen: frozenset[int]) -> None:
     feed(type(value).__qualname__.encode())
     if isinstance(value, _PLAIN):
         feed(repr(value).encode())
-        return
-    if id(value) in seen:  # it holds itself
-        return
-    seen = seen | {id(value)}
-    if isinstance(value, Tensor):
-        value = value.detach().cpu() if value.device.type != "meta" else value
-        feed(f"{tuple(value.shape)} {value.dtype}".encode())
-        if value.device.type != "meta" and value.layout == torch.strided:
-            feed(value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    elif isinstance(value, np.ndarray) and value.dtype.kind != "O":
-        feed(f"{value.shape} {value.dtype}".encode() + value.tobytes())
-    elif isinstance(value, nn.Module):  # one that is not registered, such as in a list
-        for tensor in value.state_dict().values():
-            _feed(tensor, feed, seen)
-        _feed_module(value, feed, seen)
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            _feed(key if isinstance(key, _PLAIN) else repr(type(key)), feed, seen)
-            _feed(item, feed, seen)
-    elif isinstance(value, set | frozenset):
-        words = sorted(map(repr, value))
-        feed(repr([word for word in words if " at 0x" not in word]).encode())
-    elif isinstance(value, Sequence):
-        for item in value:
-            _feed(item, feed, seen)
+    elif id(value) not in seen:  # else it holds itself
+        feeders = (feeder for kinds, feeder in _FEEDERS if isinstance(value, kinds))
+        next(feeders, _feed_other)(value, feed, seen | {id(value)})
+
+
+def _feed_tensor(value: Tensor, feed: Feed, seen: frozenset[int]) -> None:
+    feed(f"{tuple(value.shape)} {value.dtype}".encode())
+    if value.device.type != "meta" and value.layout == torch.strided:
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        feed(flat.view(torch.uint8).numpy().tobytes())
+
+
+def _feed_array(value: NDArray[Any], feed: Feed, seen: frozenset[int]) -> None:
+    if value.dtype.kind == "O":
+        _feed_other(value, feed, seen)
     else:
-        _feed_object(value, feed, seen)
+        feed(f"{value.shape} {value.dtype}".encode() + value.tobytes())
 
 
-def _feed_object(value: Any, feed: Feed, seen: frozenset[int]) -> None:
-    if isinstance(value, functools.partial):
-        _feed((value.func, value.args, value.keywords), feed, seen)
-    elif isinstance(value, types.MethodType):
-        _feed((value.__func__, value.__self__), feed, seen)
-    elif isinstance(value, types.FunctionType):
-        feed(_source(value).encode())
-        cells = [cell.cell_contents for cell in value.__closure__ or () if _filled(cell)]
-        _feed((value.__defaults__, value.__kwdefaults__, cells), feed, seen)
-    elif isinstance(value, type | types.BuiltinFunctionType | types.ModuleType):
-        feed(f"{value.__module__ if isinstance(value, type) else ''} {value.__name__}".encode())
-    elif _is_users(type(value).__module__):
+def _feed_unregistered(value: nn.Module, feed: Feed, seen: frozenset[int]) -> None:
+    for tensor in value.state_dict().values():
+        _feed(tensor, feed, seen)
+    _feed_module(value, feed, seen)
+
+
+def _feed_mapping(value: Mapping[Any, Any], feed: Feed, seen: frozenset[int]) -> None:
+    for key, item in value.items():
+        _feed(key if isinstance(key, _PLAIN) else repr(type(key)), feed, seen)
+        _feed(item, feed, seen)
+
+
+def _feed_set(value: Set[Any], feed: Feed, seen: frozenset[int]) -> None:
+    feed(repr([word for word in sorted(map(repr, value)) if " at 0x" not in word]).encode())
+
+
+def _feed_items(value: Iterable[Any], feed: Feed, seen: frozenset[int]) -> None:
+    for item in value:
+        _feed(item, feed, seen)
+
+
+def _feed_function(value: types.FunctionType, feed: Feed, seen: frozenset[int]) -> None:
+    feed(_source(value).encode())
+    cells = [cell.cell_contents for cell in value.__closure__ or () if _filled(cell)]
+    _feed((value.__defaults__, value.__kwdefaults__, cells), feed, seen)
+
+
+def _feed_named(value: Any, feed: Feed, seen: frozenset[int]) -> None:
+    feed(f"{value.__module__ if isinstance(value, type) else ''} {value.__name__}".encode())
+
+
+def _feed_other(value: Any, feed: Feed, seen: frozenset[int]) -> None:
+    """An object of the user's by what it holds, one of a library as it shows itself."""
+    if _is_users(type(value).__module__):
         _feed(dict(sorted(getattr(value, "__dict__", {}).items())), feed, seen)
-    elif " at 0x" not in (shown := repr(value)):  # an object of a library: as it shows itself
+    elif " at 0x" not in (shown := repr(value)):
         feed(shown.encode())
+
+
+_FEEDERS: tuple[tuple[Any, Callable[[Any, Feed, frozenset[int]], None]], ...] = (
+    (Tensor, _feed_tensor),
+    (np.ndarray, _feed_array),
+    (nn.Module, _feed_unregistered),  # such as one in a list
+    (Mapping, _feed_mapping),
+    (set | frozenset, _feed_set),
+    (Sequence, _feed_items),
+    (functools.partial, lambda p, *to: _feed((p.func, p.args, p.keywords), *to)),
+    (types.MethodType, lambda method, *to: _feed((method.__func__, method.__self__), *to)),
+    (types.FunctionType, _feed_function),
+    (type | types.BuiltinFunctionType | types.ModuleType, _feed_named),
+)
+"""The first kind of which a value is says how it is fed."""
 
 
 def _filled(cell: types.CellType) -> bool:
@@ -227,30 +255,30 @@ def _source(thing: Any) -> str:
 def _roots(reference: Any, module: nn.Module) -> set[tuple[Path, Path]]:
     """The user's files that a model is made of, each with the folder that it imports from."""
     names = {type(part).__module__ for part in module.modules()}
-    found: set[tuple[Path, Path]] = set()
+    roots: set[tuple[Path, Path]] = set()
     if isinstance(reference, str) and ":" in reference:
         place = reference.rpartition(":")[0]
         if place.endswith(".py"):
             file = Path(place).resolve()
-            found.add((file, file.parent))
+            roots.add((file, file.parent))
         else:
             names.add(place)
     for name in filter(_is_users, names):
         if (loaded := _file_of(name)) is not None:
             depth = name.count(".") + (loaded.name == "__init__.py")
-            found.add((loaded, loaded.parents[depth]))
-    return found
+            roots.add((loaded, loaded.parents[depth]))
+    return roots
 
 
-def _close(file: Path, root: Path, found: dict[str, Path]) -> None:
+def _close(file: Path, root: Path, files: dict[str, Path]) -> None:
     """Collect a file and what it imports, at any depth, from the folder ``root``."""
     name = str(file.relative_to(root)) if file.is_relative_to(root) else file.name
-    if name in found:
+    if name in files:
         return
-    found[name] = file
+    files[name] = file
     for wanted in _imports(file, root):
         if (other := _find(wanted, (root, file.parent))) is not None:
-            _close(other, root, found)
+            _close(other, root, files)
 
 
 def _find(module: str, folders: Sequence[Path]) -> Path | None:

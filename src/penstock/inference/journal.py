@@ -219,8 +219,8 @@ class Journal:
             self._log.flush()
             os.fsync(self._log.fileno())
 
-    def save_statistics(self, volume: int, found: Mapping[str, Any]) -> None:
-        self.statistics[str(volume)] = dict(found)
+    def save_statistics(self, volume: int, scaling: Mapping[str, Any]) -> None:
+        self.statistics[str(volume)] = dict(scaling)
         self.save("statistics.json", self.statistics)
 
     def save(self, name: str, content: Mapping[str, Any]) -> None:

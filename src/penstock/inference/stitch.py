@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ..data import Box, indices
 from .geometry import Block, Geometry
+from .traffic import blocks_along
 
 
 def window(patch: int, overlap: int, floor: float) -> NDArray[np.float64]:
@@ -57,8 +58,7 @@ def _axis_weights(
         shift = (other - index) * stride
         low, high = max(0, shift), min(patch, shift + patch)
         total[low:high] += raw[low - shift : high - shift]
-    weights: NDArray[np.float64] = raw / total
-    return weights
+    return np.divide(raw, total)
 
 
 @dataclass(slots=True)
@@ -126,19 +126,12 @@ class Assembly:
 
         Blocks form a product grid, so the count factors into one sum for each axis.
         """
-        geometry = self.geometry
-        region_cell = geometry.regions.touching(box)
-        region = geometry.regions.cell(region_cell.start)
-        blocks = geometry.blocks_of(region)
+        regions = self.geometry.regions
+        places = zip(regions.touching(box).start, regions.cells.start, strict=True)
         total = 1
-        for axis in range(len(box.start)):
-            covered = 0
-            for i in range(blocks.cells.start[axis], blocks.cells.stop[axis]):
-                index = list(blocks.cells.start)
-                index[axis] = i
-                share = geometry.support_of(blocks.cell(index))
-                low = max(share.start[axis], box.start[axis])
-                high = min(share.stop[axis], box.stop[axis])
-                covered += max(0, high - low)
-            total *= covered
+        for axis, (cell, first) in enumerate(places):
+            region, _, support = blocks_along(self.geometry, axis)
+            stop = np.minimum(support.stop, box.stop[axis])
+            covered = stop - np.maximum(support.start, box.start[axis])
+            total *= int(covered[region == cell - first].clip(0).sum())
         return total

@@ -65,7 +65,7 @@ def largest_block(geometry: Geometry) -> BlockShape:
     """A block exactly as long, on each axis, as the longest there is on that axis."""
     reads, supports, hulls = [], [], []
     for axis in range(3):
-        _, read, support = _blocks(geometry, axis)
+        _, read, support = blocks_along(geometry, axis)
         inside = _mirrored(read, geometry.domain.start[axis], geometry.domain.stop[axis])
         hull = Spans(np.minimum(read.start, inside.start), np.maximum(read.stop, inside.stop))
         reads.append(int(read.length.max()))
@@ -104,7 +104,7 @@ def reads(
     once, again = [], []  # voxels decoded along each axis: region by region, or block by block
     for axis in range(3):
         patches = Spans(*geometry.patches_along(axis))
-        of_regions, of_blocks = _read_of(geometry, axis, patches), _blocks(geometry, axis).read
+        of_regions, of_blocks = _read_of(geometry, axis, patches), blocks_along(geometry, axis).read
         once.append(_decoded(geometry, axis, of_regions, chunk[axis], origin[axis]))
         again.append(_decoded(geometry, axis, of_blocks, chunk[axis], origin[axis]))
     kept = {"layer": 3, "row": 2, "none": 0}[level]
@@ -181,7 +181,7 @@ def _units_along(geometry: Geometry, axis: int) -> UnitsAlong:
     low = geometry.domain.start[axis]
     regions = Spans(*geometry.regions_along(axis))
     units = Spans(*replace(geometry, region=geometry.unit).regions_along(axis))
-    region, _, support = _blocks(geometry, axis)
+    region, _, support = blocks_along(geometry, axis)
     # Along the whole axis supports step back where a new region begins: a shift of more than the
     # volume for each region makes them sorted, and a search in all a search in the unit's own.
     shift = geometry.domain.shape[axis] + 1
@@ -201,7 +201,7 @@ def _units_along(geometry: Geometry, axis: int) -> UnitsAlong:
 
 
 @lru_cache(maxsize=6)
-def _blocks(geometry: Geometry, axis: int) -> Blocks:
+def blocks_along(geometry: Geometry, axis: int) -> Blocks:
     """The blocks of every region along an axis, the other axes left aside."""
     low, high = geometry.domain.start[axis], geometry.domain.stop[axis]
     stride, per_block = geometry.stride[axis], geometry.patches_per_block[axis]
@@ -210,13 +210,13 @@ def _blocks(geometry: Geometry, axis: int) -> Blocks:
     count = -(-patches.stop // per_block) - first
     region = np.repeat(np.arange(len(count)), count)
     number = np.arange(len(region)) + (first - np.cumsum(count) + count)[region]
-    own = Spans(
+    patches = Spans(
         np.maximum(number * per_block, patches.start[region]),
         np.minimum((number + 1) * per_block, patches.stop[region]),
     )
-    read = _read_of(geometry, axis, own)
+    read = _read_of(geometry, axis, patches)
     if geometry.seam == "trim":
-        support = Spans(low + own.start * stride, np.minimum(low + own.stop * stride, high))
+        support = Spans(low + patches.start * stride, np.minimum(low + patches.stop * stride, high))
     else:
         support = Spans(np.maximum(read.start, low), np.minimum(read.stop, high))
     return Blocks(region, read, support)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -84,22 +83,13 @@ def _to_pinned(tensor: Tensor) -> Tensor:
     return host.copy_(tensor, non_blocking=True)
 
 
-@dataclass(slots=True)
-class _Queued:
-    """Work of a stage on a block that a GPU was told to do."""
-
-    stage: str
-    block: Block
-    begin: torch.cuda.Event
-    end: torch.cuda.Event
-
-
 class GpuClock:
     """Times what a GPU does by events of its own, on the clock of a probe."""
 
     def __init__(self, device: torch.device, probe: Probe) -> None:
         self.device, self.probe = device, probe
-        self._queued: deque[_Queued] = deque()
+        self._queued: deque[tuple[str, Block, torch.cuda.Event, torch.cuda.Event]] = deque()
+        """Stage, block, begin and end of the work that the device was told to do."""
         self._first = self._mark()
         self._first.synchronize()
         self._first_s = probe.clock()
@@ -109,7 +99,7 @@ class GpuClock:
         """Time the work that the device is told to do meanwhile."""
         begin = self._mark()
         yield
-        self._queued.append(_Queued(stage, block, begin, self._mark()))
+        self._queued.append((stage, block, begin, self._mark()))
 
     def _mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True, blocking=True)
@@ -118,9 +108,9 @@ class GpuClock:
 
     def report(self, *, wait: bool = False) -> None:
         """Give the probe the spans of the work that is done by now, or of all of it."""
-        while self._queued and (wait or self._queued[0].end.query()):
-            done = self._queued.popleft()
-            done.end.synchronize()
-            start = self._first_s + self._first.elapsed_time(done.begin) / 1e3
-            end = start + done.begin.elapsed_time(done.end) / 1e3
-            self.probe.record(done.stage, start, end, done.block, waiting=False)
+        while self._queued and (wait or self._queued[0][-1].query()):
+            stage, block, begin, end = self._queued.popleft()
+            end.synchronize()
+            start_s = self._first_s + self._first.elapsed_time(begin) / 1e3
+            end_s = start_s + begin.elapsed_time(end) / 1e3
+            self.probe.record(stage, start_s, end_s, block, waiting=False)

@@ -70,13 +70,13 @@ def note_range(values: Tensor, tally: Tensor) -> Range:
     return least, most
 
 
-def count_clipped(values: Tensor, found: Range, dtype: np.dtype[Any], tally: Tensor) -> None:
-    """Count what of ``values``, which lie in the range ``found``, a dtype cannot hold."""
+def count_clipped(values: Tensor, span: Range, dtype: np.dtype[Any], tally: Tensor) -> None:
+    """Count what of ``values``, which lie in the range ``span``, a dtype cannot hold."""
     limits = float_range(dtype)
     if limits is None:
         return
     # A GPU is not waited for: there all are counted.
-    if values.device.type == "cpu" and limits[0] <= found[0] and found[1] < limits[1]:
+    if values.device.type == "cpu" and limits[0] <= span[0] and span[1] < limits[1]:
         return
     tally[CLIPPED] += ((values < limits[0]) | (values >= limits[1])).sum()
 
@@ -91,7 +91,7 @@ def to_range_(values: Tensor, dtype: np.dtype[Any]) -> Tensor:
 
 
 @lru_cache
-def _clamps(dtype: np.dtype[Any], own: torch.dtype) -> tuple[float, float]:
+def _clamps(dtype: np.dtype[Any], floats: torch.dtype) -> tuple[float, float]:
     """The range of a dtype in floats of another.
 
     The largest integers of 32 bits are no float32, and those of 64 no float64: the nearest one
@@ -100,7 +100,7 @@ def _clamps(dtype: np.dtype[Any], own: torch.dtype) -> tuple[float, float]:
     if dtype.kind == "f":
         return float(np.finfo(dtype).min), float(np.finfo(dtype).max)
     low, high = whole_range(dtype)
-    kind = np.float64 if own == torch.float64 else np.float32
+    kind = np.float64 if floats == torch.float64 else np.float32
     most = kind(high)
     if int(most) > high:
         most = np.nextafter(most, kind(0))

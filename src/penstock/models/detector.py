@@ -67,7 +67,7 @@ def targets_of(
     sides = np.clip(lengths / PIXEL_M, LEAST_SIDE, MOST_SIDE)
     half = np.where(np.isnan(lengths), USUAL_SIDE, sides)[:, None] / 2
     boxes = np.concatenate((centre - half, centre + half), axis=1).astype(np.float32)
-    vessel, fishing = (np.asarray(known).reshape(-1) for known in (is_vessel, is_fishing))
+    vessel, fishing = (np.asarray(each).reshape(-1) for each in (is_vessel, is_fishing))
     labels = np.select(
         [vessel == 0, fishing == 1, (vessel == 1) & (fishing == 0), vessel == 1],
         [NO_VESSEL, FISHING, OTHER, SOME_VESSEL],
@@ -80,16 +80,16 @@ def targets_of(
     }
 
 
-def points_of(found: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
+def points_of(detections: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
     """What `Objects.of` takes, from what the detector gives for one image."""
-    boxes, labels = found["boxes"].detach().cpu().numpy(), found["labels"].cpu().numpy()
+    boxes, labels = detections["boxes"].detach().cpu().numpy(), detections["labels"].cpu().numpy()
     centre = (boxes[:, :2] + boxes[:, 2:]) / 2 - PIXEL_CENTRE
     return {
         "points": centre[:, ::-1].astype(np.float64),
         "is_vessel": (labels != NO_VESSEL).astype(np.int8),
         "is_fishing": (labels == FISHING).astype(np.int8),
-        "length_m": found["lengths"].detach().cpu().numpy().astype(np.float64),
-        "score": found["scores"].detach().cpu().numpy().astype(np.float64),
+        "length_m": detections["lengths"].detach().cpu().numpy().astype(np.float64),
+        "score": detections["scores"].detach().cpu().numpy().astype(np.float64),
     }
 
 
@@ -131,8 +131,8 @@ class Heads(parts.roi_heads.RoIHeads):  # type: ignore[misc]
         proposals, matched, labels, corrections = self.select_training_samples(proposals, targets)
         kinds, boxes, lengths = self._predict(features, proposals, image_shapes)
         none = kinds.new_full((1,), torch.nan)  # what boxes of an empty image are matched with
-        known = [target["lengths"] if len(target["lengths"]) else none for target in targets]
-        true_lengths = torch.cat([of[i] for of, i in zip(known, matched, strict=True)])
+        lengths_of = [each["lengths"] if len(each["lengths"]) else none for each in targets]
+        true_lengths = torch.cat([of[i] for of, i in zip(lengths_of, matched, strict=True)])
         return [], losses(
             kinds.float(),
             boxes.float(),
@@ -149,8 +149,7 @@ class Heads(parts.roi_heads.RoIHeads):  # type: ignore[misc]
         image_shapes: list[tuple[int, int]],
     ) -> tuple[Tensor, Tensor, Tensor]:
         pooled = self.box_roi_pool(features, proposals, image_shapes)
-        predicted: tuple[Tensor, Tensor, Tensor] = self.box_predictor(self.box_head(pooled))
-        return predicted
+        return self.box_predictor(self.box_head(pooled))
 
     def _select(
         self, kinds: Tensor, corrections: Tensor, lengths: Tensor, proposals: list[Tensor]
@@ -160,7 +159,7 @@ class Heads(parts.roi_heads.RoIHeads):  # type: ignore[misc]
         shares = [len(boxes) for boxes in proposals]
         decoded = self.box_coder.decode_single(corrections, torch.cat(proposals).float())
         each = (tensor.split(shares) for tensor in (kinds.softmax(-1), decoded, lengths))
-        found = []
+        detections = []
         for probability, boxes, length in zip(*each, strict=True):
             scores = 1 - probability[:, 0]
             likely = (scores > self.score_thresh).nonzero()[:, 0]
@@ -169,7 +168,7 @@ class Heads(parts.roi_heads.RoIHeads):  # type: ignore[misc]
             vessel = probability[keep, FISHING] + probability[keep, OTHER]
             no_vessel = vessel < probability[keep, NO_VESSEL]
             kind = 1 + probability[keep, 1:3].argmax(-1)
-            found.append(
+            detections.append(
                 {
                     "boxes": boxes[keep],
                     "scores": scores[keep],
@@ -177,7 +176,7 @@ class Heads(parts.roi_heads.RoIHeads):  # type: ignore[misc]
                     "lengths": USUAL_LENGTH_M * length[keep].clamp(-4, 4).exp(),
                 }
             )
-        return found
+        return detections
 
 
 def losses(
@@ -195,13 +194,13 @@ def losses(
     admitted = torch.tensor(_ADMITTED, dtype=torch.bool, device=labels.device)[labels]
     log_probability = kinds.log_softmax(-1).masked_fill(~admitted, -torch.inf).logsumexp(-1)
     objects = labels > 0
-    known = objects & ~true_lengths.isnan()
-    true = torch.log(true_lengths[known].clamp(min=1.0) / USUAL_LENGTH_M)
+    measured = objects & ~true_lengths.isnan()
+    true = torch.log(true_lengths[measured].clamp(min=1.0) / USUAL_LENGTH_M)
     total = {
         "loss_box": F.smooth_l1_loss(
             boxes[objects], corrections[objects], beta=1 / 9, reduction="sum"
         ),
-        "loss_length": F.smooth_l1_loss(lengths[known], true, beta=1 / 9, reduction="sum"),
+        "loss_length": F.smooth_l1_loss(lengths[measured], true, beta=1 / 9, reduction="sum"),
     }
     num_boxes = max(len(labels), 1)
     return {

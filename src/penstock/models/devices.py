@@ -47,14 +47,14 @@ def _tensors(
         if channels_last and isinstance(part, nn.Conv2d | nn.Conv3d):
             kernels = (t for t in part.parameters() if t.ndim in CHANNELS_LAST)
             layouts |= {id(kernel): CHANNELS_LAST[kernel.ndim] for kernel in kernels}
-    found: dict[str, Tensor] = {}
+    moved: dict[str, Tensor] = {}
     for name, tensor in _own_tensors(module):
         with torch.no_grad():
             there = tensor.to(device, memory_format=layouts.get(id(tensor), torch.preserve_format))
         if there is not tensor and isinstance(tensor, nn.Parameter):
             there = nn.Parameter(there, tensor.requires_grad)
-        found[name] = there
-    return found
+        moved[name] = there
+    return moved
 
 
 def _move_literals(program: torch.fx.GraphModule, device: torch.device) -> None:
@@ -72,7 +72,7 @@ def find_devices(names: Sequence[str]) -> list[torch.device]:
 
     Raises `UsageError` that says what is there instead.
     """
-    found = []
+    devices: list[torch.device] = []
     for name in names:
         if name == "auto":
             return _all_devices()
@@ -89,12 +89,12 @@ def find_devices(names: Sequence[str]) -> list[torch.device]:
             raise UsageError(f"--devices {name!r} is not supported; try cpu, cuda:0 or mps")
         if device.type == "cuda":  # without an index it is the first, and equal to it
             device = torch.device("cuda", device.index or 0)
-        found.append(device)
-    if not found:
+        devices.append(device)
+    if not devices:
         raise UsageError("--devices names no device")
-    if len(set(found)) < len(found):
+    if len(set(devices)) < len(devices):
         raise UsageError(f"--devices {' '.join(names)} names one device twice")
-    return found
+    return devices
 
 
 def _all_devices() -> list[torch.device]:

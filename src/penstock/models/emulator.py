@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -52,6 +53,9 @@ class Graph:
         return Graph(*(part.to(device) for part in vars(self).values()))
 
 
+_OnGrid = tuple[tuple[Tensor, ...], tuple[Graph, Graph, Graph]]
+
+
 class Messages(nn.Module):
     """Every receiver hears the mean of what its senders tell, and changes by it."""
 
@@ -68,14 +72,13 @@ class Messages(nn.Module):
 
     def forward(self, sending: Tensor, receiving: Tensor, graph: Graph) -> Tensor:
         """Nodes are (batch, node, latent)."""
-        told = self.where(graph.where) + self.sender(sending).index_select(1, graph.senders)
-        told = told + self.receiver(receiving).index_select(1, graph.receivers)
-        told = self.tell(functional.silu(told))
-        heard = told.new_zeros(len(told), receiving.shape[1], told.shape[2])
-        heard = heard.index_add(1, graph.receivers, told) * graph.share.to(told.dtype)
+        sent = self.where(graph.where) + self.sender(sending).index_select(1, graph.senders)
+        sent = sent + self.receiver(receiving).index_select(1, graph.receivers)
+        sent = self.tell(functional.silu(sent))
+        heard = sent.new_zeros(len(sent), receiving.shape[1], sent.shape[2])
+        heard = heard.index_add(1, graph.receivers, sent) * graph.share.to(sent.dtype)
         changed = self.change(torch.cat([receiving, heard.to(receiving.dtype)], dim=-1))
-        moved: Tensor = receiving + self.norm(changed)
-        return moved
+        return receiving + self.norm(changed)
 
 
 class Emulator(nn.Module):
@@ -96,8 +99,7 @@ class Emulator(nn.Module):
         self.in_channels, self.out_channels = in_channels, out_channels
         self._vertices, edges = icosphere(mesh_level)
         self._mesh = graph_of(self._vertices, self._vertices, edges)
-        self._grids: dict[tuple[int, int, torch.device], tuple[Tensor, ...]] = {}
-        self._graphs: dict[tuple[int, int, torch.device], tuple[Graph, Graph, Graph]] = {}
+        self._grids: dict[tuple[int, int, torch.device], _OnGrid] = {}
         self.from_grid = mlp(in_channels + _PLACE, latent_size, latent_size)
         self.from_mesh = mlp(_PLACE, latent_size, latent_size)
         self.encode = Messages(latent_size)
@@ -123,9 +125,7 @@ class Emulator(nn.Module):
         out: Tensor = self.to_grid(grid).transpose(1, 2)
         return out.reshape(batch, self.out_channels, rows, columns)
 
-    def _geometry(
-        self, rows: int, columns: int, device: torch.device
-    ) -> tuple[tuple[Tensor, ...], tuple[Graph, Graph, Graph]]:
+    def _geometry(self, rows: int, columns: int, device: torch.device) -> _OnGrid:
         """The places of the grid's points and the mesh's nodes, and the graphs between them."""
         key = rows, columns, device
         if key not in self._grids:
@@ -134,9 +134,8 @@ class Emulator(nn.Module):
             up = graph_of(points, self._vertices, near)
             down = graph_of(self._vertices, points, near[:, ::-1])
             places = (place_of(points).to(device), place_of(self._vertices).to(device))
-            self._grids[key] = places
-            self._graphs[key] = (up.to(device), self._mesh.to(device), down.to(device))
-        return self._grids[key], self._graphs[key]
+            self._grids[key] = places, (up.to(device), self._mesh.to(device), down.to(device))
+        return self._grids[key]
 
 
 def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
@@ -217,8 +216,8 @@ def _edges(faces: Sequence[tuple[int, int, int]]) -> set[tuple[int, int]]:
 def nearest(points: Points, vertices: Points) -> Pairs:
     """Each point with each of its nearest vertices."""
     tree = require("scipy.spatial", "train").cKDTree(vertices)
-    _, found = tree.query(points, k=_NEAREST)
-    return np.stack([np.repeat(np.arange(len(points)), _NEAREST), found.ravel()], axis=1)
+    _, near = tree.query(points, k=_NEAREST)
+    return np.stack([np.repeat(np.arange(len(points)), _NEAREST), near.ravel()], axis=1)
 
 
 def graph_of(senders: Points, receivers: Points, pairs: Pairs) -> Graph:
@@ -261,21 +260,7 @@ def emulator(
     )
 
 
-def latent_32(in_channels: int = 9) -> Emulator:
-    return emulator(in_channels, 32)
-
-
-def latent_64(in_channels: int = 9) -> Emulator:
-    return emulator(in_channels, 64)
-
-
-def latent_128(in_channels: int = 9) -> Emulator:
-    return emulator(in_channels, 128)
-
-
-def latent_256(in_channels: int = 9) -> Emulator:
-    return emulator(in_channels, 256)
-
-
-def latent_512(in_channels: int = 9) -> Emulator:
-    return emulator(in_channels, 512)
+latent_32, latent_64, latent_128, latent_256, latent_512 = (
+    partial(emulator, latent_size=size) for size in (32, 64, 128, 256, 512)
+)
+"""The same in five sizes, each a model for ``--model-type penstock.models.emulator:latent_64``."""

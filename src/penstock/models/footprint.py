@@ -127,8 +127,8 @@ def measure_footprint(model: Model, shape: Sequence[int]) -> Footprint:
             )
         if tensor.is_complex():
             raise UsageError(f"model {model.name} returns complex numbers (head {name})")
-    found = tuple(Head(name, tensor.shape[1], tensor.dtype) for name, tensor in heads.items())
-    return Footprint(found, peak, channels_last)
+    returned = tuple(Head(name, tensor.shape[1], tensor.dtype) for name, tensor in heads.items())
+    return Footprint(returned, peak, channels_last)
 
 
 def _run_once(model: Model, shape: Sequence[int]) -> tuple[Any, Sequence[int], bool]:

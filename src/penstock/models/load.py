@@ -254,8 +254,7 @@ def _load_program(path: Path, trust: bool) -> nn.Module:
             return torch.export.load(path).module() if trust else exported.load(path)
         if not trust:
             return torchscript.load(path)
-        module: nn.Module = torch.jit.load(str(path), map_location="cpu")
-        return module
+        return torch.jit.load(str(path), map_location="cpu")
     except UsageError:
         raise
     except Exception as error:

@@ -95,8 +95,7 @@ class Decoder(nn.Module):
             sides = (rows * factor, columns * factor)
             x_BCYX = F.interpolate(x_BCYX, sides, mode="bilinear", align_corners=False)
             x_BCYX = F.gelu(convolve(x_BCYX))
-        y_BCYX: Tensor = self.out(x_BCYX)
-        return y_BCYX
+        return self.out(x_BCYX)
 
 
 class Refiner(nn.Module):

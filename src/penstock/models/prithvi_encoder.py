@@ -123,8 +123,7 @@ class PatchEmbed(nn.Module):
         nn.init.zeros_(self.proj.bias)  # type: ignore[arg-type]
 
     def forward(self, x_BCYX: Tensor) -> Tensor:
-        tokens_BNC: Tensor = self.proj(x_BCYX.unsqueeze(2)).flatten(2).transpose(1, 2)
-        return tokens_BNC
+        return self.proj(x_BCYX.unsqueeze(2)).flatten(2).transpose(1, 2)
 
 
 class Attention(nn.Module):
@@ -142,8 +141,7 @@ class Attention(nn.Module):
             part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in qkv_BNC.chunk(3, dim=2)
         )
         y_BHND = F.scaled_dot_product_attention(q_BHND, k_BHND, v_BHND)
-        y_BNC: Tensor = self.proj(y_BHND.transpose(1, 2).flatten(2))
-        return y_BNC
+        return self.proj(y_BHND.transpose(1, 2).flatten(2))
 
 
 class Mlp(nn.Module):
@@ -155,8 +153,7 @@ class Mlp(nn.Module):
         self.fc2 = FrozenLinear(4 * width, width)
 
     def forward(self, x_BNC: Tensor) -> Tensor:
-        y_BNC: Tensor = self.fc2(F.gelu(self.fc1(x_BNC)))
-        return y_BNC
+        return self.fc2(F.gelu(self.fc1(x_BNC)))
 
 
 class EncoderBlock(nn.Module):
@@ -171,8 +168,7 @@ class EncoderBlock(nn.Module):
 
     def forward(self, x_BNC: Tensor) -> Tensor:
         x_BNC = x_BNC + self.attn(self.norm1(x_BNC))
-        y_BNC: Tensor = x_BNC + self.mlp(self.norm2(x_BNC))
-        return y_BNC
+        return x_BNC + self.mlp(self.norm2(x_BNC))
 
 
 class Encoder(nn.Module):
@@ -208,8 +204,7 @@ class Encoder(nn.Module):
             else:
                 tokens_BNC = block(tokens_BNC)
         patches_BNC = self.norm(tokens_BNC)[:, 1:]
-        features_BCYX: Tensor = patches_BNC.transpose(1, 2).unflatten(2, (rows, columns))
-        return features_BCYX
+        return patches_BNC.transpose(1, 2).unflatten(2, (rows, columns))
 
     def _patch_positions(self, rows: int, columns: int) -> Tensor:
         """Positions of another grid lie between those of the pretraining, as in public code."""

@@ -77,11 +77,11 @@ def check_model_name(model: Any, flag: str) -> None:
             raise UsageError(f"{flag} {model}: there is no file {file}")
         return
     if not colon:
-        known = sorted({*REGISTRY, *extension_names(_GROUP)})
-        near = difflib.get_close_matches(model, known, 1)
+        names = sorted({*REGISTRY, *extension_names(_GROUP)})
+        near = difflib.get_close_matches(model, names, 1)
         meant = f" (did you mean {near[0]}?)" if near else ""
         raise UsageError(
-            f"{flag} {model!r} is unknown{meant}; it is one of {', '.join(known)}, "
+            f"{flag} {model!r} is unknown{meant}; it is one of {', '.join(names)}, "
             "package.module:function, file.py:function, or a .pt2 / TorchScript file"
         )
     top = place.partition(".")[0]

@@ -72,8 +72,7 @@ def load(path: Path) -> nn.Module:
                 _check_pickle(path, content)
             checked.writestr(entry.filename, content)
     archive.seek(0)  # what was checked, and no other way to read the file
-    module: nn.Module = torch.jit.load(archive, map_location="cpu")
-    return module
+    return torch.jit.load(archive, map_location="cpu")
 
 
 def _check_code(path: Path, code: str) -> None:

@@ -43,9 +43,13 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
     for start in range(0, len(order), NMS_BLOCK):
         block = torch.arange(start, min(start + NMS_BLOCK, len(order)), device=boxes.device)
         for earlier in kept:
-            overlaps = _iou(sorted_boxes[earlier], sorted_boxes[block]) > iou_threshold
+            overlaps = (
+                torchvision.ops.box_iou(sorted_boxes[earlier], sorted_boxes[block]) > iou_threshold
+            )
             block = block[~overlaps.any(0)]
-        suppresses = (_iou(sorted_boxes[block], sorted_boxes[block]) > iou_threshold).triu(1)
+        suppresses = (
+            torchvision.ops.box_iou(sorted_boxes[block], sorted_boxes[block]) > iou_threshold
+        ).triu(1)
         keep = torch.ones(len(block), dtype=torch.bool, device=boxes.device)
         while True:
             settled = ~(suppresses & keep[:, None]).any(0)
@@ -54,14 +58,6 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
             keep = settled
         kept.append(block[keep])
     return order[torch.cat(kept)] if kept else order
-
-
-def _iou(a: Tensor, b: Tensor) -> Tensor:
-    """(n, 4) and (m, 4) -> (n, m)."""
-    sides = torch.minimum(a[:, None, 2:], b[:, 2:]) - torch.maximum(a[:, None, :2], b[:, :2])
-    shared = sides.clamp(min=0).prod(-1)
-    areas = [(boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]) for boxes in (a, b)]
-    return shared / (areas[0][:, None] + areas[1] - shared)
 
 
 def roi_align(

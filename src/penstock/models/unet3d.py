@@ -44,8 +44,7 @@ class DoubleConv(nn.Module):
         self.double_conv = nn.Sequential(*layers)
 
     def forward(self, x_BCZYX: Tensor) -> Tensor:
-        y_BCZYX: Tensor = self.double_conv(x_BCZYX)
-        return y_BCZYX
+        return self.double_conv(x_BCZYX)
 
 
 class Down(nn.Module):
@@ -59,8 +58,7 @@ class Down(nn.Module):
         self.maxpool_conv = nn.Sequential(nn.MaxPool3d(2), convolve)
 
     def forward(self, x_BCZYX: Tensor) -> Tensor:
-        y_BCZYX: Tensor = self.maxpool_conv(x_BCZYX)
-        return y_BCZYX
+        return self.maxpool_conv(x_BCZYX)
 
 
 class Up(nn.Module):
@@ -88,8 +86,7 @@ class Up(nn.Module):
             # An odd side lost its last voxel when it was halved; zero stands in for it, as it did
             # when the public weights were trained.
             x_BCZYX = F.pad(x_BCZYX, (0, short[2], 0, short[1], 0, short[0]))
-        y_BCZYX: Tensor = self.conv(torch.cat([skip_BCZYX, x_BCZYX], dim=1))
-        return y_BCZYX
+        return self.conv(torch.cat([skip_BCZYX, x_BCZYX], dim=1))
 
 
 class OutConv(nn.Module):
@@ -100,8 +97,7 @@ class OutConv(nn.Module):
         self.conv = nn.Conv3d(taken, given, 1)
 
     def forward(self, x_BCZYX: Tensor) -> Tensor:
-        y_BCZYX: Tensor = self.conv(x_BCZYX)
-        return y_BCZYX
+        return self.conv(x_BCZYX)
 
 
 class UNet3d(nn.Module):

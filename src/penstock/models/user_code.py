@@ -60,12 +60,12 @@ def find_reference(reference: str) -> Iterator[Any]:
     file = Path(place) if place.endswith(".py") else None
     if file is not None and not file.is_file():
         raise UsageError(f"{reference}: there is no file {file}")
-    own = f"penstock_user_{file.stem}" if file is not None else place.partition(".")[0]
+    name = f"penstock_user_{file.stem}" if file is not None else place.partition(".")[0]
     folders = [Path.cwd()] if file is None else [file.resolve().parent, Path.cwd()]
-    finder = _Beside(folders, own)
+    finder = _Beside(folders, name)
     sys.meta_path.append(finder)
     try:
-        yield getattr(_module_of(place, file, own), attribute)
+        yield getattr(_module_of(place, file, name), attribute)
     finally:
         sys.meta_path.remove(finder)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,15 +70,15 @@ def load_weights(module: nn.Module, name: str, path: Path, flag: str = "--weight
     from_public = getattr(module, "from_public", None)
     if from_public is not None:
         state = from_public(named_as(state, ()))
-    own = module.state_dict()
-    state = named_as(state, own)
-    missing, extra = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+    wanted = module.state_dict()
+    state = named_as(state, wanted)
+    missing, extra = sorted(wanted.keys() - state.keys()), sorted(state.keys() - wanted.keys())
     wrong = [
-        f"{key} is {tuple(state[key].shape)}, not {tuple(own[key].shape)}"
-        for key in sorted(own.keys() & state.keys())
-        if isinstance(own[key], Tensor)
+        f"{key} is {tuple(state[key].shape)}, not {tuple(wanted[key].shape)}"
+        for key in sorted(wanted.keys() & state.keys())
+        if isinstance(wanted[key], Tensor)
         and isinstance(state[key], Tensor)
-        and own[key].shape != state[key].shape
+        and wanted[key].shape != state[key].shape
     ]
     shown = [f"lacks {key}" for key in missing] + [f"has an unknown {key}" for key in extra] + wrong
     if shown:
@@ -92,20 +92,19 @@ def load_weights(module: nn.Module, name: str, path: Path, flag: str = "--weight
         raise UsageError(f"{flag} {path} does not fit {name}: {error}") from error
 
 
-def named_as(state: Mapping[str, Any], own: Iterable[str]) -> State:
+def named_as(state: Mapping[str, Any], names: Collection[str]) -> State:
     """A state by the names that a module has: those of wrappers are left out or put in, however
     they are nested. A name that fits as it is stays, and so does one that could mean two."""
-    own = set(own)
-    plain = {key: _plain(key) for key in {*state, *own}}
-    if not own:
+    plain = {key: _plain(key) for key in {*state, *names}}
+    if not names:
         return {plain[key]: value for key, value in state.items()}
-    times = Counter(plain[key] for key in own)
+    times = Counter(plain[key] for key in names)
     given = Counter(plain[key] for key in state)
-    by_plain = {plain[key]: key for key in own if times[plain[key]] == 1}
+    by_plain = {plain[key]: key for key in names if times[plain[key]] == 1}
 
     def named(key: str) -> str:
-        known = key in own or given[plain[key]] > 1
-        return key if known else by_plain.get(plain[key], key)
+        fits = key in names or given[plain[key]] > 1
+        return key if fits else by_plain.get(plain[key], key)
 
     return {named(key): value for key, value in state.items()}
 
