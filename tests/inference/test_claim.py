@@ -31,6 +31,8 @@ from penstock.data.stores.open import open_source
 from penstock.inference import run as infer
 from penstock.inference.job import Job
 
+from .kit import crossed
+
 DATA = np.arange(8 * 8 * 48, dtype="uint16").reshape(8, 8, 48)
 OTHER = DATA[::-1].copy()
 KNOBS: dict[str, Any] = {
@@ -290,26 +292,26 @@ penstock.run_inference(data, "out.zarr", model="identity", overwrite=True, **{kn
 
 
 @pytest.mark.parametrize(
-    "step", ["inference.journal.Journal.begin", "data.stores.claim.Claims.name"]
+    ("step", "before"),
+    crossed(["inference.journal.Journal.begin", "data.stores.claim.Claims.name"], [True, False]),
 )
 def test_a_run_that_was_killed_before_it_had_the_output_strands_nobody(
-    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: str, before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     np.save("other.npy", OTHER)
     module, owner, method = step.rsplit(".", 2)
     code = KILLED.format(module=f"penstock.{module}", owner=owner, step=method, knobs=KNOBS)
-    for before in (False, True):
-        if before:
-            write("out.zarr", DATA, overwrite=True)
-        done = subprocess.run([sys.executable, "-c", code])
-        assert done.returncode == 9
-        if before and owner == "Journal":  # the earlier run is untouched
-            assert write("out.zarr", DATA, resume=True).units_written == 0
-            assert (read("out.zarr") == DATA).all()
-        else:
-            assert write("out.zarr", OTHER, resume=True).units_written == 6
-            assert (read("out.zarr") == OTHER).all()
+    if before:
+        write("out.zarr", DATA, overwrite=True)
+    done = subprocess.run([sys.executable, "-c", code])
+    assert done.returncode == 9
+    if before and owner == "Journal":  # the earlier run is untouched
+        assert write("out.zarr", DATA, resume=True).units_written == 0
+        assert (read("out.zarr") == DATA).all()
+    else:
+        assert write("out.zarr", OTHER, resume=True).units_written == 6
+        assert (read("out.zarr") == OTHER).all()
 
 
 def test_a_run_that_had_written_nothing_yet_leaves_the_output_of_another_alone(

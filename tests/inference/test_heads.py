@@ -25,7 +25,7 @@ from penstock.base.errors import StageError, UsageError
 from penstock.cli import main
 from penstock.inference.job import Job
 
-from .test_run import Array, arange, run
+from .kit import Array, arange, crossed, run
 
 CPU: dict[str, Any] = {"patch": 8, "overlap": 2, "devices": "cpu"}
 
@@ -81,8 +81,9 @@ def test_labels_are_never_mixed(seam: str) -> None:
     assert (out == 2 * (data > 2000)).all()
 
 
-@pytest.mark.parametrize("dtype", ["int64", "uint32", "int32", "uint64"])
-@pytest.mark.parametrize("seam", ["trim", "blend"])
+@pytest.mark.parametrize(
+    ("dtype", "seam"), crossed(["int64", "uint32", "int32", "uint64"], ["trim", "blend"])
+)
 def test_large_labels_pass_through_no_float(dtype: str, seam: str) -> None:
     net = Net(lambda x: (x > 2000).long() * 16777217)
     out = np.zeros((16, 17, 18), dtype)
@@ -92,9 +93,16 @@ def test_large_labels_pass_through_no_float(dtype: str, seam: str) -> None:
 
 @pytest.mark.parametrize(
     ("made", "dtype"),
-    [("bool", "uint8"), ("uint8", "uint8"), ("int16", "int16"), ("int32", "int32"),
-     ("uint16", "uint16"), ("int64", "int64"), ("uint64", "uint64")],
-)  # fmt: skip
+    [
+        ("bool", "uint8"),
+        ("int16", "int16"),
+        ("uint64", "uint64"),
+        *(
+            pytest.param(name, name, marks=pytest.mark.slow)
+            for name in ("uint8", "int32", "uint16", "int64")
+        ),
+    ],
+)
 def test_an_output_of_labels_has_the_dtype_of_the_net(
     made: str, dtype: str, tmp_path: Path
 ) -> None:
@@ -330,16 +338,17 @@ def sinks(shape: tuple[int, ...]) -> tuple[Array, ...]:
             np.zeros((3, *shape), "float32"))  # fmt: skip
 
 
-@pytest.mark.parametrize("seam", ["trim", "blend"])
 @pytest.mark.parametrize(
-    ("shape", "overlap", "block"), [((13, 17, 19), 3, 8), ((1, 20, 9), 4, 8), ((11, 12, 13), 0, 8)]
+    ("seam", "cut"),
+    crossed(["trim", "blend"], [((13, 17, 19), 3), ((1, 20, 9), 4), ((11, 12, 13), 0)]),
 )
 def test_mixed_heads_are_stitched_each_in_its_own_way(
-    seam: str, shape: tuple[int, ...], overlap: int, block: int
+    seam: str, cut: tuple[tuple[int, ...], int]
 ) -> None:
+    shape, overlap = cut
     data, outs = noise(shape), sinks(shape)
     penstock.run_inference(
-        data, outs, model=Mixed(), patch=(6, 6, 6), overlap=(overlap,) * 3, block=block,
+        data, outs, model=Mixed(), patch=(6, 6, 6), overlap=(overlap,) * 3, block=8,
         normalize="none", seam_mode=seam, head_kind={"image": "intensity", "soft": "scores"},
         devices="cpu",
     )  # fmt: skip
@@ -349,7 +358,7 @@ def test_mixed_heads_are_stitched_each_in_its_own_way(
     np.testing.assert_allclose(outs[2], soft, rtol=1e-5, atol=1e-2)
 
 
-@pytest.mark.parametrize("seam", ["trim", "blend"])
+@pytest.mark.parametrize("seam", [pytest.param("trim", marks=pytest.mark.slow), "blend"])
 def test_mixed_heads_resume_to_the_same_bytes(seam: str, tmp_path: Path) -> None:
     data = noise((16, 20, 24))
     knobs: dict[str, Any] = CPU | {"model": Mixed(), "block": 8, "chunks": 8, "normalize": "none",
@@ -469,9 +478,10 @@ def test_what_is_rounded_is_not_clipped() -> None:
 # --- what float32 does not hold ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["uint32", "int32", "float64"])
-@pytest.mark.parametrize("seam", ["trim", "blend"])
-@pytest.mark.parametrize("normalize", ["none", "global", "percentile"])
+@pytest.mark.parametrize(
+    ("dtype", "seam", "normalize"),
+    crossed(["uint32", "int32", "float64"], ["trim", "blend"], ["none", "global", "percentile"]),
+)
 def test_the_identity_keeps_every_bit_of_32(dtype: str, seam: str, normalize: str) -> None:
     rng = np.random.default_rng(3)
     if dtype == "float64":
@@ -506,9 +516,10 @@ def test_a_net_of_float32_is_said_to_see_less() -> None:
 # --- the caller's default dtype ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("seam", ["trim", "blend"])
-@pytest.mark.parametrize("name", ["identity", "denoise-tiny"])
+@pytest.mark.parametrize(
+    ("default", "seam", "name"),
+    crossed([torch.bfloat16, torch.float64], ["trim", "blend"], ["identity", "denoise-tiny"]),
+)
 def test_the_callers_default_dtype_changes_nothing(
     default: torch.dtype, seam: str, name: str
 ) -> None:
@@ -524,8 +535,7 @@ def test_the_callers_default_dtype_changes_nothing(
     assert (found == expected).all()
 
 
-@pytest.mark.parametrize("kind", ["zarr2", "zarr3", "n5"])
-@pytest.mark.parametrize("dtype", ["int64", "uint64"])
+@pytest.mark.parametrize(("kind", "dtype"), crossed(["zarr2", "zarr3", "n5"], ["int64", "uint64"]))
 def test_every_store_takes_labels_of_64_bits(kind: str, dtype: str, tmp_path: Path) -> None:
     large = 2**62 + 1
     net = Net(lambda x: ((x > 2000).long() * large).to(getattr(torch, dtype)))

@@ -22,12 +22,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import penstock
-from penstock.base.config.infer import InferConfig
-from penstock.base.config.knobs import build
 from penstock.base.errors import UsageError
 from penstock.data.stores.open import open_source
 from penstock.inference import facts, net, outputs, scatter
-from penstock.inference.job import Job
 from penstock.inference.journal import Journal
 from penstock.inference.stitch import axis_weights
 from penstock.instruments import environment
@@ -36,14 +33,7 @@ from penstock.models import devices as models_devices
 from penstock.models import footprint
 from penstock.models import load as model
 
-SMALL: dict[str, Any] = {"model": "identity", "patch": 8, "overlap": 2, "devices": "cpu"}
-"""A job of a volume of 20 cubed."""
-
-
-def opened(out: Any, shape: tuple[int, ...] = (20, 20, 20), **knobs: Any) -> Job:
-    config = {"in_spec": np.zeros(shape, "uint8"), "out_spec": out, "model_type": "identity",
-              "patch": 8, "overlap": 2, "devices": "cpu"}  # fmt: skip
-    return Job(build(InferConfig, config | knobs))
+from .kit import SMALL, opened
 
 
 def array_spec(kvstore: Any, path: str, shape: tuple[int, ...] = (20, 20, 20)) -> dict[str, Any]:

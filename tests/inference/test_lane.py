@@ -31,7 +31,7 @@ from penstock.inference.statistics import find_scalings
 from penstock.inference.transfers import GpuClock, Transfers
 from penstock.inference.watch import Watch
 
-from .test_run import Array, arange, conv, run
+from .kit import Array, arange, conv, run
 
 CPU = torch.device("cpu")
 

@@ -16,7 +16,7 @@ from penstock.base.errors import StageError, UsageError
 from penstock.cli import main
 from penstock.data.stores.missing import ChunkCount
 
-from .test_run import Array, arange
+from .kit import Array, arange, crossed
 
 SHAPE = (20, 33, 41)
 KNOBS: dict[str, Any] = {"model": "identity", "patch": 12, "overlap": 4, "block": 16,
@@ -65,8 +65,9 @@ def written(kind: str, path: Path, fill: int = 0) -> tuple[dict[str, Any], Array
     return found, data
 
 
-@pytest.mark.parametrize("kind", ["zarr2", "zarr3", "sharded", "n5"])
-@pytest.mark.parametrize("seam", ["trim", "blend"])
+@pytest.mark.parametrize(
+    ("kind", "seam"), crossed(["zarr2", "zarr3", "sharded", "n5"], ["trim", "blend"])
+)
 def test_absent_chunks_are_counted_once_each(kind: str, seam: str, tmp_path: Path) -> None:
     """Blocks and chunks lie askew, and blended blocks overlap."""
     source, data = written(kind, tmp_path / "in", fill=0 if kind == "n5" else 5)
@@ -78,8 +79,9 @@ def test_absent_chunks_are_counted_once_each(kind: str, seam: str, tmp_path: Pat
     assert len(told) == 1
 
 
-@pytest.mark.parametrize("kind", ["zarr2", "zarr3", "sharded", "n5"])
-@pytest.mark.parametrize("normalize", ["none", "global"])
+@pytest.mark.parametrize(
+    ("kind", "normalize"), crossed(["zarr2", "zarr3", "sharded", "n5"], ["none", "global"])
+)
 def test_a_missing_chunk_may_be_an_error(kind: str, normalize: str, tmp_path: Path) -> None:
     source, data = written(kind, tmp_path / "in")
     knobs = KNOBS | {"normalize": normalize, "prep_workers": 1, "missing": "error"}

@@ -23,9 +23,8 @@ from penstock.base.threads import Pool
 from penstock.data.box import Box
 from penstock.data.grid import Grid, indices
 from penstock.data.stores.open import open_source
-from penstock.inference.geometry import Geometry, PatchShape, patch_shape
+from penstock.inference.geometry import Geometry, patch_shape
 from penstock.inference.job import Job
-from penstock.inference.memory import Facts
 from penstock.inference.plan import make_plan
 from penstock.inference.reading import BlockReader, wanted_blocks
 from penstock.inference.selection import select
@@ -33,29 +32,7 @@ from penstock.inference.stitch import Assembly
 from penstock.inference.traffic import largest_block, open_peak, read_range, reads
 
 from ..data.test_grid import geometries
-
-
-def facts(shape: tuple[int, ...], **changes: Any) -> Facts:
-    """A uint16 volume in chunks of 128 on a machine of 64 GB."""
-    given_ = {
-        "domain": Box.of((0, 0, 0), shape), "source_itemsize": 2, "source_chunk": (128, 128, 128),
-        "source_origin": (0, 0, 0), "source_is_float": False,
-        "source_cache": None, "source_caches": True, "num_volumes": 1,
-        "batch": 64, "in_channels": 1, "out_channels": (1,), "out_itemsizes": (2,),
-        "sum_itemsizes": (0,),
-        "write_grids": ((256, 256, 256),), "anchor": (0, 0, 0), "weight_bytes": 0,
-        "forward_bytes": 0, "devices": ("cpu",), "base_bytes": 10**8,
-        "available_bytes": 64 * 10**9, "device_bytes": None, "chunk_bytes": 2 * 128**3, "cores": 2,
-    }  # fmt: skip
-    return Facts(**(given_ | changes))
-
-
-def config(**knobs: Any) -> InferConfig:
-    given_ = {"in_spec": "", "out_spec": "", "model_type": "", "normalize": "global"}
-    return build(InferConfig, given_ | knobs)
-
-
-SEED = PatchShape((64, 64, 64), (10, 10, 10), 3)
+from .kit import SEED, config, facts
 
 
 def test_the_seeds_volume_computes_each_patch_once() -> None:
@@ -149,14 +126,14 @@ def test_a_block_of_floats_is_prepared_with_no_more_than_the_plan_holds(spoilt: 
 
 
 def test_a_tiff_is_read_into_the_array_that_is_given(tmp_path: Path) -> None:
-    data = np.arange(40 * 300 * 400, dtype="uint16").reshape(40, 300, 400)
+    data = np.arange(16 * 200 * 300, dtype="uint16").reshape(16, 200, 300)
     tifffile.imwrite(tmp_path / "a.tif", data, metadata={"axes": "ZYX"}, tile=(64, 64),
                      compression="zlib")  # fmt: skip
     source = open_source(str(tmp_path / "a.tif"))
     assert type(source).__name__ == "TiffSource"
     source.read(Box.of((0, 0, 0, 0, 0), (1, 1, 1, 9, 9)))
-    whole = np.zeros((1, 1, 42, 310, 420), "uint16")
-    part = whole[:, :, 1:41, 5:305, 7:407]
+    whole = np.zeros((1, 1, 18, 210, 320), "uint16")
+    part = whole[:, :, 1:17, 5:205, 7:307]
     tracemalloc.start()
     source.read(source.domain, part)
     _, peak = tracemalloc.get_traced_memory()
@@ -166,7 +143,7 @@ def test_a_tiff_is_read_into_the_array_that_is_given(tmp_path: Path) -> None:
     assert peak < data.nbytes / 2
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20)
 @given(geometries())
 def test_units_held_are_those_that_the_plan_counts(geometry: Geometry) -> None:
     held, most = 0, 0
@@ -185,7 +162,7 @@ def test_units_held_are_those_that_the_plan_counts(geometry: Geometry) -> None:
         assert open_peak(geometry) == most
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20)
 @given(geometries())
 def test_no_block_is_larger_than_the_largest(geometry: Geometry) -> None:
     largest = largest_block(geometry)
@@ -196,7 +173,7 @@ def test_no_block_is_larger_than_the_largest(geometry: Geometry) -> None:
             assert all(n <= m for n, m in zip(box.shape, bound, strict=True)), name
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20)
 @given(geometries(), st.tuples(*[st.integers(1, 5)] * 3))
 def test_voxels_decoded_are_counted_chunk_by_chunk(
     geometry: Geometry, chunk: tuple[int, ...]

@@ -17,7 +17,7 @@ from penstock.inference.geometry import Geometry, PatchShape
 from penstock.inference.plan import make_plan
 from penstock.inference.traffic import CacheLevel, largest_block, open_peak, read_range, reads
 
-from .test_plan import config, facts
+from .kit import config, crossed, facts
 
 LEVELS: tuple[CacheLevel, ...] = ("layer", "row", "none")
 
@@ -58,7 +58,7 @@ def along(**changes: Any) -> Geometry:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40)
 @given(long_geometries())
 def test_the_largest_block_is_as_long_as_the_longest_on_every_axis(geometry: Geometry) -> None:
     lengths: dict[str, list[tuple[int, ...]]] = {"read": [], "support": [], "hull": []}
@@ -109,7 +109,7 @@ def decoded(geometry: Geometry, chunk: tuple[int, ...], origin: tuple[int, ...])
     return [total[level] for level in LEVELS]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30)
 @given(
     long_geometries(),
     st.tuples(*[st.integers(1, 9)] * 3),
@@ -132,7 +132,7 @@ def test_chunk_lines_are_where_the_source_has_them() -> None:
     assert reads(geometry, (1, 1, 3), "layer", origin=(5, 5, -2))[1] == 12
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20)
 @given(long_geometries(), st.tuples(*[st.integers(1, 9)] * 3))
 def test_better_caches_hold_more_and_decode_less(
     geometry: Geometry, chunk: tuple[int, ...]
@@ -162,7 +162,7 @@ def most_open(geometry: Geometry) -> int:
     return peak
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40)
 @given(long_geometries())
 def test_the_open_peak_is_that_of_the_worst_region(geometry: Geometry) -> None:
     assert open_peak(geometry) == most_open(geometry)
@@ -203,13 +203,12 @@ def test_the_open_peak_is_exact_in_three_axes() -> None:
         assert open_peak(geometry) == most_open(geometry)
 
 
-@pytest.mark.parametrize("side", [80_000, 100_000])
 @pytest.mark.parametrize(
-    "knobs",
-    [{}, {"seam_mode": "blend"}, {"normalize": "percentile"}],
-    ids=["trim", "blend", "percentile"],
+    ("side", "knobs", "grid"),
+    crossed(
+        [80_000, 100_000], [{}, {"seam_mode": "blend"}, {"normalize": "percentile"}], [32, 256]
+    ),
 )
-@pytest.mark.parametrize("grid", [32, 256])
 def test_huge_volumes_are_planned_without_a_box_for_each_block(
     side: int, knobs: dict[str, str], grid: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,8 +16,7 @@ from penstock.inference.net import fit_batch
 from penstock.models import devices, footprint
 from penstock.models import load as model
 
-from ..inference.test_job import opened
-from ..inference.test_run import conv, run
+from ..inference.kit import conv, opened, run
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 SHAPE = (2, 1, 8, 8, 8)

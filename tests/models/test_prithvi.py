@@ -218,7 +218,9 @@ def test_tiles_of_broken_patches_are_refused(
         on_meta(size)(torch.empty(1, 6, *sides, device="meta"))
 
 
-@pytest.mark.parametrize("side", [224, 252, 378, 392])
+@pytest.mark.parametrize(
+    "side", [224, *(pytest.param(side, marks=pytest.mark.slow) for side in (252, 378, 392))]
+)
 def test_tiles_that_fit_a_patch_of_14(side: int) -> None:
     x = torch.empty(1, 6, side, side, device="meta")
     assert on_meta("600m")(x).shape == x.shape

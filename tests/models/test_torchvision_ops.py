@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
 import sys
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.base.errors import MissingDependency
 from penstock.models import torchvision_ops as vision
 
 
@@ -195,7 +195,7 @@ def test_what_is_not_compiled_is_said() -> None:
         assert "nms and roi_align are Penstock's" in vision.NOTE
 
 
-def test_without_torchvision_the_line_that_mends_it() -> None:
-    code = "import sys; sys.modules['torchvision'] = None; import penstock.models.torchvision_ops"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "run: pip install 'penstock-dl[train]'" in done.stderr
+def test_without_torchvision_the_line_that_mends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision", None)  # as where it is not installed
+    with pytest.raises(MissingDependency, match=r"run: pip install 'penstock-dl\[train\]'"):
+        vision._import()

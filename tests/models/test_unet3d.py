@@ -175,8 +175,10 @@ def test_tiny_in_tiles_equals_tiny_at_once(tiny: nn.Module) -> None:
 
 @pytest.mark.parametrize(
     ("seed", "least"),
-    [(500_008, 11), (424_242, 4)],  # seen: 15.4 and 5.2
-    ids=["dim neurites", "bright cell"],
+    [  # seen: 15.4 and 5.2
+        pytest.param(500_008, 11, id="dim neurites"),
+        pytest.param(424_242, 4, id="bright cell", marks=pytest.mark.slow),
+    ],
 )
 def test_tiny_takes_noise_off_a_volume_that_it_has_not_seen(
     tiny: nn.Module, seed: int, least: float

@@ -21,7 +21,7 @@ from penstock.models import load as model
 from penstock.models.weights import load_weights, named_as, read_state
 from penstock.training.checkpoint import read
 
-from .test_trust import Scripted, plain  # noqa: F401
+from .kit import Scripted
 
 
 class Inner(nn.Module):
@@ -174,7 +174,7 @@ def damaged(content: bytes, luck: random.Random) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def whole(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:  # noqa: F811
+def whole(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("whole")
     net = nn.Sequential(nn.Conv3d(1, 2, 3), nn.BatchNorm3d(2))
     torch.save(net.state_dict(), folder / "net.pth")

@@ -1,0 +1,92 @@
+"""What several test files of this folder share: small inputs, nets, jobs and plans."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+import penstock
+from penstock.base.config.infer import InferConfig
+from penstock.base.config.knobs import build
+from penstock.data.box import Box
+from penstock.inference.geometry import PatchShape
+from penstock.inference.job import Job
+from penstock.inference.memory import Facts
+
+Array = NDArray[Any]
+SMALL: dict[str, Any] = {"model": "identity", "patch": 8, "overlap": 2, "devices": "cpu"}
+"""A job of a volume of 20 cubed."""
+
+
+def opened(out: Any, shape: tuple[int, ...] = (20, 20, 20), **knobs: Any) -> Job:
+    config = {"in_spec": np.zeros(shape, "uint8"), "out_spec": out, "model_type": "identity",
+              "patch": 8, "overlap": 2, "devices": "cpu"}  # fmt: skip
+    return Job(build(InferConfig, config | knobs))
+
+
+def crossed(*axes: Sequence[Any]) -> list[Any]:
+    """Parameters: every value of each axis stands in one of the default tests; the other
+    combinations are slow."""
+    default = [tuple(axis[i % len(axis)] for axis in axes) for i in range(max(map(len, axes)))]
+    return [
+        pytest.param(*values, marks=() if values in default else pytest.mark.slow)
+        for values in itertools.product(*axes)
+    ]
+
+
+def run(source: Array, net: Any = "identity", out: Array | None = None, **knobs: Any) -> Array:
+    """Infer into a new array and return it."""
+    result = np.full_like(source, 77) if out is None else out
+    penstock.run_inference(source, result, model=net, devices="cpu", **knobs)
+    return result
+
+
+def arange(shape: tuple[int, ...], dtype: str = "uint16") -> Array:
+    """Distinct values, so that a misplaced voxel shows."""
+    return np.arange(np.prod(shape)).reshape(shape).astype(dtype)
+
+
+def conv(channels: int = 1, seed: int = 0) -> nn.Module:
+    """Two seeded 3-D convolutions of width 4; each output sees two voxels around it."""
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv3d(channels, 4, 3, padding=1), nn.GELU(), nn.Conv3d(4, 1, 3, padding=1)
+    )
+
+
+def job(tmp_path: Path, **knobs: Any) -> Job:
+    config = {"in_spec": arange((40, 40, 40)), "out_spec": np.zeros((40, 40, 40), "uint16"),
+              "model_type": "identity", "patch": 8, "overlap": 2, "devices": "cpu", "batch": 4,
+              "block": 16}  # fmt: skip
+    return Job(build(InferConfig, config | {"run_dir": tmp_path / "run"} | knobs))
+
+
+def facts(shape: tuple[int, ...], **changes: Any) -> Facts:
+    """A uint16 volume in chunks of 128 on a machine of 64 GB."""
+    given_ = {
+        "domain": Box.of((0, 0, 0), shape), "source_itemsize": 2, "source_chunk": (128, 128, 128),
+        "source_origin": (0, 0, 0), "source_is_float": False,
+        "source_cache": None, "source_caches": True, "num_volumes": 1,
+        "batch": 64, "in_channels": 1, "out_channels": (1,), "out_itemsizes": (2,),
+        "sum_itemsizes": (0,),
+        "write_grids": ((256, 256, 256),), "anchor": (0, 0, 0), "weight_bytes": 0,
+        "forward_bytes": 0, "devices": ("cpu",), "base_bytes": 10**8,
+        "available_bytes": 64 * 10**9, "device_bytes": None, "chunk_bytes": 2 * 128**3, "cores": 2,
+    }  # fmt: skip
+    return Facts(**(given_ | changes))
+
+
+def config(**knobs: Any) -> InferConfig:
+    given_ = {"in_spec": "", "out_spec": "", "model_type": "", "normalize": "global"}
+    return build(InferConfig, given_ | knobs)
+
+
+SEED = PatchShape((64, 64, 64), (10, 10, 10), 3)
