@@ -64,18 +64,21 @@ def test_a_launch_that_goes_well_is_a_whole_record() -> None:
     ("animal", "case", "status", "stage", "message", "stderr"),
     [
         ("HostOom", {"limit": 300 * MIB}, "oom_host", "measure", "MemoryError", "pieces.append"),
-        ("HostOom", {"limit": 300 * MIB, "piece": 4096},
-         "oom_host", "measure", "MemoryError", "MemoryError"),  # to the last page
+        pytest.param("HostOom", {"limit": 300 * MIB, "piece": 4096}, "oom_host", "measure",
+                     "MemoryError", "MemoryError", marks=pytest.mark.slow),  # to the last page
         ("BadAlloc", {}, "oom_host", "measure", "std::bad_alloc", "terminate called"),
         ("Killed", {}, "crash", "measure", "SIGKILL", ""),
-        ("Segfault", {}, "crash", "measure", "SIGSEGV", "ctypes"),
+        pytest.param("Segfault", {}, "crash", "measure", "SIGSEGV", "ctypes",
+                     marks=pytest.mark.slow),
         ("WrongShape", {}, "wrong_result", "measure", "(1, 64, 64), not", "WrongResult"),
         ("Unsupported", {}, "unsupported", "setup", "--dtype float16 is not supported on cpu", ""),
         ("Raises", {}, "crash", "measure", "KeyError: 'no such layer", "in step"),
         ("Exits", {"code": 0}, "crash", "measure", "exit code 0 and no result", ""),
-        ("Exits", {"code": 7}, "crash", "measure", "exit code 7 and no result", ""),
+        pytest.param("Exits", {"code": 7}, "crash", "measure", "exit code 7 and no result", "",
+                     marks=pytest.mark.slow),
         ("NotFinite", {}, "crash", "report", "ValueError: Out of range float", ""),
-        ("Missing", {}, "unsupported", "setup", "there is no scenario", "Missing"),
+        pytest.param("Missing", {}, "unsupported", "setup", "there is no scenario", "Missing",
+                     marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_each_failure_is_the_right_row(
@@ -302,8 +305,7 @@ def test_a_kill_is_for_memory_where_nothing_counts(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_sweep_goes_on_through_the_zoo() -> None:
-    names = ["Segfault", "Exits", "WrongShape", "Animal"]
-    assert [run(name, code=7).status for name in names] == ["crash", "crash", "wrong_result", "ok"]
+    assert [run(name).status for name in ("Segfault", "Animal")] == ["crash", "ok"]
 
 
 # --- the worker ------------------------------------------------------------------------------
@@ -358,20 +360,3 @@ def test_a_check_fills_the_case_in_and_measures_nothing(tmp_path: Path) -> None:
     )
     assert record.ok and record.samples_s == {}
     assert record.facts == {"kind": "Animal"}
-
-
-def test_the_real_worker_measures_a_scenario_of_the_users(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(ZOO).parent))
-    rules = {"seconds": 0.1, "precision": 0.5}
-    record = run_launch(
-        LaunchRequest("zoo:Animal", {}, rules=rules), launch=0, order=None, timeout_s=60.0
-    )
-    assert record.ok, record.error
-    assert len(record.samples_s["step"]) >= 10
-    assert record.warmup.setup_s is not None
-    assert record.memory.host_baseline is not None and record.memory.host_peak_kernel is not None
-    assert record.memory.host_baseline <= record.memory.host_peak_kernel
-    assert record.environment["torch"]["threads"] >= 1
-    assert record.environment["machine_key"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-import multiprocessing
+import subprocess
+import sys
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -132,18 +133,22 @@ def test_a_ledger_that_cannot_be_written_is_a_usage_error(tmp_path: Path) -> Non
         Ledger(tmp_path / "file").append(record())
 
 
-def append_many(folder: Path, first: int) -> None:
-    for number in range(first, first + 25):
-        Ledger(folder).append(record(number, facts={"long": "x" * 20_000}))
+APPEND = """
+import sys
+from pathlib import Path
+from penstock.instruments.ledger import Ledger
+from penstock.instruments.record import parse_record
+one = parse_record(sys.argv[1])
+for number in range(int(sys.argv[3]), int(sys.argv[3]) + 25):
+    more = {"case": {**one.case, "batch": number}, "facts": {"long": "x" * 20_000}}
+    Ledger(Path(sys.argv[2])).append(one.model_copy(update=more))
+"""
 
 
 def test_processes_that_append_at_once_do_not_mix_their_lines(tmp_path: Path) -> None:
-    spawn = multiprocessing.get_context("spawn")
-    writers = [spawn.Process(target=append_many, args=(tmp_path, 25 * i)) for i in range(2)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
+    words = [sys.executable, "-c", APPEND, record().line(), str(tmp_path)]
+    writers = [subprocess.Popen([*words, str(first)]) for first in (0, 25)]
+    assert [writer.wait() for writer in writers] == [0, 0]
     batches = [each.case["batch"] for each in read_ledger(tmp_path)]
     assert sorted(batches) == list(range(50))
     for first in (0, 25):  # each in its own order

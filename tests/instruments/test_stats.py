@@ -70,7 +70,7 @@ def test_ranks_are_the_tightest_that_the_binomial_allows(
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("n", [6, 11, 50])
+@pytest.mark.parametrize("n", [6, *(pytest.param(n, marks=pytest.mark.slow) for n in (11, 50))])
 def test_the_interval_of_the_median_covers_it_as_often_as_it_says(shape: str, n: int) -> None:
     draw, truth = SHAPES[shape]
     rng = np.random.default_rng(1)
@@ -181,7 +181,9 @@ def test_an_unfinished_warm_up_has_no_verdict() -> None:
     assert settle([0.01] * 20, 5.0) == (20, None)
 
 
-@pytest.mark.parametrize("noise", [0.001, 0.01, 0.1, 0.3])
+@pytest.mark.parametrize(
+    "noise", [0.01, 0.3, *(pytest.param(n, marks=pytest.mark.slow) for n in (0.001, 0.1))]
+)
 def test_steady_noise_of_any_size_settles(noise: float) -> None:
     rng = np.random.default_rng(0)
     for _ in range(50):
@@ -290,7 +292,7 @@ def test_resampled_medians_are_those_of_resampled_values(samples: int) -> None:
     assert scipy.stats.ks_2samp(fast, slow).pvalue > 1e-3
 
 
-@pytest.mark.parametrize("n", [5, 10])
+@pytest.mark.parametrize("n", [5, pytest.param(10, marks=pytest.mark.slow)])
 def test_the_interval_of_a_ratio_covers_it(n: int) -> None:
     rng = np.random.default_rng(4)
     hits = 0
@@ -353,7 +355,14 @@ def test_one_pair_is_the_permutation_test() -> None:
         assert stats.permutation_test([(a, b)], rng)[0] == pytest.approx(oracle.pvalue)
 
 
-@pytest.mark.parametrize(("cases", "n"), [(1, 5), (20, 5), (5, 10)])
+@pytest.mark.parametrize(
+    ("cases", "n"),
+    [
+        (1, 5),
+        pytest.param(20, 5, marks=pytest.mark.slow),
+        pytest.param(5, 10, marks=pytest.mark.slow),
+    ],
+)
 def test_a_matrix_without_change_seldom_alarms(cases: int, n: int) -> None:
     rng = np.random.default_rng(3)
     alarms = 0

@@ -41,7 +41,7 @@ class Answers:
     """The pipe to the supervisor."""
 
     def __init__(self, descriptor: int) -> None:
-        self._pipe = os.fdopen(descriptor, "wb", buffering=0)
+        self._descriptor = descriptor
         self.stage = "start"
 
     def begin(self, stage: str) -> None:
@@ -49,7 +49,7 @@ class Answers:
         self.say({"stage": stage})
 
     def say(self, message: dict[str, Any]) -> None:
-        self._pipe.write(json.dumps(message, allow_nan=False).encode() + b"\n")
+        os.write(self._descriptor, json.dumps(message, allow_nan=False).encode() + b"\n")
 
 
 def main(request_path: str, descriptor: str) -> int:

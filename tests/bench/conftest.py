@@ -1,0 +1,59 @@
+"""Fixtures that several files of this folder share."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from penstock.bench.launch import supervisor, worker
+from penstock.bench.launch.ending import Ending
+from penstock.bench.launch.supervisor import LaunchRequest
+from penstock.cli import main
+from penstock.instruments import environment
+
+from .kit_loader import SAMPLES
+from .kit_model import NETS
+
+
+@pytest.fixture(scope="session")
+def nets(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("nets") / "nets.py"
+    path.write_text(NETS)
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A packed data set of weather, which nobody writes to."""
+    folder = tmp_path_factory.mktemp("packed") / "data"
+    words = ["generate", "ufs-p1", str(folder), "--samples", str(SAMPLES), "--grid", "8", "16"]
+    assert main(words) == 0
+    return folder
+
+
+@pytest.fixture
+def launches_here(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Launches do all that they do, but in this process and not in one of their own."""
+    folder = tmp_path_factory.mktemp("launches")
+
+    def run(command: Sequence[str], request: LaunchRequest, timeout_s: float) -> Ending:
+        assert request.memory_limit is None, "it would stay with this process"
+        path, answers = folder / "request.json", folder / "answers"
+        path.write_text(json.dumps(asdict(request)))
+        descriptor = os.open(answers, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        code = worker.main(str(path), str(descriptor))
+        os.close(descriptor)
+        return Ending(code, said=answers.read_bytes(), peak=2**20, peak_kernel=2**20)
+
+    monkeypatch.setattr(supervisor, "_run", run)
+    monkeypatch.setattr(worker, "end_with_parent", lambda: None)
+    monkeypatch.setattr(worker.faulthandler, "enable", lambda **_: None)
+    monkeypatch.setattr(worker.traceback, "print_exception", lambda error: None)
+    monkeypatch.setattr(environment, "WATCH_S", 0.0)

@@ -1,0 +1,78 @@
+"""Cases of scenario ``loader``, as a launch measures them and as records."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from penstock.bench.measure import Rules, measure_scenario
+from penstock.instruments.record import Failure, Record, case_key
+
+SAMPLES = 16
+"""The samples of the packed data set that the tests of this folder read."""
+COMMON: dict[str, Any] = {
+    "batch": 2, "threads": 2, "shuffle": "sample", "window": None, "seed": 0, "cache": "warm",
+    "batches": 3, "warmup": 1, "endpoint": None, "latency_ms": 0.0,
+}  # fmt: skip
+
+
+def case(data: Path, **knobs: Any) -> dict[str, Any]:
+    return {**COMMON, "data": str(data), "loader": "penstock", **knobs}
+
+
+def measured(scenario: Any, batches: int = 3) -> dict[str, Any]:
+    """A scenario as a launch measures it."""
+    series = {"seconds": 0.0, "precision": 0.0, "series": batches, "warmup_samples": 1}
+    with contextlib.closing(scenario):
+        return measure_scenario(scenario, Rules(**series), lambda stage: None)
+
+
+def record(launch: int, seconds: float, status: str = "ok", **knobs: Any) -> Record:
+    own = case(Path("/data"), batch=4, dataset="d", **knobs)
+    scenario = "ladder" if "rung" in own else "loader"
+    facts = {"resident": 1.0, "read_amplification": 1.25, "stored_bytes": 3e6, "cpu_s_per_gb": 2.0}
+    counts = {"duplicates": 0, "missing": 0, "wrong": 0}
+    ok = status == "ok"
+    return Record(
+        schema=1,
+        id=f"{own}-{launch}",
+        time="2026-01-01T00:00:00+00:00",
+        scenario=scenario,
+        case=own,
+        key=case_key(scenario, own),
+        launch=launch,
+        status=status,
+        samples_s={"step": tuple(seconds * f for f in (0.5, 1.0, 1.5))} if ok else {},
+        work={"samples": 4, "bytes": 8e6} if ok else {},
+        facts={**facts, **counts} if ok else {},
+        error=None if ok else Failure(stage="setup", message="pip install 'penstock-dl[loaders]'"),
+    )
+
+
+def own_array(
+    path: Path, kind: str, shape: tuple[int, ...], chunks: list[int] | None = None
+) -> NDArray[Any]:
+    """Somebody's array: of a Zarr, of an N5, or in an OME-Zarr image."""
+    ts = pytest.importorskip("tensorstore")
+    values = np.arange(math.prod(shape), dtype=np.uint16).reshape(shape)
+    level = path / "0" if kind == "ome" else path
+    driver, key = ("n5", "blockSize") if kind == "n5" else ("zarr", "chunks")
+    metadata: dict[str, Any] = {key: chunks or [1, *(3 for _ in shape[2:]), 8]}
+    if kind == "n5":
+        metadata |= {"dimensions": shape, "dataType": "uint16", "compression": {"type": "raw"}}
+    else:
+        metadata |= {"shape": shape, "dtype": "<u2"}
+    spec = {"driver": driver, "kvstore": f"file://{level}/", "metadata": metadata, "create": True}
+    ts.open(spec).result().write(values).result()
+    if kind == "ome":
+        image = {"multiscales": [{"version": "0.4", "datasets": [{"path": "0"}]}]}
+        (path / ".zattrs").write_text(json.dumps(image))
+        (path / ".zgroup").write_text('{"zarr_format": 2}')
+    return values

@@ -1,0 +1,263 @@
+"""``penstock bench model``: its cases, and the command with a worker that makes its answers up."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.base.config.bench import BenchModelConfig
+from penstock.base.config.knobs import build
+from penstock.bench.cases.model import model_case_namer, model_cases
+from penstock.cli import main
+from penstock.instruments.ledger import Ledger
+from penstock.instruments.record import Record
+
+from .kit_model import CASE
+
+
+def bench(*words: str) -> int:
+    return main(["bench", "model", "--effort", "quick", "--output", "out/bench.csv", *words])
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+WORKER = """
+import json, os, sys
+request = json.load(open(sys.argv[1]))
+case = request["case"]
+batch, side = case["batch"], int(case["tile"])
+def say(message):
+    os.write(int(sys.argv[2]), json.dumps(message).encode() + b"\\n")
+def fail(status, message):
+    say({"failed": {"status": status, "stage": "measure", "message": message}})
+    sys.exit(1)
+facts = {"model": case["model"], "parameters": 10, "model_bytes": 40, "structure": "0" * 16,
+         "tile_shape": [side, side], "channels": 3, "process_bytes": 2000}
+print("not a record")
+if request["task"] == "check":
+    if case["model"] == "unknown":
+        fail("unsupported", "--model 'unknown' is unknown")
+    if case["model"] == "nets:fragile":
+        os.abort()
+    say({"result": {"case": {**case, "device": "cpu", "channels": 3}, "facts": facts}})
+    sys.exit(0)
+if case["model"] == "nets:fragile":
+    os.abort()
+pixels = batch * side**2
+if batch == 64 or case["budget"] and 1000 + 4 * pixels > case["budget"]:
+    fail("oom_host", "no room")
+assert case["device"] == "cpu" and request["memory_limit"] == case["budget"]
+seconds = [1e-3 + 1e-6 * pixels * (1 + n / 1e3) for n in range(10)]
+say({"result": {
+    "work": {"samples": batch, "pixels": pixels, "useful_pixels": pixels},
+    "samples_s": {"step": seconds}, "stop": "precise",
+    "warmup": {"settled": side != 32}, "facts": facts,
+    "memory": {"host_peak": 1000 + 4 * pixels}}})
+"""
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, whose launches are answered by `WORKER`."""
+    (tmp_path / "worker.py").write_text(WORKER)
+    monkeypatch.setattr(
+        "penstock.bench.launch.supervisor.WORKER", (sys.executable, str(tmp_path / "worker.py"))
+    )
+    monkeypatch.setattr("penstock.instruments.environment.WATCH_S", 0.0)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def config(**settings: Any) -> BenchModelConfig:
+    return build(BenchModelConfig, settings)
+
+
+def test_the_defaults_are_the_seeds() -> None:
+    cases = model_cases(config())
+    assert [(case["tile"], case["batch"]) for case in cases] == [
+        ("256", 1), ("256", 2), ("256", 4), ("384", 1), ("384", 2), ("384", 4)
+    ]  # fmt: skip
+    assert cases[0].keys() == {*CASE, "model"}
+
+
+def test_axes_are_multiplied_and_named_where_they_differ() -> None:
+    cases = model_cases(config(amp=("off", "on"), tile_sizes=("8", "8", "16"), batch_sizes=(1,)))
+    name = model_case_namer(cases)
+    assert [name(case) for case in cases] == [
+        "tile 8, batch 1, no amp",
+        "tile 8, batch 1, amp",
+        "tile 16, batch 1, no amp",
+        "tile 16, batch 1, amp",
+    ]
+
+
+def test_a_sweep_writes_its_rows_and_says_what_they_say(
+    fake: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench("--tile_sizes", "16", "32", "--batch-sizes", "1", "64") == 0
+    written = rows(fake / "out/bench.csv")
+    assert {(row["tile_size"], row["batch_size"], row["status"]) for row in written} == {
+        ("16", "1", "ok"), ("16", "64", "oom_host"), ("32", "1", "ok"), ("32", "64", "oom_host")
+    }  # fmt: skip
+    assert {row["device"] for row in written} == {"cpu"}, "auto was resolved"
+    records = Ledger(fake / "out/bench.ledger").records()
+    assert len(records) == 4
+    assert (fake / "out/bench.inference.yaml").exists()
+    out, err = capsys.readouterr()
+    assert "oom_host (no room)" in err
+    assert "never steady" in err
+    assert "tile 32, batch 1, launch 0: 2.0" in err
+    for file in ("bench.csv", "bench.ledger/records.jsonl", "bench.inference.yaml"):
+        assert f"Written: out/{file}" in out
+
+    assert bench("--tile-sizes=16", "--batch_sizes=1") == 0
+    assert len(rows(fake / "out/bench.csv")) == 5, "appended"
+
+
+def test_the_settings_of_several_models_are_refused_before_a_sweep(
+    fake: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each has a file of its own, and which is known only when all is measured."""
+    (fake / "out").mkdir()
+    (fake / "out/bench.inference_identity.yaml").write_text("what a user wrote")
+    words = ("--tile-sizes", "16", "--batch-sizes", "1", "--model", "denoise-net", "identity")
+    assert bench(*words) == 2
+    assert "--recommend out/bench.inference_identity.yaml: what is" in capsys.readouterr().err
+    assert not (fake / "out/bench.ledger").exists()
+    assert bench(*words, "--replace") == 0
+    assert bench(*words) == 0
+
+
+def test_a_model_that_crashes_is_a_row_and_the_exit_code_is_1(fake: Path) -> None:
+    (fake / "nets.py").touch()
+    words = ("--tile-sizes", "16", "--batch-sizes", "1", "--model", "nets:fragile", "nets:sound")
+    assert bench(*words) == 1
+    statuses = {row["model"]: row["status"] for row in rows(fake / "out/bench.csv")}
+    assert statuses == {"nets:fragile": "crash", "nets:sound": "ok"}
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--model unknown", "--model 'unknown' is unknown"),
+        ("--batch-sizes 0", "--batch-sizes"),
+        ("--tile-sizes 16x", "--tile-sizes"),
+        ("--tile-sizes 16 --halo 8", "--halo 8 leaves nothing of --tile-sizes 16"),
+        ("--amp --dtype bfloat16", "--amp"),
+        ("--checkpointing", "--checkpointing"),
+        ("--output worker.py", "worker.py is not the CSV of a benchmark"),
+        ("--output worker.py/bench.csv", "--output worker.py/bench.csv cannot be written"),
+        ("--output .", "--output . cannot be written"),
+        ("--ledger worker.py", "--ledger worker.py/records.jsonl cannot be written"),
+        ("--recommend worker.py/a.yaml", "--recommend worker.py/a.yaml cannot be written"),
+    ],
+)
+def test_what_makes_no_sense_is_one_sentence_and_nothing_is_created(
+    fake: Path, capsys: pytest.CaptureFixture[str], words: str, sentence: str
+) -> None:
+    before = sorted(fake.rglob("*"))
+    assert bench(*words.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(err.splitlines()) == 1 and sentence in err
+    assert sorted(fake.rglob("*")) == before
+
+
+def test_a_ledger_with_a_spoilt_line_is_refused(
+    fake: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (fake / "l").mkdir()
+    (fake / "l" / "records.jsonl").write_text("half a rec\n")
+    assert bench("--ledger", "l") == 2
+    assert "line 1" in capsys.readouterr().err
+    assert not (fake / "out").exists()
+
+
+def test_an_interrupted_sweep_goes_on_with_resume(
+    fake: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--tile-sizes", "16", "--batch-sizes", "1", "2", "3")
+    append, kept = Ledger.append, []
+
+    def impatient(ledger: Ledger, record: Record) -> None:
+        append(ledger, record)
+        kept.append(record)
+        if len(kept) == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Ledger, "append", impatient)
+        assert bench(*words) == 3
+    assert "--resume" in capsys.readouterr().err
+    assert bench(*words, "--resume") == 0
+    records = Ledger(fake / "out/bench.ledger").records()
+    assert records[:2] == kept
+    assert sorted(record.case["batch"] for record in records) == [1, 2, 3]
+    assert len(rows(fake / "out/bench.csv")) == 3
+
+
+def test_the_limit_of_each_tile(fake: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench("--find-limit", "--budget", "20000", "--tile-sizes", "16", "32") == 0
+    out, _ = capsys.readouterr()
+    assert "Tile 16: a batch of 18 fits" in out  # 1000 + 4 * 18 * 256 = 19432
+    assert "Tile 32: a batch of 4 fits" in out
+    assert Ledger(fake / "out/bench.ledger/limits").records()
+    written = rows(fake / "out/bench.csv")
+    found = [(row["tile_size"], row["batch_size"], row["error"]) for row in written]
+    assert found == [("16", "18", ""), ("16", "19", "OOM"), ("32", "4", ""), ("32", "5", "OOM")]
+    assert {row["avg_time_ms"] + row["pixels_per_sec"] for row in written} == {""}, "only tried"
+    assert "Written: out/bench.csv" in out
+    assert main(["plot", "out/bench.csv", "--output", "out/limits"]) == 0
+
+
+@pytest.mark.parametrize("words", [(), ("--find-limit",)])
+def test_a_budget_that_holds_no_launch_is_refused(
+    fake: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    assert bench("--budget", "1KiB", *words) == 2
+    told = "holds no launch: Python, torch and the weights take 1.99 KiB before the first sample"
+    assert f"--budget 1.00 KiB {told}" in capsys.readouterr().err
+    assert not (fake / "out").exists()
+    assert bench("--budget", "0", *words) == 2
+
+
+def test_resume_refuses_what_another_machine_measured(
+    fake: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--tile-sizes", "16", "--batch-sizes", "1")
+    assert bench(*words) == 0
+    path = fake / "out/bench.ledger/records.jsonl"
+    (record,) = Ledger(fake / "out/bench.ledger").records()
+    elsewhere = record.model_copy(update={"environment": {"machine_key": "elsewhere"}})
+    path.write_text(elsewhere.line() + "\n")
+    assert bench(*words, "--resume") == 2
+    assert "on another machine (elsewhere, not " in capsys.readouterr().err
+    assert path.read_text() == elsewhere.line() + "\n"
+
+
+@pytest.mark.slow
+def test_from_a_file_to_a_row(nets: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = f"--model {nets}:convs --tile_sizes 16 --batch_sizes 1 --mode train --device cpu"
+    assert bench(*words.split(), "--launch-seconds", "0.2") == 0
+    (row,) = rows(tmp_path / "out/bench.csv")
+    assert (row["mode"], row["status"], row["model_params"]) == ("train", "ok", "370")
+    assert float(row["total_time_ms"]) > 0
+    assert float(row["host_peak_mb"]) > 10
+    (record,) = Ledger(tmp_path / "out/bench.ledger").records()
+    phases = ["forward", "backward", "optimizer"]
+    assert list(record.samples_s) == ["step", *phases]
+    parts = zip(*(record.samples_s[name] for name in phases), strict=True)
+    for step, within in zip(record.samples_s["step"], parts, strict=True):
+        assert 0 < sum(within) <= step
+    assert record.warmup.first_s and record.warmup.setup_s
+    assert record.memory.host_baseline and record.memory.host_peak_kernel
+    assert record.case["channels"] == 3
+    assert record.work["flops"] == 2 * 16 * 16 * (2 * 3 * 8 * 9 + 3 * 8 * 2 * 9)

@@ -1,0 +1,66 @@
+"""The real worker: one launch of each scenario, in a process of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.bench.launch.supervisor import LaunchRequest, run_launch
+
+from .kit_loader import case
+from .kit_model import CASE
+from .kit_queue import CASE as QUEUE
+
+SERIES = {"seconds": 0.0, "precision": 0.0, "series": 2, "warmup_samples": 1}
+TIMED = {"seconds": 0.1, "precision": 0.5}
+ROOF = {"device": "cpu", "dtype": "float32", "size": 64}
+
+
+@pytest.mark.parametrize(
+    ("scenario", "knobs", "rules", "work", "samples"),
+    [
+        ("model", {**CASE, "model": "NETS:convs"}, TIMED,
+         {"samples": 2, "pixels": 512, "useful_pixels": 512}, ["step"]),
+        ("loader", {"batches": 2}, SERIES, {"samples": 2, "bytes": 2 * 8 * 16 * 270 * 4}, ["step"]),
+        *(pytest.param(*words, marks=pytest.mark.slow) for words in (
+            ("zoo:Animal", {}, TIMED, {"samples": 1}, ["step", "forward"]),
+            ("ladder", {"batches": 2, "rung": "L1"}, SERIES,
+             {"samples": 2, "bytes": 2 * 8 * 16 * 270 * 4}, ["step"]),
+            ("queue", {**QUEUE, "compute_time": 0.01}, SERIES, {"samples": 2},
+             ["step", "get", "compute"]),
+            ("matmul", ROOF, TIMED, {"flops": 2 * 64**3, "bytes": 3 * 64**2 * 4}, ["step"]),
+            ("copy", {"device": "cpu", "bytes": 4096}, TIMED, {"bytes": 8192}, ["step"]),
+            ("disk", {"folder": ".", "bytes": 2**20, "cached": True}, TIMED,
+             {"bytes": 8 * 2**20}, ["step", "read"]),
+        )),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_a_real_launch(
+    scenario: str, knobs: dict[str, Any], rules: dict[str, Any], work: dict[str, float],
+    samples: list[str], nets: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
+    if scenario in ("loader", "ladder"):
+        knobs = case(data, **knobs)
+    if knobs.get("model"):
+        knobs = {**knobs, "model": knobs["model"].replace("NETS", nets)}
+    places = {"data": str(data), "folder": str(tmp_path)}
+    knobs |= {name: place for name, place in places.items() if name in knobs}
+    request = LaunchRequest(scenario, knobs, rules=rules)
+    record = run_launch(request, launch=0, order=None, timeout_s=60.0)
+    assert record.ok, record.error
+    assert record.work == work
+    assert list(record.samples_s) == samples
+    if "series" in rules:
+        assert len(record.samples_s["step"]) == 2 and record.stop is None
+    else:
+        assert len(record.samples_s["step"]) >= 10
+        assert record.stop in ("precise", "noise_stable", "budget")
+    assert record.warmup.setup_s is not None
+    assert record.memory.host_baseline is not None and record.memory.host_peak_kernel is not None
+    assert record.memory.host_baseline <= record.memory.host_peak_kernel
+    assert record.environment["torch"]["threads"] >= 1
+    assert record.environment["machine_key"]

@@ -1,0 +1,236 @@
+"""The report of a loader benchmark, its ladder and its figures, from records made up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cli import main
+from penstock.instruments.record import Record
+from penstock.reports.figures.canvas import STYLE
+from penstock.reports.figures.loader import draw_ladders, plot_ladders, plot_loader
+from penstock.reports.loader import cell as loader_cell
+from penstock.reports.loader import ladder as loader_ladder
+from penstock.reports.loader import report as loader_report
+from penstock.reports.table import in_text
+
+from ..bench.kit_loader import record
+
+
+@pytest.fixture(autouse=True)
+def _few_dots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are quickly written; what is in them is looked for on their axes."""
+    monkeypatch.setitem(STYLE, "dpi", 20)
+
+
+def launches(seconds: float, **knobs: Any) -> list[Record]:
+    return [record(i, seconds * (1 + i / 100), **knobs) for i in range(5)]
+
+
+def ahead(records: list[Record], fresh: float) -> list[Record]:
+    return [r.model_copy(update={"facts": {**r.facts, "fresh": fresh}}) for r in records]
+
+
+def said(records: list[Record]) -> str:
+    return "\n".join(in_text(loader_report.loader_sections(records)))
+
+
+def ladder_records(*seconds: float) -> list[Record]:
+    found = []
+    for name, value in zip(("L0", "L1", "L2", "L3", "L4"), seconds, strict=True):
+        found += launches(value, rung=name)
+    return found
+
+
+def test_numbers_are_those_of_the_waits() -> None:
+    cell = loader_cell.loader_cells(launches(0.4))[0]
+    assert cell.seconds == pytest.approx(0.408)  # the median launch
+    assert cell.row["decoded_mb_per_sec"] == str(round(8 / 0.408, 3)) or float(
+        cell.row["decoded_mb_per_sec"]
+    ) == pytest.approx(8 / 0.408, rel=1e-3)
+    assert float(cell.row["samples_per_sec"]) == pytest.approx(4 / 0.408, rel=1e-3)
+    assert float(cell.row["wait_max_s"]) == pytest.approx(0.4 * 1.04 * 1.5, rel=1e-3)
+    assert cell.row["read_amplification"] == "1.25"
+    assert [cell.row[n] for n in ("duplicates", "missing", "wrong")] == ["0", "0", "0"]
+
+
+def test_a_wait_in_which_an_epoch_begins_is_not_among_the_waits() -> None:
+    (one,) = [record(0, 1.0)]
+    begun = one.model_copy(update={"facts": {**one.facts, "begun": [2]}})
+    assert loader_cell.loader_cells([begun])[0].seconds == pytest.approx(0.75)
+    assert loader_cell.loader_cells([one])[0].seconds == pytest.approx(1.0)
+
+
+def test_ladders_alone_are_a_page(tmp_path: Path) -> None:
+    """As ``tune loader`` leaves them; beside loaders they are part of theirs."""
+    steps = [*launches(0.2, rung="L1", loader=None), *launches(0.5, rung="L2", loader=None)]
+    ledger = tmp_path / "tuned.jsonl"
+    ledger.write_text("".join(f"{one.line()}\n" for one in steps))
+    assert main(["report", str(ledger)]) == 0
+    page = (tmp_path / "tuned.report" / "report.md").read_text()
+    assert "What a batch has to pay for" in page
+    assert "Step L2 (decode) costs most" in page and "![ladder](ladder.png)" in page
+    ledger.write_text("".join(f"{one.line()}\n" for one in [*steps, *launches(0.6)]))
+    assert main(["report", str(ledger), "--overwrite"]) == 0
+    page = (tmp_path / "tuned.report" / "report.md").read_text()
+    assert page.count("costs most") == 1 and "What a batch has to pay for" not in page
+
+
+def test_waits_for_what_was_read_before_are_marked_and_not_compared() -> None:
+    ours, theirs = ahead(launches(0.4), 0.97), launches(0.01, loader="zarr")
+    assert "slower than zarr" in said(ours + ahead(theirs, 1.02))
+    told = said(ours + ahead(theirs, 0.3))
+    assert "slower than zarr" not in told
+    assert "* zarr, batch 4, 2 threads: 70 % was read before it was waited for" in told
+    assert told.count("0.0102 *") == 2  # in both tables
+    assert "than zarr" not in said(ahead(ours, 0.5) + ahead(theirs, 1.0))
+
+
+def test_sentences_follow_the_numbers() -> None:
+    ours, theirs = launches(0.4), launches(0.9, loader="zarr")
+    assert "penstock is 2.25x faster than zarr [" in said(ours + theirs)
+    assert "penstock is 2.25x slower than zarr [" in said(
+        launches(0.9) + launches(0.4, loader="zarr")
+    )
+    same = [record(i, 0.4 * f, loader="zarr") for i, f in enumerate((0.9, 1.1, 1.0, 1.2, 0.95))]
+    assert "penstock and zarr are not distinguishable [" in said(ours + same)
+    assert "one launch each, not compared" in said(ours[:1] + theirs[:1])
+
+
+def test_who_failed_is_told_and_a_cache_that_was_not_as_asked_for() -> None:
+    text = said([*launches(0.4), record(0, 0.0, "unsupported", loader="zarrs")])
+    assert "zarrs is not supported here: pip install 'penstock-dl[loaders]'" in text
+    warm = [r.model_copy(update={"facts": {**r.facts, "resident": 0.5}}) for r in launches(0.4)]
+    assert "The cache was not warm: as little as 50 % of the data was in memory" in said(warm)
+    cold = [r.model_copy(update={"case": {**r.case, "cache": "cold"}}) for r in launches(0.4)]
+    assert "The cache was not cold: up to 100 % of the data was in memory" in said(cold)
+
+
+def test_what_of_a_cold_cache_was_read_again_is_told() -> None:
+    def cold(again: float) -> list[Record]:
+        return [
+            r.model_copy(
+                update={
+                    "case": {**r.case, "cache": "cold"},
+                    "facts": {**r.facts, "resident": 0.0, "again": again},
+                }
+            )
+            for r in launches(0.4)
+        ]
+
+    text = said(cold(0.94))
+    assert "cold (0 % resident), 94 % read again from memory" in text
+    assert (
+        "Of what the batches after the first read, 94 % an earlier one had read, for a chunk holds "
+        "several samples: that came from memory, however cold the cache was."
+    ) in text
+    assert "again" not in said(cold(0.0)) and "came from memory" not in said(cold(0.0))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "limit"),
+    [
+        ((0.5, 0.51, 0.52, 0.53, 0.54), "L0"),
+        ((0.1, 0.12, 0.4, 0.45, 0.46), "L2"),
+        ((0.1, 0.12, 0.14, 0.15, 0.5), "L4"),
+    ],
+)
+def test_the_dearest_step_is_named(seconds: tuple[float, ...], limit: str) -> None:
+    records = ladder_records(*seconds)
+    (ladder,) = loader_ladder.ladders_of(records)
+    assert ladder.limiting == limit
+    assert f"tep {limit} (" in ladder.sentence()
+    assert "costs most" in said(records)
+
+
+def test_figures_are_drawn(tmp_path: Path) -> None:
+    records = launches(0.4) + launches(0.9, loader="zarr") + ladder_records(0.1, 0.2, 0.3, 0.4, 0.5)
+    path = tmp_path / "loader.csv"
+    loader_report.append_loader_csv(records, path)
+    (bars,) = plot_loader(path, tmp_path / "bars")
+    (rungs,) = plot_ladders(records, tmp_path / "ladder")
+    loader_report.append_loader_csv(launches(0.3, threads=4), path)
+    (lines,) = plot_loader(path, tmp_path / "lines")
+    for figure in (bars, rungs, lines):
+        assert figure.read_bytes()[:4] == b"\x89PNG"
+    assert plot_ladders(launches(0.4), tmp_path / "none") == []
+
+
+def test_a_cell_of_which_a_launch_failed_is_drawn(tmp_path: Path) -> None:
+    from penstock.reports.figures.loader import draw_loader
+
+    records = [record(0, 0.4), record(1, 0.0, "timeout"), record(0, 0.0, "crash", loader="zarr")]
+    path = tmp_path / "loader.csv"
+    loader_report.append_loader_csv(records, path)
+    assert [c.row["status"] for c in loader_cell.LoaderCell.of_csv(path)] == [
+        "timeout",
+        "crash",
+    ]
+    (figure,) = plot_loader(path, tmp_path / "loader")
+    assert figure.exists()
+    drawn = [c for c in loader_cell.LoaderCell.of_csv(path) if c.row["launches"] != "0"]
+    (axis,) = draw_loader(drawn, "loader.csv").axes
+    assert [bar.get_width() for bar in axis.patches] == [pytest.approx(0.4)]
+
+
+def test_panels_of_ladders_hold_their_bars_whatever_the_order(tmp_path: Path) -> None:
+    slow = ladder_records(0.1, 0.2, 0.3, 0.4, 0.5)
+    fast = [r for n in ("L0", "L1") for r in launches(0.01, rung=n, threads=8)]
+    figure = draw_ladders(loader_ladder.ladders_of(slow + fast))
+    for axis in figure.axes:
+        assert axis.get_xlim()[1] > max(bar.get_x() + bar.get_width() for bar in axis.patches)
+    assert [axis.get_title("left") for axis in figure.axes] == [
+        "Batches of 4, 2 threads", "Batches of 4, 8 threads",
+    ]  # fmt: skip
+    late = [r for n in ("L3", "L4") for r in launches(0.5, rung=n, latency_ms=20.0)]
+    written = plot_ladders(slow + fast + late, tmp_path / "ladder")
+    assert [path.name for path in written] == ["ladder_1.png", "ladder_2.png"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "sentence", "refuted"),
+    [
+        (  # a step alone said to cost more than the whole
+            (0.00245, 0.00394, 0.0493, 0.0147, 0.0272),
+            "Step L4 (loader) costs most: 12.5 ms of the 27.2 ms",
+            {"L2": "L3"},
+        ),
+        (
+            (0.0024, 0.0158, 0.0302, 0.0132, 0.0161),
+            "Step L3 (scatter) with L1 (files) and L2 (decode) costs most: 10.8 ms of the 16.1 ms",
+            {"L1": "L3", "L2": "L3"},
+        ),
+    ],
+)
+def test_a_step_that_one_above_beats_is_not_said_to_cost_most(
+    seconds: tuple[float, ...], sentence: str, refuted: dict[str, str]
+) -> None:
+    records = [r for r in ladder_records(*seconds) if r.launch == 0]
+    (ladder,) = loader_ladder.ladders_of(records)
+    assert ladder.refuted == refuted
+    assert sentence in ladder.sentence()
+    assert "which does the same and more" in said(records)
+    (sure,) = loader_ladder.ladders_of(ladder_records(*seconds))
+    assert sure.refuted == refuted, "five launches that agree say so, too"
+
+
+def test_noise_refutes_no_step() -> None:
+    records = ladder_records(0.1, 0.12, 0.2, 0.42, 0.4)
+    for number, factor in enumerate((0.8, 1.3, 1.0, 0.9, 1.2)):
+        records[15 + number] = record(number, 0.42 * factor, rung="L3")
+    (ladder,) = loader_ladder.ladders_of(records)
+    assert ladder.refuted == {} and ladder.limiting == "L3"
+
+
+def test_far_data_is_no_share_of_a_device_and_its_network_is_named() -> None:
+    far = {"latency_ms": 20.0}
+    records = launches(0.5, rung="L3", **far) + launches(0.49, rung="L4", **far)
+    (ladder,) = loader_ladder.ladders_of(records)
+    assert ladder.sentence().startswith(
+        "All up to step L3 (scatter), the lowest that was measured, costs most, the network with "
+        "it: 510 ms a batch"
+    )
+    table = ladder.section().table
+    assert [line[5] for line in table] == ["of L0", "-", "-"]

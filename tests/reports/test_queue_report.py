@@ -1,0 +1,413 @@
+"""The report of a queue benchmark and its figures, from records as the simulation has them."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.base.errors import UsageError
+from penstock.base.outputs import REGISTER
+from penstock.cli import main
+from penstock.instruments.record import Failure, Record, case_key
+from penstock.instruments.stats.intervals import Interval
+from penstock.reports.figures.canvas import STYLE
+from penstock.reports.figures.loader import draw_loader, plot_loader
+from penstock.reports.figures.queue import draw_queue, plot_queue
+from penstock.reports.loader.cell import LoaderCell
+from penstock.reports.queue import cell as queue_cell
+from penstock.reports.queue import report as queue_report
+from penstock.reports.queue import sentences
+from penstock.reports.queue.model import QueueModel, simulate
+from penstock.reports.table import in_markdown, in_text, read_csv
+
+from ..bench.kit_queue import record
+
+
+@pytest.fixture(autouse=True)
+def _few_dots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are quickly written; what is in them is looked for on their axes."""
+    monkeypatch.setitem(STYLE, "dpi", 20)
+
+
+def run(
+    read: float, queues: Sequence[int] = (1, 8), launches: int = 2, slow: float = 1.0
+) -> Iterator[Record]:
+    """Records as they would be if the simulation were the world; ``slow`` makes reading beside a
+    step so many times slower than alone."""
+    for number in range(launches):
+        alone = {"compute": "none", "compute_time": 0.0}
+        for workers in (0, 1):
+            queue = 8 if workers else 0
+            yield record(
+                simulate(QueueModel(workers, queue, read, 0.0), 30, in_hand=0),
+                number,
+                0.0,
+                workers=workers,
+                queue=queue,
+                **alone,
+            )
+        feed = QueueModel(0, 0, read * slow, 1.0)
+        yield record(simulate(feed, 30), number, workers=0, queue=0)
+        for queue in queues:
+            feed = QueueModel(1, queue, read * slow, 1.0)
+            yield record(simulate(feed, 30, in_hand=0), number, queue=queue)
+
+
+def test_a_world_like_the_model_is_predicted_without_an_error() -> None:
+    (group,) = queue_cell.queue_cells(run(2.66))
+    assert [course.name for course in group] == [
+        "0 workers",
+        "1 worker, queue 1",
+        "1 worker, queue 8",
+    ]
+    for course in group:
+        assert course.alone is not None and course.alone.value == pytest.approx(2.66)
+        assert course.predicted is not None
+        assert course.predicted.timeline.mean_s == pytest.approx(course.means[0])
+        assert course.off in (None, 0)
+    row = group[2].row
+    assert float(row["model_cleared"]) == pytest.approx(12.82, abs=0.01)
+    assert row["cleared"] == row["simulated_cleared"] == "11"
+    assert (row["seed_seconds"], row["seed_cleared"]) == ("1.9", "13")
+    assert float(row["steady_s"]) == pytest.approx(2.66)
+    assert row["depth"].split()[:4] == ["7", "6", "6", "5"]
+
+
+def test_sentences_follow_the_data() -> None:
+    (slow,) = queue_cell.queue_cells(run(2.66))
+    said = sentences.sentences(slow)
+    assert said[0] == (
+        "With 0 workers a step took 3.66 s [3.66 s - 3.66 s, 58 iterations] in the steady state. "
+        "While nobody computed a batch came every 2.66 s [2.66 s - 2.66 s, 58 batches], and each "
+        "step waits for it; from this the model has 3.66 s a step, within 5 % of what was measured."
+    )
+    assert said[1].startswith("With 1 worker a step took 2.66 s [2.66 s - 2.66 s, 56 iterations]")
+    assert "(queue 1), 2.66 s [" in said[1] and "(queue 8) in the steady state." in said[1]
+    assert "more than a step alone, 1.00 s; from this the model has 2.66 s a step, with" in said[1]
+    assert said[2] == (
+        "With 1 worker a queue of 8 in place of 1 does not change the steady state: +0.0 % "
+        "[+0.0 to +0.0 %, 2 launches]."
+    )
+    assert said[3] == (
+        "The simulation predicts the iteration that clears the queue within one in 2 of 2 cases, "
+        "and in 4 of 4 launches."
+    )
+    assert "fails the 70 % of CosmoFlow" in said[-1]
+    (fast,) = queue_cell.queue_cells(run(0.5))
+    said = sentences.sentences(fast)
+    assert "no more than a step alone, 1.00 s, so the queue would stay full; from this" in said[1]
+    assert "100.0 % passes the 90 %" in said[-1]
+
+
+@pytest.mark.parametrize("slow, off", [(0.75, 33), (1.5, -33)])
+def test_what_was_measured_comes_first_where_the_model_missed(slow: float, off: int) -> None:
+    """It was stated that "every step takes" what the model has, against the measured column."""
+    (group,) = queue_cell.queue_cells(run(2.0, slow=slow))
+    said = sentences.sentences(group)
+    steady = f"{2 * slow:.2f} s"
+    assert said[1].startswith(f"With 1 worker a step took {steady} [{steady} - {steady}, ")
+    told = f"the model has 2.00 s a step, and misses: that is {off:+} % off with a queue of 1."
+    assert said[1].endswith(told)
+    assert not any("long run" in line or "takes 2.00 s" in line for line in said)
+
+
+def test_a_model_that_chance_may_have_parted_from_the_measured_does_not_miss() -> None:
+    (group,) = queue_cell.queue_cells(run(2.0, slow=1.1))
+    wide = replace(group[1], alone=Interval(2.0, 1.5, 2.5, 9))
+    said = sentences.sentences([group[0], wide])
+    told = "2.00 s a step [1.50 s - 2.50 s], -9 % off with a queue of 1, which may be chance."
+    assert said[1].endswith(told)
+
+
+def test_nobody_reads_beside_a_step_that_reads_for_itself() -> None:
+    own = stepping(0, 0.2, 0.3)
+    alone = own.model_copy(update={"case": {**own.case, "compute": "none"}, "id": "a"})
+    (group,) = queue_cell.queue_cells([own, alone])
+    assert not any("contention" in line for line in sentences.sentences(group))
+
+
+def test_a_model_that_nothing_confirms_says_so() -> None:
+    (group,) = queue_cell.queue_cells(run(1.25, queues=(8,)))
+    said = sentences.sentences(group)
+    assert said[1].startswith("With 1 worker no case reached the steady state. While nobody")
+    assert said[1].endswith("the model has 1.25 s a step, which nothing here confirms.")
+
+
+def test_a_queue_that_is_not_cleared_yet_shows_no_steady_state() -> None:
+    """R is 1.25 s: a queue of 8 lasts for 35 of 30 steps."""
+    records = list(run(1.25, queues=(1, 2, 4, 8)))
+    (group,) = queue_cell.queue_cells(records)
+    deep = group[-1]
+    assert deep.queue == 8 and set(deep.cleared) == {None}
+    assert deep.steady is None and deep.row["steady_s"] == deep.row["steady_utilisation"] == ""
+    said = sentences.sentences(group)
+    assert any("queue of 4 in place of 1 does not change the steady state" in line for line in said)
+    unseen = "The steady state was not reached within the 30 iterations with 1 worker, queue 8: "
+    assert f"{unseen}more --iterations tell." in said
+    assert not any("queue of 8" in line for line in said)
+
+
+@pytest.mark.parametrize("alone", [None, 0.9])
+def test_a_queue_that_sinks_is_not_full_for_good_whatever_was_foreseen(alone: float | None) -> None:
+    """Nothing is foreseen, or that reading keeps up; beside a step it does not."""
+    records = list(run(1.25)) if alone is None else list(run(alone, slow=1.25 / alone))
+    if alone is None:
+        records = [one for one in records if one.case["compute"] != "none"]
+    (group,) = queue_cell.queue_cells(records)
+    assert [course.steady is None for course in group] == [False, False, True]
+    (full,) = queue_cell.queue_cells(run(0.5))
+    assert [course.steady and course.steady.value for course in full] == [1.5, 1.0, 1.0]
+
+
+def test_what_a_full_queue_held_passes_no_verdict() -> None:
+    """The drain of benchmarks/results: 26.7 ms are 64 % of the 41.9 ms that a batch takes."""
+    (group,) = queue_cell.queue_cells(run(41.9 / 26.7))
+    deep = group[-1]
+    (utilisation,) = set(np.round(deep.steady_utilisations, 9))
+    assert utilisation == pytest.approx(26.7 / 41.9)
+    assert min(deep.utilisations) > 0.7
+    said = sentences.sentences(group)
+    assert said[-2] == (
+        "Utilisation in the steady state is within 2 points of the model's in 3 of 3 cases."
+    )
+    assert (
+        "used best with 1 worker, queue 1: 63.7 % fails the 70 % of CosmoFlow and the 90 % of 3D"
+        in said[-1]
+    )
+    assert said[-1].endswith(
+        "; over all but the first of 30 iterations, which a full queue fed to begin with, 63.7 %."
+    )
+    (heads, *lines) = queue_report.table(group)
+    at = [heads.index(name) for name in ("queue", "AU steady", "model", "AU of all")]
+    assert [lines[-1][column] for column in at] == ["8", "63.7 %", "63.7 %", "84.0 %"]
+    row = deep.row
+    assert float(row["steady_utilisation"]) == pytest.approx(float(row["model_utilisation"]))
+    assert float(row["utilisation"]) > 0.7  # by the formula alone, as ever
+
+
+def test_a_utilisation_far_from_the_model_is_told() -> None:
+    (group,) = queue_cell.queue_cells(run(1.5, slow=2.0))
+    assert (
+        "Utilisation in the steady state is within 2 points of the model's in 0 of 3 cases; the "
+        "furthest is 1 worker, queue 1, 33.3 % and 66.7 % by the model."
+    ) in sentences.sentences(group)
+
+
+def test_whose_the_formula_is_stands_beside_it() -> None:
+    (group,) = queue_cell.queue_cells(run(2.66))
+    (line,) = (line for line in sentences.sentences(group) if "n0" in line)
+    assert "are the seed's" in line and "ours hold none" in line
+    (quick,) = queue_cell.queue_cells(run(0.5))  # nothing clears
+    assert not any("n0" in line for line in sentences.sentences(quick))
+
+
+def test_reading_that_a_step_slows_down_is_a_wrong_prediction() -> None:
+    (group,) = queue_cell.queue_cells(run(1.5, slow=2.0))
+    said = sentences.sentences(group)
+    assert "clears the queue within one in 1 of 2 cases" in said[3]
+    assert (
+        "the furthest is 1 worker, queue 8, cleared at 10 and predicted to be cleared at 21"
+        in said[3]
+    )
+
+
+def test_one_launch_is_not_compared() -> None:
+    (group,) = queue_cell.queue_cells(run(2.66, launches=1))
+    assert any(
+        "of one launch, which is not compared" in line for line in sentences.sentences(group)
+    )
+
+
+def test_the_seed_s_table_stands_beside_ours() -> None:
+    sections = queue_report.queue_sections(run(2.66))
+    text = "\n".join(in_text(sections))
+    assert "The seed's own table" in text
+    assert len(queue_report.seed_table()) == 11
+    assert "| 1 | 8 | 1.9 | 1.95 | 1.90 | 13 | 12.8 | 12 |" in in_markdown(sections)
+
+
+def test_a_failed_case_is_a_row_and_a_sentence() -> None:
+    records = list(run(2.66))
+    fell = records[3].model_copy(
+        update={
+            "status": "crash",
+            "samples_s": {},
+            "facts": {},
+            "error": Failure(stage="measure", message="it fell"),
+        }
+    )
+    others = [r for r in records if r.key != fell.key]
+    (group,) = queue_cell.queue_cells([*others, fell])
+    assert "1 worker, queue 1: crash: it fell." in sentences.sentences(group)
+    assert any("crash" in line for line in in_text(queue_report.queue_sections([*others, fell])))
+
+
+def stepping(workers: int, alone_s: float, beside_s: float, **case: Any) -> Record:
+    """A launch whose queue stays full; its step was timed at ``alone_s`` and takes ``beside_s``."""
+    one = record(simulate(QueueModel(workers, 2, 0.01, beside_s), 8, in_hand=0), 0, alone_s,
+                 workers=workers, queue=2, **case)  # fmt: skip
+    waits = tuple(seconds - beside_s for seconds in one.samples_s["step"])
+    series = {**one.samples_s, "get": waits, "compute": (beside_s,) * 8}
+    return one.model_copy(update={"samples_s": series})
+
+
+def test_how_a_step_was_timed_does_not_rank_workers_and_contention_is_told() -> None:
+    alone = record(
+        simulate(QueueModel(1, 2, 0.01, 0.0), 8, in_hand=0), 0, 0.0, queue=2, compute="none"
+    )
+    train = {"compute": "train", "compute_time": None}
+    records = [alone, stepping(1, 0.172, 0.30, **train), stepping(2, 0.296, 0.32, **train)]
+    (group,) = queue_cell.queue_cells(records)
+    assert [course.compute_s for course in group] == [pytest.approx(0.234)] * 2
+    one, two = (course.utilisations[0] for course in group)
+    assert one == pytest.approx(0.234 / 0.30) and two == pytest.approx(0.234 / 0.32)
+    said = sentences.sentences(group)
+    assert any(line.startswith("The accelerator is used best with 1 worker") for line in said)
+    assert (
+        "A step beside 2 workers, queue 2 computes for 320 ms in place of 234 ms alone, and waits "
+        "for batches in 0.0 % of its time: what utilisation lacks beyond that is lost to "
+        "contention and not to reading." in said
+    )
+    (quiet,) = queue_cell.queue_cells([alone, stepping(1, 0.3, 0.3), stepping(2, 0.3, 0.3)])
+    assert not any("contention" in line for line in sentences.sentences(quiet))
+
+
+def test_a_busy_step_that_missed_what_was_asked_for_says_both() -> None:
+    (group,) = queue_cell.queue_cells(
+        [stepping(1, 0.008, 0.008, compute="busy", compute_time=0.01)]
+    )
+    assert "steps of 8.00 ms (busy, asked for 10.0 ms)" in queue_report.heading(group)
+    (group,) = queue_cell.queue_cells([stepping(1, 0.01, 0.01, compute="busy", compute_time=0.01)])
+    assert "steps of 10.0 ms (busy), 8" in queue_report.heading(group)
+
+
+def test_readings_alone_are_a_page_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What ``tune loader`` leaves."""
+    ledger = tmp_path / "tuned.jsonl"
+    readings = [
+        record(simulate(QueueModel(1, 4, 0.5, 0.0), 12, in_hand=0), number, 0.0, workers=workers,
+               compute="none", compute_time=0.0)
+        for number in range(2) for workers in (1, 2)
+    ]  # fmt: skip
+    ledger.write_text("".join(f"{one.model_dump_json(by_alias=True)}\n" for one in readings))
+    assert main(["report", str(ledger)]) == 0
+    folder = tmp_path / "tuned.report"
+    names = {path.name for path in folder.iterdir()} - {REGISTER}
+    assert names == {"report.md", "queue.csv", "queue.png"}
+    page = (folder / "report.md").read_text()
+    assert "read while nobody computes" in page and "seed" not in page
+    assert "| 2 | 4 | 0.500 | 0.500 - 0.500 | 4.00 | 14 | 2 | ok |" in page
+    with (folder / "queue.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(r["read_s"], r["utilisation"], r["seed_seconds"]) for r in rows] == [
+        ("0.5", "", "")
+    ] * 2
+    # Beside steps, a reading is what these are predicted from, and no row.
+    assert len(queue_cell.queue_cells(run(2.66))) == 1
+
+
+def test_figures_are_drawn_from_the_csv_alone(tmp_path: Path) -> None:
+    path = tmp_path / "queue.csv"
+    queue_report.append_queue_csv(run(2.66), path)
+    (figure,) = plot_queue(path, tmp_path / "figure")
+    assert figure == tmp_path / "figure.png"
+    assert figure.read_bytes()[:4] == b"\x89PNG"
+    queue_report.append_queue_csv([*run(0.5)], path)  # the same cases later: drawn in their place
+    assert len(plot_queue(path, tmp_path / "figure")) == 1
+    with pytest.raises(UsageError, match="not the CSV of a benchmark"):
+        plot_loader(path, tmp_path / "loader")
+
+
+def of_two_lengths() -> list[Record]:
+    """Launches beside steps that take 1 s and beside others that take 2 s."""
+    records = list(run(2.66))
+    longer = [
+        one.model_copy(update={"case": case, "key": case_key("queue", case), "id": f"{one.id}-2"})
+        for one in records
+        if one.case["compute"] != "none"
+        for case in [{**one.case, "compute_time": 2.0}]
+    ]
+    return records + longer
+
+
+def test_steps_of_two_lengths_are_two_figures(tmp_path: Path) -> None:
+    path = tmp_path / "queue.csv"
+    queue_report.append_queue_csv(of_two_lengths(), path)
+    rows = read_csv(path, queue_cell.QUEUE_NEEDS).rows
+    assert sorted(row["compute_time"] for row in rows) == ["1"] * 3 + ["2"] * 3
+    figures = plot_queue(path, tmp_path / "figure")
+    assert [figure.name for figure in figures] == ["figure_1.png", "figure_2.png"]
+
+
+def test_a_page_made_anew_keeps_no_figure_of_the_old_one(tmp_path: Path) -> None:
+    ledger, folder = tmp_path / "q.jsonl", tmp_path / "q.report"
+    for records, names in (
+        (list(run(2.66)), {"queue.png"}),
+        (of_two_lengths(), {"queue_1.png", "queue_2.png", "mine.png"}),
+    ):
+        ledger.write_text("".join(f"{one.line()}\n" for one in records))
+        assert main(["report", str(ledger), "--overwrite"]) == 0
+        assert {path.name for path in folder.glob("*.png")} == names
+        (folder / "mine.png").write_bytes(b"mine")
+
+
+def test_nothing_lies_over_the_bars_and_no_iteration_is_half(tmp_path: Path) -> None:
+    from matplotlib.text import Text
+
+    path = tmp_path / "queue.csv"
+    queue_report.append_queue_csv(run(5.0, queues=(1,)), path)
+    figure = draw_queue(queue_cell.QueueCell.of_csv(path), "queue.csv")
+    depth, seconds = figure.axes
+    figure.draw_without_rendering()
+    for ticks in (depth.get_xticks(), depth.get_yticks()):
+        assert np.array_equal(ticks, np.round(ticks))
+    legend = seconds.get_legend()
+    assert legend is not None
+    box = legend.get_window_extent()
+    (title,) = (t for t in seconds.findobj(Text) if "per it" in t.get_text())
+    assert box.y0 >= seconds.get_window_extent().y1 - 4
+    assert title.get_window_extent().x1 < box.x0
+
+
+def test_names_of_lines_stand_beside_them(tmp_path: Path) -> None:
+    cells = [
+        LoaderCell(line={
+            "loader": loader, "threads": threads, "batch_size": "4", "seconds_per_batch": "0.74",
+            "data": "d", "latency_ms": "20.0",
+        })
+        for loader in ("ours", "dask") for threads in ("1", "2")
+    ]  # fmt: skip
+    figure = draw_loader(cells, "l.csv")
+    (axis,) = figure.axes
+    figure.draw_without_rendering()
+    legend = axis.get_legend()
+    assert legend is not None and axis.get_yscale() == "log"
+    low, high = axis.get_ylim()
+    assert any(low < tick < high for tick in axis.get_yticks()), "all at 0.74 s"
+    assert legend.get_window_extent().x0 > axis.get_window_extent().x1
+    assert legend.get_window_extent().x1 <= figure.bbox.x1
+    assert [text.get_text() for text in figure.texts][1] == (
+        "d, every request 20 ms late; 4 cases of l.csv"
+    )
+    (one,) = draw_loader(cells[:1], "l.csv").texts[1:]
+    assert one.get_text() == "d, every request 20 ms late, 1 thread; 1 case of l.csv"
+
+
+def test_loaders_are_drawn_a_line_each(tmp_path: Path) -> None:
+    path = tmp_path / "loader.csv"
+    lines = ["loader,threads,batch_size,seconds_per_batch,low_seconds,high_seconds,data,status"]
+    for number, (loader, threads) in enumerate(itertools.product(("ours", "dask"), (1, 2, 4))):
+        lines.append(f"{loader},{threads},4,{1 + number},{0.9 + number},,d,ok")
+    lines.append("zarrs,1,4,,,,d,unsupported")
+    path.write_text("\n".join(lines) + "\n")
+    (figure,) = plot_loader(path, tmp_path / "loader")
+    assert figure.read_bytes()[:4] == b"\x89PNG"
