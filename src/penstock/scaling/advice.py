@@ -43,28 +43,28 @@ def advice(study: Study) -> Iterator[str]:
         across = (point.at.nodes or 1) > 1
         bound = GOOD_ACROSS if across else GOOD_IN_NODE
         where = "across nodes" if across else "in a node"
-        told = f"{name}: {value:.1f} % of linear {_basis(study, point)}"
+        line = f"{name}: {value:.1f} % of linear {_basis(study, point)}"
         if point.at.devices > study.base.devices and point.efficiency.value > IMPLAUSIBLE:
             yield (
-                f"{told}, more than devices can give, but for caches: see whether the runs did the "
+                f"{line}, more than devices can give, but for caches: see whether the runs did the "
                 "same work."
             )
         elif point.efficiency.value > bound:
             sure = _surely(point.efficiency, bound, math.inf)
-            yield f"{told}, above the {100 * bound:.0f} % that is good {where}{sure}."
+            yield f"{line}, above the {100 * bound:.0f} % that is good {where}{sure}."
         elif point.efficiency.value < POOR:
             sure = _surely(point.efficiency, -math.inf, POOR)
-            yield f"{told}, below {100 * POOR:.0f} %, which is poor{sure}: {_causes(study, point)}."
+            yield f"{line}, below {100 * POOR:.0f} %, which is poor{sure}: {_causes(study, point)}."
         else:
             sure = _surely(point.efficiency, POOR, bound)
-            yield f"{told}, neither good (above {100 * bound:.0f} % {where}) nor poor{sure}."
+            yield f"{line}, neither good (above {100 * bound:.0f} % {where}) nor poor{sure}."
 
 
 def _surely(interval: Interval, least: float, most: float) -> str:
     """Words for an interval that is not known, or not as a whole within bounds."""
-    if interval.low is None or interval.high is None:
-        return ", though not surely"
-    return "" if least <= interval.low and interval.high <= most else ", though not surely"
+    low, high = interval.low, interval.high
+    sure = low is not None and high is not None and least <= low and high <= most
+    return "" if sure else ", though not surely"
 
 
 def _basis(study: Study, point: ScalingPoint) -> str:
@@ -81,29 +81,26 @@ def _causes(study: Study, point: ScalingPoint) -> str:
     here, base = phases_of(point.at.runs), phases_of(study.base.runs)
     if not here:
         return "nothing here tells why, for no phases of steps were measured"
-    found: list[tuple[float, str]] = []
+    causes: list[tuple[float, str]] = []
     communication = exposed(point.at) or 0.0
+    computing = share(point.at.runs, "forward", "backward") or 0.0
     if communication >= NOTABLE:
-        computing = share(point.at.runs, "forward", "backward") or 0.0
-        told = f"the sum over ranks holds up {communication:.0%} of a step (network, stragglers)"
+        cause = f"the sum over ranks holds up {communication:.0%} of a step (network, stragglers)"
         if communication > computing:
-            told += f", more than the {computing:.0%} of computing: the model or batch is small"
-        found.append((communication, told))
+            cause += f", more than the {computing:.0%} of computing: the model or batch is small"
+        causes.append((communication, cause))
     waiting = share(point.at.runs, "data_wait") or 0.0
     if waiting >= NOTABLE:
-        told = f"steps wait for data for {waiting:.0%} of their time; raise --num-workers"
-        found.append((waiting, told))
+        cause = f"steps wait for data for {waiting:.0%} of their time; raise --num-workers"
+        causes.append((waiting, cause))
     if (slower := _slower(study, point, here, base)) is not None and slower >= 1 + NOTABLE:
-        batch = point.at.first.batch
+        why = "the devices share something, such as cores, memory or power"
         if study.kind == "strong":
-            why = f"a batch of {batch} on a device is small"
-        else:
-            why = "the devices share something, such as cores, memory or power"
-        told = f"computing takes {significant(slower)} times as long a sample; {why}"
-        found.append((1 - 1 / slower, told))
-    if not found:
-        return "no phase that was measured explains it"
-    return "; ".join(told for _, told in sorted(found, reverse=True))
+            why = f"a batch of {point.at.first.batch} on a device is small"
+        cause = f"computing takes {significant(slower)} times as long a sample; {why}"
+        causes.append((1 - 1 / slower, cause))
+    in_order = (cause for _, cause in sorted(causes, reverse=True))
+    return "; ".join(in_order) or "no phase that was measured explains it"
 
 
 def _slower(
@@ -112,10 +109,10 @@ def _slower(
     """Device seconds of computing a sample, over those of the baseline."""
     samples, base_samples = point.at.first.work, study.base.first.work
     names = ("forward", "backward")
-    own, before = (sum(phases.get(name, 0.0) for name in names) for phases in (here, base))
-    if not (samples and base_samples and own and before):
+    now, before = (sum(phases.get(name, 0.0) for name in names) for phases in (here, base))
+    if not (samples and base_samples and now and before):
         return None
-    per_sample = own * point.at.devices / samples
+    per_sample = now * point.at.devices / samples
     return per_sample / (before * study.base.devices / base_samples)
 
 
@@ -134,29 +131,29 @@ def quality(study: Study) -> Iterator[str]:
 
 
 def _same(name: str, scores: Sequence[Sequence[float]], labels: Sequence[str]) -> str:
-    flat = [score for own in scores for score in own]
+    flat = [score for of_size in scores for score in of_size]
     range_ = f"{name.capitalize()} is {min(flat):.4f} to {max(flat):.4f} over {len(flat)} runs"
     # Of many sizes one differs by chance; so all intervals together hold 95 %, and each more.
     each = 1 - (1 - CONFIDENCE) / (len(scores) - 1)
     alike, differing, unknown = list[str](), list[str](), dict[str, list[str]]()
-    for own, where in zip(scores[1:], labels[1:], strict=True):
-        apart = difference(scores[0], own, each)
+    for of_size, where in zip(scores[1:], labels[1:], strict=True):
+        apart = difference(scores[0], of_size, each)
         if apart.low is None or apart.high is None:
             unknown.setdefault(why_none(apart), []).append(where)
         else:
             (differing if apart.excludes(0) else alike).append(
                 f"{where} by {apart.value:+.4f} [{apart.low:+.4f} to {apart.high:+.4f}, "
-                f"{len(own)} and {len(scores[0])} runs]"
+                f"{len(of_size)} and {len(scores[0])} runs]"
             )
-    told = [range_]
+    parts = [range_]
     if differing:
-        told.append(f"it differs from that of {labels[0]}: {', '.join(differing)}")
+        parts.append(f"it differs from that of {labels[0]}: {', '.join(differing)}")
     elif alike:
-        told.append(f"no difference from {labels[0]} is shown: {', '.join(alike)}")
+        parts.append(f"no difference from {labels[0]} is shown: {', '.join(alike)}")
     for why, of in unknown.items():
         which = f" of {', '.join(of)}" if len(of) < len(scores) - 1 else ""
-        told.append(f"what chance does to it is not known{which} [{why}]")
-    return f"{'; '.join(told)}."
+        parts.append(f"what chance does to it is not known{which} [{why}]")
+    return f"{'; '.join(parts)}."
 
 
 def rank_lines(study: Study) -> Iterator[str]:
@@ -169,14 +166,14 @@ def rank_lines(study: Study) -> Iterator[str]:
                     f"Job {run.job}: {len(run.rank_seconds)} ranks took {low:.2f} to {high:.2f} s; "
                     "the slowest counts."
                 )
-            if (found := straggler(run)) is not None:
-                where = f" on {found.host}" if found.host else ""
-                spread = f", MAD {format_seconds(found.spread)}" if found.spread is not None else ""
-                steps = found.excess.n
+            if (slow := straggler(run)) is not None:
+                where = f" on {slow.host}" if slow.host else ""
+                spread = f", MAD {format_seconds(slow.spread)}" if slow.spread is not None else ""
+                steps = slow.excess.n
                 of = f"median of {steps}{spread}" if steps > 1 else "by medians over its steps"
                 yield (
-                    f"Job {run.job}: rank {found.rank}{where} holds the others up: "
-                    f"{format_seconds(found.excess.value)} a step more work of its own "
+                    f"Job {run.job}: rank {slow.rank}{where} holds the others up: "
+                    f"{format_seconds(slow.excess.value)} a step more work of its own "
                     f"({of}), and the shortest wait for the sum, "
-                    f"{format_seconds(found.wait)} against {format_seconds(found.others_wait)}."
+                    f"{format_seconds(slow.wait)} against {format_seconds(slow.others_wait)}."
                 )

@@ -58,12 +58,13 @@ def draw_speedup(study: Study) -> Figure | None:
     for law, name, colour in ((study.amdahl, "Amdahl", 2), (study.usl, "USL", 3)):
         if isinstance(law, Amdahl | Usl):
             # A law is of what has at least as many devices as the baseline.
-            own = fine[fine >= base]
-            axis.plot(own, law.speedup(own / base), ":", color=STYLE["colours"][colour], label=name)
+            above = fine[fine >= base]
+            y = law.speedup(above / base)
+            axis.plot(above, y, ":", color=STYLE["colours"][colour], label=name)
     y = np.array([point.speedup.value for point in points])
     # Of several numbers of nodes with as many devices, the line goes through the fastest.
     best = {n: max(y[x == n]) for n in sorted(set(x))}
-    axis.plot(list(best), list(best.values()), color=STYLE["colours"][0])
+    axis.loglog(list(best), list(best.values()), base=2, color=STYLE["colours"][0])
     axis.plot(x, y, "o", color=STYLE["colours"][0], markersize=5, label="measured")
     _intervals(axis, x, [point.speedup for point in points], STYLE["colours"][0])
     below = -12 if y[-1] >= y[0] else 5
@@ -76,8 +77,6 @@ def draw_speedup(study: Study) -> Figure | None:
             f"{value:.2f}x{nodes}", (place, value), (6, below), textcoords="offset points",
             fontsize=STYLE["small"], color=STYLE["ink"],
         )  # fmt: skip
-    axis.set_xscale("log", base=2)
-    axis.set_yscale("log", base=2)
     ticks = sorted(set(x))
     axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axis.yaxis.set_major_formatter(lambda value, place: f"{value:g}x")
@@ -115,15 +114,15 @@ def draw_efficiency(study: Study) -> Figure:
 
 def draw_epoch(study: Study) -> Figure | None:
     """Seconds of an epoch; phases are means over ranks, and the rest is what no step holds."""
-    known = [point.at.mean(lambda run: run.per_epoch) for point in study.points]
-    times = np.array([time for time in known if time is not None])
-    if len(times) < len(known):
+    means = (point.at.mean(lambda run: run.per_epoch) for point in study.points)
+    times = np.array([time for time in means if time is not None])
+    if len(times) < len(study.points):
         return None
     figure, axis = _frame(study, "Time of an epoch", "means over runs and ranks")
     phases = [phases_of(point.at.runs) for point in study.points]
     places, bottom = np.arange(len(times)), np.zeros(len(times))
     for number, phase in enumerate(PHASES):
-        heights = np.array([own.get(phase, 0.0) for own in phases])
+        heights = np.array([seconds.get(phase, 0.0) for seconds in phases])
         if heights.any():
             name, colour = phase.replace("_", " "), STYLE["colours"][number]
             axis.bar(places, heights, width=0.55, bottom=bottom, color=colour, label=name)

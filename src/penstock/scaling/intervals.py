@@ -47,19 +47,17 @@ def difference(
     """By how much the mean of ``other`` is above that of ``base``."""
     value, n = float(np.mean(other) - np.mean(base)), min(len(base), len(other))
     reach = _reach(base, other, confidence)
-    if reach is None:
-        return Interval(value, None, None, n)
-    return Interval(value, value - reach, value + reach, n)
+    low, high = (None, None) if reach is None else (value - reach, value + reach)
+    return Interval(value, low, high, n)
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> Interval:
     """The mean of one over that of the other, of times."""
     value, n = float(np.mean(above) / np.mean(below)), min(len(above), len(below))
     reach = _reach(np.log(above), np.log(below), CONFIDENCE)
-    if reach is None:
-        return Interval(value, None, None, n)
-    factor = math.exp(min(reach, _FARTHEST))
-    return Interval(value, value / factor, value * factor, n)
+    factor = None if reach is None else math.exp(min(reach, _FARTHEST))
+    low, high = (None, None) if factor is None else (value / factor, value * factor)
+    return Interval(value, low, high, n)
 
 
 def drawn_means(times: Sequence[float], rng: np.random.Generator) -> Floats:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from ..base import for_code_block, format_seconds, significant, to_cell
@@ -52,81 +53,93 @@ _KINDS = {
 
 def scaling_sections(study: Study, asked: bool = False) -> list[Section]:
     """A table and sentences. ``asked``: the baseline was asked for."""
-    told = [*_kind_lines(study, asked), *_law_lines(study), *advice(study)]
-    told += [*quality(study), *rank_lines(study)]
-    return [Section(_KINDS[study.kind], _table(study), told)]
+    sentences = chain(
+        _kind_lines(study, asked),
+        _law_lines(study),
+        advice(study),
+        quality(study),
+        rank_lines(study),
+    )
+    return [Section(_KINDS[study.kind], _table(study), list(sentences))]
 
 
 def _table(study: Study) -> list[tuple[str, ...]]:
-    hours = f"{study.base.first.unit} h"
-    head = ("configuration", "runs", "time", "speed-up", "95 %", "efficiency", "95 %")
-    lines = [(*head, "samples/s", "Karp-Flatt", f"{hours} an epoch", "exposed sum")]
-    for point in study.points:
-        lines.append(
-            (
-                label(point.at.first),
-                str(len(point.at.runs)),
-                format_seconds(point.at.seconds),
-                f"{point.speedup.value:.4f}",
-                interval_text(point.speedup, 1, 3),
-                f"{100 * point.efficiency.value:.2f} %",
-                interval_text(point.efficiency, 100, 1),
-                _shown(point.throughput, significant),
-                "-" if point.karp_flatt is None else f"{point.karp_flatt.value:.6f}",
-                _shown(point.device_hours, significant),
-                _shown(exposed(point.at), lambda share: f"{share:.1%}"),
-            )
+    head = (
+        *("configuration", "runs", "time", "speed-up", "95 %", "efficiency", "95 %", "samples/s"),
+        *("Karp-Flatt", f"{study.base.first.unit} h an epoch", "exposed sum"),
+    )
+    rows = (
+        (
+            label(point.at.first),
+            str(len(point.at.runs)),
+            format_seconds(point.at.seconds),
+            f"{point.speedup.value:.4f}",
+            interval_text(point.speedup, 1, 3),
+            f"{100 * point.efficiency.value:.2f} %",
+            interval_text(point.efficiency, 100, 1),
+            _shown(point.throughput, significant),
+            "-" if point.karp_flatt is None else f"{point.karp_flatt.value:.6f}",
+            _shown(point.device_hours, significant),
+            _shown(exposed(point.at), lambda share: f"{share:.1%}"),
         )
-    return without_empty(lines)
+        for point in study.points
+    )
+    return without_empty([head, *rows])
 
 
 def _shown(value: float | None, form: Callable[[float], str]) -> str:
     return "-" if value is None else form(value)
 
 
-def _kind_lines(study: Study, asked: bool) -> list[str]:
-    first, last = study.base.first, study.points[-1].at.first
-    lines = []
+def _kind_lines(study: Study, asked: bool) -> Iterator[str]:
+    """What stays and what grows with the devices, what differs, and what all is relative to."""
+    yield _what_grows(study)
     runs = [run for point in study.points for run in point.at.runs]
-    samples, more = f"{first.work or 0:,}", f"{last.work or 0:,}"
-    batches = f"the global batch grows from {first.global_batch} to {last.global_batch}"
-    if study.kind == "strong":
-        lines.append(
-            f"The {samples} samples of an epoch and the global batch of {first.global_batch} stay; "
-            f"a device's batch falls from {first.batch} to {last.batch}."
+    yield from (f"These runs differ: {difference}." for difference in differences(runs))
+    if asked:
+        yield f"All is relative to {counted(study.base.first)}, as was asked for."
+    elif study.base.devices > 1:
+        yield (
+            f"There is no complete run of 1 device: all is normalised to {study.base.devices}, "
+            "the fewest there are."
         )
-    elif study.kind == "weak":
-        lines.append(
-            f"A device's batch of {first.batch} stays and the samples of an epoch grow from "
-            f"{samples} to {more}; speed-up is of samples a second."
-        )
-    elif study.kind == "hybrid":
-        lines.append(
-            f"The {samples} samples of an epoch and a device's batch of {first.batch} stay; "
-            f"{batches}, so an epoch has fewer steps and the training is another."
-        )
-    elif len(study.points) == 1:
-        lines.append(f"All runs are of {label(first)}: there is nothing to compare them with.")
-    elif all(run.shape_known for run in runs):
-        lines.append(
+
+
+_GROWS = {
+    "strong": (
+        "The {samples} samples of an epoch and the global batch of {first.global_batch} stay; a "
+        "device's batch falls from {first.batch} to {last.batch}."
+    ),
+    "weak": (
+        "A device's batch of {first.batch} stays and the samples of an epoch grow from {samples} "
+        "to {more}; speed-up is of samples a second."
+    ),
+    "hybrid": (
+        "The {samples} samples of an epoch and a device's batch of {first.batch} stay; the global "
+        "batch grows from {first.global_batch} to {last.global_batch}, so an epoch has fewer steps "
+        "and the training is another."
+    ),
+}
+"""What stays and what grows, by the kind of scaling."""
+
+
+def _what_grows(study: Study) -> str:
+    first, last = study.base.first, study.points[-1].at.first
+    if study.kind in _GROWS:
+        samples, more = f"{first.work or 0:,}", f"{last.work or 0:,}"
+        return _GROWS[study.kind].format(first=first, last=last, samples=samples, more=more)
+    if len(study.points) == 1:
+        return f"All runs are of {label(first)}: there is nothing to compare them with."
+    if all(run.shape_known for point in study.points for run in point.at.runs):
+        return (
             "What was done differs in more than the devices, as it was asked to: "
             f"{_shape(first)}, and {_shape(last)}. Speed-up is of time alone, whatever was done in "
             "it."
         )
-    else:
-        lines.append(
-            "The logs do not tell batch and samples of every run, so weak and strong scaling "
-            "cannot be told apart; the work is taken to be the same."
-        )
-    lines += [f"These runs differ: {told}." for told in differences(runs)]
-    if asked:
-        lines.append(f"All is relative to {counted(first)}, as was asked for.")
-    elif study.base.devices > 1:
-        lines.append(
-            f"There is no complete run of 1 device: all is normalised to {study.base.devices}, "
-            "the fewest there are."
-        )
-    return lines
+    return (
+        "The logs do not tell batch and samples of every run, so weak and strong scaling cannot be "
+        "told apart; the work is taken to be the same."
+    )
 
 
 def _shape(run: TrainingRun) -> str:
@@ -136,27 +149,26 @@ def _shape(run: TrainingRun) -> str:
     )
 
 
-def _law_lines(study: Study) -> list[str]:
-    lines = list(_share_lines(study))
+def _law_lines(study: Study) -> Iterator[str]:
+    yield from _share_lines(study)
     if isinstance(study.amdahl, Amdahl):
         serial, most = study.amdahl.serial, significant(study.amdahl.most)
-        lines.append(
+        yield (
             f"Amdahl: a serial share of {serial.value:.6f}{_in_brackets(serial)}, so at most "
             f"{most}x on any number of devices, if nothing but that share holds them up."
             if serial.value > 0
             else f"Amdahl: no serial share{_in_brackets(serial)}."
         )
     else:
-        lines.append(f"{study.amdahl}.")
+        yield f"{study.amdahl}."
     if isinstance(study.usl, Usl):
         law = study.usl
-        lines.append(
+        yield (
             f"USL: sigma {law.sigma.value:.6f}{_in_brackets(law.sigma)}, kappa "
             f"{law.kappa.value:.6f}{_in_brackets(law.kappa)}: {_turn(study, law.peak)}."
         )
     else:
-        lines.append(f"{study.usl[:1].upper()}{study.usl[1:]}.")
-    return lines
+        yield f"{study.usl[:1].upper()}{study.usl[1:]}."
 
 
 def _share_lines(study: Study) -> Iterator[str]:
@@ -183,11 +195,11 @@ def _turn(study: Study, peak: Interval | None) -> str:
     if peak is None:
         return "nothing shows a number of devices that is too many"
     ends = interval_text(peak, 1, 0).replace("inf", "no end")
-    told = f"fastest on {peak.value:.0f} device{'s' * (f'{peak.value:.0f}' != '1')}" + (
+    fastest = f"fastest on {peak.value:.0f} device{'s' * (f'{peak.value:.0f}' != '1')}" + (
         f" [{ends}]" if ends != "-" else ""
     )
     most = max(point.at.devices for point in study.points)
-    return told if peak.value <= most else f"{told}, more than the {most} that were measured"
+    return fastest if peak.value <= most else f"{fastest}, more than the {most} that were measured"
 
 
 def _in_brackets(interval: Interval) -> str:
@@ -207,8 +219,8 @@ def metrics_table(runs: Sequence[TrainingRun]) -> Section:
         mean = f"{sum(used) / len(used):.0f} % ({readings})" if used else "not logged"
         time = "not told"
         if run.seconds is not None:
-            time = f"{run.seconds:.2f} seconds ({run.seconds / 60:.2f} minutes)"
-            time += "" if run.complete else "*"
+            star = "" if run.complete else "*"
+            time = f"{run.seconds:.2f} seconds ({run.seconds / 60:.2f} minutes){star}"
         source = run.source.replace("\n", " ")  # a line of the table is a line
         loss = "nan" if run.diverged else fixed(run.val_loss, 4)
         lines.append((source, run.job, time, loss, mean))
@@ -216,9 +228,9 @@ def metrics_table(runs: Sequence[TrainingRun]) -> Section:
     return Section("Metrics", lines, [*notes, *diverged(runs)])
 
 
-def points_to_csv(found: Iterable[Study], runs: Iterable[TrainingRun]) -> str:
+def points_to_csv(studies: Iterable[Study], runs: Iterable[TrainingRun]) -> str:
     """A row for each configuration of each study, and one for each run that is not compared."""
-    rows = [_point_row(study, point) for study in found for point in study.points]
+    rows = [_point_row(study, point) for study in studies for point in study.points]
     return _csv(COLUMNS, rows + [_left_row(run) for run in runs if not run.complete])
 
 
@@ -285,18 +297,18 @@ def _csv(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
 
 def scaling_markdown(
     runs: Sequence[TrainingRun],
-    found: Sequence[Study],
+    studies: Sequence[Study],
     machine: str,
     asked: bool,
     figures: Sequence[str],
 ) -> str:
     """The whole of it as a page."""
     parts = [f"# Training Results on {markdown_of(machine)}", _fenced(summary_table(runs))]
-    for study in found:
+    for study in studies:
         seeds = [_fenced(speedup_table(study)), _fenced(results_table(study, machine))]
         ours = in_markdown(scaling_sections(study, asked)).rstrip()
         # Of several, the seed's tables stand below the name of their kind, which they do not tell.
-        parts += [ours, *seeds] if len(found) > 1 else [*seeds, ours]
+        parts += [ours, *seeds] if len(studies) > 1 else [*seeds, ours]
     parts += [f"![{name.removesuffix('.png')}]({name})" for name in figures]
     return "\n\n".join(parts) + "\n"
 

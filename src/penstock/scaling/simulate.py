@@ -131,15 +131,14 @@ def _at(device: DeviceStep, network: Network, n: int) -> Prediction:
 
     alone = rate(1, 0.0)
     summed, exposed = _sum(device, network, n)
-    step = _step(device, network, n)
     return Prediction(
         devices=n,
         nodes=-(-n // network.per_node),
         sum_s=summed,
         exposed_s=exposed,
         data_s=_data(device, network, n),
-        step_s=step,
-        samples_per_s=device.batch * n / step,
+        step_s=_step(device, network, n),
+        samples_per_s=rate(n, network.overlap),
         efficiency=rate(n, network.overlap) / (n * alone),
         worst=rate(n, 0.0) / (n * alone),
         best=rate(n, 1.0) / (n * alone),
@@ -310,25 +309,27 @@ def assumptions_of(device: DeviceStep, network: Network) -> list[str]:
             "the run does not tell which of its parameters are trained: each of "
             f"{device.counted:,.0f} is taken to have a gradient of 4 bytes"
         )
-    if device.jitter:
-        lines.append(f"steps vary by {device.jitter:.1%}, and each waits for the slowest device")
-    else:
-        lines.append("every step takes the same time on every device")
+    lines.append(
+        f"steps vary by {device.jitter:.1%}, and each waits for the slowest device"
+        if device.jitter
+        else "every step takes the same time on every device"
+    )
     if device.scaled_from is not None:
         lines.append(
             f"a batch of {device.scaled_from} was measured, and one of {device.batch} is taken to "
             "be as quick a sample: small batches are slower than that"
         )
     if device.data_s:
-        rate = significant(device.batch / device.data_s)
         lines.append(
-            f"each device has a loader of its own that makes {rate} samples/s, as the run had, and "
-            "reads on while the device waits for the sum"
+            "each device has a loader of its own that makes "
+            f"{significant(device.batch / device.data_s)} samples/s, as the run had, and reads on "
+            "while the device waits for the sum"
         )
     if network.data_rate is not None:
-        rate = f"{significant(network.data_rate / 1e9)} GB/s"
-        read = format_bytes(device.sample_bytes)
-        lines.append(f"{read} a sample are read from a store that gives {rate} to all devices")
+        lines.append(
+            f"{format_bytes(device.sample_bytes)} a sample are read from a store that gives "
+            f"{significant(network.data_rate / 1e9)} GB/s to all devices"
+        )
     elif device.reads_s:
         lines.append(
             f"each device has no workers and makes a batch in {format_seconds(device.reads_s)} "
@@ -378,19 +379,18 @@ def _of_seen(device: DeviceStep, network: Network, n: int, seconds: float) -> st
 def prediction_table(predictions: Iterable[Prediction]) -> list[tuple[str, ...]]:
     """Header and a line for each number of devices."""
     head = ("devices", "nodes", "sum", "exposed", "step", "samples/s", "efficiency", "none - all")
-    lines: list[tuple[str, ...]] = [(*head, "bound by")]
-    for made in predictions:
-        lines.append(
-            (
-                f"{made.devices:,}",
-                f"{made.nodes:,}",
-                format_seconds(made.sum_s),
-                format_seconds(made.exposed_s),
-                format_seconds(made.step_s),
-                significant(made.samples_per_s),
-                f"{made.efficiency:.1%}",
-                f"{made.worst:.1%} - {made.best:.1%}",
-                made.bound_by,
-            )
+    rows = (
+        (
+            f"{made.devices:,}",
+            f"{made.nodes:,}",
+            format_seconds(made.sum_s),
+            format_seconds(made.exposed_s),
+            format_seconds(made.step_s),
+            significant(made.samples_per_s),
+            f"{made.efficiency:.1%}",
+            f"{made.worst:.1%} - {made.best:.1%}",
+            made.bound_by,
         )
-    return lines
+        for made in predictions
+    )
+    return [(*head, "bound by"), *rows]

@@ -10,6 +10,7 @@ together: the most work of its own, and the least wait. Where they do not name o
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -70,21 +71,22 @@ def straggler(run: TrainingRun) -> Straggler | None:
 def share(runs: Iterable[TrainingRun], *phases: str) -> float | None:
     """The part of all steps of all ranks that phases took; None where none was measured."""
     totals = [rank.totals for run in runs for rank in run.ranks]
-    known = [total for total in totals if any(phase in total for phase in phases)]
-    whole = sum(total.get(phase, 0.0) for total in known for phase in PHASES)
-    took = sum(total.get(phase, 0.0) for total in known for phase in phases)
+    measured = [total for total in totals if any(phase in total for phase in phases)]
+    whole = sum(total.get(phase, 0.0) for total in measured for phase in PHASES)
+    took = sum(total.get(phase, 0.0) for total in measured for phase in phases)
     return took / whole if whole > 0 else None
 
 
 def phases_of(runs: Sequence[TrainingRun]) -> dict[str, float]:
     """Seconds of an epoch by phase, mean over ranks and runs; empty where none was measured."""
-    found: list[dict[str, float]] = []
-    for run in runs:
-        for rank in run.ranks:
-            if run.epochs and rank.totals:
-                found.append({name: total / run.epochs for name, total in rank.totals.items()})
-    names = dict.fromkeys(name for totals in found for name in totals)
-    return {name: sum(t.get(name, 0.0) for t in found) / len(found) for name in names}
+    epochs = [
+        {name: total / run.epochs for name, total in rank.totals.items()}
+        for run in runs
+        for rank in run.ranks
+        if run.epochs and rank.totals
+    ]
+    names = dict.fromkeys(name for epoch in epochs for name in epoch)
+    return {name: sum(e.get(name, 0.0) for e in epochs) / len(epochs) for name in names}
 
 
 def rank_of(number: int, totals: dict[str, float], rows: Sequence[dict[str, str]]) -> Rank:
@@ -95,11 +97,9 @@ def rank_of(number: int, totals: dict[str, float], rows: Sequence[dict[str, str]
     """
     steps: list[tuple[float, float]] = []
     for row in rows:
-        try:
-            own = [float(row[f"{phase}_s"]) for phase in _OWN if row.get(f"{phase}_s")]
-            steps += [(sum(own), float(row.get(f"{WAIT}_s") or "nan"))] if own else []
-        except ValueError:
-            continue
-    waited = [(own, wait) for own, wait in steps if math.isfinite(wait)]
-    local = tuple(own for own, _ in waited or steps)
+        with contextlib.suppress(ValueError):
+            work = [float(row[f"{phase}_s"]) for phase in _OWN if row.get(f"{phase}_s")]
+            steps += [(sum(work), float(row.get(f"{WAIT}_s") or "nan"))] if work else []
+    waited = [(work_s, wait) for work_s, wait in steps if math.isfinite(wait)]
+    local = tuple(work_s for work_s, _ in waited or steps)
     return Rank(number, totals, local, tuple(wait for _, wait in waited))

@@ -66,7 +66,7 @@ class Configuration:
 
     def known(self, value: Callable[[TrainingRun], _Value | None]) -> list[_Value]:
         """A quantity of each run that has it."""
-        return [found for run in self.runs if (found := value(run)) is not None]
+        return [given for run in self.runs if (given := value(run)) is not None]
 
     def mean(self, value: Callable[[TrainingRun], float | None]) -> float | None:
         values = self.known(value)
@@ -132,30 +132,29 @@ def studies(runs: Iterable[TrainingRun], baseline: int | None, anyway: bool) -> 
         raise UsageError(f"--baseline {baseline}: the complete runs are of {sizes} device{several}")
     if not anyway:
         same_settings(whole, ", or --anyway")
-    found: dict[tuple[int, int], list[TrainingRun]] = {}
-    for run in whole:
-        found.setdefault((run.devices, run.nodes or 0), []).append(run)
-    base_key = min(key for key in found if key[0] == base_devices)
-    base = found[base_key][0]
+    of_base = (run for run in whole if run.devices == base_devices)
+    base = min(of_base, key=lambda run: run.nodes or 0)
     kinds: dict[Kind, dict[tuple[int, int], list[TrainingRun]]] = {}
-    for key, own in found.items():
-        for run in own:
-            for kind in _kinds(base, run) or _refused(base, run, anyway):
-                kinds.setdefault(kind, {}).setdefault(key, []).append(run)
+    for run in whole:
+        for kind in _kinds(base, run) or _refused(base, run, anyway):
+            of_kind = kinds.setdefault(kind, {})
+            of_kind.setdefault((run.devices, run.nodes or 0), []).append(run)
     # What is of the baseline's size fits every kind, and is a study only where nothing else is.
-    grown = {k: v for k, v in kinds.items() if any(key[0] != base_devices for key in v)}
+    grown = {k: v for k, v in kinds.items() if any(size[0] != base_devices for size in v)}
     if not grown:
         grown = {"undetermined": kinds.get("undetermined") or next(iter(kinds.values()))}
     return [
-        study(kind, [Configuration(tuple(own[key])) for key in sorted(own)], base_devices)
-        for kind, own in grown.items()
+        study(kind, [Configuration(tuple(v[size])) for size in sorted(v)], base_devices)
+        for kind, v in grown.items()
     ]
 
 
 def same_settings(runs: Sequence[TrainingRun], cure: str = "") -> None:
     """Raise `NotComparable` with the difference, and what cures it beside leaving one out."""
-    for told in differences(runs):
-        raise NotComparable(f"mixed experiments: {told}; give the runs of one experiment{cure}")
+    for difference in differences(runs):
+        raise NotComparable(
+            f"mixed experiments: {difference}; give the runs of one experiment{cure}"
+        )
 
 
 def differences(runs: Sequence[TrainingRun]) -> Iterator[str]:

@@ -62,27 +62,25 @@ def summary_table(runs: Sequence[TrainingRun]) -> list[str]:
     """A line for each run; one that is not complete has a star, and a line below says why."""
     devices = {"processes": "Procs", "devices": "Count"}.get(units(runs), "GPUs")
     head = ("Job ID", "Configuration", devices, "Nodes", "Time (s)", "Time/Epoch (s)")
-    lines = ["BENCHMARK RESULTS SUMMARY", "=" * WIDE, _line(*head, "Val Loss", "Val Acc")]
-    lines.append("-" * WIDE)
-    for run in runs:
-        star = "" if run.complete else "*"
-        lines.append(
-            _line(
-                run.job,
-                label(run),
-                str(run.devices),
-                str(run.nodes or "-"),
-                fixed(run.seconds, 2) + star,
-                fixed(run.per_epoch, 2),
-                "nan" if run.diverged else fixed(run.val_loss, 4),
-                fixed(run.val_acc, 4),
-            )
-        )
-    return [*lines, "=" * WIDE, *filter(None, map(run_mark, runs)), *diverged(runs)]
+    head_, *lines = (
+        _cells(row, (10, 30, 6, 6, 10, 14, 9, 7))
+        for row in ((*head, "Val Loss", "Val Acc"), *map(_summary_row, runs))
+    )
+    title = ["BENCHMARK RESULTS SUMMARY", "=" * WIDE, head_, "-" * WIDE]
+    return [*title, *lines, "=" * WIDE, *filter(None, map(run_mark, runs)), *diverged(runs)]
 
 
-def _line(*cells: str) -> str:
-    return _cells(cells, (10, 30, 6, 6, 10, 14, 9, 7))
+def _summary_row(run: TrainingRun) -> tuple[str, ...]:
+    return (
+        run.job,
+        label(run),
+        str(run.devices),
+        str(run.nodes or "-"),
+        fixed(run.seconds, 2) + "*" * (not run.complete),
+        fixed(run.per_epoch, 2),
+        "nan" if run.diverged else fixed(run.val_loss, 4),
+        fixed(run.val_acc, 4),
+    )
 
 
 def _cells(cells: Sequence[str], widths: Sequence[int]) -> str:
@@ -121,9 +119,8 @@ def diverged(runs: Sequence[TrainingRun]) -> Iterator[str]:
 def speedup_table(study: Study) -> list[str]:
     """Average time, speed-up and parallel efficiency of each configuration."""
     base = study.base
-    lines = ["SPEEDUP ANALYSIS", "=" * NARROW]
-    single = label(base.first) if base.devices == 1 else heading(base.first)
-    lines.append(f"Baseline ({single}): {base.seconds:.2f} seconds")
+    baseline = f"Baseline ({heading(base.first)}): {base.seconds:.2f} seconds"
+    lines = ["SPEEDUP ANALYSIS", "=" * NARROW, baseline]
     for point in study.points:
         lines += [
             "",
@@ -158,16 +155,14 @@ def results_table(study: Study, machine: str) -> list[str]:
     first_column = max(19, *(len(row[0]) + 1 for row in rows))
     head, *body = (_cells(row, (first_column, 9, 9, 10)) for row in rows)
     lines += ["", head, "-" * (first_column + 31), *body]
-    accuracies = [p.at.mean(lambda run: run.scored(run.val_acc)) for p in study.points]
-    known = [f"{100 * value:.0f}" for value in accuracies if value is not None]
-    if known and len(known) == len(study.points):
-        lines.append("")
-        if len(set(known)) == 1:
-            lines.append(f"All configurations achieved ~{known[0]}% validation accuracy.")
-        else:
-            best, worst = max(known, key=float), min(known, key=float)
-            lines.append(f"Validation accuracy is from {worst}% to {best}%.")
-    return lines
+    means = (point.at.mean(lambda run: run.scored(run.val_acc)) for point in study.points)
+    accuracies = sorted(100 * mean for mean in means if mean is not None)
+    if len(accuracies) < len(study.points):
+        return lines
+    worst, best = f"{accuracies[0]:.0f}%", f"{accuracies[-1]:.0f}%"
+    if worst == best:
+        return [*lines, "", f"All configurations achieved ~{best} validation accuracy."]
+    return [*lines, "", f"Validation accuracy is from {worst} to {best}."]
 
 
 def _data_set(study: Study) -> str | None:

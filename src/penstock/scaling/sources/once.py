@@ -21,10 +21,11 @@ def each_once(runs: Iterable[TrainingRun]) -> tuple[list[TrainingRun], list[str]
     twice: list[str] = []
 
     def same(run: TrainingRun, other: TrainingRun) -> TrainingRun:
-        if run.source == other.source:
-            twice.append(f"{run.source} tells of job {run.job} twice")
-        else:
-            twice.append(f"{other.source} is of the run in {run.source}")
+        twice.append(
+            f"{run.source} tells of job {run.job} twice"
+            if run.source == other.source
+            else f"{other.source} is of the run in {run.source}"
+        )
         return replace(run, utilisation=run.utilisation or other.utilisation)
 
     for run in runs:

@@ -47,7 +47,11 @@ def read_runs(paths: Sequence[Path], say: Say = lambda sentence: None) -> list[T
     contents = list(_each(dict.fromkeys(paths), partial(_read_path, say=say), refused.append))
     runs = [run for run in contents if isinstance(run, TrainingRun)]
     parts = experiments_of(part for part in contents if isinstance(part, CometArchive))
-    runs += _each(parts, partial(_read_experiment, say=say), refused.append)
+    runs += _each(
+        parts,
+        lambda parts: training_runs([comet_experiment(parts)], parts[0].path, say),
+        refused.append,
+    )
     if not runs:
         raise refused[0] if refused else _holds_none(paths[0])
     for why in refused:
@@ -121,10 +125,6 @@ def _read_json(path: Path, say: Say) -> Iterable[TrainingRun]:
     if isinstance(value, dict) and "world_size" in value:
         return [results_run(value, str(path), path.parent)]
     return training_runs(comet_runs(value, path), path, say)
-
-
-def _read_experiment(parts: Sequence[CometArchive], say: Say) -> Iterator[TrainingRun]:
-    return training_runs([comet_experiment(parts)], parts[0].path, say)
 
 
 def _read_folder(folder: Path, say: Say) -> Iterator[Contents]:

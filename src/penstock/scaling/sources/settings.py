@@ -41,18 +41,18 @@ _COMPARED = {
 batches and devices are what is studied."""
 
 
-def settings_of(told: Mapping[str, object]) -> dict[str, str]:
+def settings_of(values: Mapping[str, object]) -> dict[str, str]:
     """What of these names and values must be equal among runs; the first spelling counts.
 
     >>> settings_of({"Max epochs": "50", "epochs": 40, "seed": 3, "dropout": None})
     {'number of epochs': '50'}
     """
-    found: dict[str, str] = {}
-    for key, value in told.items():
+    settings: dict[str, str] = {}
+    for key, value in values.items():
         name = _COMPARED.get(key.lower().replace(" ", "_"))
         if name is not None and value not in (None, ""):
-            found.setdefault(name, plain(value))
-    return found
+            settings.setdefault(name, plain(value))
+    return settings
 
 
 def plain(value: object) -> str:

@@ -38,7 +38,7 @@ _ASIDE = re.compile(r"\([^()]*\)")
 _ACCUMULATED = re.compile(r"x (\d{1,6}) accumulated")
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)")
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
-_LABEL = re.compile(r"\s*\d{1,6}: ?")
+_LABEL = re.compile(r"\A\s*\d{1,6}: ?")
 """Of the task that printed a line, by ``srun --label``."""
 _GLUED = re.compile(
     r"(?<=[\w.)\]=])(?=(?:Job (?:ID|Name)|Node\(s\)|Number of [A-Za-z]+|Max (?:epochs|steps)"
@@ -130,9 +130,7 @@ def read_log(path: Path) -> list[TrainingRun]:
     """The runs of a job's output, an attempt each; none where it holds nothing of a training."""
     attempts = [_Attempt()]
     for line in lines_of(path):
-        if labelled := _LABEL.match(line):
-            line = line[labelled.end() :]
-        for piece in _GLUED.split(line):
+        for piece in _GLUED.split(_LABEL.sub("", line)):
             # A script and its program may both print the header.
             if piece.lstrip().startswith("Job ID:") and attempts[-1].trained:
                 attempts.append(_Attempt())
@@ -226,8 +224,7 @@ def _take_gloo(attempt: _Attempt, line: re.Match[str]) -> None:
 def _take_scores(attempt: _Attempt, line: str) -> None:
     attempt.diverged |= _DIVERGED.search(line) is not None
     for name, value in _SCORE.findall(line):
-        scores = attempt.losses if name == "val_loss" else attempt.accuracies
-        scores += filter(math.isfinite, _number(value))
+        (attempt.losses if name == "val_loss" else attempt.accuracies).extend(_number(value))
 
 
 def _take_fields(attempt: _Attempt, line: re.Match[str]) -> None:
@@ -239,17 +236,18 @@ def _take_fields(attempt: _Attempt, line: re.Match[str]) -> None:
             _take_field(attempt, _ASIDE.sub("", name).strip().lower(), value.strip())
 
 
+_NUMBERS = {
+    "total training time": "totals",
+    "time per epoch": "per_epoch",
+    "best validation loss": "best",
+    "best validation accuracy": "accuracies",
+}
+"""Fields that hold a number, and the list of an attempt that keeps it."""
+
+
 def _take_field(attempt: _Attempt, name: str, value: str) -> None:
-    numbers = _number(value)
-    if name == "total training time":
-        attempt.totals += numbers
-    elif name == "time per epoch":
-        attempt.per_epoch += numbers
-    elif name == "best validation loss":
-        attempt.best += filter(math.isfinite, numbers)
-        attempt.diverged |= not all(map(math.isfinite, numbers))
-    elif name == "best validation accuracy":
-        attempt.accuracies += filter(math.isfinite, numbers)
+    if name in _NUMBERS:
+        getattr(attempt, _NUMBERS[name]).extend(_number(value))
     elif name == "best checkpoint":
         in_name = _IN_NAME.match(value.rpartition("/")[2])
         attempt.workload = in_name[1] if in_name else attempt.workload
@@ -326,7 +324,7 @@ def _run(path: Path, attempt: _Attempt, before: int) -> TrainingRun:
     if attempt.epochs and all_done is None:  # from where this attempt went on
         done = max(attempt.epochs) + 1 - min(attempt.first_epoch or 0, *attempt.epochs)
     status: Status = "complete" if attempt.totals else attempt.end or "unfinished"
-    losses = attempt.best or attempt.losses
+    best, losses, accuracies = map(_finite, (attempt.best, attempt.losses, attempt.accuracies))
     on_cpu = fields.get("cuda available", "").startswith("False")
     device = attempt.device or ("cpu" if on_cpu else fields.get("gpu 0"))
     settings = settings_of(fields) | ({"device": device} if device else {})
@@ -350,9 +348,9 @@ def _run(path: Path, attempt: _Attempt, before: int) -> TrainingRun:
         batch=batch,
         global_batch=global_batch or (batch * devices if batch else None),
         steps=attempt.steps or attempt.count("steps per epoch"),
-        val_loss=min(losses, default=None),
-        val_acc=max(attempt.accuracies, default=None),
-        diverged=attempt.diverged,
+        val_loss=min(best or losses, default=None),
+        val_acc=max(accuracies, default=None),
+        diverged=attempt.diverged or len(best) < len(attempt.best),
         status=status,
         restarts=int(restarts[0]) if restarts else before,
         device=device or None,
@@ -361,6 +359,10 @@ def _run(path: Path, attempt: _Attempt, before: int) -> TrainingRun:
         utilisation=tuple(attempt.utilisation),
         settings=settings,
     )
+
+
+def _finite(scores: list[float]) -> list[float]:
+    return [score for score in scores if math.isfinite(score)]
 
 
 def _on_gpus(attempt: _Attempt) -> bool:
