@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import doctest
-import math
 import random
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -17,6 +15,8 @@ from hypothesis import strategies as st
 
 import penstock.loading.cache
 from penstock.loading.cache import Foresight, NextUseCache
+
+from .kit import hits_of_lru, reads_of_belady
 
 
 def test_the_examples_in_the_docstrings_hold() -> None:
@@ -38,18 +38,6 @@ def hits_of_next_use(uses: Sequence[int], capacity: int, lookahead: int) -> int:
         else:
             hits += 1
         assert cached.used == len(cached) <= capacity
-    return hits
-
-
-def hits_of_lru(uses: Sequence[int], capacity: int) -> int:
-    held: OrderedDict[int, None] = OrderedDict()
-    hits = 0
-    for key in uses:
-        hits += key in held
-        held[key] = None
-        held.move_to_end(key)
-        if len(held) > capacity:
-            held.popitem(last=False)
     return hits
 
 
@@ -206,23 +194,6 @@ def test_who_misses_what_another_is_making_waits_for_it(
 # --- how far the cache sees ---------------------------------------------------------------------
 
 
-def reads_of_belady(uses: Sequence[Any], capacity: int) -> int:
-    """What a cache reads that knows the whole epoch: plain, and slow."""
-    later: dict[Any, float] = {}
-    next_use = [math.inf] * len(uses)
-    for place in reversed(range(len(uses))):
-        next_use[place] = later.get(uses[place], math.inf)
-        later[uses[place]] = place
-    held: dict[Any, float] = {}
-    reads = 0
-    for key, following in zip(uses, next_use, strict=True):
-        reads += key not in held
-        held[key] = following
-        if len(held) > capacity:  # it may be the new one that goes
-            del held[max(held, key=held.__getitem__)]
-    return reads
-
-
 @given(uses=st.lists(st.integers(0, 5), max_size=14), capacity=st.integers(0, 4))
 def test_the_oracle_is_the_best_there_is(uses: list[int], capacity: int) -> None:
     assert reads_of_belady(uses, capacity) == len(uses) - most_hits(uses, capacity)
@@ -317,11 +288,11 @@ def test_it_looks_no_further_than_it_must() -> None:
 
 
 def test_sight_is_bounded_and_grows_with_what_was_taken() -> None:
-    looks = sight([[n] for n in range(40_000)], 10, 10_000)
+    looks = sight([[n] for n in range(12_000)], 10, 6_000)
     ahead = [looks._ahead for _ in looks.reads(looks._cache)]
     assert ahead[9] == 0 and 1000 < ahead[11] < 1100, "the cache is full, and some is seen at once"
-    assert 4900 < ahead[1000] < 5100 and max(ahead) <= 10_000
-    assert ahead[20_000] > 9_990 and ahead[-1] == 0
+    assert 4900 < ahead[1000] < 5100 and max(ahead) <= 6_000
+    assert ahead[5_000] > 5_990 and ahead[-1] == 0
 
 
 def test_what_is_closed_sees_and_hands_on_nothing() -> None:

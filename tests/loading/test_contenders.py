@@ -15,12 +15,12 @@ import psutil
 import pytest
 
 from penstock.base.errors import MissingDependency, StageError, UsageError
-from penstock.data.packed import write as dataset
 from penstock.data.packed.audit import Audit
 from penstock.data.packed.format import Packed
-from penstock.data.weather import PRESETS, World
 from penstock.loading.contenders import registry
 from penstock.loading.order import Order
+
+from .kit import SAMPLES, TRUTH, pack
 
 LIBRARY = {
     "zarr": "zarr",
@@ -34,7 +34,8 @@ LIBRARY = {
     "torch": "torch",
 }
 """What each cannot do without."""
-GRID, SAMPLES = (8, 16), 11
+IN_PROCESS = [name for name in LIBRARY if name != "torch"]
+"""Torch reads by zarr, in processes that take seconds to start."""
 
 
 def make(name: str, data: Any, order: Order, threads: int = 2) -> Any:
@@ -46,45 +47,22 @@ def needs(name: str) -> None:
         pytest.importorskip(library)
 
 
-def pack(root: Path, preset: str = "ufs-p1", **settings: Any) -> Packed:
-    world = World(GRID, seed=3, slope=2.0)
-    chosen = PRESETS[preset]
-    return dataset.write_dataset(
-        root,
-        chosen.layouts(GRID),
-        range(SAMPLES),
-        lambda index: world.sample(chosen, index),
-        **{"codec": "blosc-lz4", "zarr_format": 2, "shards": None, **settings},
-        workers=2,
-        overwrite=False,
-        facts={},
-    )
-
-
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Packed:
     return pack(tmp_path_factory.mktemp("packed") / "data")
-
-
-@pytest.fixture(scope="module")
-def truth() -> dict[str, np.ndarray]:
-    world = World(GRID, seed=3, slope=2.0)
-    samples = [world.sample(PRESETS["ufs-p1"], index) for index in range(SAMPLES)]
-    return {name: np.stack([s[name] for s in samples]) for name in ("inputs", "targets")}
 
 
 def check_epoch(
     batches: Iterator[dict[str, np.ndarray]],
     order: Order,
     packed: Packed,
-    truth: dict[str, np.ndarray],
     epoch: int = 0,
 ) -> None:
     audit, count = Audit(packed), 0
     for number, batch in enumerate(batches):
         samples = order.items(epoch, number)
-        assert set(batch) == set(truth)
-        for name, expected in truth.items():
+        assert set(batch) == set(TRUTH)
+        for name, expected in TRUTH.items():
             assert batch[name].dtype == np.float32
             np.testing.assert_array_equal(batch[name], expected[samples])
         audit.batch(samples, batch)
@@ -106,30 +84,36 @@ ORDERS = {
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [pytest.param(k, marks=pytest.mark.slow) if k == "stored" else k for k in ORDERS],
+    ("name", "kind"),
+    [
+        *((name, "shuffled") for name in IN_PROCESS),
+        ("zarr-stacked", "second of two ranks"),
+        *(
+            pytest.param(name, kind, marks=pytest.mark.slow)
+            for name in IN_PROCESS
+            for kind in ("stored", "second of two ranks")
+            if (name, kind) != ("zarr-stacked", "second of two ranks")
+        ),
+    ],
 )
-@pytest.mark.parametrize("name", [name for name in LIBRARY if name != "torch"])
 def test_batches_are_those_of_numpy_in_the_order_that_was_given(
-    name: str, kind: str, packed: Packed, truth: dict[str, np.ndarray]
+    name: str, kind: str, packed: Packed
 ) -> None:
     needs(name)
     loader = make(name, packed.root, ORDERS[kind])
     for epoch in (0, 1):
-        check_epoch(loader.batches(epoch), ORDERS[kind], packed, truth, epoch)
+        check_epoch(loader.batches(epoch), ORDERS[kind], packed, epoch)
     loader.close()
     loader.close()
 
 
 @pytest.mark.slow
-def test_torch_workers_deliver_two_epochs_and_end_with_the_loader(
-    packed: Packed, truth: dict[str, np.ndarray]
-) -> None:
+def test_torch_workers_deliver_two_epochs_and_end_with_the_loader(packed: Packed) -> None:
     needs("torch")
     before = set(psutil.Process().children(recursive=True))
     loader = make("torch", packed.root, ORDERS["shuffled"], threads=2)
     for epoch in (0, 1):
-        check_epoch(loader.batches(epoch), ORDERS["shuffled"], packed, truth, epoch)
+        check_epoch(loader.batches(epoch), ORDERS["shuffled"], packed, epoch)
     halfway = loader.batches(2)
     next(halfway)
     workers = set(psutil.Process().children(recursive=True)) - before
@@ -148,10 +132,10 @@ def _command(process: psutil.Process) -> list[str]:
         return []
 
 
-def test_torch_without_workers_reads_here(packed: Packed, truth: dict[str, np.ndarray]) -> None:
+def test_torch_without_workers_reads_here(packed: Packed) -> None:
     needs("torch")
     loader = make("torch", packed.root, ORDERS["shuffled"], threads=0)
-    check_epoch(loader.batches(), ORDERS["shuffled"], packed, truth)
+    check_epoch(loader.batches(), ORDERS["shuffled"], packed)
     loader.close()
 
 
@@ -188,7 +172,7 @@ def test_a_killed_worker_of_torch_is_an_error_and_not_a_hang(
     assert "RuntimeError: DataLoader worker" in done.stderr
 
 
-@pytest.mark.parametrize("name", [name for name in LIBRARY if name != "torch"])
+@pytest.mark.parametrize("name", IN_PROCESS)
 def test_nothing_of_a_loader_is_left_after_close(name: str, packed: Packed) -> None:
     needs(name)
     order = ORDERS["stored"]
@@ -213,17 +197,19 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_loader_reads_every_layout(
-    layout: str, tmp_path: Path, truth: dict[str, np.ndarray]
-) -> None:
+@pytest.mark.parametrize(
+    ("layout", "names"),
+    [
+        *((layout, ["zarr-stacked", "zarrs", "tensorstore-loop"]) for layout in LAYOUTS),
+        *(pytest.param(layout, IN_PROCESS, marks=pytest.mark.slow) for layout in LAYOUTS),
+    ],
+)
+def test_every_loader_reads_every_layout(layout: str, names: list[str], tmp_path: Path) -> None:
     packed = pack(tmp_path / "data", **LAYOUTS[layout])
-    for name in LIBRARY:
-        if name == "torch":  # it reads by zarr, in processes that take seconds to start
-            continue
+    for name in names:
         needs(name)
         loader = make(name, packed.root, ORDERS["stored"])
-        check_epoch(loader.batches(), ORDERS["stored"], packed, truth)
+        check_epoch(loader.batches(), ORDERS["stored"], packed)
         loader.close()
 
 
@@ -254,7 +240,6 @@ def test_what_cannot_be_read_is_refused(name: str, packed: Packed, tmp_path: Pat
 def test_the_same_batches_come_over_a_network(
     name: str,
     packed: Packed,
-    truth: dict[str, np.ndarray],
     s3_endpoint: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -270,7 +255,7 @@ def test_the_same_batches_come_over_a_network(
         request = urllib.request.Request(url, path.read_bytes(), raw, method="PUT")
         urllib.request.urlopen(request, timeout=10).close()
     loader = make(name, "s3://test-bucket", ORDERS["stored"])
-    check_epoch(loader.batches(), ORDERS["stored"], packed, truth)
+    check_epoch(loader.batches(), ORDERS["stored"], packed)
     loader.close()
 
 

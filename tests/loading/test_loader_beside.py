@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import tracemalloc
 from pathlib import Path
@@ -16,7 +15,7 @@ from penstock.loading.engines import native
 from penstock.loading.fields import PatchGrid
 from penstock.loading.loader import Loader
 
-from .test_loader import distinct, expected, write
+from .kit import distinct, expected, write
 
 SHAPE, CHUNKS = (8, 6, 5, 30), (2, 3, 5, 4)
 """Seven chunks of 4 channels and one of 2, twice over the height."""
@@ -115,7 +114,6 @@ def test_its_memory_is_that_which_is_said(tmp_path: Path, monkeypatch: pytest.Mo
             engine = loader.engine
             assert engine.scratch_bytes == (1 + together) * chunk + native._SLACK
             batch = {"data": np.empty_like(values)}
-            gc.collect()
             tracemalloc.start()
             try:
                 engine.read_into(np.arange(2), batch)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +12,11 @@ import pytest
 from penstock.base.errors import UsageError
 from penstock.loading.loader import Loader
 
-from .test_loader import ours, write
-
-torch = pytest.importorskip("torch")
-pytest.importorskip(
-    "penstock.models.torchvision_ops"
-)  # what Lightning imports of torchvision loads after it
-lightning = pytest.importorskip("pytorch_lightning")
+from .kit import write
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 SAMPLES, EPOCHS = 12, 2
-
-
-@pytest.fixture(autouse=True)
-def no_thread_is_left() -> Iterator[None]:
-    yield
-    gc.collect()
-    assert ours() == []
 
 
 @pytest.fixture(scope="module")
@@ -44,25 +29,37 @@ def open_loader(data: Path, **knobs: Any) -> Loader:
     return Loader(data, **{"batch_size": 3, "shuffle": "sample", "seed": 4, **knobs})
 
 
-class Net(lightning.LightningModule):  # type: ignore[misc, name-defined]
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = torch.nn.Linear(4, 1)
-        self.seen: list[list[float]] = []
+def make_net() -> Any:
+    """A net that keeps the first value of every row it is trained on in ``seen``."""
+    torch = pytest.importorskip("torch")
+    # What Lightning imports of torchvision loads after this.
+    pytest.importorskip("penstock.models.torchvision_ops")
+    lightning = pytest.importorskip("pytorch_lightning")
 
-    def training_step(self, batch: dict[str, Any], index: int) -> Any:
-        self.seen.append(batch["data"][:, 0].tolist())
-        return self.linear(batch["data"] * 1e-6).square().mean()
+    class Net(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 1)
+            self.seen: list[list[float]] = []
 
-    def validation_step(self, batch: dict[str, Any], index: int) -> None:
-        assert batch["data"].shape[1] == 4
+        def training_step(self, batch: dict[str, Any], index: int) -> Any:
+            self.seen.append(batch["data"][:, 0].tolist())
+            return self.linear(batch["data"] * 1e-6).square().mean()
 
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=1e-3)
+        def validation_step(self, batch: dict[str, Any], index: int) -> None:
+            assert batch["data"].shape[1] == 4
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+    return Net()
 
 
-def fit(folder: Path, train: Any, validation: Any = None, save: Any = None, **how: Any) -> Net:
-    net, ckpt = Net(), how.pop("ckpt_path", None)
+def fit(folder: Path, train: Any, validation: Any = None, save: Any = None, **how: Any) -> Any:
+    """The net after a training."""
+    net, ckpt = make_net(), how.pop("ckpt_path", None)
+    import pytorch_lightning as lightning
+
     callbacks = []
     if save is not None:
         every = {"dirpath": folder / "saved", "save_top_k": -1, "filename": "{step:03d}"}
@@ -93,7 +90,15 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
 }
 
 
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize(
+    "run",
+    [
+        run
+        if run in ("each-step-and-validation", "each-epoch")
+        else pytest.param(run, marks=pytest.mark.slow)
+        for run in RUNS
+    ],
+)
 def test_a_run_goes_on_from_any_checkpoint(run: str, data: Path, tmp_path: Path) -> None:
     how, save, validated = RUNS[run]
 
@@ -103,9 +108,9 @@ def test_a_run_goes_on_from_any_checkpoint(run: str, data: Path, tmp_path: Path)
     expected = epochs(data, EPOCHS, how.get("limit_train_batches"))
     with open_loader(data) as loader:
         assert fit(tmp_path, loader.as_torch(), validation(), save, **how).seen == expected
-    found = sorted((tmp_path / "saved").iterdir())
-    assert len(found) >= EPOCHS
-    for path in found:
+    checkpoints = sorted((tmp_path / "saved").iterdir())
+    assert len(checkpoints) >= EPOCHS
+    for path in checkpoints:
         step = int(path.stem.partition("=")[2])
         with open_loader(data, workers=2) as loader:
             net = fit(tmp_path, loader.as_torch(), validation(), ckpt_path=path, **how)
@@ -125,6 +130,8 @@ def test_other_batches_after_a_resume_cover_the_rest_of_the_epoch(
 
 
 def test_a_dataloader_around_it_has_no_state_and_is_refused(data: Path, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+
     def wrapped(loader: Loader) -> Any:
         return torch.utils.data.DataLoader(loader.as_torch(), batch_size=None, num_workers=0)
 
@@ -136,6 +143,7 @@ def test_a_dataloader_around_it_has_no_state_and_is_refused(data: Path, tmp_path
 
 def test_a_state_of_ones_own_resumes_a_dataloader(data: Path) -> None:
     """Without Lightning: the loader's state beside the model's."""
+    torch = pytest.importorskip("torch")
     expected, states, seen = epochs(data, 2), [], []
     with open_loader(data) as loader:
         feeder = torch.utils.data.DataLoader(loader.as_torch(), batch_size=None, num_workers=0)

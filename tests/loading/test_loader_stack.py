@@ -10,7 +10,6 @@ import pytest
 from numpy.typing import NDArray
 
 from penstock.base.errors import Refused, UsageError
-from penstock.loading.engines.selection import Normaliser
 from penstock.loading.loader import Loader
 from penstock.loading.ring import Ring
 
@@ -217,30 +216,3 @@ def test_pinned_memory_counts_as_torch_rounds_it(
     alone = only(data, "ps")
     assert Loader(alone, batch_size=7).batch_bytes == 704  # 7 * 4 * 6 * 4, in steps of 64
     assert Loader(alone, batch_size=7, pin=True).batch_bytes == 1024
-
-
-# --- statistics ----------------------------------------------------------------------------------
-
-
-def test_a_channel_that_never_changes_becomes_zero() -> None:
-    array = np.array([[5.0, 1.0], [5.0, 3.0]], np.float32)
-    normaliser = Normaliser([5.0, 2.0], [0.0, 1.0])
-    Normaliser.apply(array, normaliser.rows(slice(None), 1, array.shape, array.dtype))
-    assert array.tolist() == [[0.0, -1.0], [0.0, 1.0]]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "said"),
-    [
-        ("s.json", b'{"u": {"mean": [1, null], "std": [1, 1]}}', "channel 1 has mean nan"),
-        ("s.json", b'{"u": {"mean": ["a"], "std": [1]}}', "not lists of numbers"),
-        ("s.json", b'{"u": {"mean": [1, 2], "std": [1, -1]}}', "channel 1 has mean 2.0 and std -1"),
-        ("s.npz", b"", "s.npz"),
-    ],
-)
-def test_damaged_statistics_are_one_sentence(
-    data: dict[str, Path], tmp_path: Path, name: str, content: bytes, said: str
-) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(UsageError, match=said):
-        Loader(only(data, "u"), normalise=tmp_path / name, batch_size=2)

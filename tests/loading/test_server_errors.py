@@ -21,6 +21,8 @@ from penstock.cli import main
 from penstock.data.stores import tensorstore as store
 from penstock.loading.engines import tensorstore as engine
 
+from .kit import pack
+
 Asked = Counter[str]
 
 
@@ -108,8 +110,7 @@ def test_infer_gives_up_with_one_sentence(
 def test_a_launch_of_bench_loader_gives_up_with_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["generate", "ufs-p1", f"{tmp_path}/data", "--samples", "4",
-                 "--grid", "8", "16"]) == 0  # fmt: skip
+    pack(tmp_path / "data")
     tries = hurried(monkeypatch, engine, "_PATIENCE")
     with faulty(tmp_path) as (url, asked):
         case = {"data": f"{url}/data", "loader": "penstock", "batch": 2, "threads": 1,

@@ -1,0 +1,213 @@
+"""What the tests of the loader share: arrays on disk, their truth, and a look into what it does."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from penstock.data.packed.format import ArrayLayout, Packed
+from penstock.data.packed.write import write_dataset
+from penstock.loading.batch import Batch
+from penstock.loading.cache import NextUseCache
+from penstock.loading.chunk_reads import chunk_reads
+from penstock.loading.engines import decode, native
+from penstock.loading.loader import Loader
+
+ENGINES = ("native", "tensorstore")
+LAST = (12, 6, 5, 10)  # (sample, lat, lon, channels), the last chunk padded
+FIRST = (12, 10, 6, 5)
+
+
+# --- arrays on disk -------------------------------------------------------------------------------
+
+
+def distinct(shape: tuple[int, ...], dtype: Any = np.float32, start: int = 1) -> NDArray[Any]:
+    """No two values alike, none of them a fill value."""
+    return np.arange(start, start + np.prod(shape), dtype=dtype).reshape(shape)
+
+
+def write(
+    path: Path, values: NDArray[Any], chunks: tuple[int, ...], zarr_format: int = 2, **how: Any
+) -> Path:
+    """A Zarr array on disk; a codec that is a word is one of Zarr 3."""
+    zarr = pytest.importorskip("zarr")
+    codecs = {
+        "blosc": zarr.codecs.BloscCodec(cname="lz4", typesize=values.itemsize),
+        "gzip": zarr.codecs.GzipCodec(),
+        "crc32c": zarr.codecs.Crc32cCodec(),
+    }
+    match how.get("compressors"):
+        case str(word):
+            how["compressors"] = codecs[word]
+        case [*words]:
+            how["compressors"] = [codecs[word] for word in words]
+    array = zarr.create_array(
+        path, shape=values.shape, chunks=chunks, dtype=values.dtype, zarr_format=zarr_format, **how
+    )
+    array[...] = values
+    return path
+
+
+def arrays(data: dict[str, Path]) -> dict[str, NDArray[Any]]:
+    zarr = pytest.importorskip("zarr")
+    return {name: zarr.open_array(path, mode="r")[...] for name, path in data.items()}
+
+
+SAMPLES = 11
+"""In a packed data set of two arrays."""
+ARRAYS = {
+    name: ArrayLayout(
+        ("lat", "lon", "channels"), (4, 6, depth), (4, 6, 3), tuple(map(str, range(depth)))
+    )
+    for name, depth in (("inputs", 7), ("targets", 4))
+}
+TRUTH = {
+    name: np.arange(SAMPLES * np.prod(layout.shape), dtype=np.float32).reshape(-1, *layout.shape)
+    for name, layout in ARRAYS.items()
+}
+
+
+def pack(root: Path, **settings: Any) -> Packed:
+    """A packed data set that holds `TRUTH`."""
+    return write_dataset(
+        root,
+        ARRAYS,
+        range(SAMPLES),
+        lambda index: {name: values[index] for name, values in TRUTH.items()},
+        **{"codec": "blosc-lz4", "zarr_format": 2, "shards": None, **settings},
+        workers=2,
+        overwrite=False,
+        facts={},
+    )
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "missing": Path.unlink,
+    "empty": lambda path: os.truncate(path, 0),
+    "cut-in-the-header": lambda path: os.truncate(path, 9),
+    "cut": lambda path: os.truncate(path, path.stat().st_size - 7),
+    "unreadable": lambda path: (path.unlink(), path.mkdir()),  # type: ignore[func-returns-value]
+}
+"""What may happen to the file of a chunk."""
+
+
+# --- what a loader gives --------------------------------------------------------------------------
+
+
+def seen(loader: Loader) -> list[tuple[int, list[int], dict[str, bytes]]]:
+    """All of an epoch: number, items and bytes of each batch."""
+    return [
+        (b.number, b.indices.tolist(), {name: array.tobytes() for name, array in b.items()})
+        for b in loader
+    ]
+
+
+def expected(values: NDArray[Any], batch: Batch, loader: Loader) -> NDArray[Any]:
+    """Rows of a batch from the whole array, by plain numpy."""
+    field = loader.fields["data"]
+    rows = []
+    for item, sample in zip(batch.indices.tolist(), batch.samples.tolist(), strict=True):
+        cut = [slice(None)] * (values.ndim - 1)
+        for axis, start in field.patch_start(item % field.patches_per_sample).items():
+            cut[axis - 1] = slice(start, start + field.item_shape[axis - values.ndim])
+        steps = [values[sample + offset][tuple(cut)] for offset in field.offsets]
+        if field.channels is not None:
+            steps = [np.take(step, field.channels, field.channel_axis - 1) for step in steps]
+        rows.append(np.stack(steps) if len(steps) > 1 else steps[0])
+    return np.stack(rows)
+
+
+# --- a look inside --------------------------------------------------------------------------------
+
+
+def threads_of_loaders() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("penstock-loader")]
+
+
+def read_by(monkeypatch: pytest.MonkeyPatch, read: Callable[..., Any]) -> None:
+    """Have the native engine read the files of chunks by another function."""
+    monkeypatch.setattr(native, "read_chunk_file", read)
+    monkeypatch.setattr(decode, "read_chunk_file", read)
+
+
+def slow(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Chunks take their time, each another."""
+    rng, read = random.Random(seed), decode.read_chunk_file
+    nap = threading.Event()
+
+    def read_slowly(*args: Any) -> Any:
+        nap.wait(rng.random() * 0.002)
+        return read(*args)
+
+    read_by(monkeypatch, read_slowly)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths that are read from now on."""
+    paths: list[str] = []
+    read = decode.read_chunk_file
+
+    def counting(path: str, *rest: Any) -> Any:
+        paths.append(path)
+        return read(path, *rest)
+
+    read_by(monkeypatch, counting)
+    return paths
+
+
+def cache_of(loader: Loader) -> NextUseCache[Any, Any]:
+    assert isinstance(loader.engine, native.NativeEngine) and loader.engine.cache is not None
+    return loader.engine.cache
+
+
+def uses_of(loader: Loader, epoch: int = 0, first: int = 0) -> list[Any]:
+    """The chunks that the batches of an epoch want, one after another."""
+    uses: list[Any] = []
+    for number in range(first, loader.order.num_batches):
+        samples, patches = loader.order.split(loader.order.items(epoch, number))
+        for name, field in loader.fields.items():
+            reads = chunk_reads(field, samples + loader.first_sample, patches)
+            uses += [(name, read.index) for read in reads]
+    return uses
+
+
+# --- other caches ---------------------------------------------------------------------------------
+
+
+def hits_of_lru(uses: Sequence[int], capacity: int) -> int:
+    held: OrderedDict[int, None] = OrderedDict()
+    hits = 0
+    for key in uses:
+        hits += key in held
+        held[key] = None
+        held.move_to_end(key)
+        if len(held) > capacity:
+            held.popitem(last=False)
+    return hits
+
+
+def reads_of_belady(uses: Sequence[Any], capacity: int) -> int:
+    """What a cache reads that knows the whole epoch: plain, and slow."""
+    later: dict[Any, float] = {}
+    next_use = [math.inf] * len(uses)
+    for place in reversed(range(len(uses))):
+        next_use[place] = later.get(uses[place], math.inf)
+        later[uses[place]] = place
+    held: dict[Any, float] = {}
+    reads = 0
+    for key, following in zip(uses, next_use, strict=True):
+        reads += key not in held
+        held[key] = following
+        if len(held) > capacity:  # it may be the new one that goes
+            del held[max(held, key=held.__getitem__)]
+    return reads

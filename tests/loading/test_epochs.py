@@ -1,0 +1,331 @@
+"""Every item once and in order, whatever the threads: epochs, resume, and how an iteration ends."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from penstock.base.errors import StageError, UsageError
+from penstock.loading.batch import Batch
+from penstock.loading.contenders import registry
+from penstock.loading.engines import decode
+from penstock.loading.loader import Loader
+from penstock.loading.order import Order
+
+from .kit import ENGINES, arrays, cache_of, distinct, read_by, seen, slow, threads_of_loaders, write
+
+pytest.importorskip("numcodecs")
+pytest.importorskip("tensorstore")
+
+
+@settings(max_examples=8)
+@given(
+    workers=st.integers(1, 16),
+    fetch=st.integers(0, 3),
+    queue=st.integers(0, 5),
+    batch_size=st.integers(1, 7),
+    shuffle=st.sampled_from(["none", "sample", "block", "global"]),
+    seed=st.integers(0, 99),
+    cache=st.sampled_from([0, 480, 5000, 1 << 20]),  # of no chunk, one, ten, all
+)
+def test_each_item_once_and_in_one_order_whatever_the_threads(
+    data: dict[str, Path],
+    workers: int,
+    fetch: int,
+    queue: int,
+    batch_size: int,
+    shuffle: Any,
+    seed: int,
+    cache: int,
+) -> None:
+    whole = arrays(data)
+    order = Order(12, batch_size, seed, shuffle, window=3)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        Loader(
+            data, batch_size=batch_size, shuffle=shuffle, window=3, seed=seed, workers=workers,
+            fetch=fetch, queue=queue, engine="native", cache=cache,
+        ) as loader,
+    ):  # fmt: skip
+        slow(patch, seed)
+        for epoch in range(2):
+            items = []
+            for number, batch in enumerate(loader):
+                assert (batch.epoch, batch.number) == (epoch, number)
+                assert batch.indices.tolist() == order.items(epoch, number).tolist()
+                for name, array in batch.items():
+                    assert np.array_equal(array, whole[name][batch.samples])
+                items += batch.samples.tolist()
+            assert sorted(items) == list(range(12))
+
+
+@settings(max_examples=10)
+@given(
+    stop=st.integers(0, 6),
+    first=st.tuples(st.sampled_from([1, 2]), st.integers(1, 8)),
+    second=st.tuples(st.sampled_from([1, 2]), st.integers(1, 8)),
+    seed=st.integers(0, 9),
+)
+def test_a_resumed_epoch_is_the_rest_of_it_to_the_bit(
+    data: dict[str, Path], stop: int, first: tuple[int, int], second: tuple[int, int], seed: int
+) -> None:
+    """Stopped at any batch, gone on with as many ranks and workers as one likes."""
+
+    def ranks(world: int, workers: int) -> list[Loader]:
+        return [
+            Loader(
+                data, batch_size=2 // world, shuffle="global", seed=seed, workers=workers,
+                rank=rank, world_size=world,
+            )
+            for rank in range(world)
+        ]  # fmt: skip
+
+    def rows(loaders: list[Loader], count: int) -> list[bytes]:
+        """The rows of all ranks, in the order of the global batches."""
+        got = []
+        iterators = [iter(loader) for loader in loaders]
+        for _ in range(count):
+            batches = [next(iterator) for iterator in iterators]
+            for row in range(len(batches[0].samples)):
+                got += [b"".join(a[row].tobytes() for a in b.values()) for b in batches]
+        return got
+
+    (plain,) = ranks(1, 1)
+    wanted = rows([plain], 6)
+    before = ranks(*first)
+    got = rows(before, stop)
+    state = json.loads(json.dumps(before[-1].state_dict()))
+    after = ranks(*second)
+    for loader in after:
+        loader.load_state_dict(state)
+        assert loader.epoch == (1 if stop == 6 else 0)
+    if stop < 6:
+        got += rows(after, 6 - stop)
+    assert got == wanted
+    assert [s.state_dict() for s in after] == [after[0].state_dict()] * len(after)
+    for loader in [plain, *before, *after]:
+        loader.close()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("world", "batch_size"), [(4, 1), (3, 2), (1, 5), (2, 4)])
+def test_an_epoch_goes_on_in_batches_of_another_size(
+    data: dict[str, Path], world: int, batch_size: int, engine: str
+) -> None:
+    """4 of 12 items are done, which is no whole number of most of these global batches."""
+    how: dict[str, Any] = {"shuffle": "global", "seed": 5, "engine": engine}
+    whole, order = arrays(data), Order(12, 2, 5, "global")
+    with Loader(data, batch_size=2, world_size=2, **how) as before:
+        next(iter(before))
+        state = json.loads(json.dumps(before.state_dict()))
+    assert state["items_done"] == 4
+    ranks = [
+        Loader(data, batch_size=batch_size, rank=rank, world_size=world, **how)
+        for rank in range(world)
+    ]
+    for loader in ranks:
+        loader.load_state_dict(state)
+        loader.set_epoch(0)
+    rest: list[int] = []
+    for batches in zip(*ranks, strict=True):
+        rest += _rows(batches)
+        for batch in batches:
+            for name, array in batch.items():
+                assert np.array_equal(array, whole[name][batch.samples])
+    wanted = order.items_at(0, np.arange(4, 12)).tolist()
+    assert rest[:8] == wanted
+    assert len(rest) - 8 == -8 % world
+    for loader in ranks:
+        assert loader.state_dict() == {**state, "epoch": 1, "items_done": 0}
+    again = [item for batches in zip(*ranks, strict=True) for item in _rows(batches)]
+    assert again[:12] == order.items_at(1, np.arange(12)).tolist(), "the next epoch is whole"
+    for loader in ranks:
+        loader.close()
+
+
+def _rows(batches: tuple[Batch, ...]) -> list[int]:
+    """The samples of a global batch in their order."""
+    rows: list[int] = np.stack([batch.samples for batch in batches], axis=1).ravel().tolist()
+    return rows
+
+
+def test_the_end_is_told_however_often_one_asks(data: dict[str, Path]) -> None:
+    with Loader(data, batch_size=6, cache="1MiB", engine="native") as loader:
+        batches = iter(loader)
+        assert len([*batches]) == 2
+        assert next(batches, None) is None and next(batches, None) is None
+        assert loader.epoch == 1
+        other = iter(loader)
+        next(other)
+        assert next(batches, None) is None, "and it does not end the one that came after"
+        assert next(other, None) is not None
+
+
+def test_epochs_advance_and_a_break_ends_one(data: dict[str, Path]) -> None:
+    with Loader(data, batch_size=4, shuffle="global", seed=1) as loader:
+        epochs = [[b.samples.tolist() for b in loader] for _ in range(2)]
+        assert epochs[0] != epochs[1]
+        for batch in loader:
+            assert batch.epoch == 2
+            break
+        assert {b.epoch for b in loader} == {3}
+        loader.set_epoch(0)
+        assert [b.samples.tolist() for b in loader] == epochs[0]
+        next(iter(loader))
+        state = loader.state_dict()
+        assert (state["epoch"], state["items_done"]) == (1, 4)
+        loader.load_state_dict(state)
+        loader.set_epoch(1)  # what a training loop says at each epoch does not undo the state
+        assert [b.samples.tolist() for b in loader] == epochs[1][1:]
+
+
+@pytest.mark.parametrize("cache", [0, 5000])
+def test_two_loaders_at_once_do_not_meet(data: dict[str, Path], cache: int) -> None:
+    with (
+        Loader(data, batch_size=3, workers=3, shuffle="global", seed=1, cache=cache) as one,
+        Loader(data, batch_size=3, workers=2, shuffle="global", seed=2, cache=cache) as two,
+    ):
+        alone = seen(one), seen(two)
+        one.set_epoch(0), two.set_epoch(0)
+        both = [(a.samples.tolist(), b.samples.tolist()) for a, b in zip(one, two, strict=True)]
+    pairs = zip(*([items for _, items, _ in epoch] for epoch in alone), strict=True)
+    assert both == list(pairs)
+
+
+def test_a_transform_changes_replaces_or_fails(data: dict[str, Path]) -> None:
+    whole, calls = arrays(data), []
+
+    def change(batch: Batch) -> None:
+        calls.append(batch.number)
+        batch["inputs"] *= 2
+
+    with Loader(data, batch_size=2, workers=8, queue=6, transform=change) as loader:
+        for batch in loader:
+            assert np.array_equal(batch["inputs"], 2 * whole["inputs"][batch.samples])
+    assert calls == list(range(6)), "one after another, in order"
+
+    def replace(batch: Batch) -> dict[str, NDArray[Any]]:
+        noise = batch.rng().random(2, np.float32)
+        return {"sum": batch["inputs"].sum((1, 2, 3)), "noise": noise}
+
+    def run(workers: int) -> list[tuple[int, list[int], dict[str, bytes]]]:
+        with Loader(data, batch_size=2, workers=workers, transform=replace) as loader:
+            return seen(loader)
+
+    assert run(1) == run(7)
+
+    def fail(batch: Batch) -> None:
+        if batch.number == 3:
+            raise ZeroDivisionError("by nought")
+
+    loader = Loader(data, batch_size=2, transform=fail)
+    message = r"transform failed at batch 3 of epoch 0 \(samples 6, 7\): .*: by nought"
+    with pytest.raises(StageError, match=message) as caught:
+        list(loader)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_leaving_early_closing_and_coming_back(data: dict[str, Path], engine: str) -> None:
+    loader = Loader(data, batch_size=1, queue=3, workers=4, engine=engine)
+    for _ in loader:
+        break
+    gc.collect()
+    assert threads_of_loaders() == [], "the iterator is gone, so are its threads"
+    old = iter(loader)
+    next(old)
+    assert len(list(loader)) == 12
+    with pytest.raises(UsageError, match="closed or iterated anew"):
+        next(old)
+    iterator = iter(loader)
+    next(iterator)
+    loader.close()
+    loader.close()
+    assert threads_of_loaders() == []
+    with pytest.raises(UsageError, match="closed or iterated anew"):
+        next(iterator)
+    assert len(list(loader)) == 12
+    never_begun = iter(loader)
+    del never_begun
+    assert threads_of_loaders() == []
+
+
+@pytest.mark.slow
+def test_a_reader_that_hangs_does_not_keep_close(
+    data: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chunk on a dead mount: the thread is left behind, and its buffer is not lent again."""
+    let_go, hangs, read = threading.Event(), threading.Event(), decode.read_chunk_file
+
+    def hang(path: str, *rest: Any) -> Any:
+        if path.endswith("5.0.0.0"):
+            hangs.set()
+            let_go.wait(60)
+        return read(path, *rest)
+
+    read_by(monkeypatch, hang)
+    loader = Loader(data, batch_size=1, workers=2, queue=1, engine="native")
+    batches = iter(loader)
+    assert [next(batches).samples[0] for _ in range(5)] == [0, 1, 2, 3, 4]
+    assert hangs.wait(60)
+    loader.close()
+    assert len(threads_of_loaders()) == 1
+    stuck = [t for t in threading.enumerate() if t.name in threads_of_loaders()]
+    let_go.set()
+    stuck[0].join(10)
+
+
+@pytest.mark.slow
+def test_a_reader_that_hangs_does_not_keep_those_who_wait_for_its_chunk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "a.zarr", values := distinct((12, 8)), (12, 8))
+    let_go, hangs, read = threading.Event(), threading.Event(), decode.read_chunk_file
+
+    def hang(*args: Any) -> Any:
+        hangs.set()
+        let_go.wait(60)
+        return read(*args)
+
+    read_by(monkeypatch, hang)
+    loader = Loader(path, batch_size=1, workers=4, queue=4, cache="1MiB", engine="native")
+    batches = iter(loader)
+    assert hangs.wait(60)
+    loader.close()
+    assert len(threads_of_loaders()) == 1
+    stuck = [t for t in threading.enumerate() if t.name in threads_of_loaders()]
+    monkeypatch.undo()
+    assert sum(np.array_equal(b["data"], values[b.samples]) for b in loader) == 12
+    let_go.set()
+    stuck[0].join(10)
+    del batches
+    assert not cache_of(loader)._ahead and not cache_of(loader)._making
+
+
+def test_a_fork_is_told_in_one_sentence(data: dict[str, Path]) -> None:
+    loader = Loader(data, batch_size=2)
+    loader._process -= 1  # as a fork would see it
+    with pytest.raises(UsageError, match="do not live on in the fork"):
+        iter(loader)
+
+
+@pytest.mark.parametrize("name", ["penstock", "penstock-tensorstore"])
+def test_as_a_contender_it_keeps_the_order_it_is_given(data: dict[str, Path], name: str) -> None:
+    order = Order(12, 5, seed=4, shuffle="sample", drop_last=True)
+    contender = registry.make_contender(name, data, order, threads=2, queue=1)
+    whole = arrays(data)
+    got = [{k: v.copy() for k, v in batch.items()} for batch in contender.batches()]
+    assert len(got) == order.num_batches
+    for number, batch in enumerate(got):
+        for key, array in batch.items():
+            assert np.array_equal(array, whole[key][order.items(0, number)])
+    contender.close()

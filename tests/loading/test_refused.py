@@ -1,0 +1,90 @@
+"""What cannot be read is said before anything starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.base.errors import UsageError
+from penstock.loading.fields import PatchGrid
+from penstock.loading.loader import Loader
+
+from .kit import distinct, threads_of_loaders, write
+
+pytest.importorskip("numcodecs")
+pytest.importorskip("tensorstore")
+
+
+def test_what_cannot_be_read_is_said_before_anything_starts(
+    data: dict[str, Path], tmp_path: Path, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
+    short = write(tmp_path / "short.zarr", distinct((11, 4, 7)), (1, 4, 5))
+    statistics = tmp_path / "statistics.json"
+    statistics.write_text(json.dumps({"inputs": {"mean": [0.0] * 10, "std": [1.0] * 10}}))
+    cases: list[tuple[Any, dict[str, Any], str]] = [
+        (tmp_path / "none", {}, "there is no such folder"),
+        (tmp_path, {}, "none of .zarray"),
+        ({}, {}, "no arrays"),
+        (
+            data,
+            {"offsets": {"inptus": (0,)}},
+            "offsets names inptus; the arrays are inputs, targets",
+        ),
+        (data, {"batch_size": 0}, "^batch_size=0: "),
+        (data, {"engine": "warp"}, "^engine='warp': "),
+        (data, {"patch": {"inputs": PatchGrid((2,))}}, "different numbers of patches"),
+        (data, {"patch": {"inputs": (2, 2), "targets": [2]}}, "numbers of patches: .*'inputs': "),
+        (
+            {**data, "targets": short},
+            {},
+            "the numbers of samples of the arrays differ: inputs 12, targets 11",
+        ),
+        (
+            data["inputs"],
+            {"normalise": statistics},
+            r"statistics\.json holds statistics of inputs, and the arrays are data; DATA may be",
+        ),
+        (data, {"normalise": tmp_path / "none.npz"}, "normalise .*none.npz: .*No such file"),
+        (
+            data["inputs"],
+            {"normalise": {"data": ([0.0] * 2, [1.0] * 2)}},
+            "2 channels, the array has 10",
+        ),
+        (data["inputs"], {"normalise": {"data": ([0.0], [-1.0])}}, "channel 0 has .* std -1"),
+        ("s3://test-bucket/nowhere.zarr", {"engine": "native"}, "remote|nowhere"),
+        (data, {"offsets": 0}, "offsets 0 is not a list of whole numbers, nor one for each array"),
+        (data, {"channels": {"inputs": 3}}, r"channels \{'inputs': 3\} is not a list of whole num"),
+        (data, {"channels": [1.5]}, r"channels \[1\.5\] is not a list of whole numbers"),
+        (data, {"patch": 4}, "patch 4 is not a list of whole numbers"),
+        (data, {"channel_axis": "x"}, "channel_axis 'x' is not a whole number, nor one for each"),
+        (data, {"normalise": 5}, "normalise 5 is neither a file of statistics nor a mapping"),
+        (data, {"normalise": {"inputs": 5}}, "normalise .* neither a file of statistics nor"),
+        (data, {"transform": 3}, "transform 3 cannot be called"),
+    ]
+    for what, knobs, message in cases:
+        with pytest.raises(UsageError, match=message):
+            Loader(what, **{"batch_size": 2, **knobs})
+    assert threads_of_loaders() == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "dataset.json cannot be read: "),
+        ("[]", "dataset.json is not that of a packed data set"),
+        ('{"format": "zip"}', "dataset.json is not that of a packed data set"),
+        ('{"format": "penstock-packed", "version": 9}', "version 9 of the format; this Penstock"),
+        ('{"format": "penstock-packed", "version": 1}', "malformed: KeyError"),
+        ('{"format": "penstock-packed", "version": 1, "arrays": {"a": {}}}', "malformed: KeyErr"),
+        ('{"format": "penstock-packed", "version": 1, "arrays": 3}', "malformed: Attribute"),
+        ('{"format": "penstock-packed", "version": 1, "arrays": {}}', "there are no arrays"),
+    ],
+)
+def test_a_damaged_document_is_one_sentence(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "dataset.json").write_text(text)
+    with pytest.raises(UsageError, match=said):
+        Loader(tmp_path, batch_size=2)
