@@ -7,7 +7,7 @@ import os
 import random
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,16 @@ from penstock.loading.loader import Loader
 ENGINES = ("native", "tensorstore")
 LAST = (12, 6, 5, 10)  # (sample, lat, lon, channels), the last chunk padded
 FIRST = (12, 10, 6, 5)
+
+
+def thinned(cases: Iterable[Any], quick: Callable[..., bool]) -> list[Any]:
+    """Parameters of a test: those are slow that are not quick."""
+
+    def marked(case: Any) -> Any:
+        values = case if isinstance(case, tuple) else (case,)
+        return case if quick(*values) else pytest.param(*values, marks=pytest.mark.slow)
+
+    return [marked(case) for case in cases]
 
 
 # --- arrays on disk -------------------------------------------------------------------------------

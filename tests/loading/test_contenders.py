@@ -7,6 +7,7 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from penstock.data.packed.format import Packed
 from penstock.loading.contenders import registry
 from penstock.loading.order import Order
 
-from .kit import SAMPLES, TRUTH, pack
+from .kit import SAMPLES, TRUTH, pack, thinned
 
 LIBRARY = {
     "zarr": "zarr",
@@ -76,25 +77,20 @@ def test_every_contender_of_another_library_is_tested_here() -> None:
     assert others == set(LIBRARY)
 
 
+RANK = "second of two ranks"
 ORDERS = {
     "stored": Order(SAMPLES, 3, drop_last=True),
     "shuffled": Order(SAMPLES, 3, seed=5, shuffle="global"),  # its last batch is short
-    "second of two ranks": Order(SAMPLES, 2, seed=1, shuffle="sample", rank=1, world_size=2),
+    RANK: Order(SAMPLES, 2, seed=1, shuffle="sample", rank=1, world_size=2),
 }
 
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [
-        *((name, "shuffled") for name in IN_PROCESS),
-        ("zarr-stacked", "second of two ranks"),
-        *(
-            pytest.param(name, kind, marks=pytest.mark.slow)
-            for name in IN_PROCESS
-            for kind in ("stored", "second of two ranks")
-            if (name, kind) != ("zarr-stacked", "second of two ranks")
-        ),
-    ],
+    thinned(
+        product(IN_PROCESS, ORDERS),
+        lambda name, kind: kind == "shuffled" or (name, kind) == ("zarr-stacked", RANK),
+    ),
 )
 def test_batches_are_those_of_numpy_in_the_order_that_was_given(
     name: str, kind: str, packed: Packed

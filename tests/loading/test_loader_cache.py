@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from .kit import (
     hits_of_lru,
     reads_of_belady,
     slow,
+    thinned,
     threads_of_loaders,
     uses_of,
     write,
@@ -84,12 +86,11 @@ QUICK = {
     ("global", "windows-over-time"),
     ("sample", "patches"),
 }
-CASES = [(order, items) for items in CACHED for order in ("none", "sample", "block", "global")]
 
 
 @pytest.mark.parametrize(
     ("shuffle", "selection"),
-    [c if c in QUICK else pytest.param(*c, marks=pytest.mark.slow) for c in CASES],
+    thinned(product(("none", "sample", "block", "global"), CACHED), lambda *case: case in QUICK),
 )
 def test_the_cache_reads_what_belady_reads_that_sees_the_whole_epoch(
     shuffle: str, selection: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -12,7 +12,7 @@ import pytest
 from penstock.base.errors import UsageError
 from penstock.loading.loader import Loader
 
-from .kit import write
+from .kit import thinned, write
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -91,13 +91,7 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
 
 
 @pytest.mark.parametrize(
-    "run",
-    [
-        run
-        if run in ("each-step-and-validation", "each-epoch")
-        else pytest.param(run, marks=pytest.mark.slow)
-        for run in RUNS
-    ],
+    "run", thinned(RUNS, lambda run: run in ("each-step-and-validation", "each-epoch"))
 )
 def test_a_run_goes_on_from_any_checkpoint(run: str, data: Path, tmp_path: Path) -> None:
     how, save, validated = RUNS[run]

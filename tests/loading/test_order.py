@@ -23,6 +23,8 @@ from penstock.loading.order import Order, Position, Shuffle
 from penstock.loading.permutation import Items, invert, make_key, permute
 from penstock.loading.price import Need, Price, price_order
 
+from .kit import thinned
+
 SHUFFLES: tuple[Shuffle, ...] = ("none", "sample", "block", "global")
 
 
@@ -89,25 +91,21 @@ def test_all_orders_of_a_few_are_equally_frequent(n: int) -> None:
     }[n]  # 1 in a thousand, with some room for the network's own unevenness  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "n", [3, 8, 31, *(pytest.param(n, marks=pytest.mark.slow) for n in (7, 16, 64))]
-)
+@pytest.mark.parametrize("n", thinned((3, 7, 8, 16, 31, 64), lambda n: n in (3, 8, 31)))
 def test_each_index_comes_to_each_place_equally_often(n: int) -> None:
     images = over_keys(n)
     worst = max(chi_square(np.bincount(images[:, i], minlength=n), n) for i in range(n))
     assert worst < 1 + 5 * math.sqrt(2 / (n - 1))
 
 
-@pytest.mark.parametrize(
-    "n", [8, 31, *(pytest.param(n, marks=pytest.mark.slow) for n in (7, 16, 64))]
-)
+@pytest.mark.parametrize("n", thinned((7, 8, 16, 31, 64), lambda n: n in (8, 31)))
 def test_neighbours_are_not_kept_at_any_distance(n: int) -> None:
     steps = np.diff(over_keys(n), axis=1) % n
     counts = np.bincount(steps.ravel(), minlength=n)[1:]
     assert chi_square(counts, n - 1) < 1 + 5 * math.sqrt(2 / (n - 2))
 
 
-@pytest.mark.parametrize("n", [1000, pytest.param(1024, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", thinned((1000, 1024), lambda n: n == 1000))
 def test_an_index_stays_in_place_once_per_order_on_average(n: int) -> None:
     fixed = [(permute(np.arange(n), n, make_key(s)) == np.arange(n)).sum() for s in range(400)]
     assert abs(np.mean(fixed) - 1) < 5 / math.sqrt(400)
