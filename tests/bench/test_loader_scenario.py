@@ -152,7 +152,7 @@ def test_far_data_has_no_rungs_of_files(data: Path) -> None:
 
 def test_far_data_that_may_not_be_listed_is_described(tmp_path: Path) -> None:
     pytest.importorskip("tensorstore")
-    from ..loading.test_loader import forbidding
+    from ..loading.kit import forbidding
 
     words = ["generate", "ufs-p1", str(tmp_path / "data"), "--samples", "4", "--grid", "8", "16"]
     assert main([*words, "--zarr-format", "3"]) == 0

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import http.server
 import math
 import os
 import random
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +112,30 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
     "unreadable": lambda path: (path.unlink(), path.mkdir()),  # type: ignore[func-returns-value]
 }
 """What may happen to the file of a chunk."""
+
+
+# --- a server ------------------------------------------------------------------------------------
+
+
+class _Forbidding(http.server.SimpleHTTPRequestHandler):
+    """As a bucket that may be read and not listed: what it lacks is forbidden."""
+
+    def send_error(self, code: int, *args: Any, **_: Any) -> None:
+        super().send_error(403 if code == 404 else code, *args)
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+@contextlib.contextmanager
+def forbidding(folder: Path) -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(_Forbidding, directory=folder)
+    ) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
 
 
 # --- what a loader gives --------------------------------------------------------------------------

@@ -37,7 +37,7 @@ def hits_of_next_use(uses: Sequence[int], capacity: int, lookahead: int) -> int:
             cached.put(key, key + 1, 1)
         else:
             hits += 1
-        assert cached.used == len(cached) <= capacity
+        assert cached.used == len(cached._residents) <= capacity
     return hits
 
 
@@ -218,7 +218,9 @@ class Sight(Foresight[Any, Any]):
                 if cached.get(key, use) is None:
                     reads += 1
                     cached.put(key, True, 1)
-                assert len(cached) <= cached.budget and cached._idle <= set(cached._residents)
+                assert len(cached._residents) <= cached.budget and cached._idle <= set(
+                    cached._residents
+                )
             yield reads
         assert not cached._ahead and not self._ahead and not cached._making
 
@@ -302,5 +304,5 @@ def test_what_is_closed_sees_and_hands_on_nothing() -> None:
         next(batches)
     assert looks._cache._ahead
     looks.close()
-    assert not looks._cache._ahead and len(looks._cache) == 2
+    assert not looks._cache._ahead and len(looks._cache._residents) == 2
     assert not looks.look() and not looks._cache.look() and looks.take() is None

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import http.server
 import json
 import re
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,7 +16,7 @@ from penstock.base.errors import StageError, UsageError
 from penstock.instruments.slow_server import Loopback
 from penstock.loading.loader import Loader
 
-from .kit import DAMAGES, ENGINES, distinct, read_by, thinned, threads_of_loaders, write
+from .kit import DAMAGES, ENGINES, distinct, forbidding, read_by, thinned, threads_of_loaders, write
 
 numcodecs = pytest.importorskip("numcodecs")
 pytest.importorskip("tensorstore")
@@ -179,27 +175,6 @@ def test_a_block_that_n5_lacks_is_zero_only_where_that_is_asked(tmp_path: Path) 
         (batch,) = loader
     values[2, 3:] = 0
     assert np.array_equal(batch["data"], values)
-
-
-class _Forbidding(http.server.SimpleHTTPRequestHandler):
-    """As a bucket that may be read and not listed: what it lacks is forbidden."""
-
-    def send_error(self, code: int, *args: Any, **_: Any) -> None:
-        super().send_error(403 if code == 404 else code, *args)
-
-    def log_message(self, *_: Any) -> None: ...
-
-
-@contextlib.contextmanager
-def forbidding(folder: Path) -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), functools.partial(_Forbidding, directory=folder)
-    ) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])

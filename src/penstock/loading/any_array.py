@@ -82,8 +82,7 @@ def open_dataset_or_array(
 
 def _open_any(place: str | Path, name: str) -> Packed:
     path = Path(place)
-    known = (path / DOCUMENT, path / UNFINISHED)
-    if any(file.is_file() for file in known) or not path.is_dir():
+    if any((path / file).is_file() for file in (DOCUMENT, UNFINISHED)) or not path.is_dir():
         return open_dataset(path, name)
     path = Path(first_level_of(str(path)))
     where = f"{name} {path}"
@@ -91,9 +90,9 @@ def _open_any(place: str | Path, name: str) -> Packed:
         return open_dataset(path, name)  # which says that it is none
     try:
         array = _open_array_alone(path, where)
+    except UsageError:
+        raise
     except (OSError, KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-        if isinstance(error, UsageError):
-            raise
         raise UsageError(f"{where}: holds no array: {error!r}") from error
     stored, decoded = stored_bytes(path), math.prod(array.shape) * array.dtype.itemsize
     document = {
@@ -106,9 +105,9 @@ def _open_any(place: str | Path, name: str) -> Packed:
 
 def _open_array_alone(path: Path, where: str) -> PackedArray:
     if (path / "attributes.json").is_file():
-        found = json.loads((path / "attributes.json").read_text())
-        shape, chunks = tuple(found["dimensions"]), tuple(found["blockSize"])
-        dtype = np.dtype(found["dataType"]).newbyteorder(">")
+        n5 = json.loads((path / "attributes.json").read_text())
+        shape, chunks = tuple(n5["dimensions"]), tuple(n5["blockSize"])
+        dtype = np.dtype(n5["dataType"]).newbyteorder(">")
         axes = ("sample", *map(str, range(1, len(shape))))
         return PackedArray("data", path, axes, shape, chunks, None, dtype, 2, "", "/", ())
     metadata = next(path / n for n in (".zarray", "zarr.json") if (path / n).is_file())

@@ -71,9 +71,6 @@ class NextUseCache(Generic[Key, Value]):
         self._heap: list[tuple[tuple[float, int], Key]] = []
         self._touches = 0
 
-    def __len__(self) -> int:
-        return len(self._residents)
-
     def __contains__(self, key: object) -> bool:
         return key in self._residents
 

@@ -6,6 +6,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,10 +38,7 @@ class BatchWork:
     def wait(self, check: Check) -> Traffic:
         """Until all was read."""
         readings, self.readings = self.readings, ()
-        traffic = Traffic()
-        for reading in readings:
-            traffic = traffic.plus(reading.wait(check))
-        return traffic
+        return reduce(Traffic.plus, (reading.wait(check) for reading in readings), Traffic())
 
     def hand_over(self) -> Batch:
         """The batch, which from now on nobody else holds, not even a thread that is slow to end."""

@@ -212,7 +212,7 @@ def read_statistics(path: Path) -> dict[str, Normaliser]:
             for name, entry in saved.items()
             if isinstance(entry, dict) and {"mean", "std"} <= set(entry)
         }
+    except UsageError:
+        raise
     except (OSError, EOFError, ValueError, KeyError, AttributeError, zipfile.BadZipFile) as error:
-        if isinstance(error, UsageError):
-            raise
         raise UsageError(f"normalise {path}: {error}") from error

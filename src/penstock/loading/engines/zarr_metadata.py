@@ -57,8 +57,8 @@ class ChunkLayout:
 
     def path(self, index: Sequence[int]) -> str:
         """The file of a chunk."""
-        own = index[-len(self.shape) :]  # a field may put an axis of one sample before the array's
-        return f"{self.folder}/{self.prefix}{self.separator.join(map(str, own))}"
+        place = index[-len(self.shape) :]  # a field may put an axis of one sample before these
+        return f"{self.folder}/{self.prefix}{self.separator.join(map(str, place))}"
 
 
 def read_layout(url: str) -> ChunkLayout:
@@ -70,11 +70,11 @@ def read_layout(url: str) -> ChunkLayout:
         if (path := Path(folder, name)).is_file():
             try:
                 return parse(folder, json.loads(path.read_text()))
+            except UsageError:
+                raise
             except (KeyError, TypeError, json.JSONDecodeError) as error:
                 raise UsageError(f"{path}: not the metadata of a Zarr array: {error!r}") from error
             except (ValueError, OverflowError) as error:  # such as a fill value of -1 in uint8
-                if isinstance(error, UsageError):
-                    raise
                 raise _unsupported(folder, str(error)) from error
     if Path(folder).exists():
         raise _unsupported(folder, "it has neither .zarray nor zarr.json")
@@ -94,16 +94,17 @@ def _layout_v2(folder: str, meta: Mapping[str, Any]) -> ChunkLayout:
     if dtype.kind not in "biuf":
         raise _unsupported(folder, f"its dtype is {meta['dtype']}")
     stored = [*(meta.get("filters") or ()), *filter(None, [meta["compressor"]])]
-    prefix, separator = chunk_names(meta)
+    codecs = tuple(_codec(folder, config) for config in reversed(stored))
+    return _layout(folder, meta, meta["chunks"], dtype, codecs)
+
+
+def _layout(
+    folder: str, meta: Mapping[str, Any], chunks: Sequence[int], dtype: Any, codecs: Any
+) -> ChunkLayout:
+    """What both formats say in the same words."""
+    fill_value = _fill_value(meta["fill_value"], dtype)
     return ChunkLayout(
-        folder=folder,
-        shape=tuple(meta["shape"]),
-        chunks=tuple(meta["chunks"]),
-        dtype=dtype,
-        codecs=tuple(_codec(folder, config) for config in reversed(stored)),
-        fill_value=_fill_value(meta["fill_value"], dtype),
-        prefix=prefix,
-        separator=separator,
+        folder, tuple(meta["shape"]), tuple(chunks), dtype, codecs, fill_value, *chunk_names(meta)
     )
 
 
@@ -129,20 +130,11 @@ def _layout_v3(folder: str, meta: Mapping[str, Any]) -> ChunkLayout:
     data_type = meta["data_type"]
     if not isinstance(data_type, str) or data_type not in _V3_DTYPES:
         raise _unsupported(folder, f"its data type is {data_type}")
-    dtype = np.dtype(meta["data_type"])
+    dtype = np.dtype(data_type)
     if first.get("configuration", {}).get("endian", "little") == "big":
         dtype = dtype.newbyteorder(">")
-    prefix, separator = chunk_names(meta)
-    return ChunkLayout(
-        folder=folder,
-        shape=tuple(meta["shape"]),
-        chunks=tuple(grid["configuration"]["chunk_shape"]),
-        dtype=dtype,
-        codecs=tuple(_codec(folder, _V3_CODECS[c["name"]]) for c in reversed(rest)),
-        fill_value=_fill_value(meta["fill_value"], dtype),
-        prefix=prefix,
-        separator=separator,
-    )
+    codecs = tuple(_codec(folder, _V3_CODECS[codec["name"]]) for codec in reversed(rest))
+    return _layout(folder, meta, grid["configuration"]["chunk_shape"], dtype, codecs)
 
 
 _V3_DTYPES = frozenset(
