@@ -16,7 +16,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -52,28 +52,31 @@ def slurm_script(config: SlurmConfig, words: Sequence[str], python: str) -> str:
     ``python`` is the interpreter where no environment is activated.
     """
     _check_words(words)
-    lines = ["#!/bin/bash -l" if config.modules else "#!/bin/bash"]
-    lines += [f"#SBATCH {_option(name, value)}" for name, value in _resources(config)]
-    lines += ["", "set -e"]
+    variables = (variable.partition("=") for variable in config.env)
+    exports = [f"export {name}={shlex.quote(value)}" for name, _, value in variables]
+    environment: list[str] = []
     if config.modules:
-        lines += ["module purge", f"module load {shlex.join(config.modules)}"]
+        environment += ["module purge", f"module load {shlex.join(config.modules)}"]
     if config.venv is not None:
-        lines.append(f"source {shlex.quote(f'{config.venv}/bin/activate')}")
+        environment.append(f"source {shlex.quote(f'{config.venv}/bin/activate')}")
         python = "python"
-    for variable in config.env:
-        name, _, value = variable.partition("=")
-        lines.append(f"export {name}={shlex.quote(value)}")
-    launch = [python, "-m", "penstock", "launch", "slurm"]
-    launch += ["--requeue"] if config.requeue else []
-    # exec, so that SLURM's signals to the script reach the launcher.
-    lines.append(f"exec {shlex.join([*launch, '--', *words])}")
+    launch = [python, "-m", "penstock", "launch", "slurm", *["--requeue"] * config.requeue]
+    lines = [
+        "#!/bin/bash -l" if config.modules else "#!/bin/bash",
+        *(f"#SBATCH {option}" for option in _resources(config)),
+        "",
+        "set -e",
+        *environment,
+        *exports,
+        # exec, so that SLURM's signals to the script reach the launcher.
+        f"exec {shlex.join([*launch, '--', *words])}",
+    ]
     return "\n".join(lines) + "\n"
 
 
-def log_of(config: SlurmConfig, job: str | None = None) -> str:
-    """The file of a job's output, or the pattern for sbatch."""
-    pattern = config.output or f"{config.folder}/slurm-{'%A_%a' if config.array else '%j'}.out"
-    return pattern if job is None else with_job_number(pattern, job)
+def log_of(config: SlurmConfig) -> str:
+    """The pattern, for sbatch, of the file of a job's output."""
+    return config.output or f"{config.folder}/slurm-{'%A_%a' if config.array else '%j'}.out"
 
 
 def with_job_number(pattern: str, job: str) -> str:
@@ -99,35 +102,33 @@ def _check_words(words: Iterable[str]) -> None:
             )
 
 
-def _resources(config: SlurmConfig) -> list[tuple[str, str | int | None]]:
-    """Options of sbatch; None is one without a value."""
-    options: dict[str, str | int | None] = {
+def _resources(config: SlurmConfig) -> Iterator[str]:
+    """Options of sbatch that were asked for; True is one without a value."""
+    gpus, signal = config.gpus_per_node, config.signal
+    options = {
         "job-name": config.job_name,
         "nodes": config.nodes,
         "ntasks-per-node": config.tasks,
+        "cpus-per-task": config.cpus_per_task,
+        "mem": config.mem,
+        "time": config.time,
+        "constraint": config.constraint,
+        "partition": config.partition,
+        "account": config.account,
+        "qos": config.qos,
+        "gres": None if gpus is None else f"gpu:{gpus}",
+        "array": config.array,
+        "dependency": config.dependency,
+        "exclusive": config.exclusive or None,
+        "output": log_of(config),
+        "error": config.error,
+        "open-mode": "append",  # what a job said before a restart stays
+        "requeue" if config.requeue else "no-requeue": True,
+        "signal": f"B:USR1@{signal}" if signal else None,
     }
-    for name in ("cpus_per_task", "mem", "time", "constraint", "partition", "account", "qos"):
-        if (value := getattr(config, name)) is not None:
-            options[name.replace("_", "-")] = value
-    if config.gpus_per_node is not None:
-        options["gres"] = f"gpu:{config.gpus_per_node}"
-    for name in ("array", "dependency"):
-        if (value := getattr(config, name)) is not None:
-            options[name] = value
-    if config.exclusive:
-        options["exclusive"] = None
-    options["output"] = log_of(config)
-    if config.error is not None:
-        options["error"] = config.error
-    options["open-mode"] = "append"  # what a job said before a restart stays
-    options["requeue" if config.requeue else "no-requeue"] = None
-    if config.signal:
-        options["signal"] = f"B:USR1@{config.signal}"
-    return list(options.items())
-
-
-def _option(name: str, value: str | int | None) -> str:
-    return f"--{name}" if value is None else f"--{name}={shlex.quote(str(value))}"
+    for name, value in options.items():
+        if value is not None:
+            yield f"--{name}" if value is True else f"--{name}={shlex.quote(str(value))}"
 
 
 def slurm_preset(name: str | None) -> Mapping[str, Any]:

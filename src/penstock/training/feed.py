@@ -14,6 +14,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -43,7 +44,7 @@ class TorchFeed:
         config: TrainConfig,
         pin: bool,
     ) -> None:
-        self._batches = _Batches(order)
+        self._batches = _Batches(order, Position(0, 0))
         self._iterator: Any = None
         workers = config.num_workers
         self.note = _note(workers)
@@ -170,22 +171,23 @@ def _leave_signals_to_the_parent(worker: int) -> None:
         ask()
 
 
+@dataclass
 class _Batches:
     """The indices of each batch, from a position to the end of its epoch."""
 
-    def __init__(self, order: Order) -> None:
-        self._order = order
-        self.at = Position(0, 0)
+    order: Order
+    at: Position
 
     def __iter__(self) -> Iterator[list[int]]:
         epoch, first = self.at
-        for batch in range(first, self._order.num_batches):
-            yield self._order.items(epoch, batch).tolist()
+        for batch in range(first, self.order.num_batches):
+            yield self.order.items(epoch, batch).tolist()
 
     def __len__(self) -> int:
-        return self._order.num_batches - self.at.batch
+        return self.order.num_batches - self.at.batch
 
 
+@dataclass
 class _Indexed:
     """Samples together with their indices.
 
@@ -193,15 +195,14 @@ class _Indexed:
     in a traceback.
     """
 
-    def __init__(self, samples: IndexedSamples) -> None:
-        self._samples = samples
+    samples: IndexedSamples
 
     def __len__(self) -> int:
-        return len(self._samples)
+        return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[int, Any]:
         try:
-            return index, self._samples[index]
+            return index, self.samples[index]
         except UsageError as error:
             return index, error
         except PenstockError as error:  # others may not survive a pipe

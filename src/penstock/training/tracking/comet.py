@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 from ...base import PenstockError, learn_secret, require, scrub
 from .events import Event
@@ -36,7 +36,7 @@ class Comet:
         self._comet = require("comet_ml", "track")
         self._folder = out.resolve() / TRACKING_FOLDER / "comet"
         self._key, address = comet_account()
-        there = scrub(origin(address))
+        there = scrub(urljoin(address, "/").rstrip("/"))
         archived = any(self._folder.rglob("*.zip"))
         reached = bool(self._key) and not archived and _answers(address)
         self.durable = reached or there in before
@@ -45,7 +45,7 @@ class Comet:
         self._experiment: Any = None
 
     def open(self, begin: Event, run: str | None, keep: Keep) -> str:
-        comet, key = self._comet, str(begin["run"])
+        key = str(begin["run"])
         if self.durable and not self._key:
             raise PenstockError("the run is there, and there is no key of Comet's to go on with it")
         if self.durable and not _answers(self._address):  # Comet itself would wait for minutes
@@ -56,16 +56,15 @@ class Comet:
             "auto_output_logging log_git_metadata log_git_patch display_summary_level".split()
         )
         options = {**dict.fromkeys(silent, False), "project_name": begin["project"]}
-        if self.durable:
-            kind = comet.Experiment if run is None else comet.ExistingExperiment
-            # For what Comet would keep of a connection that breaks: events.jsonl has it.
+        folder = self._folder
+        if self.durable:  # what Comet would keep of a connection that breaks, events.jsonl has
             self._spare = tempfile.TemporaryDirectory(prefix="penstock-")
-            options["offline_directory"] = self._spare.name
-        else:
-            kind = comet.OfflineExperiment if run is None else comet.ExistingOfflineExperiment
-            self._folder.mkdir(parents=True, exist_ok=True)
-            options["offline_directory"] = str(self._folder)
-        self._experiment = experiment = kind(experiment_key=key, **options)
+            folder = Path(self._spare.name)
+        folder.mkdir(parents=True, exist_ok=True)
+        existing = "" if run is None else "Existing"
+        kind = getattr(self._comet, f"{existing}{'' if self.durable else 'Offline'}Experiment")
+        options |= {"experiment_key": key, "offline_directory": str(folder)}
+        self._experiment = experiment = kind(**options)
         if not experiment.alive:
             raise PenstockError("it began no experiment")
         if self.durable:
@@ -130,16 +129,6 @@ def comet_account() -> tuple[str | None, str]:
     key: str | None = comet.get_api_key(None, settings)
     learn_secret(key)
     return key, str(comet.get_comet_url_override(comet.get_config()))
-
-
-def origin(address: str) -> str:
-    """A URL without its path.
-
-    >>> origin("https://www.comet.com/clientlib/")
-    'https://www.comet.com'
-    """
-    parts = urlsplit(address)
-    return f"{parts.scheme}://{parts.netloc}"
 
 
 def _answers(address: str) -> bool:

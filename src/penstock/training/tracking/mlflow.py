@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from ...base import replacing, require, scrub
@@ -18,8 +17,8 @@ class MLflow:
 
     package = "mlflow"
     durable = True
-    MOST_METRICS, MOST_PARAMETERS, MOST_TEXT = 1000, 100, 500
-    """Of a request; the last in characters, as its oldest servers take them."""
+    MOST_TEXT = 500
+    """Characters of a parameter or a tag that its oldest servers take."""
 
     def __init__(self, out: Path, before: Sequence[str] = ()) -> None:
         given = os.environ.get("MLFLOW_TRACKING_URI")
@@ -54,12 +53,13 @@ class MLflow:
         # Of a run that is known, too: it may have failed here when it was made. The same again
         # changes nothing.
         tags = flat(begin["environment"]) | {"tags": " ".join(begin["tags"]), "run": begin["run"]}
-        texts = {"params": (Param, flat(begin["parameters"])), "tags": (RunTag, tags)}
-        for what, (kind, pairs) in texts.items():
-            entries = [kind(name, value[: self.MOST_TEXT]) for name, value in pairs.items()]
-            for part in _parts(entries, self.MOST_PARAMETERS):
-                client.log_batch(self._run, **{what: part})
-        return self._run
+        params = flat(begin["parameters"])
+        client.log_batch(
+            run,
+            params=[Param(name, value[: self.MOST_TEXT]) for name, value in params.items()],
+            tags=[RunTag(name, value[: self.MOST_TEXT]) for name, value in tags.items()],
+        )
+        return run
 
     def _experiment(self, project: str) -> str:
         """In a database of ours, artifacts lie beside it, and not where somebody happens to be."""
@@ -70,13 +70,12 @@ class MLflow:
     def send(self, events: Sequence[Event]) -> None:
         from mlflow.entities import Metric
 
-        metrics = []
-        for event in events:
-            moment = round(event["time"] * 1000)
-            for name, value in event.get("metrics", {}).items():
-                metrics.append(Metric(name, value, moment, event["step"]))
-        for part in _parts(metrics, self.MOST_METRICS):
-            self._client.log_batch(self._run, metrics=part)
+        metrics = [
+            Metric(name, value, round(event["time"] * 1000), event["step"])
+            for event in events
+            for name, value in event.get("metrics", {}).items()
+        ]
+        self._client.log_batch(self._run, metrics=metrics)
         for event in events:
             self._last = event
             if event["event"] == "begin":
@@ -100,7 +99,3 @@ _MLFLOW = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
 }
 """It sends nothing to its makers, prints nothing, and gives up on a server soon: we try again."""
-
-
-def _parts(items: Sequence[Any], most: int) -> Iterator[Sequence[Any]]:
-    return (items[start : start + most] for start in range(0, len(items), most))

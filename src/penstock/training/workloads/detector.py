@@ -24,7 +24,6 @@ from ...base import TrainConfig, UsageError, XView3Rules
 from ...data import (
     CHANNELS,
     SPLITS,
-    Chip,
     Chips,
     ImageResult,
     Objects,
@@ -167,7 +166,7 @@ class Pictures:
         chip = self.chips.read(int(self._which[index]))
         return (
             picture(chip.image, chip.valid),
-            target(chip),
+            targets_of(chip.points, chip.is_vessel, chip.is_fishing, chip.length_m),
             torch.tensor([*chip.core, *chip.offset]),
         )
 
@@ -175,10 +174,6 @@ class Pictures:
 def picture(image: NDArray[np.float32], valid: NDArray[np.bool_]) -> Tensor:
     """(planes, row, column): the channels and the masks, which are 1 where those have values."""
     return torch.from_numpy(np.concatenate([image, valid.astype(np.float32)]))
-
-
-def target(chip: Chip) -> dict[str, Tensor]:
-    return targets_of(chip.points, chip.is_vessel, chip.is_fishing, chip.length_m)
 
 
 def turn(image: Tensor, target: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:

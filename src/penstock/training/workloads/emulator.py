@@ -293,17 +293,13 @@ def _mirrored(array: PackedArray) -> list[bool]:
 
 def last_seen(inputs: PackedArray, targets: PackedArray) -> list[int]:
     """For each channel of the targets, where the inputs have it, as late as they do."""
-    steps: dict[str, tuple[int, int]] = {}
-    latest = {_base(channel)[0]: _base(channel)[1] for channel in targets.channels}
-    for place, channel in enumerate(inputs.channels):
-        base, offset = _base(channel)
-        if base in latest and (base not in steps or _nearer(offset, steps[base][0], latest[base])):
-            steps[base] = offset, place
-    for base in latest:
-        if base not in steps:
+    places: dict[str, list[tuple[int, int]]] = {}
+    for place, (base, offset) in enumerate(map(_base, inputs.channels)):
+        places.setdefault(base, []).append((offset, place))
+    latest = dict(map(_base, targets.channels))
+    nearest = {}
+    for base, step in latest.items():
+        if base not in places:
             raise UsageError(f"the targets have {base} and the inputs do not: it cannot persist")
-    return [steps[_base(channel)[0]][1] for channel in targets.channels]
-
-
-def _nearer(offset: int, other: int, to: int) -> bool:
-    return abs(to - offset) < abs(to - other)
+        nearest[base] = min((abs(step - offset), place) for offset, place in places[base])[1]
+    return [nearest[base] for base, _ in map(_base, targets.channels)]
