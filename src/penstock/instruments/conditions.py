@@ -6,7 +6,7 @@ What cannot be read is None.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import psutil
 
 from ..base import format_bytes, significant
 from .environment import BUSY
-from .gpus import Nvml
+from .gpus import Question, gpus_or_none
 
 Block = Mapping[str, Any]
 SYS = Path("/sys")
@@ -37,10 +37,9 @@ def read_conditions() -> dict[str, Any]:
     stolen = getattr(psutil.cpu_times(), "steal", None)
     busy = _busy()
     steal = None if stolen is None else psutil.cpu_times().steal - stolen
-    try:
-        gpus = GpuConditions()()
-    except Exception:  # NVML's errors have no type that is known before NVML is imported
-        gpus = None
+    gpus = gpus_or_none(_OF_GPUS)
+    for gpu in gpus or ():
+        del gpu["name"]  # which does not change
     return {
         "governor": " and ".join(sorted(set(_read("cpu*/cpufreq/scaling_governor")))) or None,
         "turbo": _turbo(),
@@ -116,27 +115,14 @@ def _busy() -> list[dict[str, Any]]:
     return sorted(busy, key=lambda tenant: -tenant["cores"])
 
 
-class GpuConditions(Nvml):
-    """Who uses each GPU and what holds its clocks down."""
-
-    def __call__(self) -> list[dict[str, Any]]:
-        gpus = self._find()
-        nvml = self._nvml
-        questions: dict[str, Callable[[Any], Any]] = {
-            "processes": lambda gpu: [
-                p.pid for p in nvml.nvmlDeviceGetComputeRunningProcesses(gpu)
-            ],
-            "throttle_reasons": lambda gpu: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu),
-            "celsius": lambda gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
-            "power_limit_w": lambda gpu: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000,
-            "power_default_w": lambda gpu: (
-                nvml.nvmlDeviceGetPowerManagementDefaultLimit(gpu) / 1000
-            ),
-        }
-        return [
-            {"index": index} | {key: self._ask(ask, gpu) for key, ask in questions.items()}
-            for index, _, gpu in gpus
-        ]
+_OF_GPUS: Mapping[str, Question] = {
+    "processes": lambda nvml, gpu: [p.pid for p in nvml.nvmlDeviceGetComputeRunningProcesses(gpu)],
+    "throttle_reasons": lambda nvml, gpu: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu),
+    "celsius": lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
+    "power_limit_w": lambda nvml, gpu: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000,
+    "power_default_w": lambda nvml, gpu: nvml.nvmlDeviceGetPowerManagementDefaultLimit(gpu) / 1000,
+}
+"""Who uses a GPU and what holds its clocks down."""
 
 
 def condition_warnings(environment: Block, now: Block) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .gpus import Nvml
+from .gpus import Nvml, memory_used
 
 _READINGS = {
     # name: (function of NVML, its arguments after the handle by the names of its constants)
@@ -26,17 +26,17 @@ class Gpu(Nvml):
         super().__init__()
         self._handle: Any = None
         with contextlib.suppress(Exception):  # no driver; NVML's own have no type known here
-            self._handle = self._own(device.index or 0)
+            self._handle = self._handle_of(device.index or 0)
 
     def used(self) -> int | None:
         """Bytes that the driver counts on the device, of all processes."""
-        return None if self._handle is None else self._ask(self._memory, self._handle)
+        return None if self._handle is None else self._ask(memory_used, self._handle)
 
     def clocks(self) -> dict[str, int | None]:
         """Clocks, temperature, power, and a bit for each reason why the clocks are held down."""
         return {name: self._reading(*reading) for name, reading in _READINGS.items()}
 
-    def _own(self, index: int) -> Any:
+    def _handle_of(self, index: int) -> Any:
         """By its UUID, for torch counts the devices that CUDA_VISIBLE_DEVICES leaves and NVML all
         of them; a slice of a card (MIG) has one too. None where NVML does not know it: only a card
         that is alone and whole could be no other.
@@ -46,11 +46,8 @@ class Gpu(Nvml):
         for kind in ("GPU", "MIG"):
             with contextlib.suppress(self._nvml.NVMLError):
                 return self._nvml.nvmlDeviceGetHandleByUUID(f"{kind}-{uuid}")
-        whole = [card for card in cards if not self._ask(self._is_cut, card)]
+        whole = [card for card in cards if not self._ask(_is_cut, card)]
         return whole[0] if len(cards) == len(whole) == 1 else None
-
-    def _is_cut(self, card: Any) -> int:
-        return int(self._nvml.nvmlDeviceGetMigMode(card)[0])
 
     def _reading(self, function: str, arguments: tuple[str, ...]) -> int | None:
         if self._handle is None:
@@ -60,3 +57,7 @@ class Gpu(Nvml):
             return int(getattr(self._nvml, function)(self._handle, *constants))
         except (self._nvml.NVMLError, AttributeError):
             return None
+
+
+def _is_cut(nvml: Any, card: Any) -> int:
+    return int(nvml.nvmlDeviceGetMigMode(card)[0])

@@ -22,7 +22,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from typing import Any
 import psutil
 
 from .. import __version__
-from .gpus import Nvml
+from .gpus import Question, gpus_or_none
 from .machine import ProcessKey
 from .record import canonical
 
@@ -55,7 +55,7 @@ ANSWER_WITHIN_S = 5.0
 def collect_environment() -> Block:
     """Read everything. It takes a quarter of a second, for which it watches the other processes."""
     began, before = time.perf_counter(), _cpu_seconds_of_others()
-    machine, gpus = _machine(), _gpus()
+    machine, gpus = _machine(), gpus_or_none(_OF_GPUS)
     block: Block = {
         "machine": machine,
         "machine_key": machine_key(machine, gpus),
@@ -135,34 +135,17 @@ def _processor() -> str | None:
     return platform.processor() or None
 
 
-class _Gpus(Nvml):
-    """What of every GPU stays the same while a job runs."""
-
-    def __call__(self) -> list[Block]:
-        found = self._find()
-        nvml = self._nvml
-        questions: dict[str, Callable[[Any], Any]] = {
-            "memory_bytes": lambda gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).total,
-            "driver": lambda gpu: nvml.nvmlSystemGetDriverVersion(),
-            "power_limit_w": lambda gpu: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000,
-            "ecc": lambda gpu: bool(nvml.nvmlDeviceGetEccMode(gpu)[0]),
-            "mig": lambda gpu: bool(nvml.nvmlDeviceGetMigMode(gpu)[0]),
-            # Of this card in this slot. What runs now says less: an idle link slows down.
-            "pcie_generation": lambda gpu: nvml.nvmlDeviceGetMaxPcieLinkGeneration(gpu),
-            "pcie_width": lambda gpu: nvml.nvmlDeviceGetMaxPcieLinkWidth(gpu),
-        }
-        return [
-            {"index": index, "name": name}
-            | {key: self._ask(question, gpu) for key, question in questions.items()}
-            for index, name, gpu in found
-        ]
-
-
-def _gpus() -> list[Block] | None:
-    try:
-        return _Gpus()()
-    except Exception:  # NVML's errors have no type that is known before NVML is imported
-        return None
+_OF_GPUS: Mapping[str, Question] = {
+    "memory_bytes": lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).total,
+    "driver": lambda nvml, gpu: nvml.nvmlSystemGetDriverVersion(),
+    "power_limit_w": lambda nvml, gpu: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000,
+    "ecc": lambda nvml, gpu: bool(nvml.nvmlDeviceGetEccMode(gpu)[0]),
+    "mig": lambda nvml, gpu: bool(nvml.nvmlDeviceGetMigMode(gpu)[0]),
+    # Of this card in this slot. What runs now says less: an idle link slows down.
+    "pcie_generation": lambda nvml, gpu: nvml.nvmlDeviceGetMaxPcieLinkGeneration(gpu),
+    "pcie_width": lambda nvml, gpu: nvml.nvmlDeviceGetMaxPcieLinkWidth(gpu),
+}
+"""What stays the same while a job runs."""
 
 
 CGROUPS = Path("/sys/fs/cgroup")

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
 TelemetryRow = dict[str, Any]
+Question = Callable[[Any, Any], Any]
+"""What is asked of NVML, a module, and of the handle of a GPU."""
+
+
+def memory_used(nvml: Any, handle: Any) -> int:
+    # The first version of the call counts what the driver reserves as used; nvidia-smi and the
+    # second do not.
+    return int(nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).used)
+
+
+USE: Mapping[str, Question] = {
+    "util_percent": lambda nvml, gpu: int(nvml.nvmlDeviceGetUtilizationRates(gpu).gpu),
+    "memory_bytes": memory_used,
+}
 
 
 class Nvml:
     """Reads every GPU through NVML; none where the library or the driver is absent.
 
-    It begins at the first call, which may take seconds on a server with idle GPUs. It is never
-    shut down: NVML counts its users, and the process may have others.
+    Called, it gives a row for each GPU: its index, its name and the answer to each question, None
+    where a GPU has none. NVML begins at the first call, which may take seconds on a server with
+    idle GPUs. It is never shut down: it counts its users, and the process may have others.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, questions: Mapping[str, Question] = USE) -> None:
+        self._questions = questions
         self._nvml: Any = None
         self._gpus: list[tuple[int, str, Any]] | None = None
 
@@ -24,12 +40,8 @@ class Nvml:
         if self._gpus is None:
             self._gpus = self._find()
         return [
-            {
-                "index": index,
-                "name": name,
-                "util_percent": self._ask(self._utilisation, handle),
-                "memory_bytes": self._ask(self._memory, handle),
-            }
+            {"index": index, "name": name}
+            | {key: self._ask(question, handle) for key, question in self._questions.items()}
             for index, name, handle in self._gpus
         ]
 
@@ -46,18 +58,16 @@ class Nvml:
         handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
         return [(i, str(nvml.nvmlDeviceGetName(h)), h) for i, h in enumerate(handles)]
 
-    def _utilisation(self, handle: Any) -> int:
-        return int(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-
-    def _memory(self, handle: Any) -> int:
-        # The first version of the call counts what the driver reserves as used; nvidia-smi and
-        # the second do not.
-        return int(
-            self._nvml.nvmlDeviceGetMemoryInfo(handle, version=self._nvml.nvmlMemory_v2).used
-        )
-
-    def _ask(self, read: Callable[[Any], int], handle: Any) -> int | None:
+    def _ask(self, question: Question, handle: Any) -> Any:
         try:
-            return read(handle)
+            return question(self._nvml, handle)
         except self._nvml.NVMLError:  # not supported: utilisation on a MIG slice, for example
             return None
+
+
+def gpus_or_none(questions: Mapping[str, Question]) -> list[TelemetryRow] | None:
+    """The rows of `Nvml`; None where there is a driver that does not answer."""
+    try:
+        return Nvml(questions)()
+    except Exception:  # NVML's errors have no type that is known before NVML is imported
+        return None

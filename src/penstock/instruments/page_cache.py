@@ -39,8 +39,8 @@ def is_safe_to_map(place: str) -> bool:
         return False
     path = Path(place).resolve()
     mounts = {Path(part.mountpoint): part.fstype for part in psutil.disk_partitions(all=True)}
-    found = next((mounts[above] for above in (path, *path.parents) if above in mounts), None)
-    return found in _LOCAL
+    kind = next((mounts[above] for above in (path, *path.parents) if above in mounts), None)
+    return kind in _LOCAL
 
 
 def drop_pages(paths: Iterable[Path]) -> None:

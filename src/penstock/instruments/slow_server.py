@@ -89,8 +89,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, body: bool) -> None:
         server = self.server
         if self.path == COUNTS:
-            told = json.dumps({"requests": server.requests, "bytes": server.bytes}).encode()
-            return self._send(HTTPStatus.OK, told, len(told))
+            counts = json.dumps({"requests": server.requests, "bytes": server.bytes}).encode()
+            return self._send(HTTPStatus.OK, counts, len(counts))
         time.sleep(server.delay_s)
         path = (server.folder / unquote(self.path.partition("?")[0]).lstrip("/")).resolve()
         status, data, size = HTTPStatus.NOT_FOUND, b"", 0

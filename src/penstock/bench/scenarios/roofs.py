@@ -65,10 +65,10 @@ class Matmul:
 
     def _check(self) -> None:
         """One element against float64; a product of length n has a deviation of about sqrt(n)."""
-        found = float(self._product[0, 0])
+        element = float(self._product[0, 0])
         exact = float(self._left[0].cpu().double() @ self._right[:, 0].cpu().double())
-        if not abs(found - exact) <= 0.05 * len(self._left) ** 0.5:
-            raise WrongResult(f"an element of the product is {found}, not {exact}")
+        if not abs(element - exact) <= 0.05 * len(self._left) ** 0.5:
+            raise WrongResult(f"an element of the product is {element}, not {exact}")
         self._checked = True
 
 

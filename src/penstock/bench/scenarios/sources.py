@@ -108,10 +108,10 @@ class CaseData:
             drop_pages(files)
         elif self._case["cache"] == "warm":
             warm_pages(files)
-        found: dict[str, Any] = {"resident": residency(files)}
+        state: dict[str, Any] = {"resident": residency(files)}
         if self._case["cache"] == "cold":
-            found["again"] = self.read_again()
-        return found
+            state["again"] = self.read_again()
+        return state
 
     def read_again(self) -> float:
         """Of what the batches after the first read, the share that one before them has read: it
@@ -171,10 +171,10 @@ def order_of(case: Mapping[str, Any], packed: Packed) -> Order:
 
 def fingerprint(packed: Packed) -> str:
     """A hash of what is in a data set: its description and the checksums of its samples."""
-    found = hashlib.sha256(json.dumps(packed.document, sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps(packed.document, sort_keys=True).encode())
     for name in sorted(packed.checks):
-        found.update(packed.checks[name].tobytes())
-    return found.hexdigest()[:16]
+        digest.update(packed.checks[name].tobytes())
+    return digest.hexdigest()[:16]
 
 
 def chunk_files(array: PackedArray, samples: NDArray[np.int64]) -> list[Path]:
@@ -206,11 +206,11 @@ def _fetch_documents(url: str, folder: Path) -> None:
     from ...data import explained_errors, read_object
 
     def fetch(key: str, strict: bool = False) -> bytes | None:
-        found = read_object(url.rstrip("/"), key, strict=strict)
-        if found is not None:
+        content = read_object(url.rstrip("/"), key, strict=strict)
+        if content is not None:
             (folder / key).parent.mkdir(parents=True, exist_ok=True)
-            (folder / key).write_bytes(found)
-        return found
+            (folder / key).write_bytes(content)
+        return content
 
     document = fetch(DOCUMENT, strict=True)
     if document is None:
@@ -267,10 +267,10 @@ class Counters:
 def read_case_store() -> int:
     """Bytes that this thread has read, 0 where nobody counts them."""
     try:
-        found = Path("/proc/thread-self/io").read_text()
+        counters = Path("/proc/thread-self/io").read_text()
     except OSError:
         return 0
-    return int(found.partition("rchar:")[2].split()[0])
+    return int(counters.partition("rchar:")[2].split()[0])
 
 
 def mapped_bytes() -> int:
@@ -278,5 +278,5 @@ def mapped_bytes() -> int:
     their lengths, as often as they were mapped."""
     if (tensorstore := sys.modules.get("tensorstore")) is None:
         return 0
-    found = tensorstore.experimental_collect_matching_metrics("/tensorstore/file/mmap_bytes")
-    return sum(int(value["value"]) for metric in found for value in metric["values"])
+    metrics = tensorstore.experimental_collect_matching_metrics("/tensorstore/file/mmap_bytes")
+    return sum(int(value["value"]) for metric in metrics for value in metric["values"])

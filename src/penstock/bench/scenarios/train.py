@@ -37,8 +37,8 @@ from . import Phase, Work
 
 TELEMETRY = "telemetry.jsonl"
 EVERY_S = 0.5
-_TOLD = "penstock train: "
-"""What its one sentence of failure begins with."""
+_SENTENCE = "penstock train: "
+"""The beginning of its one sentence of failure."""
 _LAST_LINES = 200
 _DIE_WITHIN_S = 30.0
 
@@ -171,9 +171,9 @@ def _run(command: Sequence[str]) -> None:
 def _fault(said: Iterable[str]) -> str:
     """The sentence of the rank that failed first, or the last words."""
     lines = [line for line in said if line]
-    told = [line for line in lines if line.startswith(_TOLD)]
-    told.sort(key=lambda line: line.endswith(NOT_A_RANK))
-    return (told or lines[-1:] or ["it said nothing"])[0].removeprefix(_TOLD)
+    sentences = [line for line in lines if line.startswith(_SENTENCE)]
+    sentences.sort(key=lambda line: line.endswith(NOT_A_RANK))
+    return (sentences or lines[-1:] or ["it said nothing"])[0].removeprefix(_SENTENCE)
 
 
 class _Used(Nvml):
@@ -194,8 +194,8 @@ def _used_gpus(count: int) -> _Used:
     and then none is found."""
     import torch
 
-    found = (getattr(torch.cuda.get_device_properties(i), "uuid", None) for i in range(count))
-    return _Used(f"GPU-{uuid}" for uuid in found if uuid is not None)
+    uuids = (getattr(torch.cuda.get_device_properties(i), "uuid", None) for i in range(count))
+    return _Used(f"GPU-{uuid}" for uuid in uuids if uuid is not None)
 
 
 def utilisation(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
@@ -212,8 +212,8 @@ def utilisation(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     ]
     seconds = sum(span for span, _ in spans)
     busy = [gpu["util_percent"] for row in rows for gpu in row["gpus"] or ()]
-    known = [percent for percent in busy if percent is not None]
+    read = [percent for percent in busy if percent is not None]
     return {
         "cpu_percent": sum(span * used for span, used in spans) / seconds if seconds else None,
-        "gpu_percent": sum(known) / len(known) if known else None,
+        "gpu_percent": sum(read) / len(read) if read else None,
     }

@@ -221,8 +221,8 @@ def run_suite(
         folder = out / launch_folder(request.case, how["launch"])
         check_alone(folder / TRAIN_LOCK, TRAINS)
         shutil.rmtree(folder, ignore_errors=True)  # of a launch that was interrupted
-        told = replace(request, case={**request.case, "output_dir": str(folder)})
-        record = run_launch(told, **how)
+        placed = replace(request, case={**request.case, "output_dir": str(folder)})
+        record = run_launch(placed, **how)
         if not request.case["save_checkpoints"]:
             shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         return finished(record, request.case)
@@ -257,15 +257,15 @@ def suite_case_name(case: Mapping[str, Any]) -> str:
 def finished(record: Record, case: Mapping[str, Any]) -> Record:
     """A launch under the case that its folder is no part of, with the training's own seconds beside
     those of the whole run, and the peaks of the processes that trained."""
-    told: dict[str, Any] = {"case": dict(case), "key": case_key(record.scenario, case)}
+    fields: dict[str, Any] = {"case": dict(case), "key": case_key(record.scenario, case)}
     training = record.facts.get("training")
     if training is not None:
         seconds = {"training": training["training_s"], "validation": training["validation_s"]}
         seconds |= phases_of(training)
-        told["samples_s"] = {**record.samples_s, **{name: (s,) for name, s in seconds.items()}}
+        fields["samples_s"] = {**record.samples_s, **{name: (s,) for name, s in seconds.items()}}
         peaks = {name: peak_of_ranks(training, name) for name in ("device_peak", "device_reserved")}
-        told["memory"] = record.memory.model_copy(update=peaks)
-    return record.model_copy(update=told)
+        fields["memory"] = record.memory.model_copy(update=peaks)
+    return record.model_copy(update=fields)
 
 
 def peak_of_ranks(training: Mapping[str, Any], name: str) -> int | None:
