@@ -7,7 +7,11 @@ formulas.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, TextIO
 
 from .secrets import scrub
@@ -76,7 +80,9 @@ def _is_number(text: str) -> bool:
 class SafeStream:
     """Standard output or error, on which neither control characters nor keys come.
 
-    What rich draws with it finds the stream itself by the name that rich knows.
+    Its reader (head, less, a log's) may leave: what is told then goes nowhere, and the work goes on
+    to an exit code of its own. What rich draws with finds the stream itself by the name that rich
+    knows.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -88,8 +94,21 @@ class SafeStream:
 
     def write(self, text: str) -> int:
         begin = "\r" * text.startswith("\r")  # so a progress bar of a user's model stays one line
-        self._stream.write(begin + for_terminal(scrub(text[len(begin) :])))
+        with self._whoever_reads():
+            self._stream.write(begin + for_terminal(scrub(text[len(begin) :])))
         return len(text)
+
+    def flush(self) -> None:
+        with self._whoever_reads():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _whoever_reads(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            with Path(os.devnull).open("w") as nowhere:
+                os.dup2(nowhere.fileno(), self._stream.fileno())
 
     def writelines(self, lines: Any) -> None:
         for line in lines:

@@ -15,9 +15,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from importlib import import_module
-from pathlib import Path
 from types import FrameType
-from typing import Any, TextIO
 
 from .. import __version__
 from ..base import PenstockError, SafeStream, absent, describe, speaking_flags, where_in_users_code
@@ -82,7 +80,8 @@ def _told_safely() -> Iterator[None]:
         for name in ("stdout", "stderr"):
             if (stream := getattr(sys, name)) is not None:  # None where it was closed
                 redirect = getattr(contextlib, f"redirect_{name}")
-                stack.enter_context(redirect(SafeStream(stream)))
+                safe = stack.enter_context(redirect(SafeStream(stream)))
+                stack.callback(safe.flush)  # in here, where a reader that left does no harm
         yield
 
 
@@ -149,36 +148,6 @@ def _fault(error: Exception) -> str:
     )
 
 
-class _Heard:
-    """Standard output or error, whose reader (head, less, a log's) may leave.
-
-    What is told then goes nowhere, and the work goes on to an exit code of its own.
-    """
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        with self._left_alone():
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with self._left_alone():
-            self._stream.flush()
-
-    @contextlib.contextmanager
-    def _left_alone(self) -> Iterator[None]:
-        try:
-            yield
-        except BrokenPipeError:
-            with Path(os.devnull).open("w") as nowhere:
-                os.dup2(nowhere.fileno(), self._stream.fileno())
-
-
 def quiet_openmp() -> None:
     """Tell OpenMP's threads to sleep while they wait, before torch is loaded: its own would spin on
     the very cores that decode and encode. But for some 30 microseconds, as the next part of a
@@ -198,14 +167,9 @@ def entry() -> None:
     What torch has made is set aside from the last collection: going through it took 0.3 s.
     """
     quiet_openmp()
-    for name in ("stdout", "stderr"):
-        if (stream := getattr(sys, name)) is not None:  # None where it was closed from the first
-            setattr(sys, name, _Heard(stream))
     with _told_safely():
         code = _main(None)
     if threading.active_count() > 1 or "train" in sys.argv[1:3]:
-        sys.stdout.flush()
-        sys.stderr.flush()
         os._exit(code)
     gc.freeze()
     raise SystemExit(code)
