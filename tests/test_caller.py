@@ -13,13 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor, nn
 
 import penstock
 from penstock.base import caller
-from penstock.bench import measure
-from penstock.inference import lane
 
 VOLUME = np.arange(20 * 16 * 16, dtype="uint16").reshape(20, 16, 16)
 
@@ -27,6 +23,8 @@ VOLUME = np.arange(20 * 16 * 16, dtype="uint16").reshape(20, 16, 16)
 @pytest.fixture
 def three_threads() -> Iterator[None]:
     """A number that is neither one nor what a machine comes with."""
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     yield
@@ -44,6 +42,8 @@ def elsewhere(ask: Callable[[], Any]) -> Any:
 
 def state() -> dict[str, Any]:
     """All that a caller may have set."""
+    import torch
+
     backends = torch.backends
     return {
         "threads": (torch.get_num_threads(), elsewhere(torch.get_num_threads)),
@@ -58,23 +58,31 @@ def state() -> dict[str, Any]:
     }
 
 
-class Asks(nn.Module):
-    """Notes the threads of its own, and those of one that is born meanwhile."""
+def asking(fails: bool = False) -> Any:
+    """A net that notes the threads of its own, and those of one that is born meanwhile."""
+    import torch
 
-    def __init__(self, fails: bool = False) -> None:
-        super().__init__()
-        self.fails, self.said = fails, set[tuple[int, int]]()
+    class Asks(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.said = set[tuple[int, int]]()
 
-    def forward(self, x: Tensor) -> Tensor:
-        if x.device.type == "cpu":
-            self.said.add((torch.get_num_threads(), elsewhere(torch.get_num_threads)))
-            if self.fails and len(x) == 2:
-                raise RuntimeError("it is broken")
-        return x
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.device.type == "cpu":
+                self.said.add((torch.get_num_threads(), elsewhere(torch.get_num_threads)))
+                if fails and len(x) == 2:
+                    raise RuntimeError("it is broken")
+            return x
+
+    return Asks()
 
 
 @pytest.mark.usefixtures("three_threads")
 def test_threads_are_those_of_the_calling_thread_alone() -> None:
+    import torch
+
+    from penstock.inference import lane
+
     for scope in (caller.torch_threads(1), lane.one_thread()):
         with pytest.raises(KeyError), scope:
             assert torch.get_num_threads() == 1
@@ -100,7 +108,7 @@ def test_threads_are_those_of_the_calling_thread_alone() -> None:
     ],
 )
 def test_inference_leaves_all_as_it_was(threads: int | None, fails: bool) -> None:
-    model, before, out = Asks(fails), state(), np.zeros_like(VOLUME)
+    model, before, out = asking(fails), state(), np.zeros_like(VOLUME)
     knobs: dict[str, Any] = {"patch": 8, "overlap": 2, "normalize": "none", "threads": threads}
     knobs |= {"tf32": True, "cudnn_benchmark": True}
     with contextlib.suppress(penstock.PenstockError):
@@ -132,6 +140,8 @@ def test_what_a_caller_froze_stays_frozen() -> None:
 
 
 def test_flags_that_only_the_newer_names_can_read_are_put_back() -> None:
+    import torch
+
     part = torch.backends.cuda.matmul
     with caller.cuda_flags_kept():
         part.fp32_precision = "tf32"
@@ -157,6 +167,8 @@ def test_training_leaves_all_as_it_was(tmp_path: Path) -> None:
 
 
 def test_measuring_freezes_no_more_than_it_thaws() -> None:
+    from penstock.bench import measure
+
     class Still:
         device, facts = "cpu", dict[str, Any]()
 
@@ -172,24 +184,32 @@ def test_measuring_freezes_no_more_than_it_thaws() -> None:
 # --- the caller's net -----------------------------------------------------------------------------
 
 
-class Caches(nn.Module):
-    """Makes what it needs in its first forward, as rotary embeddings do."""
+def caching() -> Any:
+    """A net that makes what it needs in its first forward, as rotary embeddings do."""
+    import torch
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv3d(1, 1, 1)
-        self.gain: Tensor | None = None
+    class Caches(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = torch.nn.Conv3d(1, 1, 1)
+            self.gain: torch.Tensor | None = None
 
-    def forward(self, x: Tensor) -> Tensor:
-        if self.gain is None:
-            self.gain = torch.full((1,), 2.0, device=x.device)
-        return self.conv(x) * self.gain
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.gain is None:
+                self.gain = torch.full((1,), 2.0, device=x.device)
+            return self.conv(x) * self.gain
+
+    return Caches()
 
 
-@pytest.mark.parametrize("call", [penstock.plan_inference, penstock.run_inference])
-def test_a_net_can_be_trained_after_it_was_used(call: Callable[..., Any], tmp_path: Path) -> None:
-    net = Caches()
+@pytest.mark.parametrize("call", ["plan_inference", "run_inference"])
+def test_a_net_can_be_trained_after_it_was_used(call: str, tmp_path: Path) -> None:
+    import torch
+
+    net = caching()
     net.conv.eval()  # frozen by the caller
-    call(VOLUME, tmp_path / "out.zarr", model=net, devices="cpu", patch=8, overlap=0)
+    getattr(penstock, call)(
+        VOLUME, tmp_path / "out.zarr", model=net, devices="cpu", patch=8, overlap=0
+    )
     assert [part.training for part in net.modules()] == [True, False]
     net(torch.ones(1, 1, 2, 2, 2)).sum().backward()

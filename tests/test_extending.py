@@ -20,9 +20,6 @@ import tomllib
 import penstock
 from penstock.base.errors import UsageError
 from penstock.cli import main
-from penstock.models.load import load_model
-from penstock.models.registry import check_model_name
-from penstock.training.workloads import check_workload
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "extending.md").read_text()
@@ -220,6 +217,8 @@ def test_a_model_of_another_package(site: Site) -> None:
     noisy, blurred = (each.read(each.domain)[centre].astype(float) for each in (before, after))
     assert blurred.std() < 0.8 * noisy.std() and abs(blurred.mean() - noisy.mean()) < noisy.std()
     # What resumes a run knows it by its code and not by its name alone.
+    from penstock.models.load import load_model
+
     assert load_model("blur").reference == "penstock_blur:Blur"
     assert load_model("blur").code == load_model("penstock_blur:Blur").code != ""
 
@@ -279,6 +278,10 @@ def test_nothing_is_imported_that_was_not_named(
     site.install("theirs", f"penstock.{what}", dict.fromkeys(names, "theirs:Thing"))
     Path("volume.nothing").mkdir()
     assert "aardvark" in refused(what, "nothing", capsys)
+    from penstock.models.load import load_model
+    from penstock.models.registry import check_model_name
+    from penstock.training.workloads import check_workload
+
     load_model("identity")
     check_model_name("identity", "--model-type")
     check_workload("spiral")

@@ -18,8 +18,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
 import penstock
 from penstock.base.config.knobs import build
@@ -32,7 +30,7 @@ from penstock.cli import main
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 ON_GPU = (
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.skipif("not __import__('torch').cuda.is_available()", reason="no CUDA device"),
 )
 
 
@@ -48,7 +46,10 @@ def run(volume: np.ndarray, net: Any, device: str, **knobs: Any) -> np.ndarray:
     return out
 
 
-def conv() -> nn.Module:
+def conv() -> Any:
+    import torch
+    from torch import nn
+
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv3d(1, 8, 3, padding=1), nn.GELU(), nn.Conv3d(8, 1, 3, padding=1))
 
@@ -93,7 +94,9 @@ def test_nan_and_a_failing_model_behave_as_on_the_cpu() -> None:
     assert np.isnan(out[3, 4, 5])
     assert np.isfinite(out).sum() == volume.size - 1
 
-    class Overflows(nn.Module):
+    import torch
+
+    class Overflows(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x * 1e30 * 1e30
 
@@ -149,11 +152,15 @@ def spiral(out: Path, device: str, **more: Any) -> dict[str, Any]:
 
 
 def read(out: Path, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = torch.load(out / name, weights_only=True, map_location="cpu")
-    return found
+    import torch
+
+    state: dict[str, Any] = torch.load(out / name, weights_only=True, map_location="cpu")
+    return state
 
 
 def assert_close(one: Mapping[str, Any], other: Mapping[str, Any], tolerance: float) -> None:
+    import torch
+
     assert one.keys() == other.keys()
     for name in one:
         assert torch.allclose(one[name], other[name], rtol=tolerance, atol=tolerance), name
@@ -207,7 +214,9 @@ def test_a_training_that_is_stopped_goes_on(device: str, tmp_path: Path) -> None
     assert_close(whole, parts, 0 if device == "cpu" else 1e-4)
 
 
-def tiny(in_channels: int = 1) -> nn.Module:
+def tiny(in_channels: int = 1) -> Any:
+    from torch import nn
+
     return nn.Sequential(
         nn.Conv3d(in_channels, 4, 3, padding=1), nn.ReLU(), nn.Conv3d(4, 1, 3, padding=1)
     )

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-
+pytestmark = pytest.mark.skipif(not find_spec("torch"), reason="torch is not installed")
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 ERA = Path(__file__).parents[2] / "shared" / "data" / "era-interim-uvz.nc"
 
