@@ -17,7 +17,6 @@ from penstock.base.errors import StageError, UsageError
 from penstock.data.stores.memory import MemorySink, MemorySource
 from penstock.inference import journal, reading, stitch
 from penstock.inference import run as infer
-from penstock.models import load as model
 
 from .kit import SMALL, arange, conv, job
 
@@ -42,7 +41,7 @@ def failing_after(calls: int, real: Callable[..., Any]) -> Callable[..., Any]:
     [
         ("read", MemorySource, "read"),
         ("normalise", reading, "block_scaling"),
-        ("forward", model.Identity, "forward"),
+        ("forward", nn.Identity, "forward"),
         ("stitch", stitch.Assembly, "_unit"),
         ("write", MemorySink, "write"),
     ],

@@ -167,6 +167,11 @@ class PatchShape:
     overlap: tuple[int, ...]
     model_axes: Literal[2, 3]
 
+    @property
+    def seen(self) -> tuple[int, ...]:
+        """The axes of a patch that the model sees."""
+        return self.patch[3 - self.model_axes :]
+
 
 def per_axis(values: Sequence[int], *, plane: bool, thin: int) -> tuple[int, ...]:
     """One number or one for each axis, as z y x; ``thin`` is the z of a plane."""

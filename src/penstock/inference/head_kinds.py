@@ -128,7 +128,7 @@ def _varied(candidates: Iterator[Seen]) -> Seen:
 def _returned(net: Net, seen: Seen) -> dict[str, Tensor]:
     """The heads of one patch in float64, shape (channels, spatial...); run on the CPU."""
     model = net.model
-    patch = torch.from_numpy(seen.shown).to(model.dtype).reshape(model.in_channels, *net.patch)
+    patch = torch.from_numpy(seen.shown).to(model.dtype).reshape(model.in_channels, *net.shape.seen)
     # Programs that were exported for one size of batch take no other.
     fixed = isinstance(model.module, torch.fx.GraphModule)
     failed: Exception | None = None

@@ -74,12 +74,9 @@ def _version(library: str) -> str | None:
 def code_of_voxels() -> str:
     """A hash of the modules that compute voxels. The version number tells less: it stays."""
     places = [_PACKAGE / name for name in VOXEL_CODE]
-    files = [file for place in places for file in ([place] if place.is_file() else _python(place))]
-    return _hash_files(files, _PACKAGE)
-
-
-def _python(folder: Path) -> list[Path]:
-    return sorted(folder.rglob("*.py"))
+    files = [file for place in places for file in [*place.rglob("*.py")] or [place]]
+    named = [(str(file.relative_to(_PACKAGE)), _hash(file.read_bytes())) for file in files]
+    return _hash(repr(sorted(named)).encode())
 
 
 def of_input(source: Source, *, resumes: bool) -> str:
@@ -343,11 +340,6 @@ def _installed() -> tuple[Path, ...]:
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     folders = {Path(sysconfig.get_path(name)).resolve() for name in names}
     return (*folders, Path(torch.__file__).parent.parent.resolve(), _PACKAGE)
-
-
-def _hash_files(files: Sequence[Path], root: Path) -> str:
-    named = [(str(file.relative_to(root)), _hash(file.read_bytes())) for file in files]
-    return _hash(repr(sorted(named)).encode())
 
 
 def _hash(content: bytes) -> str:

@@ -52,7 +52,7 @@ class Lane:
         self.transfers = Transfers(device)
         self.clock = GpuClock(device, probe) if device.type == "cuda" else None
         net = job.net
-        shape = (net.batch, net.model.in_channels, *net.patch)
+        shape = (net.batch, net.model.in_channels, *net.shape.seen)
         self._batch = torch.empty(shape, dtype=net.carrier, device=device, memory_format=net.layout)
         self._empty_tally = torch.tensor([NOTHING] * len(job.heads), device=device)
         self._slots: list[Slot] = []

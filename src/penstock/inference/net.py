@@ -42,14 +42,9 @@ class Net:
     footprint: Footprint
 
     @property
-    def patch(self) -> tuple[int, ...]:
-        """The spatial axes of a patch that the model sees, two or three."""
-        return _seen(self.shape)
-
-    @property
     def layout(self) -> torch.memory_format:
         """How batches lie in memory."""
-        axes = 2 + len(self.patch)
+        axes = 2 + self.shape.model_axes
         return CHANNELS_LAST[axes] if self.footprint.channels_last else torch.contiguous_format
 
 
@@ -97,15 +92,11 @@ def fit_batch(
         *sizes, last = (CPU_FORWARD, 1, batch) if batch else (CPU_FORWARD, 1)
     else:
         *sizes, last = (batch,) if batch else (GPU_BATCH, 1)
-    patch = (model.in_channels, *_seen(shape))
+    patch = (model.in_channels, *shape.seen)
     for size in sizes:
         with contextlib.suppress(UsageError):
             return size, measure_footprint(model, (size, *patch))
     return last, measure_footprint(model, (last, *patch))
-
-
-def _seen(shape: PatchShape) -> tuple[int, ...]:
-    return shape.patch if shape.model_axes == 3 else shape.patch[1:]
 
 
 def fixed_scaling(config: InferConfig) -> Scaling | None:

@@ -23,14 +23,10 @@ def wanted_blocks(job: Job, written: Set[tuple[int, ...]]) -> Iterator[Block]:
     number = itertools.count()
     for volume in range(len(job.volumes)):
         for block in job.geometry.blocks(volume=volume):
-            if not written or _is_wanted(job, block, written):
+            support = block.support & job.geometry.regions[block.region]
+            units = indices(job.geometry.units.touching(support))
+            if not written or any((volume, *unit) not in written for unit in units):
                 yield replace(block, number=next(number))
-
-
-def _is_wanted(job: Job, block: Block, written: Set[tuple[int, ...]]) -> bool:
-    support = block.support & job.geometry.regions[block.region]
-    touched = indices(job.geometry.units.touching(support))
-    return any((block.volume, *index) not in written for index in touched)
 
 
 class BlockReader:

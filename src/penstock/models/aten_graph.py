@@ -119,32 +119,24 @@ class AtenGraph:
     def _name(self, node: Mapping[str, Any], made: fx.Node) -> None:
         """Keep what an operator makes under the names that the file has for its outputs."""
         outputs = node["outputs"]
-        if len(outputs) == 1 and not (
-            node["target"] in _CONTEXTS and node.get("is_hop_single_tensor_return") is False
-        ):
-            ((kind, value),) = outputs[0].items()
-            if isinstance(value, list):
-                self._keep_each(made, [{kind.removesuffix("s"): item} for item in value])
-            else:
-                self._keep(made, kind, value)
+        in_tuple = node["target"] in _CONTEXTS and node.get("is_hop_single_tensor_return") is False
+        if len(outputs) == 1 and not in_tuple:
+            self._keep(made, outputs[0])
         else:
             self._keep_each(made, outputs)
 
     def _keep_each(self, made: fx.Node, outputs: Sequence[Mapping[str, Any]]) -> None:
         for place, output in enumerate(outputs):
-            ((kind, value),) = output.items()
-            if kind == "as_none":
-                continue
-            item = self.graph.call_function(operator.getitem, (made, place))
-            if isinstance(value, list):
-                self._keep_each(item, [{kind.removesuffix("s"): inner} for inner in value])
-            else:
-                self._keep(item, kind, value)
+            if "as_none" not in output:
+                self._keep(self.graph.call_function(operator.getitem, (made, place)), output)
 
-    def _keep(self, made: fx.Node, kind: str, value: Any) -> None:
-        if kind == "as_tensor":
+    def _keep(self, made: fx.Node, output: Mapping[str, Any]) -> None:
+        ((kind, value),) = output.items()
+        if isinstance(value, list):
+            self._keep_each(made, [{kind.removesuffix("s"): item} for item in value])
+        elif kind == "as_tensor":
             self.values[value["name"]] = made
-        elif kind in ("as_sym_int", "as_sym_float", "as_sym_bool"):
+        elif kind in _SYMBOLIC:
             self.values[value["as_name"]] = made
         elif kind != "as_none":
             raise Unchecked(self.path, f"returns {kind.removeprefix('as_')}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,8 +21,7 @@ def placed(module: nn.Module, device: torch.device, channels_last: bool) -> nn.M
 
     The module given stays as it is. What of it lies there as it should is shared and not copied.
     """
-    there = _tensors(module, device, channels_last)
-    memo: dict[int, Any] = {id(tensor): there[name] for name, tensor in _own_tensors(module)}
+    memo = _moved(module, device, channels_last)
     if device.type == "cpu" and all(key == id(tensor) for key, tensor in memo.items()):
         return module
     memo |= {id(tensor): tensor.detach().to(device) for tensor in computed_attributes(module)}
@@ -32,28 +32,21 @@ def placed(module: nn.Module, device: torch.device, channels_last: bool) -> nn.M
     return copied
 
 
-def _own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from module.named_parameters()
-    yield from module.named_buffers()
-
-
-def _tensors(
-    module: nn.Module, device: torch.device | str, channels_last: bool
-) -> dict[str, Tensor]:
-    """Parameters and buffers by name as they are to lie on a device; the module's own where they
-    do."""
+def _moved(module: nn.Module, device: torch.device, channels_last: bool) -> dict[int, Any]:
+    """Parameters and buffers by their ids as they are to lie on a device; the module's own where
+    they do."""
     layouts: dict[int, torch.memory_format] = {}
     for part in module.modules():
         if channels_last and isinstance(part, nn.Conv2d | nn.Conv3d):
             kernels = (t for t in part.parameters() if t.ndim in CHANNELS_LAST)
             layouts |= {id(kernel): CHANNELS_LAST[kernel.ndim] for kernel in kernels}
-    moved: dict[str, Tensor] = {}
-    for name, tensor in _own_tensors(module):
+    moved: dict[int, Any] = {}
+    for tensor in itertools.chain(module.parameters(), module.buffers()):
         with torch.no_grad():
             there = tensor.to(device, memory_format=layouts.get(id(tensor), torch.preserve_format))
         if there is not tensor and isinstance(tensor, nn.Parameter):
             there = nn.Parameter(there, tensor.requires_grad)
-        moved[name] = there
+        moved[id(tensor)] = there
     return moved
 
 

@@ -31,13 +31,6 @@ from .registry import PROGRAMS, REGISTRY, added_model, check_model_name
 from .weights import load_weights
 
 
-class Identity(nn.Module):
-    """Returns its input."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x
-
-
 class _Wrapped(nn.Module):
     """A plain function as a module."""
 
@@ -87,8 +80,6 @@ class Model:
 
     def heads(self, outputs: Any) -> dict[str, Tensor]:
         """A forward's result, whatever its form, as named tensors (batch, channels, z, y, x)."""
-        if isinstance(outputs, Tensor):
-            return {"out": outputs}
         if isinstance(outputs, Mapping):
             heads = {str(name): head for name, head in outputs.items()}
         elif isinstance(outputs, list | tuple):

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Literal
 
 import torch
@@ -45,7 +46,7 @@ BANDS = ("B02", "B03", "B04", "B05", "B06", "B07")
 """Of the public checkpoints, in their order: blue, green, red, narrow infrared and two short-wave
 infrared, as Harmonized Landsat and Sentinel-2 names them."""
 
-SIZES: Mapping[str, Size] = {
+SIZES: Mapping[SizeName, Size] = {
     "tiny": Size(width=192, depth=12, heads=3, patch=16, head_width=128),
     "100m": Size(width=768, depth=12, heads=12, patch=16, head_width=256),
     "300m": Size(width=1024, depth=24, heads=16, patch=16, head_width=256),
@@ -230,21 +231,9 @@ def _band_indices(bands: int | Sequence[int | str]) -> tuple[int, ...]:
     return chosen
 
 
-def tiny(in_channels: int = len(BANDS)) -> nn.Module:
-    """`prithvi_refiner` on the first bands, quick enough for a CPU: 6 million parameters."""
-    return prithvi_refiner("tiny", in_channels)
+def _sized(size: SizeName, in_channels: int = len(BANDS)) -> nn.Module:
+    """`prithvi_refiner` on the first bands."""
+    return prithvi_refiner(size, in_channels)
 
 
-def m100(in_channels: int = len(BANDS)) -> nn.Module:
-    """`prithvi_refiner` on the first bands with an encoder of 86 million parameters."""
-    return prithvi_refiner("100m", in_channels)
-
-
-def m300(in_channels: int = len(BANDS)) -> nn.Module:
-    """`prithvi_refiner` on the first bands with an encoder of 304 million parameters."""
-    return prithvi_refiner("300m", in_channels)
-
-
-def m600(in_channels: int = len(BANDS)) -> nn.Module:
-    """`prithvi_refiner` on the first bands with an encoder of 631 million parameters, patch 14."""
-    return prithvi_refiner("600m", in_channels)
+tiny, m100, m300, m600 = (partial(_sized, size) for size in SIZES)

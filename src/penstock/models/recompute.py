@@ -7,8 +7,8 @@ more in the backward pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from functools import partial
 
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -40,7 +40,7 @@ def recompute_activations(module: nn.Module, name: str) -> None:
                 f"--checkpointing: part {place} of model {name} {why}, so it cannot be "
                 "computed twice; give the model a method set_checkpointing(on)"
             )
-        part.forward = _twice(part.forward)
+        part.forward = partial(checkpoint, part.forward, use_reentrant=False)
 
 
 def _parts(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
@@ -49,10 +49,3 @@ def _parts(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module
             yield from _parts(child, f"{prefix}{name}.")
         else:
             yield prefix + name, child
-
-
-def _twice(forward: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
-
-    return run

@@ -39,9 +39,7 @@ REGISTRY = {
         "small 3-D UNet with weights for fluorescence microscopy",
         _HERE / "denoise_tiny.safetensors",
     ),
-    "identity": Entry(
-        "penstock.models.load:Identity", "returns its input: measures the pipeline alone"
-    ),
+    "identity": Entry("torch.nn:Identity", "returns its input: measures the pipeline alone"),
     "prithvi-refiner-tiny": Entry(
         "penstock.models.prithvi:tiny",
         "2-D, 6 bands: Prithvi-EO encoder with LoRA, ConvNeXt head; untrained without --weights",
