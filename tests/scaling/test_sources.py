@@ -12,8 +12,7 @@ import pytest
 from penstock.base.errors import UsageError
 from penstock.scaling.sources.read import read_runs
 
-from .test_logs import our_log, run_folder
-from .zoo import log, results, write
+from .kit import log, our_log, results, run_folder, write
 
 
 def heard(*paths: Path) -> tuple[list[tuple[str, int]], list[str]]:

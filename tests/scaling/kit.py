@@ -1,14 +1,24 @@
-"""Runs and logs of scaling studies that never were, for the tests of scaling."""
+"""Runs, logs and folders of scaling studies that never were, and how tests read them."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
-from penstock.scaling.runs import A_GPU, TrainingRun
+from penstock.base.config.knobs import build
+from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
+from penstock.cli import main
+from penstock.cluster.place import Place
+from penstock.scaling.report import scaling_sections
+from penstock.scaling.runs import A_GPU, Rank, TrainingRun
+from penstock.scaling.sources.slurm_log import read_log
+from penstock.scaling.study import Study, studies
+from penstock.training.log_lines import first_lines, last_lines
 
 SEED = {1: 362.45, 4: 95.23, 8: 57.14}
 """Devices and seconds of the seed's table."""
@@ -67,6 +77,22 @@ def repeated(
         for n in sizes
         for i in range(runs)
     ]
+
+
+def only(runs: list[TrainingRun], baseline: int | None = None, anyway: bool = False) -> Study:
+    (study,) = studies(runs, baseline, anyway)
+    return study
+
+
+def sentences(runs: list[TrainingRun], baseline: int | None = None) -> str:
+    (section,) = scaling_sections(only(runs, baseline), baseline is not None)
+    return "\n".join(section.told)
+
+
+def phased(devices: int, seconds: float, **phases: float) -> TrainingRun:
+    """A run of 100 s of steps on each rank, split by phases."""
+    totals = {"step": sum(phases.values()), **phases}
+    return run(devices, seconds, ranks=tuple(Rank(i, totals) for i in range(devices)))
 
 
 def log(
@@ -161,3 +187,67 @@ def write(folder: Path, texts: Mapping[str, str]) -> list[Path]:
     for path, text in zip(paths, texts.values(), strict=True):
         path.write_text(text, encoding="utf-8")
     return paths
+
+
+def run_folder(path: Path, told: dict[str, Any], epochs: int = 3, **args: Any) -> Path:
+    path.mkdir(parents=True)
+    (path / "training_results.json").write_text(json.dumps(told))
+    asked = {"epochs": epochs, "learning_rate": 0.001, "max_steps": None} | args
+    (path / "args.json").write_text(json.dumps(asked))
+    return path
+
+
+def our_log(told: dict[str, Any], environ: dict[str, str], **knobs: Any) -> str:
+    """What `penstock train spiral` prints where no terminal is."""
+    given = {"epochs": told["epochs"], "batch_size": told["batch_size"], "learning_rate": 0.001}
+    config = build(TrainConfig, TRAIN_DEFAULTS["spiral"], given, knobs)
+    place = Place(world_size=told["world_size"], nodes=told["launch"]["nodes"])
+    lines = first_lines("spiral", config, place, environ)
+    return "\n".join([*lines, *last_lines({**told, "best": None}, Path("out"))]) + "\n"
+
+
+MEASURED = (
+    "spiral: 2,834 parameters, 2 x cpu, 132 steps of 64 samples\n"
+    "8,360 samples/s: 8,400 samples in 1.00 s, and 90.1 ms of validation\n"
+    "rank 0: 5.00 ms a step: data_wait 11%, transfer 1%, forward 11%, backward 17%, "
+    "communication 50%, optimizer 10%\n"
+    "rank 0: at most 421 MiB of host memory\n"
+    "rank 1: 1.25 s a step: data_wait 40%, communication 40%, unheard 20%\n"
+)
+"""What our own training prints before its times."""
+
+
+def one(path: Path) -> TrainingRun:
+    (found,) = read_log(path)
+    return found
+
+
+def read_text(folder: Path, text: str, name: str = "slurm-77.out") -> list[TrainingRun]:
+    (path,) = write(folder, {name: text})
+    return read_log(path)
+
+
+def seed_logs(folder: Path) -> list[Path]:
+    """The seed's three jobs as their logs."""
+    jobs = ((1, 362.45, 1), (4, 95.23, 1), (8, 57.14, 2))
+    return write(
+        folder,
+        {
+            f"slurm-{123456 + i}.out": log(str(123456 + i), n, seconds, nodes=nodes, ranks=n)
+            for i, (n, seconds, nodes) in enumerate(jobs)
+        },
+    )
+
+
+def said(argv: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    code = main(["scaling", *argv])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def weak(n: int, seconds: float) -> TrainingRun:
+    return run(n, seconds, samples=10000 * n, job=f"w{n}")
+
+
+def strong(n: int, seconds: float) -> TrainingRun:
+    return run(n, seconds, batch=32 // n, global_batch=32, job=f"s{n}")

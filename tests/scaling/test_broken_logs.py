@@ -1,0 +1,188 @@
+"""Logs of jobs that broke off or came back, and 10,000 broken ones."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from penstock.base.errors import UsageError
+from penstock.scaling.sources.slurm_log import read_log
+from penstock.scaling.study import studies
+
+from .kit import (
+    MEASURED,
+    log,
+    one,
+    our_log,
+    read_text,
+    results,
+    write,
+)
+
+
+@pytest.mark.parametrize(
+    "end, status",
+    [
+        ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T10:00:00 ***", "cancelled"),
+        ("*** STEP 7.0 ON n1 CANCELLED AT 2026-01-01T10:00:00 DUE TO TIME LIMIT ***", "timeout"),
+        ("*** JOB 7 ON n1 CANCELLED AT 2026-01-01 DUE TO PREEMPTION ***", "preempted"),
+        ("*** JOB 5 ON n1 CANCELLED AT 2026-11-22T01:48:59 DUE TO JOB REQUEUE ***", "preempted"),
+        (
+            "*** JOB 7 ON a CANCELLED AT 2026-03-03 DUE TO NODE FAILURE, SEE SLURMCTLD LOG ***",
+            "preempted",
+        ),
+        ("slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.", "crashed"),
+        ("Traceback (most recent call last):\nRuntimeError: CUDA out of memory", "crashed"),
+        ("srun: error: n1: task 0: Exited with exit code 1", "crashed"),
+        (
+            "penstock train: stopped by SIGUSR1 after step 9\nn1: task 0: Exited with exit code 3",
+            "stopped",
+        ),
+        ("", "unfinished"),
+    ],
+)
+@pytest.mark.parametrize("where", ["out", "err"])
+def test_partial_results_are_kept_and_marked(
+    tmp_path: Path, end: str, status: str, where: str
+) -> None:
+    text = log("7", 4, None, done=20)
+    files = {"slurm-7.out": text + end * (where == "out"), "slurm-7.err": end * (where == "err")}
+    found = one(write(tmp_path, files)[0])
+    assert (found.status, found.epochs, found.planned_epochs) == (status, 20, 50)
+    assert (found.val_loss, found.val_acc) == (0.181, 0.919)
+    assert not found.complete
+
+
+def test_what_a_cancelled_job_broke_is_not_its_end(tmp_path: Path) -> None:
+    end = "Traceback (most recent call last):\n*** JOB 7 ON n1 CANCELLED AT 2026-01-01 ***\n"
+    assert read_text(tmp_path, log("7", 4, None, done=2, end=end))[0].status == "cancelled"
+
+
+def test_a_requeued_job_in_one_file_is_an_attempt_each(tmp_path: Path) -> None:
+    end = "*** JOB 9 ON n1 CANCELLED AT 2026-01-01 DUE TO PREEMPTION ***\n"
+    first, second = log("9", 4, None, done=20, end=end), log("9", 4, 60.0, first=20)
+    before, after = read_text(tmp_path, first + second)
+    assert (before.status, before.restarts, before.epochs) == ("preempted", 0, 20)
+    assert (after.status, after.restarts, after.epochs) == ("complete", 1, 30)
+    assert not after.complete  # its time is of 30 epochs
+    _, anew = read_text(tmp_path, first + log("9", 4, 95.0))
+    assert anew.complete
+
+
+@pytest.mark.parametrize("first, epochs, complete", [(20, 30, False), (0, 50, True)])
+def test_a_requeued_job_without_a_header_is_an_attempt_each(
+    tmp_path: Path, first: int, epochs: int, complete: bool
+) -> None:
+    """The total is of what the last attempt did, and the preemption that of the first."""
+    end = "*** JOB 9 ON n1 CANCELLED AT 2026-01-01 DUE TO PREEMPTION ***\n"
+    before = log("9", 4, None, nodes=2, done=20, end=end)
+    again = log("9", 4, 57.0, nodes=2, ranks=2, first=first)
+    again = again[again.index("Max epochs") :].replace("  SLURM_JOB_ID: 9\n", "")
+    gone, after = read_text(tmp_path, before + again)
+    assert (gone.status, gone.restarts, gone.epochs) == ("preempted", 0, 20)
+    assert (after.status, after.restarts, after.epochs) == ("complete", 1, epochs)
+    assert after.complete is complete
+    assert (after.job, after.devices, after.nodes, after.device) == (
+        "9", 4, 2, "NVIDIA A100-SXM4-40GB",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("gloo", [True, False])
+def test_a_stopped_job_of_ours_that_is_requeued(tmp_path: Path, gloo: bool) -> None:
+    """The device is named by the last attempt alone, or known by what ranks talk through."""
+    told = results(2, 5.0)
+    end = (
+        "penstock train: stopped by SIGUSR1 after step 2939 of 22000; --resume goes on from x\n"
+        "srun: error: n2: task 1: Exited with exit code 3\n"
+        "slurmstepd: error: *** JOB 5 ON n1 CANCELLED AT 2026-11-22 DUE TO JOB REQUEUE ***\n"
+    )
+    whole = our_log(told, {"SLURM_JOB_ID": "5"})
+    begun = whole[: whole.index("Total training")]
+    begun += "distributed_backend=gloo\n" * gloo
+    epochs = [
+        f"epoch {e}, step 9 of 27: loss 0.6; val_loss 0.{9 - e}, val_acc 0.5\n" for e in range(3)
+    ]
+    text = begun + epochs[0] + epochs[1] + end
+    if not gloo:
+        text += whole.replace("Total train", epochs[2] + MEASURED + "Total train")
+    first, *others = read_text(tmp_path, text)
+    assert (first.status, first.epochs, first.planned_epochs) == ("preempted", 2, 3)
+    assert (first.val_loss, first.val_acc) == (0.8, 0.5)
+    assert first.on_cpu
+    for other in others:  # whose times are of both
+        assert other.complete and other.on_cpu and other.epochs == 3
+
+
+def test_several_jobs_in_one_file(tmp_path: Path) -> None:
+    text = log("1", 1, 362.45) + log("2", 4, 95.23)
+    assert [(r.job, r.devices, r.restarts) for r in read_text(tmp_path, text)] == [
+        ("1", 1, 0), ("2", 4, 0),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("seconds", ["0.00", "-3.5", "nan"])
+def test_zero_and_negative_times_are_refused(tmp_path: Path, seconds: str) -> None:
+    text = f"Job ID: 1\nTotal training time: {seconds} seconds\n"
+    with pytest.raises(UsageError, match=r"slurm-77.out: the training time is .* above 0"):
+        read_text(tmp_path, text)
+
+
+def mutated(text: bytes, rng: random.Random) -> bytes:
+    """A log that a bad disk, two writers or a joker got at."""
+    data = bytearray(text)
+    for _ in range(rng.randint(1, 12)):
+        at, size = rng.randrange(len(data) + 1), rng.choice((1, 1, 5, 40, 400))
+        kind = rng.randrange(6)
+        if kind == 0:
+            del data[at : at + size]
+        elif kind == 1:
+            data[at:at] = rng.randbytes(size)
+        elif kind == 2:
+            data[at:at] = data[rng.randrange(len(data) + 1) :][:size]
+        elif kind == 3:
+            data[at:at] = rng.choice(JOKES)
+        elif kind == 4 and (digits := [i for i, b in enumerate(data) if 48 <= b < 58]):
+            data[rng.choice(digits)] = rng.choice(b"0123456789-.e")
+        else:
+            data = data[: max(at, 1)]
+    return bytes(data)
+
+
+JOKES = (
+    b"\rJob ID:", b"9" * 400, b"Effective batch size: 0\n", b"Max epochs: -1\n", b"\x1b[A" * 9,
+    b"Total training time: 1e999 seconds\n", b"Batch size (per GPU): 0\n", b"(" * 300, b" " * 3000,
+    b"Epoch 999999999/0: 1/1 [", b"Number of tasks: 99999999999999999999\n", b"\n" * 40, b"| | |",
+    b"Total training time: nan\n", b"val_acc=--e..1", b"MiB / 1MiB | 999% ", b"Restarts: x\n",
+    b"SLURM_JOB_ID:    \n", b"a-" * 200 + b"-epoch=", b"Best checkpoint: " + b"-epoch" * 50 + b"\n",
+)  # fmt: skip
+
+
+def fuzz(folder: Path, rounds: range) -> None:
+    """Read whatever comes; only `UsageError` may be raised, here and by the study."""
+    whole = [
+        log("5", 4, 95.23, ranks=2, epochs=6).encode(),
+        (log("5", 4, None, done=3, epochs=6) + log("5", 4, 60.0, first=3, epochs=6)).encode(),
+        (MEASURED + our_log(results(2, 5.0), {"SLURM_JOB_ID": "31"})).encode(),
+    ]
+    path, kept = folder / "fuzz.out", 0
+    for seed in rounds:
+        rng = random.Random(seed)
+        path.write_bytes(mutated(rng.choice(whole), rng))
+        try:
+            found = read_log(path)
+            kept += bool(found)
+            studies(found, None, anyway=True)
+        except UsageError:
+            continue
+    assert kept > len(rounds) / 2
+
+
+def test_a_hundred_mutated_logs(tmp_path: Path) -> None:
+    fuzz(tmp_path, range(100))
+
+
+@pytest.mark.slow
+def test_ten_thousand_mutated_logs(tmp_path: Path) -> None:
+    fuzz(tmp_path, range(10_000))

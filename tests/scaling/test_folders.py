@@ -1,0 +1,214 @@
+"""Folders of runs, ledgers, and what holds no run."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.base.errors import UsageError
+from penstock.instruments.ledger import Ledger
+from penstock.instruments.record import Record, case_key
+from penstock.scaling.sources.read import read_runs
+from penstock.scaling.study import studies
+
+from .kit import (
+    log,
+    results,
+    run_folder,
+    write,
+)
+
+
+def test_run_folders_below_a_folder(tmp_path: Path) -> None:
+    phases = {"forward": 0.004, "backward": 0.006, "communication": 0.002}
+    run_folder(tmp_path / "a" / "one", results(1, 9.123))
+    two = run_folder(tmp_path / "a" / "two", results(2, 5.456, nodes=2, phases=phases))
+    steps = two / "steps"
+    steps.mkdir()
+    header = "step,epoch,samples,loss,step_s,forward_s,backward_s,communication_s\n"
+    for rank in range(2):
+        (steps / f"rank{rank}.csv").write_text(header + "1,0,32,0.7,0.012,0.004,0.006,0.002\n2,0,3")
+    first, second = read_runs([tmp_path])
+    assert (first.job, first.devices, first.seconds) == ("one", 1, pytest.approx(9.623))
+    assert (first.samples, first.batch, first.steps) == (7008, 32, 219)
+    assert first.val_loss == pytest.approx(0.68)
+    assert (second.devices, second.nodes, second.global_batch) == (2, 2, 64)
+    assert second.ranks[1].local == (pytest.approx(0.01),)
+    assert second.ranks[1].host == "n1"
+    assert second.settings["learning rate"] == "0.001"
+    (study,) = studies([first, second], None, False)
+    assert study.kind == "hybrid"
+    assert read_runs([two, tmp_path / "a" / "one" / "training_results.json"])[0].devices == 1
+
+
+def test_phases_without_steps_are_medians(tmp_path: Path) -> None:
+    told = results(2, 5.0, phases={"forward": 0.004, "communication": 0.002})
+    (found,) = read_runs([run_folder(tmp_path / "two", told)])
+    assert found.ranks[0].local == (0.004,)
+    assert found.ranks[0].waits == (0.002,)
+
+
+def test_a_run_that_was_stopped_is_partial(tmp_path: Path) -> None:
+    (found,) = read_runs([run_folder(tmp_path / "x", results(2, 5.0, status="stopped"), epochs=9)])
+    assert (found.status, found.epochs, found.planned_epochs) == ("stopped", 3, 9)
+    assert not found.complete
+
+
+def test_a_run_and_its_log_are_one(tmp_path: Path) -> None:
+    run_folder(tmp_path / "run", results(2, 6.9031, job="31"))
+    write(tmp_path, {"slurm-31.out": log("31", 2, 7.40, epochs=3, samples=7008)})
+    (found,) = read_runs([tmp_path])
+    assert found.seconds == pytest.approx(7.4031)
+    # Two trainings of one job are two.
+    run_folder(tmp_path / "again", results(2, 6.8031, job="31"))
+    assert len(read_runs([tmp_path])) == 2
+
+
+def test_a_run_that_was_tracked_tells_how_busy_its_gpus_were(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run", results(2, 5.0123))
+    lines = [
+        {"event": "begin", "time": 0, "step": 0},
+        {"event": "system", "time": 1, "step": 5,
+         "metrics": {"system/gpu0_util_percent": 90, "system/gpu1_util_percent": 80.5,
+                     "system/gpu0_memory_bytes": 7, "system/cpu_percent": 100}},
+        {"event": "step", "time": 2, "step": 6, "metrics": {"train_loss_step": 0.1}},
+        {"event": "system", "time": 3, "step": 9, "metrics": {"system/gpu0_util_percent": 70}},
+    ]  # fmt: skip
+    events = folder / "events.jsonl"
+    events.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"event": "sys')
+    (found,) = read_runs([folder])
+    assert found.utilisation == (90.0, 80.5, 70.0)
+    # Of GPUs that others may have used, nothing.
+    (folder / "training_results.json").write_text(json.dumps(results(1, 5.0123)))
+    assert read_runs([folder])[0].utilisation == ()
+
+
+def test_how_busy_gpus_were_is_kept_whoever_knew_it(tmp_path: Path) -> None:
+    told = results(2, 5.0123, job="31")
+    run_folder(tmp_path / "run", told)
+    told.pop("history")
+    known = record(told, 0).model_copy(
+        update={"facts": {"training": told, "utilisation": {"gpu_percent": 71.5}}}
+    )
+    Ledger(tmp_path / "study.ledger").append(known)
+    (found,) = read_runs([tmp_path])
+    assert (found.source, found.utilisation) == (str(tmp_path / "run"), (71.5,))
+    seen = log("31", 2, 5.51) + "\n0, 64 %, 41 %, 55\n"
+    (path,) = write(tmp_path, {"slurm-31.out": seen})
+    (found,) = read_runs([tmp_path / "run", path])
+    assert (found.seconds, found.utilisation) == (5.5123, (64.0,))
+
+
+def record(told: dict[str, Any], launch: int, status: str = "ok") -> Record:
+    case = {"workload": "spiral", "preset": None, "epochs": 3, "world_size": told["world_size"]}
+    given = {
+        "id": f"r{launch}",
+        "time": "2026-01-01T00:00:00+00:00",
+        "scenario": "train",
+        "case": case,
+        "key": case_key("train", case),
+        "launch": launch,
+        "status": status,
+        "facts": {"training": told} if status == "ok" else {},
+    }
+    return Record.model_validate(given)
+
+
+def test_a_ledger_of_trainings(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "study.ledger")
+    for launch, (devices, seconds) in enumerate([(1, 9.1), (1, 9.2), (2, 5.3)]):
+        told = results(devices, seconds + 0.0123)
+        del told["history"]
+        ledger.append(record(told, launch))
+    ledger.append(record(results(2, 5.3), 3, "crash"))
+    ledger.append(record(results(1, 1.0), 4).model_copy(update={"scenario": "model"}))
+    found = read_runs([tmp_path / "study.ledger"])
+    assert [(r.devices, r.status) for r in found] == [
+        (1, "complete"), (1, "complete"), (2, "crashed"), (2, "complete"),
+    ]  # fmt: skip
+    again = read_runs([tmp_path / "study.ledger" / "records.jsonl"])
+    assert [(r.job, r.seconds) for r in again] == [(r.job, r.seconds) for r in found]
+    (study,) = studies(found, None, False)
+    assert [len(p.at.runs) for p in study.points] == [2, 1]
+
+
+@pytest.mark.parametrize("name", ["a.out", "a.err", "a.log", "a.txt", "job.o123"])
+@pytest.mark.parametrize("first", ["[rank: 0] Seed set to 42", "{'world_size': 4}"])
+def test_a_log_that_begins_as_json_does_is_a_log(tmp_path: Path, name: str, first: str) -> None:
+    (path,) = write(tmp_path, {name: f"{first}\n{log('7', 4, 95.23)}"})
+    (found,) = read_runs([path])
+    assert (found.job, found.seconds) == ("7", 95.23)
+    (empty,) = write(tmp_path, {name: f"{first}\n"})
+    with pytest.raises(UsageError, match="holds no run"):
+        read_runs([empty])
+    (told,) = write(tmp_path, {"results.txt": json.dumps(results(2, 5.0123))})
+    assert read_runs([told])[0].devices == 2
+
+
+def test_what_else_lies_in_a_folder_is_passed_over_with_a_word(tmp_path: Path) -> None:
+    write(tmp_path, {"slurm-7.out": log("7", 4, 95.23)})
+    with sqlite3.connect(tmp_path / "songs.db") as db:
+        db.execute("create table songs (name text)")
+    db.close()
+    (tmp_path / "thumbs.db").write_bytes(b"\x00\x01 nothing of SQLite")
+    (tmp_path / "torn.zip").write_bytes(b"PK\x03\x04" + b"x" * 100)
+    with zipfile.ZipFile(tmp_path / "sources.zip", "w") as other:
+        other.writestr("readme", "nothing of Comet")
+    said: list[str] = []
+    (found,) = read_runs([tmp_path], said.append)
+    assert found.job == "7"
+    assert [sentence.partition(": ")[0] for sentence in said] == [
+        f"{tmp_path / 'songs.db'} is not a database of MLflow",
+        f"{tmp_path / 'thumbs.db'} is not a database of MLflow",
+        f"{tmp_path / 'torn.zip'} is not an archive of Comet",
+    ]
+    assert all(sentence.endswith("; it is passed over") for sentence in said)
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("empty.out", b""),
+        ("poem.txt", b"Shall I compare thee\nto a summer's day?\n"),
+        ("numbers.csv", b"a,b\n1,2\n"),
+        ("list.json", b"[1, 2]"),
+        ("picture.png", b"\x89PNG\r\n\x1a\n\x00\x00"),
+    ],
+)
+def test_what_holds_no_run_is_said_in_a_sentence(tmp_path: Path, name: str, content: bytes) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=rf"{name} holds no run: it is neither the output of"):
+        read_runs([path])
+
+
+@pytest.mark.parametrize(
+    "name, content, words",
+    [
+        ("torn.json", b'{"world_size": 1,', "torn.json is not JSON"),
+        ("odd.json", b'{"world_size": "many"}', "odd.json is not what a training left"),
+        ("odd.json", b'{"world_size": 1, "ranks": [3]}', "odd.json is not what a training left"),
+        ("records.jsonl", b"{}\n", "records.jsonl, line 1"),
+        ("bad.zip", b"PK\x03\x04" + b"x" * 100, "bad.zip is not an archive of Comet"),
+        ("bad.db", b"SQLite format 3\0" + b"x" * 100, "bad.db is not a database of MLflow"),
+    ],
+)
+def test_what_is_broken_is_said_in_a_sentence(
+    tmp_path: Path, name: str, content: bytes, words: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=words):
+        read_runs([path])
+
+
+def test_a_path_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"nothing cannot be read: No such file"):
+        read_runs([tmp_path / "nothing"])
+    with pytest.raises(UsageError, match="holds no run"):
+        read_runs([tmp_path])

@@ -1,0 +1,101 @@
+"""Real trainings, wherever they are read."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cli import main
+from penstock.scaling.sources.read import read_runs
+
+from .kit import (
+    one,
+    write,
+)
+
+
+@pytest.mark.slow
+def test_a_real_training_is_the_same_run_wherever_it_is_read(tmp_path: Path) -> None:
+    """Its folder, its log, a real database of MLflow and a real archive of Comet."""
+    pytest.importorskip("torch")
+    words = "train spiral --epochs 2 --num-samples 1000 --device cpu --track".split()
+    trackers = [
+        name
+        for name, package in (("mlflow", "mlflow"), ("comet", "comet_ml"))
+        if find_spec(package)
+    ]
+    told = subprocess.run(
+        [sys.executable, "-m", "penstock", *words, *trackers, "--output-dir", tmp_path / "run"],
+        check=True, capture_output=True, text=True, env={**os.environ, "SLURM_JOB_ID": "31"},
+    )  # fmt: skip
+    (folder,) = read_runs([tmp_path / "run"])
+    others = [*tmp_path.glob("run/**/*.db"), *tmp_path.glob("run/**/*.zip")]
+    assert len(others) == len(trackers)
+    assert folder.complete and folder.ranks[0].local
+    for other in others:
+        (tracked,) = read_runs([other])
+        for name in ("devices", "seconds", "epochs", "samples", "batch", "val_loss", "val_acc"):
+            assert getattr(tracked, name) == pytest.approx(getattr(folder, name)), (name, other)
+        assert len(read_runs([tmp_path / "run", other])) == 1
+    (path,) = write(tmp_path, {"slurm-31.out": told.stdout})
+    log_run = one(path)
+    assert folder.seconds is not None
+    assert log_run.seconds == pytest.approx(folder.seconds, abs=0.006)
+    assert (log_run.job, log_run.devices, log_run.epochs, log_run.batch) == ("31", 1, 2, 32)
+    assert (log_run.samples, log_run.steps) == (folder.samples, folder.steps)
+    assert len(read_runs([tmp_path / "run", path])) == 1
+    assert log_run.val_acc == pytest.approx(folder.val_acc, abs=1e-4)
+
+
+@pytest.mark.slow
+def test_a_real_experiment_of_comet_that_went_on_is_one(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("comet_ml")
+    out = tmp_path / "run"
+    words = "train spiral --epochs 80 --num-samples 3000 --device cpu --track comet".split()
+    command = [sys.executable, "-m", "penstock", *words, "--output-dir", str(out)]
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    until = time.monotonic() + 60
+    with subprocess.Popen(command, **quiet) as first:
+        while not (out / "training_results.json").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        first.terminate()
+    assert first.returncode == 3
+    # A run that a signal stops waits for its trackers but briefly; this sends what they lack.
+    subprocess.run([*command[:3], "track", "sync", str(out)], check=True, **quiet)
+    (stopped,) = read_runs([*out.glob("track/comet/*.zip")])
+    assert stopped.status == "unfinished" and 0 < (stopped.epochs or 0) < 80
+    subprocess.run([*command, "--resume"], check=True, **quiet)
+    parts = [*out.glob("track/comet/*.zip")]
+    assert len(parts) == 2
+    (whole,), (folder,) = read_runs(parts), read_runs([out])
+    assert (whole.epochs, whole.complete, whole.devices) == (80, True, 1)
+    assert whole.seconds == pytest.approx(folder.seconds)
+
+
+@pytest.mark.slow
+def test_a_rank_slowed_by_50_ms_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += "--rdzv-backend c10d --rdzv-endpoint 127.0.0.1:0 --local-addr 127.0.0.1".split()
+    command += "-m penstock train tests.scaling.slowed:Slowed --num-samples 200".split()
+    command += "--batch-size 4 --epochs 2 --optimizer adam --distributed --device cpu".split()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, "--output-dir", str(tmp_path / "run")],
+        env=environment, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert main(["scaling", str(tmp_path / "run")]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"rank 1\b[^.]* holds the others up: [4-9]\d\.?\d* ms", said), said

@@ -1,0 +1,259 @@
+"""Sentences that follow the data."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from penstock.scaling.intervals import difference
+from penstock.scaling.report import (
+    scaling_markdown,
+    scaling_sections,
+)
+from penstock.scaling.runs import Rank, TrainingRun
+from penstock.scaling.study import studies
+from penstock.scaling.tables import results_table as results_block
+from penstock.scaling.tables import speedup_table
+
+from .kit import (
+    log,
+    only,
+    phased,
+    repeated,
+    run,
+    said,
+    seed_runs,
+    sentences,
+    write,
+)
+
+
+def test_the_kind_is_named_with_what_it_does() -> None:
+    assert "the global batch grows from 32 to 256, so an epoch has fewer steps" in sentences(
+        seed_runs()
+    )
+    strong = [run(n, 100 / n, batch=32 // n, global_batch=32) for n in (1, 2)]
+    assert "a device's batch falls from 32 to 16" in sentences(strong)
+    weak = [run(n, 100, samples=10000 * n) for n in (1, 2)]
+    assert "grow from 10,000 to 20,000; speed-up is of samples a second" in sentences(weak)
+    assert "cannot be told apart" in sentences([run(1, 10), run(2, 6, samples=None)])
+
+
+def test_what_differs_among_runs_compared_anyway_is_said() -> None:
+    rates = [run(n, t, settings={"learning rate": r}) for n, t, r in ((1, 40, "1"), (4, 10, "2"))]
+    (study,) = studies(rates, None, True)
+    (section,) = scaling_sections(study)
+    told = "These runs differ: the learning rate is 1 in slurm-1.out and 2 in slurm-4.out."
+    assert told in section.told
+    assert "differ" not in sentences([run(1, 40), run(4, 10)])
+    # The work is known, and another.
+    (study,) = studies([run(1, 40), run(4, 10, samples=50000, batch=64)], None, True)
+    (section,) = scaling_sections(study)
+    assert "do not tell" not in "".join(section.told)
+    assert section.told[0].endswith(
+        "10,000 samples an epoch, 32 a batch and device (32 in all) on 1 GPU, and 50,000 samples "
+        "an epoch, 64 a batch and device (128 in all) on 4 GPUs. Speed-up is of time alone, "
+        "whatever was done in it."
+    )
+    (study,) = studies([run(1, 40), run(4, 10, batch=None)], None, True)
+    assert "do not tell batch and samples of every run" in scaling_sections(study)[0].told[0]
+
+
+def test_one_size_alone_and_more_than_linear_are_said() -> None:
+    assert sentences([run(4, 10)]).startswith(
+        "All runs are of 4 GPUs (1 node): there is nothing to compare them with."
+    )
+    doubted = "more than devices can give, but for caches"
+    told = sentences([run(1, 636), run(4, 100)])
+    assert f"4 GPUs (1 node): 159.0 % of linear [one run on a side: no interval], {doubted}" in told
+    assert "that is good" not in told, "one verdict"
+    told = sentences([run(1, 430), run(4, 100)])
+    assert doubted not in told
+    assert "107.5 % of linear [one run on a side: no interval], above the 85 % that is good" in told
+
+
+def weak_and_strong() -> list[TrainingRun]:
+    more = {"samples": 40000, "source": "weak.out"}
+    return [run(1, 40), run(4, 44, **more), run(4, 12, batch=8, global_batch=32)]
+
+
+def test_of_several_kinds_each_stands_above_its_own_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = studies(weak_and_strong(), None, False)
+    page = scaling_markdown(weak_and_strong(), found, "M", False, [])
+    kinds = [f"{study.kind.capitalize()} scaling" for study in found]
+    assert sorted(kinds) == ["Strong scaling", "Weak scaling"]
+    marks = [*kinds, "SPEEDUP ANALYSIS", "Training Results on M\n="]
+    order = [kinds[0], *marks[2:], kinds[1], *marks[2:]]
+    assert re.findall("|".join(marks), page) == order
+    blocks = {study.kind: "\n".join(results_block(study, "M")) for study in found}
+    assert "Dataset: 10,000 to 40,000 samples\n" in blocks["weak"]
+    assert "Dataset: 10,000 samples\n" in blocks["strong"]
+
+    for name, samples, batch in (("a", 10000, 32), ("b", 40000, 32), ("c", 10000, 8)):
+        n = 1 if name == "a" else 4
+        text = log(name, n, 40.0 / n, samples=samples, batch=batch)
+        write(tmp_path, {f"{name}.out": text})
+    code, out, _ = said([str(tmp_path), "--machine", "M"], capsys)
+    assert code == 0
+    told = re.findall("|".join(marks), out)
+    assert told in (order, [*order[3:], *order[:3]])
+
+
+def test_a_baseline_of_several_devices_is_said() -> None:
+    runs = [run(4, 100), run(8, 60)]
+    assert "no complete run of 1 device: all is normalised to 4" in sentences(runs)
+    assert "relative to 8 GPUs, as was asked for" in sentences(runs, 8)
+    assert "more than devices can give" not in sentences(runs, 8)
+    assert speedup_table(only(runs))[2] == "Baseline (Multi-GPU (4 GPUs, 1 node)): 100.00 seconds"
+
+
+@pytest.mark.parametrize(
+    "devices, efficiency, words",
+    [
+        (4, 0.86, "86.0 % of linear [one run on a side: no interval], above the 85 % that is good"),
+        (4, 0.84, "neither good (above 85 % in a node) nor poor"),
+        (8, 0.76, "above the 75 % that is good across nodes"),
+        (8, 0.74, "neither good (above 75 % across nodes) nor poor"),
+        (8, 0.69, "below 70 %, which is poor, though not surely: nothing here tells why, for no"),
+    ],
+)
+def test_good_and_poor_by_the_seeds_bounds(devices: int, efficiency: float, words: str) -> None:
+    assert words in sentences([run(1, 100), run(devices, 100 / devices / efficiency)])
+
+
+def test_an_interval_that_crosses_the_bound_is_not_sure() -> None:
+    runs = repeated(lambda n: n * (0.87 if n > 1 else 1), (1, 4), noise=0.05)
+    assert ", though not surely" in sentences(runs)
+    sure = sentences(repeated(lambda n: n * (0.95 if n > 1 else 1), (1, 4), noise=0.005))
+    assert "above the 85 % that is good in a node." in sure
+    assert "5 runs each]" in sure
+    assert "5 and 4 runs]" in sentences(repeated(lambda n: n, (1, 4))[1:])
+
+
+@pytest.mark.parametrize(
+    "phases, said, unsaid",
+    [
+        ({"forward": 15, "backward": 25, "communication": 20}, "holds up 33% of a step", "data"),
+        (
+            {"forward": 5, "backward": 10, "communication": 40},
+            "the model or batch is small",
+            "data",
+        ),
+        ({"forward": 15, "backward": 25, "data_wait": 15}, "wait for data for 27%", "the sum over"),
+        ({"forward": 40, "backward": 60}, "computing takes 2.00 times as long a sample", "data"),
+        ({"forward": 18, "backward": 32, "data_wait": 2}, "no phase that was measured", "the sum"),
+    ],
+)
+def test_causes_are_named_where_phases_show_them(
+    phases: dict[str, float], said: str, unsaid: str
+) -> None:
+    base = phased(1, 210, forward=40, backward=60)
+    told = sentences([base, phased(2, 200, **phases)])
+    line = next(line for line in told.splitlines() if "which is poor" in line)
+    assert said in line
+    assert unsaid not in line
+
+
+def test_a_cause_in_strong_scaling_is_the_small_batch() -> None:
+    base = phased(1, 210, forward=40, backward=60)
+    few = replace(phased(2, 200, forward=40, backward=60), batch=16, global_batch=32)
+    assert "a batch of 16 on a device is small" in sentences([base, few])
+
+
+def test_quality_that_stayed_and_that_did_not() -> None:
+    runs = repeated(lambda n: n, (1, 4))
+    scores = [0.95, 0.951, 0.949, 0.9505, 0.9495]
+
+    def scored(shift: float) -> list[TrainingRun]:
+        shifts = {1: 0.0, 4: shift}
+        return [
+            replace(one, val_acc=scores[i % 5] + shifts[one.devices]) for i, one in enumerate(runs)
+        ]
+
+    same = sentences(scored(0.0))
+    assert (
+        "Validation accuracy is 0.9490 to 0.9510 over 10 runs; no difference from Single GPU"
+        in (same)
+    )
+    assert re.search(
+        r"is shown: 4 GPUs \(1 node\) by \+0.0000 \[-0.001\d to \+0.001\d, 5 and", same
+    )
+    told = sentences(scored(-0.05))
+    assert "differs from that of Single GPU: 4 GPUs (1 node) by -0.0500 [-0.0" in told
+    assert "5 and 5 runs]" in told
+    alone = "what chance does to it is not known [one run on a side: no interval]."
+    assert alone in sentences(seed_runs())
+    equal = [replace(one, val_acc=0.95 - 0.01 * (one.devices > 1)) for one in runs]
+    assert "is not known [runs equal to the last digit: no interval]." in sentences(equal)
+    told = sentences([*scored(-0.05), run(8, 20, val_acc=0.95)])
+    assert "runs]; what chance does to it is not known of 8 GPUs (2 nodes) [one run" in told
+
+
+def test_of_many_sizes_one_may_differ_by_chance() -> None:
+    """Each of nine tells of a difference at 95 % alone, and by chance one of them often does."""
+    runs = repeated(lambda n: n, (1, 2, 4, 8, 16, 32), runs=3)
+    shifts = {32: 0.005}
+    scores = [0.950, 0.952, 0.954]
+    two = [
+        replace(one, val_acc=scores[i % 3] + shifts.get(one.devices, 0.0))
+        for i, one in enumerate(runs)
+    ]
+    assert difference(scores, [score + 0.005 for score in scores]).excludes(0)
+    assert "Validation accuracy is" in sentences(two)
+    assert "differs" not in sentences(two)
+
+
+def test_neither_good_nor_poor_may_not_be_sure_either() -> None:
+    noisy = repeated(lambda n: n * (0.84 if n > 1 else 1), (1, 4), noise=0.05)
+    assert "nor poor, though not surely." in sentences(noisy)
+    sure = repeated(lambda n: n * (0.78 if n > 1 else 1), (1, 4), noise=0.002)
+    assert "nor poor." in sentences(sure)
+
+
+def test_a_share_that_rises_or_falls_is_said_with_its_interval() -> None:
+    sizes = (1, 2, 4, 8)
+    rising = sentences(repeated(lambda n: n / (1 + 0.02 * n * (n - 1)), sizes, noise=0.002))
+    assert re.search(
+        r"on 2 devices and \S+ on 8, \+0.\d+ \[\+.*\]: overhead grows with the", rising
+    )
+    falling = sentences(repeated(lambda n: n / (1 + 0.1 * (n > 1)), sizes, noise=0.002))
+    assert re.search(r"on 8, -0.\d+ \[-.*\]: no fixed serial share explains it", falling)
+    fixed = sentences(repeated(lambda n: 1 / (0.05 + 0.95 / n), sizes, noise=0.01))
+    assert re.search(
+        r"a change of [+-]\S+ \[-\S+ to \+\S+, 5 runs of each size\] may be none", fixed
+    )
+    alone = sentences(seed_runs())
+    assert "0.016986 on 4 devices and 0.037314 on 8; whether it changes is not known [one" in alone
+    assert "overhead" not in alone
+
+
+def test_a_peak_beyond_what_was_measured_is_called_so() -> None:
+    runs = repeated(lambda n: n / (1 + 0.02 * (n - 1) + 0.004 * n * (n - 1)), (1, 2, 4, 8))
+    assert "more than the 8 that were measured" in sentences(runs)
+    straight = sentences([run(n, 100 / n, job=str(n)) for n in (1, 2, 4, 8)])
+    assert "nothing shows a number of devices that is too many" in straight
+
+
+def test_the_straggler_is_in_the_report() -> None:
+    local, waits = ((0.1,) * 50, (0.15,) * 50), ((0.06,) * 50, (0.01,) * 50)
+    two = [Rank(r, {"step": 8.0}, local[r], waits[r], host=f"n{r}") for r in range(2)]
+    told = sentences([run(1, 10), run(2, 6, ranks=tuple(two))])
+    assert "Job 102: rank 1 on n1 holds the others up: 50.0 ms a step more" in told
+    assert "10.0 ms against 60.0 ms" in told
+
+
+def test_four_sizes_fit_both_laws() -> None:
+    told = sentences(
+        repeated(lambda n: n / (1 + 0.02 * (n - 1) + 0.004 * n * (n - 1)), (1, 2, 4, 8))
+    )
+    assert "Amdahl: a serial share of 0.0" in told
+    assert "USL: sigma 0.0" in told
+    assert "5 runs of each size]" in told
+    assert "fastest on" in told
+    assert "the USL is refused" not in told.lower()
+    assert "USL is refused with 3 sizes; it takes 4" in sentences(seed_runs())

@@ -1,0 +1,277 @@
+"""Runs as MLflow and Comet keep them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sqlite3
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.base.errors import UsageError
+from penstock.scaling.runs import TrainingRun
+from penstock.scaling.sources.read import read_runs
+from penstock.scaling.study import studies
+from penstock.scaling.tables import run_mark
+
+from .kit import (
+    results,
+    write,
+)
+
+SCHEMA = """
+create table runs (run_uuid text, name text, status text, start_time int, end_time int,
+                   lifecycle_stage text);
+create table metrics (key text, value real, timestamp int, run_uuid text, step int, is_nan int);
+create table params (key text, value text, run_uuid text);
+create table tags (key text, value text, run_uuid text);
+"""
+
+
+def mlflow_database(path: Path) -> None:
+    with sqlite3.connect(path) as db:
+        db.executescript(SCHEMA)
+        for n, seconds in ((1, 100.5), (4, 30.25)):
+            run = f"run{n}" * 8
+            db.execute(
+                "insert into runs values (?,?,?,?,?,?)",
+                (run, f"spiral_{n}gpu", "FINISHED", 0, 1, "active"),
+            )
+            params = {
+                "world_size": n,
+                "batch_size": 32,
+                "epochs": 2,
+                "num_samples": 10000,
+                "learning_rate": 0.001,
+            }
+            db.executemany(
+                "insert into params values (?,?,?)", [(k, str(v), run) for k, v in params.items()]
+            )
+            db.execute("insert into tags values ('launch.job_id', ?, ?)", (str(40 + n), run))
+            rows = [("train_s", seconds / 2, 0, run, e, 0) for e in range(2)]
+            rows += [("val_loss", 0.5 - e / 10, 0, run, e, 0) for e in range(2)]
+            rows += [("val_acc", 0.5 + e / 10, 0, run, e, 0) for e in range(2)]
+            rows += [("system/gpu0_util_percent", 90.0, 0, run, 0, 0), ("x", 0.0, 0, run, 0, 1)]
+            db.executemany("insert into metrics values (?,?,?,?,?,?)", rows)
+        db.execute("insert into runs values ('gone', 'gone', 'FINISHED', 0, 1, 'deleted')")
+    db.close()
+
+
+def check_tracked(found: list[TrainingRun]) -> None:
+    assert [(r.devices, r.epochs, r.batch, r.global_batch) for r in found] == [
+        (1, 2, 32, 32), (4, 2, 32, 128),
+    ]  # fmt: skip
+    assert [r.seconds for r in found] == [100.5, 30.25]
+    assert [(r.val_loss, r.val_acc) for r in found] == [(0.4, 0.6)] * 2
+    (study,) = studies(found, None, False)
+    assert study.kind == "hybrid"
+
+
+def test_a_database_of_mlflow(tmp_path: Path) -> None:
+    mlflow_database(tmp_path / "mlflow.db")
+    found = read_runs([tmp_path / "mlflow.db"])
+    check_tracked(found)
+    assert [r.job for r in found] == ["41", "44"]
+    assert found[0].utilisation == (90.0,)
+    assert found == read_runs([tmp_path])
+
+
+def test_a_loss_that_mlflow_keeps_as_nan_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "mlflow.db"
+    mlflow_database(path)
+    with sqlite3.connect(path) as db:
+        db.execute("update metrics set value = 0, is_nan = 1 where key = 'val_loss' and step = 1")
+    db.close()
+    found = read_runs([path])
+    assert [(r.diverged, r.epochs, r.val_loss, r.complete) for r in found] == [
+        (True, 2, 0.5, True)
+    ] * 2
+
+
+def test_a_database_of_something_else(tmp_path: Path) -> None:
+    path = tmp_path / "other.db"
+    with sqlite3.connect(path) as db:
+        db.execute("create table songs (name text)")
+    db.close()
+    with pytest.raises(UsageError, match=r"other.db is not a database of MLflow: no such table"):
+        read_runs([path])
+
+
+def test_files_of_mlflow(tmp_path: Path) -> None:
+    for n, seconds in ((1, 100.5), (4, 30.25)):
+        home = tmp_path / "mlruns" / "0" / f"run{n}"
+        for kind in ("params", "metrics", "tags"):
+            (home / kind).mkdir(parents=True)
+        (home / "meta.yaml").write_text(
+            f"run_name: spiral_{n}\nstatus: 3\nstart_time: 0\nend_time: {seconds * 1000}\n"
+            "lifecycle_stage: active\n"
+        )
+        told = {"world_size": n, "batch_size": 32, "epochs": 2, "num_samples": 10000}
+        for name, value in told.items():
+            (home / "params" / name).write_text(str(value))
+        (home / "metrics" / "val_loss").write_text("1 0.5 0\n2 0.4 1\ntorn")
+        (home / "metrics" / "val_acc").write_text("1 0.5 0\n2 0.6 1\n")
+    (tmp_path / "mlruns" / "0" / "meta.yaml").write_text("name: Default\n")
+    check_tracked(read_runs([tmp_path / "mlruns"]))
+
+
+def comet_rows(key: str, seconds: float) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = [{
+        "experimentKey": key, "metricName": "train_loss_step", "metricValue": "0.7",
+        "timestamp": 1_700_000_000_000, "step": 0, "epoch": 0,
+    }]  # fmt: skip
+    for epoch in range(2):
+        time = 1_700_000_000_000 + 1000 * (epoch + 1) / 2 * seconds
+        for name, value in (("val_loss", 0.5 - epoch / 10), ("val_acc", 0.5 + epoch / 10)):
+            rows.append({
+                "experimentKey": key, "metricName": name, "metricValue": str(value),
+                "timestamp": time, "step": epoch, "epoch": epoch,
+            })  # fmt: skip
+    return rows
+
+
+PARAMETERS = {"batch_size": 32, "max_epochs": 2, "num_samples": 10000, "learning_rate": 0.001}
+
+
+def test_metrics_of_comet_as_json(tmp_path: Path) -> None:
+    """As its API gives them, with an experiment's parameters beside them."""
+    told = [
+        {
+            "experimentKey": f"key{n}",
+            "parameters": [{"name": k, "valueCurrent": str(v)}
+                           for k, v in {**PARAMETERS, "num_gpus": n}.items()],
+            "metrics": comet_rows(f"key{n}", seconds),
+        }
+        for n, seconds in ((1, 100.5), (4, 30.25))
+    ]  # fmt: skip
+    (path,) = write(tmp_path, {"comet.json": json.dumps(told)})
+    check_tracked(read_runs([path]))
+
+
+def test_metrics_of_comet_as_rows(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    rows = [
+        {**row, **PARAMETERS, "num_gpus": n}
+        for n, seconds in ((1, 100.5), (4, 30.25))
+        for row in comet_rows(f"key{n}", seconds)
+    ]
+    with path.open("w", newline="") as file:
+        table = csv.DictWriter(file, rows[0])
+        table.writeheader()
+        table.writerows(rows)
+    check_tracked(read_runs([path]))
+
+
+def test_experiments_of_comet_as_rows(tmp_path: Path) -> None:
+    text = (
+        "Name,num_gpus,batch_size,max_epochs,num_samples,duration,val_loss,val_acc\n"
+        "spiral_1gpu,1,32,2,10000,00:01:40,0.4,0.6\nspiral_4gpu,4,32,2,10000,30.25,0.4,0.6\n"
+    )
+    (path,) = write(tmp_path, {"experiments.csv": text})
+    found = read_runs([path])
+    assert [(r.name, r.devices, r.seconds) for r in found] == [
+        ("spiral_1gpu", 1, 100.0), ("spiral_4gpu", 4, 30.25),
+    ]  # fmt: skip
+
+
+def test_an_offline_archive_of_comet(tmp_path: Path) -> None:
+    for n, seconds in ((1, 100.5), (4, 30.25)):
+        messages: list[dict[str, Any]] = [
+            {"type": "log_other", "payload": {"key": "launch.nodes", "value": 1}},
+            *(
+                {"type": "parameter_msg", "payload": {"param": {"paramName": k, "paramValue": v}}}
+                for k, v in {**PARAMETERS, "world_size": str(n)}.items()
+            ),
+        ]
+        for row in comet_rows("x", seconds):
+            metric = {k: row[k] for k in ("metricName", "metricValue", "step")}
+            told = {"metric": metric, "local_timestamp": row["timestamp"]}
+            messages.append({"type": "metric_msg", "payload": told})
+        with zipfile.ZipFile(tmp_path / f"{n}.zip", "w") as archive:
+            archive.writestr("experiment.json", json.dumps({"offline_id": f"key{n}"}))
+            archive.writestr("messages.json", "\n".join(map(json.dumps, messages)))
+    found = read_runs([tmp_path])
+    check_tracked(found)
+    assert [r.nodes for r in found] == [1, 1]
+    (tmp_path / "training_results.json").write_text(json.dumps(results(1, 9.123)))
+    assert [r.seconds for r in read_runs([tmp_path])] == [9.623]
+
+
+def archive(path: Path, key: str, told: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """As Comet writes it offline: messages, a line each."""
+    messages: list[dict[str, Any]] = [
+        {"type": "parameter_msg", "payload": {"param": {"paramName": k, "paramValue": str(v)}}}
+        for k, v in told.items()
+    ]
+    for row in rows:
+        metric = {"metricName": row["name"], "metricValue": row["value"], "step": row["step"]}
+        payload = {"metric": metric, "local_timestamp": row["time"]}
+        messages.append({"type": "metric_msg", "payload": payload})
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("experiment.json", json.dumps({"offline_id": key}))
+        file.writestr("messages.json", "\n".join(map(json.dumps, messages)))
+
+
+def epochs_told(first: int, last: int) -> list[dict[str, Any]]:
+    """Of our own training: seconds of each epoch and its score."""
+    times = {"train_s": 10.25, "val_s": 1.0}
+    return [
+        {"name": name, "value": value, "step": 10 * epoch, "time": 1e12 + 1000 * epoch}
+        for epoch in range(first, last)
+        for name, value in {**times, "val_loss": 0.5}.items()
+    ]
+
+
+def test_an_experiment_of_comet_that_was_stopped_is_partial(tmp_path: Path) -> None:
+    archive(tmp_path / "a.zip", "k1", {"world_size": 2, "epochs": 4}, epochs_told(0, 3))
+    (found,) = read_runs([tmp_path / "a.zip"])
+    assert (found.epochs, found.planned_epochs, found.status) == (3, 4, "unfinished")
+    assert found.seconds == pytest.approx(3 * 11.25)
+    assert not found.complete
+    archive(tmp_path / "b.zip", "k2", {"world_size": 2}, [])
+    (found,) = read_runs([tmp_path / "b.zip"])
+    assert found.status == "unknown" and not found.complete
+    assert run_mark(found) == "* k2: does not tell how far it came; not compared."
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_the_parts_of_an_experiment_that_went_on_are_one(tmp_path: Path, by_name: bool) -> None:
+    """The second has no parameters; it takes an epoch again that the first had told."""
+    archive(tmp_path / "1.zip", "k1", {"world_size": 2, "epochs": 4}, epochs_told(0, 3))
+    archive(tmp_path / "2.zip", "k1", {}, epochs_told(2, 4))
+    paths = sorted(tmp_path.glob("*.zip"), reverse=True) if by_name else [tmp_path]
+    (found,) = read_runs(paths)
+    assert (found.devices, found.epochs, found.status) == (2, 4, "complete")
+    assert found.seconds == pytest.approx(4 * 11.25)
+    # The own end of a run that could not count its epochs.
+    rows = [{"name": "session_s", "value": 1.0, "step": 9, "time": 2e12}]
+    archive(tmp_path / "3.zip", "k1", {"max_steps": 9}, rows)
+    (found,) = read_runs([tmp_path])
+    assert (found.planned_epochs, found.complete) == (None, True)
+
+
+def test_runs_of_an_unknown_number_of_devices_are_left_out_with_a_word(tmp_path: Path) -> None:
+    archive(tmp_path / "1.zip", "k1", {"world_size": 2, "epochs": 3}, epochs_told(0, 3))
+    archive(tmp_path / "2.zip", "k2", {"epochs": 3}, epochs_told(0, 3))
+    mlflow_database(tmp_path / "mlflow.db")
+    with sqlite3.connect(tmp_path / "mlflow.db") as db:
+        db.execute("delete from params where key = 'world_size' and value = '1'")
+    db.close()
+    said: list[str] = []
+    assert [run.devices for run in read_runs([tmp_path], said.append)] == [2, 4]
+    assert said == [
+        f"{tmp_path / 'mlflow.db'}: 1 run without a number of devices, left out",
+        f"{tmp_path / '2.zip'}: 1 run without a number of devices, left out",
+    ]
+
+
+def test_a_run_of_mlflow_that_stopped_early_is_not_whole(tmp_path: Path) -> None:
+    mlflow_database(tmp_path / "mlflow.db")
+    with sqlite3.connect(tmp_path / "mlflow.db") as db:
+        db.execute("update params set value = '5' where key = 'epochs'")
+    db.close()
+    found = read_runs([tmp_path / "mlflow.db"])
+    assert [(run.epochs, run.complete) for run in found] == [(2, False)] * 2

@@ -1,0 +1,122 @@
+"""The verb: what it prints and writes, and its exit codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.base.outputs import REGISTER
+
+from .kit import (
+    log,
+    said,
+    seed_logs,
+    write,
+)
+
+
+def test_output_writes_a_page_tables_and_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seed_logs(tmp_path)
+    code, _, err = said([str(tmp_path), "--output", str(tmp_path / "report")], capsys)
+    assert code == 0
+    names = {path.name for path in (tmp_path / "report").iterdir()} - {REGISTER}
+    assert names == {
+        "scaling.md", "scaling.csv", "runs.csv", "speedup.png", "efficiency.png", "epoch.png",
+    }  # fmt: skip
+    assert f"Written: {tmp_path / 'report' / 'scaling.md'}" in err
+    assert "![speedup](speedup.png)" in (tmp_path / "report" / "scaling.md").read_text("utf-8")
+
+
+def test_csv_and_metrics_on_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seed_logs(tmp_path)
+    code, out, _ = said([str(tmp_path), "--csv"], capsys)
+    assert code == 0
+    assert out.splitlines()[0].startswith("kind,devices,nodes")
+    assert len(out.splitlines()) == 4
+    write(tmp_path, {"x.out": log("9", 4, None, done=3, end="Traceback (most recent call last)\n")})
+    code, out, err = said([str(tmp_path), "--csv"], capsys)
+    assert (code, len(out.splitlines())) == (0, 5)
+    assert err == "penstock scaling: 9: crashed after 3 of 50 epochs; not compared.\n"
+    (tmp_path / "x.out").unlink()
+    code, out, _ = said([str(tmp_path), "--metrics"], capsys)
+    assert code == 0
+    assert out.count("(6.04 minutes)") == 1
+
+
+def test_mixed_experiments_exit_with_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, {"a.out": log("1", 1, 50.0), "b.out": log("2", 4, 20.0, rate="0.01")})
+    code, out, err = said([str(tmp_path)], capsys)
+    assert (code, out) == (4, "")
+    assert "mixed experiments: the learning rate is 0.001 in" in err
+    code, out, _ = said([str(tmp_path), "--anyway"], capsys)
+    assert code == 0
+    assert "Speedup: 2.50x" in out
+
+
+def test_only_broken_runs_exit_with_3_and_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, {"a.out": log("1", 4, None, done=3, end="Traceback (most recent call last)\n")})
+    code, out, err = said([str(tmp_path / "a.out")], capsys)
+    assert code == 3
+    assert "* 1: crashed after 3 of 50 epochs; not compared." in out
+    assert "no run is complete" in err
+
+
+@pytest.mark.parametrize(
+    "argv, words",
+    [
+        (["{}", "--baseline", "3"], "--baseline 3: the complete runs are of 1, 4, 8 devices"),
+        (["{}", "--between", "1GB"], "--between is of penstock scaling simulate"),
+        (["{}", "--metrics", "--output", "x"], "--metrics prints one table and no more; --output"),
+        (["{}", "--csv", "--metrics"], "--metrics prints one table and no more; --csv does not go"),
+        (["simulate", "--csv"], "--csv is not of penstock scaling simulate"),
+        (["simulate"], "simulate needs a RUN of one device, or --compute-time"),
+        (["simulate", "{}"], "holds 3 runs; simulate takes one"),
+        (
+            ["simulate", "a", "b", "c"],
+            "simulate takes a RUN of one device and one of several, and got 3",
+        ),
+        (["simulate", "--seen", "4"], "give a number of devices and seconds, such as 4 0.115"),
+        (["{}/nothing"], "cannot be read: No such file or directory"),
+    ],
+)
+def test_wrong_usage_exits_with_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], argv: list[str], words: str
+) -> None:
+    seed_logs(tmp_path)
+    code, out, err = said([word.replace("{}", str(tmp_path)) for word in argv], capsys)
+    assert (code, out) == (2, "")
+    assert words in err
+    assert len(err.splitlines()) == 1
+
+
+def test_zero_times_exit_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (path,) = write(tmp_path, {"a.out": "Job ID: 1\nTotal training time: 0.00 seconds\n"})
+    code, _, err = said([str(path)], capsys)
+    assert code == 2
+    assert "the training time is 0 s; a time is above 0" in err
+
+
+def test_a_folder_called_simulate_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "simulate").mkdir()
+    seed_logs(tmp_path / "simulate")
+    code, out, _ = said(["./simulate", "--metrics"], capsys)
+    assert code == 0
+    assert out.count("(6.04 minutes)") == 1
+
+
+def test_what_is_passed_over_is_said_on_stderr(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seed_logs(tmp_path)
+    (tmp_path / "torn.zip").write_bytes(b"PK\x03\x04")
+    code, _, err = said([str(tmp_path), "--csv"], capsys)
+    assert code == 0
+    assert err.startswith(f"penstock scaling: {tmp_path / 'torn.zip'} is not an archive of Comet")
