@@ -27,6 +27,7 @@ def read(runs: Iterable[TrackedRun]) -> list[TrainingRun]:
 def database(path: Path, tags: dict[str, str]) -> Path:
     with sqlite3.connect(path) as db:
         db.executescript(
+            "pragma synchronous = off;"
             "create table runs (run_uuid, name, status, start_time, end_time, lifecycle_stage);"
             "create table params (key, value, run_uuid); create table tags (key, value, run_uuid);"
             "create table metrics (key, value, timestamp, run_uuid, step, is_nan);"

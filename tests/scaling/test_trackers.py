@@ -23,6 +23,7 @@ from .kit import (
 )
 
 SCHEMA = """
+pragma synchronous = off;
 create table runs (run_uuid text, name text, status text, start_time int, end_time int,
                    lifecycle_stage text);
 create table metrics (key text, value real, timestamp int, run_uuid text, step int, is_nan int);
