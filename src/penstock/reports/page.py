@@ -22,11 +22,10 @@ from ..base import (
     check_outputs,
     end_output,
     for_markdown,
-    format_bytes,
     is_written_by_us,
     writing_output,
 )
-from ..instruments import Record, commit_of
+from ..instruments import Record
 from .figures import model
 from .figures.loader import plot_ladders, plot_loader
 from .figures.queue import plot_queue
@@ -37,6 +36,7 @@ from .model.report import append_model_csv, model_sections
 from .queue.report import append_queue_csv, queue_sections
 from .suite.report import suite_sections
 from .table import Section, gather, in_markdown
+from .words import machine_words
 
 PAGE = "report.md"
 
@@ -152,20 +152,9 @@ def _of_machines(records: Sequence[Record]) -> list[str]:
 
 
 def _machine(record: Record) -> str:
-    block: dict[str, Any] = record.environment
-    machine, libraries = block.get("machine") or {}, block.get("libraries") or {}
-    memory = machine.get("memory_bytes")
-    words = [
-        machine.get("processor"),
-        f"{machine['cores']} cores" if machine.get("cores") else None,
-        format_bytes(memory) if memory else None,
-        *(gpu["name"] for gpu in block.get("gpus") or ()),
-        machine.get("system"),
-        *(f"{name} {libraries[name]}" for name in ("python", "torch") if libraries.get(name)),
-    ]
-    if commit := commit_of(block.get("git")):
-        words.append(f"commit {commit}")
-    return ", ".join(word for word in words if word)
+    block = record.environment
+    gpus = (gpu["name"] for gpu in block.get("gpus") or ())
+    return machine_words(block, *gpus, (block.get("machine") or {}).get("system"))
 
 
 def _days(records: Sequence[Record]) -> str:

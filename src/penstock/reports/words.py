@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from ..base import format_seconds, significant
-from ..instruments import Interval
+from ..base import format_bytes, format_seconds, significant
+from ..instruments import Interval, commit_of
 
 Form = Callable[[float], str]
 
@@ -61,3 +62,19 @@ def times_bracket(ratio: Interval, launches: str) -> str:
     """The interval of a factor and the launches behind it, ``[1.42-1.47, 5 launches each]``."""
     low, high = ("?" if end is None else f"{end:.2f}" for end in (ratio.low, ratio.high))
     return f"[{low}-{high}, {launches}]"
+
+
+def machine_words(environment: Mapping[str, Any], *devices: str | None) -> str:
+    """A machine in a line: processor, cores, memory, ``devices``, libraries and commit."""
+    machine, libraries = environment.get("machine") or {}, environment.get("libraries") or {}
+    cores, memory = machine.get("cores"), machine.get("memory_bytes")
+    commit = commit_of(environment.get("git"))
+    words = [
+        machine.get("processor"),
+        cores and f"{cores} cores",
+        memory and format_bytes(memory),
+        *devices,
+        *(f"{name} {libraries[name]}" for name in ("python", "torch") if libraries.get(name)),
+        commit and f"commit {commit}",
+    ]
+    return ", ".join(word for word in words if word)

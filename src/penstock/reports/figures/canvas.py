@@ -51,7 +51,7 @@ Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Line:
+class Curve:
     """One quantity over time."""
 
     label: str
@@ -74,7 +74,7 @@ class Panel:
     """What the y axis shows; its unit is appended."""
     unit: str
     """``B`` and ``B/s`` are scaled to KiB, MiB or GiB by what is drawn."""
-    lines: Sequence[Line]
+    lines: Sequence[Curve]
     note: str = ""
     limit: float | None = None
     """The capacity of a queue, drawn as a line."""
@@ -101,7 +101,7 @@ def rolling_mean(y: Values, samples: int) -> Values:
 
 
 @dataclass(frozen=True)
-class _Unit:
+class _Scale:
     name: str
     scale: float
 
@@ -109,17 +109,17 @@ class _Unit:
         return f"{quantity} ({self.name})" if self.name else quantity
 
 
-def _time_unit(seconds: float) -> _Unit:
+def _time_unit(seconds: float) -> _Scale:
     if seconds <= 300:
-        return _Unit("s", 1)
-    return _Unit("min", 60) if seconds <= 3 * 3600 else _Unit("h", 3600)
+        return _Scale("s", 1)
+    return _Scale("min", 60) if seconds <= 3 * 3600 else _Scale("h", 3600)
 
 
-def _y_unit(unit: str, peak: float) -> _Unit:
+def _y_unit(unit: str, peak: float) -> _Scale:
     if not unit.startswith("B"):
-        return _Unit(unit, 1)
+        return _Scale(unit, 1)
     power = min(4, max(0, int(np.log2(peak) // 10))) if peak > 1 else 0
-    return _Unit(("B", "KiB", "MiB", "GiB", "TiB")[power] + unit[1:], 1024.0**power)
+    return _Scale(("B", "KiB", "MiB", "GiB", "TiB")[power] + unit[1:], 1024.0**power)
 
 
 def _with_unit(value: float, unit: str) -> str:
@@ -195,12 +195,12 @@ def draw(panel: Panel, mean: bool = False, smooth: int = 1) -> Figure:
     return figure
 
 
-def _colour(line: Line) -> str:
+def _colour(line: Curve) -> str:
     colours: tuple[str, ...] = STYLE["colours"]
     return colours[line.colour % len(colours)]
 
 
-def _draw_line(axis: Axes, line: Line, smooth: int) -> None:
+def _draw_line(axis: Axes, line: Curve, smooth: int) -> None:
     colour, t, y = _colour(line), line.t, line.y
     if line.sparse:
         axis.plot(t, y, color=colour, marker="o", markersize=3, linewidth=0.8, label=line.label)
@@ -261,8 +261,14 @@ def blank(
     return figure
 
 
-def tidy(axis: Axes) -> None:
-    """Axes in the house style: a faint grid behind, no frame above and to the right."""
+def tidy(axis: Axes, title: str = "", x: str = "", y: str = "", pad: float | None = None) -> None:
+    """Axes in the house style: a faint grid behind, no frame above and to the right.
+
+    ``title`` names one panel among several, ``pad`` points above it; ``x`` and ``y`` name the axes.
+    """
+    axis.set_title(title, **TITLE, pad=pad)
+    axis.set_xlabel(x, **TEXT)
+    axis.set_ylabel(y, **TEXT)
     axis.grid(color=STYLE["grid"], linewidth=0.8)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)

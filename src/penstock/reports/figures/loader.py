@@ -13,7 +13,7 @@ from ...instruments import Record
 from ..loader.cell import LoaderCell, way
 from ..loader.ladder import RUNGS, Ladder, ladders_of, same_case_but_rung
 from ..words import counted
-from .canvas import LEGEND, STYLE, TEXT, TITLE, blank, heading, save_figures, tidy
+from .canvas import LEGEND, STYLE, blank, heading, save_figures, tidy
 from .queue import column_of, numbered_path, save_numbered
 
 if TYPE_CHECKING:
@@ -41,12 +41,12 @@ def draw_loader(cells: Sequence[LoaderCell], source: str) -> Figure:
     heading(figure, "Seconds for a batch", about)
     axes = np.atleast_1d(figure.subplots(1, len(batches)))
     for axis, batch in zip(axes, batches, strict=True):
-        tidy(axis)
-        axis.set_title(f"Batches of {batch}", **TITLE)
         of_batch = [cell for cell in cells if cell.batch == batch]
         if len(threads) == 1:
+            tidy(axis, f"Batches of {batch}", "Seconds")
             _draw_bars(axis, of_batch, loaders)
         else:
+            tidy(axis, f"Batches of {batch}", "Threads", "Seconds")
             _draw_lines(axis, of_batch, loaders, threads)
     if len(threads) > 1:
         # Beside the panels, of which each may lack a loader: over the lines it would hide them.
@@ -85,8 +85,6 @@ def _draw_lines(
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axis.yaxis.set_minor_formatter(ticker.NullFormatter())
     axis.set_xticks(threads)
-    axis.set_xlabel("Threads", **TEXT)
-    axis.set_ylabel("Seconds", **TEXT)
 
 
 def _draw_bars(axis: Axes, cells: Sequence[LoaderCell], loaders: Sequence[str]) -> None:
@@ -105,7 +103,6 @@ def _draw_bars(axis: Axes, cells: Sequence[LoaderCell], loaders: Sequence[str]) 
     axis.set_ylim(len(loaders) - 0.5, -0.5)
     axis.set_xlim(0, 1.15 * np.nanmax(np.fmax(seconds, high)))
     axis.grid(visible=False, axis="y")
-    axis.set_xlabel("Seconds", **TEXT)
 
 
 def _seconds_of(cells: Sequence[LoaderCell]) -> list[Any]:
@@ -137,17 +134,16 @@ def draw_ladders(ladders: Sequence[Ladder]) -> Figure:
     axes = np.atleast_1d(figure.subplots(1, len(ladders), sharex=True))
     for axis, ladder in zip(axes, ladders, strict=True):
         _draw_ladder(axis, ladder)
-    longest = max(cell.seconds or 0.0 for ladder in ladders for cell in ladder.measured.values())
+    longest = max(seconds for ladder in ladders for seconds in ladder.seconds.values())
     axes[0].set_xlim(0, 1.45 * longest)  # of all: they share it
     return figure
 
 
 def _draw_ladder(axis: Axes, ladder: Ladder) -> None:
-    tidy(axis)
     names = list(ladder.measured)
-    case = ladder.measured[names[0]].case
-    axis.set_title(f"Batches of {case['batch']}, {counted(case['threads'], 'thread')}", **TITLE)
-    ends = np.array([ladder.measured[name].seconds for name in names])
+    first = ladder.measured[names[0]]
+    tidy(axis, f"Batches of {first.batch}, {counted(first.threads, 'thread')}", "Seconds")
+    ends = np.array(list(ladder.seconds.values()))
     starts = np.array([0.0, *ends[:-1]])
     colours = [STYLE["colours"][1 if name == ladder.limiting else 0] for name in names]
     places = np.arange(len(names))
@@ -169,4 +165,3 @@ def _draw_ladder(axis: Axes, ladder: Ladder) -> None:
     axis.set_yticks(places, labels)
     axis.set_ylim(len(names) - 0.5, -0.5)
     axis.grid(visible=False, axis="y")
-    axis.set_xlabel("Seconds", **TEXT)

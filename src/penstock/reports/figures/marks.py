@@ -11,7 +11,7 @@ import numpy as np
 
 from ...base import require
 from ..model.cell import ModelCell
-from .canvas import STYLE, TITLE
+from .canvas import STYLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 MARKERS = "osD^vPX*"
 """One for each tile, and for each batch a place in the house's colours."""
 
-PANEL_TITLE: dict[str, Any] = {**TITLE, "pad": 8}
+PAD = 8.0
+"""Points between a panel and its title."""
 NOTE: dict[str, Any] = {"fontsize": STYLE["small"] - 1, "color": STYLE["ink"]}
 CHIP: dict[str, Any] = {
     **NOTE,

@@ -26,7 +26,7 @@ from ..model.cell import ModelCell
 from ..model.report import labelled
 from ..table import reading_numbers
 from ..words import counted
-from .canvas import LEGEND, blank, heading, save_figures, tidy
+from .canvas import LEGEND, blank, heading, save_figures
 from .marks import Marks
 from .panels import draw_frontier, draw_memory, draw_pixels, draw_samples, draw_times
 
@@ -69,8 +69,6 @@ def draw(label: str, cells: Sequence[ModelCell], source: str) -> Figure:
     figure = blank(13, 8.4, pads=(0.12, 0.1))
     heading(figure, label, _facts(len(cells), drawn, source))
     axes = figure.subplot_mosaic("MMSSPP;TTTFFF")  # by the initials of the panels
-    for axis in axes.values():
-        tidy(axis)
     draw_memory(axes["M"], drawn, marks, on_host)
     draw_samples(axes["S"], drawn, marks)
     draw_pixels(axes["P"], drawn, marks)

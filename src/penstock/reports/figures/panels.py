@@ -10,12 +10,12 @@ import numpy as np
 from ...base import format_bytes
 from ..model.cell import ModelCell
 from ..table import gather
-from .canvas import LEGEND, STYLE, TEXT
+from .canvas import LEGEND, STYLE, tidy
 from .marks import (
     BAND,
     CHIP,
     NOTE,
-    PANEL_TITLE,
+    PAD,
     Marks,
     byte_unit,
     cross,
@@ -33,8 +33,7 @@ PHASE_COLOURS = {"forward": "#4d4d4d", "backward": "#999999", "optimizer": "#d0d
 
 
 def draw_memory(axis: Axes, cells: Sequence[ModelCell], marks: Marks, on_host: bool) -> None:
-    where = "host" if on_host else "device"
-    axis.set_title(f"Peak {where} memory", **PANEL_TITLE)
+    what = f"Peak {'host' if on_host else 'device'} memory"
     peaks = [cell.peak_bytes(on_host) for cell in cells]
     unit, scale = byte_unit(peaks)
     budget = cells[0].budget_bytes / scale
@@ -43,7 +42,7 @@ def draw_memory(axis: Axes, cells: Sequence[ModelCell], marks: Marks, on_host: b
         cells,
         marks,
         [peak / scale for peak in peaks],
-        f"Peak {where} memory ({unit})",
+        (what, f"{what} ({unit})"),
         most=budget,
     )
     if np.isfinite(budget):
@@ -53,21 +52,21 @@ def draw_memory(axis: Axes, cells: Sequence[ModelCell], marks: Marks, on_host: b
 
 
 def draw_samples(axis: Axes, cells: Sequence[ModelCell], marks: Marks) -> None:
-    axis.set_title("Throughput in samples", **PANEL_TITLE)
-    _draw_rates(axis, cells, marks, "Samples per second", lambda cell: 1.0)
+    names = "Throughput in samples", "Samples per second"
+    _draw_rates(axis, cells, marks, names, lambda cell: 1.0)
 
 
 def draw_pixels(axis: Axes, cells: Sequence[ModelCell], marks: Marks) -> None:
-    axis.set_title("Throughput in pixels", **PANEL_TITLE)
     label, scale = rate_unit(cells)
-    _draw_rates(axis, cells, marks, label, lambda cell: cell.pixels_of_sample / scale)
+    names = "Throughput in pixels", label
+    _draw_rates(axis, cells, marks, names, lambda cell: cell.pixels_of_sample / scale)
 
 
 def _draw_rates(
     axis: Axes,
     cells: Sequence[ModelCell],
     marks: Marks,
-    label: str,
+    names: tuple[str, str],
     of_a_sample: Callable[[ModelCell], float],
 ) -> None:
     """Rates of the time of a step, with whiskers of its interval."""
@@ -78,7 +77,7 @@ def _draw_rates(
         for rate, cell in zip(rates, cells, strict=True)
     ]
     most = max((high for _, high in ends if np.isfinite(high)), default=np.nan)
-    _draw_lines(axis, cells, marks, rates, label, ends, most)
+    _draw_lines(axis, cells, marks, rates, names, ends, most)
 
 
 def _draw_lines(
@@ -86,14 +85,16 @@ def _draw_lines(
     cells: Sequence[ModelCell],
     marks: Marks,
     values: Sequence[float],
-    label: str,
+    names: tuple[str, str],
     ends: Sequence[tuple[float, float]] | None = None,
     most: float = np.nan,
 ) -> None:
     """A line over the tiles for each batch; failures in a band above, a row for each batch.
 
-    ``ends`` are those of whiskers, and ``most`` is a value that the axis reaches in any case.
+    ``names`` are those of the panel and of its vertical axis, ``ends`` those of whiskers, and
+    ``most`` is a value that the axis reaches in any case.
     """
+    tidy(axis, names[0], "Tile (pixels)", names[1], PAD)
     for _, of_batch in sorted(gather(range(len(cells)), lambda i: cells[i].batch).items()):
         x = [marks.tiles.index(cells[i].tile) for i in of_batch]
         y = np.array([values[i] for i in of_batch])
@@ -104,8 +105,6 @@ def _draw_lines(
             axis.errorbar(x, y, reach, color=colour, fmt="none", capsize=3, linewidth=1.2)
     axis.set_xticks(range(len(marks.tiles)), marks.tiles)
     axis.set_xlim(-0.4, len(marks.tiles) - 0.5)
-    axis.set_xlabel("Tile (pixels)", **TEXT)
-    axis.set_ylabel(label, **TEXT)
     top = top_of([*values, most])
     if top is None:
         silent(axis, "not recorded")
@@ -127,7 +126,7 @@ def draw_times(axis: Axes, cells: Sequence[ModelCell], marks: Marks) -> None:
     """A bar for each case, its phases on one another in training."""
     phased = any(cell.phases_ms for cell in cells)
     title = "Time of a step, mean of each phase" if phased else "Time of a step, median"
-    axis.set_title(title, **PANEL_TITLE)
+    tidy(axis, title, "Batch, and below it the tile (pixels)", "Time (ms)", PAD)
     width = min(0.84 / len(marks.batches), 0.28)
     if phased:
         top = top_of(sum(cell.phases_ms.values()) for cell in cells)
@@ -153,8 +152,6 @@ def draw_times(axis: Axes, cells: Sequence[ModelCell], marks: Marks) -> None:
     axis.grid(visible=False, axis="x")
     axis.set_xlim(-0.5, len(marks.tiles) - 0.5)
     axis.set_ylim(0, top)
-    axis.set_xlabel("Batch, and below it the tile (pixels)", **TEXT)
-    axis.set_ylabel("Time (ms)", **TEXT)
     if phased:
         drawn = [name for name in PHASE_COLOURS if any(name in c.phases_ms for c in cells)]
         handles = [handle(name, PHASE_COLOURS[name], marker="s", line="") for name in drawn]
@@ -199,9 +196,8 @@ def draw_frontier(axis: Axes, cells: Sequence[ModelCell], marks: Marks, on_host:
         if np.isfinite(peak) and np.isfinite(cell.pixels_per_s)
     ]
     failed = [cell for cell in cells if cell.failed_word]
-    axis.set_title("Memory against throughput", **PANEL_TITLE)
-    axis.set_xlabel(f"Peak {'host' if on_host else 'device'} memory ({unit})", **TEXT)
-    axis.set_ylabel(rates, **TEXT)
+    memories = f"Peak {'host' if on_host else 'device'} memory ({unit})"
+    tidy(axis, "Memory against throughput", memories, rates, PAD)
     if placed:
         for memory, rate, cell in placed:
             marker, colour = marks.marker(cell), marks.colour(cell)

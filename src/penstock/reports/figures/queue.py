@@ -25,7 +25,7 @@ from ..cell import Cell, Kind, latest
 from ..queue.cell import QueueCell
 from ..table import gather, reading_numbers
 from ..words import counted
-from .canvas import LEGEND, STYLE, TEXT, TITLE, blank, heading, save_figures, tidy
+from .canvas import LEGEND, STYLE, blank, heading, save_figures, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -97,7 +97,7 @@ def _draw_readings(cells: Sequence[QueueCell], source: str) -> Figure:
     figure = blank(6.0, 4.2)
     heading(figure, "Batches read while nobody computes", _of_source(cells, source))
     axis = figure.subplots()
-    tidy(axis)
+    tidy(axis, x="Workers", y="Seconds for a batch")
     ordered = sorted(cells, key=lambda cell: (cell.workers, cell.queue))
     places, seconds = np.arange(len(ordered)), column_of(ordered, "read_s")
     axis.bar(places, seconds, width=0.55, color=STYLE["colours"][0])
@@ -109,14 +109,11 @@ def _draw_readings(cells: Sequence[QueueCell], source: str) -> Figure:
             )  # fmt: skip
     axis.set_xticks(places, [str(cell.workers) for cell in ordered])
     axis.grid(visible=False, axis="x")
-    axis.set_xlabel("Workers", **TEXT)
-    axis.set_ylabel("Seconds for a batch", **TEXT)
     return figure
 
 
 def _draw_depth(axis: Axes, workers: int, cells: Sequence[QueueCell], sizes: Sequence[int]) -> None:
-    tidy(axis)
-    axis.set_title(counted(workers, "worker"), **TITLE)
+    tidy(axis, counted(workers, "worker"), "Iteration", "Batches in the queue at its end")
     for cell in sorted(cells, key=lambda cell: cell.queue):
         size = cell.queue
         colour = STYLE["colours"][sizes.index(size) % len(STYLE["colours"])]
@@ -127,15 +124,12 @@ def _draw_depth(axis: Axes, workers: int, cells: Sequence[QueueCell], sizes: Seq
             range(len(simulated)), simulated, where="mid", color=colour, ls=":", linewidth=1.1
         )
     axis.set_ylim(bottom=-0.1, top=max(1.1, axis.get_ylim()[1]))
-    axis.set_xlabel("Iteration", **TEXT)
-    axis.set_ylabel("Batches in the queue at its end", **TEXT)
     axis.locator_params(integer=True, min_n_ticks=1)  # half a batch and half a step are none
     axis.legend(**LEGEND, title="dotted: simulated", title_fontsize=STYLE["small"])
 
 
 def _draw_seconds(axis: Axes, cells: Sequence[QueueCell]) -> None:
-    tidy(axis)
-    axis.set_title("Seconds per iteration, from a full queue on", **TITLE)
+    tidy(axis, "Seconds per iteration, from a full queue on", "Workers, queue", "Seconds")
     ordered = sorted(cells, key=lambda cell: (cell.workers, cell.queue))
     x = np.arange(len(ordered))
     measured, low, high = (
@@ -160,8 +154,6 @@ def _draw_seconds(axis: Axes, cells: Sequence[QueueCell]) -> None:
     names = [f"{cell.workers}, {cell.queue}" if cell.workers else "0" for cell in ordered]
     axis.set_xticks(x, names)
     axis.grid(visible=False, axis="x")
-    axis.set_xlabel("Workers, queue", **TEXT)
-    axis.set_ylabel("Seconds", **TEXT)
     # Beside the title: over the bars it would hide them.
     axis.legend(
         **LEGEND, ncols=3, loc="lower right", bbox_to_anchor=(1, 0.98), markerscale=0.8,

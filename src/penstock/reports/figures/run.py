@@ -23,7 +23,7 @@ import numpy as np
 
 from ...base import UsageError
 from ...instruments import MIB, TelemetryRow, read_rows
-from .canvas import Line, Panel, Values, draw_all_panels, save_figure
+from .canvas import Curve, Panel, Values, draw_all_panels, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -85,8 +85,8 @@ def gpu_figures(csv_path: Path, mean: bool = False, smooth: int = 1) -> dict[str
 def _row_panels(header: TelemetryRow, rows: Sequence[TelemetryRow]) -> dict[str, Panel]:
     t = _numbers(row["t"] for row in rows)
 
-    def line(label: str, key: str, colour: int = 0, dashes: str = "-") -> Line:
-        return Line(label, t, _numbers(row[key] for row in rows), colour, dashes)
+    def line(label: str, key: str, colour: int = 0, dashes: str = "-") -> Curve:
+        return Curve(label, t, _numbers(row[key] for row in rows), colour, dashes)
 
     cores = header["cpu_count"]
     panels = {
@@ -108,7 +108,7 @@ def _row_panels(header: TelemetryRow, rows: Sequence[TelemetryRow]) -> dict[str,
     queues = header["queues"]
     for name in dict.fromkeys([*queues, *(name for row in rows for name in row["gauges"])]):
         values = _numbers(row["gauges"].get(name) for row in rows)
-        panels[_file_part(name)] = _gauge(name, queues.get(name), Line(name, t, values))
+        panels[_file_part(name)] = _gauge(name, queues.get(name), Curve(name, t, values))
     panels["net_io"] = Panel(
         "Network",
         "Rate",
@@ -138,13 +138,13 @@ def _reference_panels(metrics: Any, path: Path) -> dict[str, Panel]:
     system = metrics.get("system_monitor") or {}
     t = _numbers(system.get("t_rel_s", []))
 
-    def line(label: str, values: Iterable[float | None], unit: int, colour: int = 0) -> Line:
+    def line(label: str, values: Iterable[float | None], unit: int, colour: int = 0) -> Curve:
         y = _numbers(values) * unit
         if len(y) == 0:  # never read
-            return Line(label, y, y, colour)
+            return Curve(label, y, y, colour)
         if len(y) != len(t):
             raise UsageError(f"{path} holds {len(y)} values of {label} for {len(t)} times")
-        return Line(label, t, y, colour)
+        return Curve(label, t, y, colour)
 
     network = system.get("net_io_mbytes_sec", {})
     disk = system.get("disk_io_mbytes_sec", {})
@@ -164,7 +164,7 @@ def _reference_panels(metrics: Any, path: Path) -> dict[str, Panel]:
         panels[_file_part(name)] = _gauge(
             name,
             queue.get("max_size", 0),
-            Line(
+            Curve(
                 name, _numbers(s["t_rel_s"] for s in samples), _numbers(s["size"] for s in samples)
             ),
         )
@@ -188,7 +188,7 @@ def _reference_panels(metrics: Any, path: Path) -> dict[str, Panel]:
     return panels
 
 
-def _gauge(name: str, most: int | None, line: Line) -> Panel:
+def _gauge(name: str, most: int | None, line: Curve) -> Panel:
     if most is None:
         return Panel(name, name, "", [line])
     return Panel(f"Queue {name}", "Items in queue", "", [line], limit=most or None)
@@ -237,12 +237,10 @@ def _gpu_csv_panels(path: Path) -> dict[str, Panel]:
 
 
 def _timestamp(text: str) -> datetime | None:
-    for pattern in ("%Y/%m/%d %H:%M:%S.%f", "%Y/%m/%d %H:%M:%S"):
-        try:
-            return datetime.strptime(text, pattern)
-        except ValueError:
-            continue
-    return None
+    try:
+        return datetime.fromisoformat(text.replace("/", "-"))
+    except ValueError:
+        return None
 
 
 def _quantity(text: str) -> float | None:
@@ -256,9 +254,9 @@ def _gpu_panels(readings: Sequence[_GpuReading], note: str = "") -> dict[str, Pa
     for reading in readings:
         gpus.setdefault(f"GPU {reading.index} {reading.name}".strip(), []).append(reading)
 
-    def lines(key: str) -> list[Line]:
+    def lines(key: str) -> list[Curve]:
         return [
-            Line(
+            Curve(
                 label,
                 _numbers(reading.t for reading in own),
                 _numbers(getattr(reading, key) for reading in own),
@@ -288,6 +286,6 @@ def _numbers(values: Iterable[float | None]) -> Values:
     return np.array([np.nan if value is None else value for value in values], np.float64)
 
 
-def _sparse(line: Line) -> Line:
+def _sparse(line: Curve) -> Curve:
     seen = np.isfinite(line.y)
-    return Line(line.label, line.t[seen], line.y[seen], line.colour, sparse=True)
+    return Curve(line.label, line.t[seen], line.y[seen], line.colour, sparse=True)

@@ -14,7 +14,7 @@ from ...instruments import Record
 from ..suite.cell import SuiteCell, suite_cells
 from ..suite.report import heading as words
 from ..table import gather, scaled
-from .canvas import LEGEND, STYLE, TEXT, TITLE, blank, heading, save_figures, tidy
+from .canvas import LEGEND, STYLE, blank, heading, save_figures, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,8 +65,7 @@ def _draw(
     values: Sequence[float | None],
     intervals: bool,
 ) -> None:
-    tidy(axis)
-    axis.set_title(title, **TITLE)
+    tidy(axis, title, "Batch on each device")
     for place, workers in enumerate(sorted({run.workers for run in runs})):
         colour = STYLE["colours"][place % len(STYLE["colours"])]
         line = [(run, v) for run, v in zip(runs, values, strict=True) if run.workers == workers]
@@ -85,4 +84,3 @@ def _draw(
     axis.set_xticks(batches, [str(batch) for batch in batches])
     axis.minorticks_off()
     axis.set_ylim(0, 1.1 * max(axis.dataLim.y1, 1e-9))
-    axis.set_xlabel("Batch on each device", **TEXT)

@@ -28,10 +28,10 @@ from ...base import (
     writing_output,
 )
 from ...bench import SUITE_REPORT
-from ...instruments import FAILED, Record, commit_of
+from ...instruments import FAILED, Record
 from ..cell import bootstrap_ratio, middle
 from ..table import Section, gather, in_markdown, without_empty
-from ..words import bracket, counted, of_launches, or_dash, spread, times_bracket
+from ..words import bracket, counted, machine_words, of_launches, or_dash, spread, times_bracket
 from .cell import SuiteCell, suite_cells
 
 FORMAT, VERSION = "penstock-suite", 1
@@ -236,17 +236,7 @@ def write_suite_report(
 
 def machine_line(system: Mapping[str, Any]) -> str:
     """On what it ran, in a line."""
-    machine, libraries = system["machine"], system["libraries"]
-    words = [
-        machine["processor"],
-        f"{machine['cores']} cores",
-        format_bytes(machine["memory_bytes"]),
-        *(system["devices"] or ["no GPU"]),
-        *(f"{name} {libraries[name]}" for name in ("python", "torch") if libraries.get(name)),
-    ]
-    if commit := commit_of(system.get("git")):
-        words.append(f"commit {commit}")
-    return ", ".join(word for word in words if word)
+    return machine_words(system, *(system["devices"] or ["no GPU"]))
 
 
 _METHOD = """\
