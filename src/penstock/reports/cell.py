@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ from ..instruments import (
     hierarchical_bootstrap_ratio,
     median_interval,
 )
-from .table import Columns, Row, append_rows, gather, read_csv
+from .table import Columns, Row, gather, read_csv
 
 _DRAWS = 2000
 
@@ -54,11 +54,6 @@ class Cell:
     def of_csv(cls: type[Kind], path: Path) -> list[Kind]:
         """The rows of a CSV. Raises `UsageError` for a file that is no such CSV."""
         return [cls(line=row) for row in read_csv(path, cls.columns.needs).rows]
-
-    @classmethod
-    def append(cls, rows: Iterable[Row], path: Path) -> None:
-        """Add rows to such a CSV; see `append_rows`."""
-        append_rows(list(rows), path, cls.columns)
 
     @cached_property
     def row(self) -> Row:
@@ -101,11 +96,6 @@ class Cell:
         Raises `ValueError` for a field that is no number.
         """
         return next((float(self.row[name]) for name in names if self.row.get(name)), np.nan)
-
-    @property
-    def only_tried(self) -> bool:
-        """Whether nothing was measured but that the case fits."""
-        return False
 
     @property
     def case(self) -> Mapping[str, Any]:
@@ -183,16 +173,14 @@ class Cell:
         return self.records[-1].environment.get(name)
 
 
-def latest(cells: Iterable[Kind]) -> list[Kind]:
+def latest(cells: Iterable[Kind], hides: Callable[[Kind], bool] = lambda cell: True) -> list[Kind]:
     """The last cell of each case by its timestamp, of equal ones the later row.
 
-    One that was only tried hides none that was measured.
+    A cell of which ``hides`` is false is kept only where its case has no other.
     """
-    ordered = sorted(cells, key=lambda c: (not c.only_tried, c.row.get("timestamp", "")))
-    last = {}
-    for cell in ordered:
-        last[cell.group, tuple(cell.row.get(name, "") for name in cell.columns.place)] = cell
-    return list(last.values())
+    ordered = sorted(cells, key=lambda cell: (hides(cell), cell.row.get("timestamp", "")))
+    place = (tuple(cell.row.get(n, "") for n in cell.columns.place) for cell in ordered)
+    return list({(c.group, at): c for c, at in zip(ordered, place, strict=True)}.values())
 
 
 def cell_ratio(a: Cell, b: Cell) -> Interval:

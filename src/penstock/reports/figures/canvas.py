@@ -286,12 +286,18 @@ def heading(figure: Figure, title: str, below: str) -> None:
     figure.text(y=1 - 0.40 / height, s=below, size=STYLE["small"], color=STYLE["faint"], **left)
 
 
-def save_figure(
-    figures: Mapping[str, Figure], out_prefix: str | Path, replace: bool = False
+def numbered(figures: Sequence[Figure]) -> dict[str, Figure]:
+    """Figures by their number, from 1; one alone has an empty name."""
+    return {str(n) if len(figures) > 1 else "": figure for n, figure in enumerate(figures, 1)}
+
+
+def save_under(
+    out_prefix: str | Path, figures: Mapping[str, Figure], replace: bool = False
 ) -> list[Path]:
+    """Write each figure to ``<out_prefix>_<name>.png``, or ``<out_prefix>.png`` without a name."""
     prefix = Path(out_prefix)
-    named = {prefix.with_name(f"{prefix.name}_{name}.png"): f for name, f in figures.items()}
-    return save_figures(named, replace)
+    stems = {name: "_".join(filter(None, (prefix.name, name))) for name in figures}
+    return save_figures({prefix.with_name(f"{stems[n]}.png"): figures[n] for n in stems}, replace)
 
 
 def _without_control(figure: Figure) -> None:

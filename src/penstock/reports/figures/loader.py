@@ -13,8 +13,8 @@ from ...instruments import Record
 from ..loader.cell import LoaderCell, way
 from ..loader.ladder import RUNGS, Ladder, ladders_of, same_case_but_rung
 from ..words import counted
-from .canvas import LEGEND, STYLE, blank, heading, save_figures, tidy
-from .queue import column_of, numbered_path, save_numbered
+from .canvas import LEGEND, STYLE, blank, heading, numbered, save_under, tidy
+from .queue import column_of, save_numbered
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,15 +50,12 @@ def draw_loader(cells: Sequence[LoaderCell], source: str) -> Figure:
             _draw_lines(axis, of_batch, loaders, threads)
     if len(threads) > 1:
         # Beside the panels, of which each may lack a loader: over the lines it would hide them.
-        named = {label: line for axis in axes for line, label in _labelled(axis)}
+        legends = (zip(*axis.get_legend_handles_labels(), strict=True) for axis in axes)
+        named = {label: line for legend in legends for line, label in legend}
         shown = [name for name in loaders if name in named]
         lines = [named[name] for name in shown]
         axes[-1].legend(lines, shown, **LEGEND, loc="upper left", bbox_to_anchor=(1, 1))
     return figure
-
-
-def _labelled(axis: Axes) -> Iterable[tuple[Any, str]]:
-    return zip(*axis.get_legend_handles_labels(), strict=True)
 
 
 def _draw_lines(
@@ -66,8 +63,7 @@ def _draw_lines(
 ) -> None:
     ticker = require("matplotlib.ticker", "plot")
     for place, loader in enumerate(loaders):
-        line = [cell for cell in cells if cell.loader == loader]
-        line.sort(key=lambda cell: cell.threads)
+        line = sorted((c for c in cells if c.loader == loader), key=lambda cell: cell.threads)
         if not line:
             continue
         colour = STYLE["colours"][place % len(STYLE["colours"])]
@@ -100,8 +96,7 @@ def _draw_bars(axis: Axes, cells: Sequence[LoaderCell], loaders: Sequence[str]) 
             fontsize=STYLE["small"], color=STYLE["ink"],
         )  # fmt: skip
     axis.set_yticks(range(len(loaders)), loaders)
-    axis.set_ylim(len(loaders) - 0.5, -0.5)
-    axis.set_xlim(0, 1.15 * np.nanmax(np.fmax(seconds, high)))
+    axis.set(ylim=(len(loaders) - 0.5, -0.5), xlim=(0, 1.15 * np.nanmax(np.fmax(seconds, high))))
     axis.grid(visible=False, axis="y")
 
 
@@ -116,13 +111,8 @@ def plot_ladders(
     """Draw the ladder of every batch size and number of threads to ``<out_prefix>.png``, or to one
     numbered file for each data set, cache, ... that they climb."""
     ladders = [ladder for ladder in ladders_of(records) if ladder.measured]
-    groups = same_case_but_rung(ladders)
-    prefix = Path(out_prefix)
-    figures = {
-        numbered_path(prefix, number, len(groups)): draw_ladders(group)
-        for number, group in enumerate(groups, 1)
-    }
-    return save_figures(figures, replace)
+    figures = [draw_ladders(group) for group in same_case_but_rung(ladders)]
+    return save_under(out_prefix, numbered(figures), replace)
 
 
 def draw_ladders(ladders: Sequence[Ladder]) -> Figure:

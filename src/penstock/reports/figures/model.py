@@ -26,7 +26,7 @@ from ..model.cell import ModelCell
 from ..model.report import labelled
 from ..table import reading_numbers
 from ..words import counted
-from .canvas import LEGEND, blank, heading, save_figures
+from .canvas import LEGEND, blank, heading, save_under
 from .marks import Marks
 from .panels import draw_frontier, draw_memory, draw_pixels, draw_samples, draw_times
 
@@ -40,10 +40,7 @@ def plot_bench(path: Path, out_prefix: str | Path, replace: bool = False) -> lis
     Where models, modes, devices or other knobs differ there is a figure for each group, and what
     differs is added to the names of the files. Raises `UsageError` where nothing can be drawn.
     """
-    prefix = Path(out_prefix)
-    figures = bench_figures(path)
-    named = {prefix.with_name(f"{prefix.name}{name}.png"): f for name, f in figures.items()}
-    return save_figures(named, replace)
+    return save_under(out_prefix, bench_figures(path), replace)
 
 
 def bench_figures(path: Path) -> dict[str, Figure]:
@@ -56,7 +53,7 @@ def bench_figures(path: Path) -> dict[str, Figure]:
     figures: dict[str, Figure] = {}
     for (label, cells), named in zip(groups, words, strict=True):
         apart = [word for word in named if not all(word in other for other in words)]
-        name = re.sub(r"[^\w.-]+", "_", "_".join(["", *apart]))
+        name = re.sub(r"[^\w.-]+", "_", "_".join(apart))
         with reading_numbers(path.name):
             figures[name] = draw(label, cells, path.name)
     return figures
@@ -64,7 +61,8 @@ def bench_figures(path: Path) -> dict[str, Figure]:
 
 def draw(label: str, cells: Sequence[ModelCell], source: str) -> Figure:
     """One group of cells as a figure, small tiles and batches first."""
-    drawn = sorted(latest(cells), key=lambda cell: (pixels_of(cell.tile), cell.batch))
+    last = latest(cells, lambda cell: cell.has_result)
+    drawn = sorted(last, key=lambda cell: (pixels_of(cell.tile), cell.batch))
     marks, on_host = Marks.of(drawn), cells[0].row.get("device", "cpu") == "cpu"
     figure = blank(13, 8.4, pads=(0.12, 0.1))
     heading(figure, label, _facts(len(cells), drawn, source))

@@ -150,8 +150,7 @@ def draw_times(axis: Axes, cells: Sequence[ModelCell], marks: Marks) -> None:
     axis.tick_params(axis="x", which="minor", rotation=90 if crowded else 0)
     axis.tick_params(axis="x", which="major", length=0, pad=20 if crowded else 16)
     axis.grid(visible=False, axis="x")
-    axis.set_xlim(-0.5, len(marks.tiles) - 0.5)
-    axis.set_ylim(0, top)
+    axis.set(xlim=(-0.5, len(marks.tiles) - 0.5), ylim=(0, top))
     if phased:
         drawn = [name for name in PHASE_COLOURS if any(name in c.phases_ms for c in cells)]
         handles = [handle(name, PHASE_COLOURS[name], marker="s", line="") for name in drawn]
@@ -212,8 +211,7 @@ def draw_frontier(axis: Axes, cells: Sequence[ModelCell], marks: Marks, on_host:
     else:
         text = "memory not recorded:\nnothing to weigh throughput against"
         silent(axis, text, 0.37 if failed else 0.5)
-        axis.set_xticks([])
-        axis.set_ylim(0, 1)
+        axis.set(xticks=[], ylim=(0, 1))
     if failed:
         _draw_beyond(axis, failed, marks)
 
@@ -252,8 +250,7 @@ def _draw_beyond(axis: Axes, failed: Sequence[ModelCell], marks: Marks) -> None:
     end = right + 0.34 * (right - left)
     ticks = [tick for tick in axis.get_xticks() if tick <= right]
     axis.axvspan(right, end, **BAND)
-    axis.set_xlim(left, end)
-    axis.set_xticks(ticks)
+    axis.set(xlim=(left, end), xticks=ticks)
     top = axis.get_ylim()[1]
     step = top * min(0.085, 0.95 / len(failed))
     for row, cell in enumerate(failed):

@@ -25,7 +25,7 @@ from ..cell import Cell, Kind, latest
 from ..queue.cell import QueueCell
 from ..table import gather, reading_numbers
 from ..words import counted
-from .canvas import LEGEND, STYLE, blank, heading, save_figures, tidy
+from .canvas import LEGEND, STYLE, blank, heading, numbered, save_under, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,16 +53,9 @@ def save_numbered(
     groups = gather(cells, lambda cell: cell.group).values()
     if not groups:
         raise UsageError(f"{path} holds no row to plot")
-    figures = {}
-    for number, group in enumerate(groups, 1):
-        with reading_numbers(path):
-            figure = draw(group, path.name)
-        figures[numbered_path(Path(out_prefix), number, len(groups))] = figure
-    return save_figures(figures, replace)
-
-
-def numbered_path(prefix: Path, number: int, of: int) -> Path:
-    return prefix.with_name(f"{prefix.name}{f'_{number}' if of > 1 else ''}.png")
+    with reading_numbers(path):
+        figures = [draw(group, path.name) for group in groups]
+    return save_under(out_prefix, numbered(figures), replace)
 
 
 def _of_source(cells: Sequence[QueueCell], source: str) -> str:

@@ -23,7 +23,7 @@ import numpy as np
 
 from ...base import UsageError
 from ...instruments import MIB, TelemetryRow, read_rows
-from .canvas import Curve, Panel, Values, draw_all_panels, save_figure
+from .canvas import Curve, Panel, Values, draw_all_panels, save_under
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,7 +43,7 @@ def plot_metrics(
     raw values staying behind it, and 1 draws them alone. Returns what was written. Raises
     `UsageError` where the file holds no metrics.
     """
-    return save_figure(metrics_figures(path, mean, smooth), out_prefix, replace)
+    return save_under(out_prefix, metrics_figures(path, mean, smooth), replace)
 
 
 def plot_gpu_metrics(
@@ -58,7 +58,7 @@ def plot_gpu_metrics(
     To ``<out_prefix>_gpu_util.png`` and ``_vram.png``; the options are those of `plot_metrics`.
     Columns used: timestamp, index and name, and one or both of memory.used and utilization.gpu.
     """
-    return save_figure(gpu_figures(csv_path, mean, smooth), out_prefix, replace)
+    return save_under(out_prefix, gpu_figures(csv_path, mean, smooth), replace)
 
 
 def metrics_figures(path: Path, mean: bool = False, smooth: int = 1) -> dict[str, Figure]:

@@ -14,7 +14,7 @@ from ...instruments import Record
 from ..suite.cell import SuiteCell, suite_cells
 from ..suite.report import heading as words
 from ..table import gather, scaled
-from .canvas import LEGEND, STYLE, blank, heading, save_figures, tidy
+from .canvas import LEGEND, STYLE, blank, heading, save_under, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,12 +27,12 @@ def plot_suite(records: Iterable[Record], out_prefix: Path, replace: bool = Fals
     """Draw each preset that has a run to show, to ``<out_prefix>.png`` or ``_<preset>.png``;
     returns what was written."""
     presets = gather(suite_cells(records), lambda run: str(run.case["preset"]))
-    figures = {}
-    for name, runs in presets.items():
-        if any(run.measured for run in runs):
-            ending = f"_{name}" if len(presets) > 1 else ""
-            figures[out_prefix.with_name(f"{out_prefix.name}{ending}.png")] = draw(runs)
-    return save_figures(figures, replace)
+    figures = {
+        name if len(presets) > 1 else "": draw(runs)
+        for name, runs in presets.items()
+        if any(run.measured for run in runs)
+    }
+    return save_under(out_prefix, figures, replace)
 
 
 def draw(runs: Sequence[SuiteCell]) -> Figure:

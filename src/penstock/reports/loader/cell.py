@@ -172,9 +172,8 @@ def cache_label(group: Sequence[Cell]) -> str:
     asked = str(group[0].case["cache"])
     worst = max(shares, default=None) if asked == "cold" else min(shares, default=None)
     again = read_again_of(group)
-    return cache_words(asked, worst) + (
-        f", {100 * again:.0f} % read again from memory" * (again > COLD_MOST)
-    )
+    more = f", {100 * again:.0f} % read again from memory" if again > COLD_MOST else ""
+    return cache_words(asked, worst) + more
 
 
 def read_again_of(group: Sequence[Cell]) -> float:

@@ -67,12 +67,6 @@ class Ladder:
             return None
         return max(self.costs, key=lambda name: self.costs[name])
 
-    def below(self, name: str) -> str | None:
-        """The measured rung under this one."""
-        names = list(self.measured)
-        place = names.index(name)
-        return names[place - 1] if place else None
-
     def sentence(self) -> str:
         """What limits, by how much, and how sure that is."""
         limit = self.limiting
@@ -115,11 +109,11 @@ class Ladder:
         table: list[tuple[str, ...]] = [
             ("step", "", "s/batch", "MB/s decoded", "of the step below", "of L0", "launches")
         ]
+        below = ""  # the measured rung under this one
         for name, cell in self.rungs.items():
             if not cell.launches:
                 table.append((name, RUNGS[name], *["-"] * 4, cell.status))
                 continue
-            below = self.below(name)
             table.append(
                 (
                     name,
@@ -131,6 +125,7 @@ class Ladder:
                     str(cell.launches),
                 )
             )
+            below = name
         reasons = [
             f"{_rung(name)} took {format_seconds(self.seconds[name])} and {_rung(above)}, which "
             f"does the same and more, {format_seconds(self.seconds[above])}: what {name} costs is "

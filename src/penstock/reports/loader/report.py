@@ -32,11 +32,12 @@ from pathlib import Path
 from ...base import format_bytes, format_seconds
 from ...instruments import FAILED, Record
 from ..cell import Cell, cell_ratio, inverse
-from ..table import Section, gather, scaled
+from ..table import Section, append_rows, gather, scaled
 from ..words import counted, or_dash, spread, times_bracket
 from .cell import (
     COLD_MOST,
     COUNTS,
+    LOADER_COLUMNS,
     MB,
     SEED_NAMES,
     WARM_LEAST,
@@ -52,7 +53,7 @@ from .ladder import ladders_of
 
 def append_loader_csv(records: Iterable[Record], path: Path) -> None:
     """Add a row for each case to a CSV of loader benchmarks."""
-    LoaderCell.append((cell.row for cell in loader_cells(records)), path)
+    append_rows([cell.row for cell in loader_cells(records)], path, LOADER_COLUMNS)
 
 
 def loader_sections(records: Iterable[Record]) -> list[Section]:

@@ -174,8 +174,9 @@ class ModelCell(Cell):
     # What is drawn is read from the row, whichever way the cell was made.
 
     @property
-    def only_tried(self) -> bool:
-        return not any(self.row.get(n) for n in ("error", "avg_time_ms", "median_time_ms"))
+    def has_result(self) -> bool:
+        """Whether it was measured or failed, and not only tried for its memory."""
+        return any(self.row.get(n) for n in ("error", "avg_time_ms", "median_time_ms"))
 
     @property
     def failed_word(self) -> str:

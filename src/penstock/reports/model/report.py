@@ -23,7 +23,7 @@ from pathlib import Path
 from ...base import format_bytes, format_count, format_seconds
 from ...instruments import FAILED, Interval, Record
 from ..cell import cell_ratio, inverse, speed_up
-from ..table import MB, Section, gather, without_empty
+from ..table import MB, Section, append_rows, gather, without_empty
 from ..words import counted, listed, or_dash, spread, times_bracket
 from .cell import MODEL_COLUMNS, ModelCell, model_cells
 
@@ -66,13 +66,14 @@ def _label(fields: Mapping[str, str], varying: set[str]) -> str:
 def append_model_csv(records: Iterable[Record], path: Path, when: str | None = None) -> None:
     """Add a row for each case; ``when`` is its timestamp (default: of its last launch)."""
     changed = {"timestamp": when} if when else {}
-    ModelCell.append((cell.row | changed for cell in model_cells(records)), path)
+    rows = [cell.row | changed for cell in model_cells(records)]
+    append_rows(rows, path, MODEL_COLUMNS)
 
 
 def append_limits(records: Iterable[Record], path: Path) -> None:
     """Add a row for each launch that only tried whether its case fits: its memory and no times."""
-    untimed = dict.fromkeys(_TIMED, "")
-    ModelCell.append((cell.row | untimed for cell in model_cells(records)), path)
+    rows = [cell.row | dict.fromkeys(_TIMED, "") for cell in model_cells(records)]
+    append_rows(rows, path, MODEL_COLUMNS)
 
 
 def _compare(group: Sequence[ModelCell]) -> list[str]:

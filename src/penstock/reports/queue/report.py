@@ -35,11 +35,12 @@ from pathlib import Path
 from ...base import format_seconds, significant
 from ...instruments import Record
 from ..cell import middle
-from ..table import Section
+from ..table import Section, append_rows
 from ..words import or_dash, spread
 from . import model
 from .cell import (
     LONGER,
+    QUEUE_COLUMNS,
     QueueCell,
     cleared_at,
     drain_words,
@@ -54,7 +55,8 @@ from .sentences import sentences
 
 def append_queue_csv(records: Iterable[Record], path: Path) -> None:
     """Add a row for each case to a CSV of queue benchmarks."""
-    QueueCell.append((cell.row for group in queue_cells(records) for cell in group), path)
+    rows = [cell.row for group in queue_cells(records) for cell in group]
+    append_rows(rows, path, QUEUE_COLUMNS)
 
 
 def queue_sections(records: Iterable[Record]) -> list[Section]:

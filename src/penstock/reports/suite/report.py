@@ -15,7 +15,7 @@ launches, and there is none of a single one. Missing is null, never 0.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,22 +75,18 @@ def table(runs: Sequence[SuiteCell]) -> list[tuple[str, ...]]:
 
 def _line(run: SuiteCell) -> tuple[str, ...]:
     row = run.values()
-
-    def shown(name: str, form: Callable[[float], str]) -> str:
-        return or_dash(row[name], form)
-
     return (
         str(row["batch_size"]),
         str(row["num_workers"]),
-        shown("training_time_s", format_seconds),
-        shown("throughput_samples_per_s", significant),
+        or_dash(row["training_time_s"], format_seconds),
+        or_dash(row["throughput_samples_per_s"]),
         spread(run.throughput),
-        shown("gpu_memory_peak_bytes", format_bytes),
-        shown("host_memory_peak_bytes", format_bytes),
-        shown("gpu_utilization_percent", "{:.0f} %".format),
-        shown("cpu_utilization_percent", "{:.0f} %".format),
-        shown("map", "{:.3f}".format),
-        shown("loc_fscore", "{:.3f}".format),
+        or_dash(row["gpu_memory_peak_bytes"], format_bytes),
+        or_dash(row["host_memory_peak_bytes"], format_bytes),
+        or_dash(row["gpu_utilization_percent"], "{:.0f} %".format),
+        or_dash(row["cpu_utilization_percent"], "{:.0f} %".format),
+        or_dash(row["map"], "{:.3f}".format),
+        or_dash(row["loc_fscore"], "{:.3f}".format),
         *_epochs(row["epoch_times_s"]),
         or_dash(row["shares"]["data"], "{:.0%}".format),
         row["limited_by"] or "-",

@@ -71,7 +71,9 @@ def recommend_batch(
                 f"In all the loader takes {format_bytes(batches.memory[queue])} of memory: the "
                 f"batches and {format_bytes(scratch)} of scratch."
             )
-            more = (memory, *_share(batches), *_smaller(tried[:number]))
+            unfed = "; ".join(map(_not_fed, tried[:number]))
+            smaller = [f"Smaller batches are not fed: {unfed}."] * bool(unfed)
+            more = (memory, *_share(batches), *smaller)
             return Advice(advice.settings, (*advice.sentences, *more))
     nearest = nearest_of(tried)
     sentences = (*nearest.advice(rungs).sentences, *_share(nearest))
@@ -92,19 +94,13 @@ def _share(batches: BatchTrial) -> list[str]:
     goal = batches.goal
     if goal.batch == batches.timed_batch:
         return []
-    said = (
+    line = (
         f"A step of a batch of {goal.batch} is taken to last {format_seconds(goal.step_s)}, its "
         f"share of the {format_seconds(batches.timed_s)} of {batches.timed_batch}; a real one "
         "hardly lasts less. Measure it, and tell it as "
         f"--step-time {goal.batch}=SECONDS {batches.timed_batch}={batches.timed_s:g}."
     )
-    return [said]
-
-
-def _smaller(unfed: Sequence[BatchTrial]) -> list[str]:
-    if not unfed:
-        return []
-    return [f"Smaller batches are not fed: {'; '.join(_not_fed(batches) for batches in unfed)}."]
+    return [line]
 
 
 def _not_fed(batches: BatchTrial) -> str:

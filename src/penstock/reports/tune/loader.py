@@ -31,7 +31,7 @@ from ..queue.cell import QueueCell, mean_interval
 from ..queue.model import QueueModel
 from ..queue.sentences import spread_words
 from ..table import gather
-from ..words import bracket, counted
+from ..words import bracket, counted, listed
 
 STEPS = 200
 """So many steps are played."""
@@ -261,8 +261,7 @@ def _limit(rung: str, cell: LoaderCell) -> str:
 
 
 def _up_to(rung: str) -> str:
-    names = [RUNGS[name] for name in CEILINGS if name <= rung]
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return listed([RUNGS[name] for name in CEILINGS if name <= rung])
 
 
 def _against(interval: Interval, goal: Goal) -> str:
@@ -279,16 +278,19 @@ def _share(reached: Sequence[float]) -> str:
 
 def write_loader_yaml(advice: Advice, path: Path, replace: bool = False) -> None:
     """Write the settings, the reasons above them as comments."""
-    assert advice.settings is not None
-    reasons = [
-        textwrap.fill(line, 98, initial_indent="# ", subsequent_indent="# ")
-        for line in advice.sentences
-    ]
+    settings = yaml.safe_dump(advice.settings, sort_keys=False)
+    text = "\n".join([*map(as_comment, advice.sentences), settings])
+    write_settings("--output", path, text, replace)
+
+
+def as_comment(text: str) -> str:
+    return textwrap.fill(text, 98, initial_indent="# ", subsequent_indent="# ")
+
+
+def write_settings(flag: str, path: Path, text: str, replace: bool) -> None:
+    """Raises `UsageError`, which names the flag, where the file cannot be written."""
     try:
         with writing_output(path, replace=replace) as draft:
-            draft.write_text(
-                "\n".join([*reasons, yaml.safe_dump(advice.settings, sort_keys=False)]),
-                encoding="utf-8",
-            )
+            draft.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"--output {path} cannot be written: {error.strerror}") from error
+        raise UsageError(f"{flag} {path} cannot be written: {error.strerror}") from error

@@ -26,13 +26,14 @@ from typing import Any, Literal
 
 import yaml
 
-from ...base import UsageError, format_bytes, format_count, format_seconds, writing_output
+from ...base import format_bytes, format_count, format_seconds
 from ...bench import pixels_of
 from ...instruments import Record
 from ..cell import cell_ratio, speed_up
 from ..model.cell import VARIANTS, ModelCell, model_cells
 from ..table import gather
 from ..words import bracket, counted
+from .loader import as_comment, write_settings
 
 _Goal = Literal["latency", "throughput", "training"]
 
@@ -303,13 +304,8 @@ def write_model_yaml(
     written = []
     for sweep, choices in sweeps.items():
         file = _named(path, itertools.compress(sweep, varying))
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            use = f"# {_USE[choices[-1].goal].format(file=file.name)}\n"
-            with writing_output(file, replace=replace) as draft:
-                draft.write_text(use + _document(choices), encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"--recommend {file} cannot be written: {error.strerror}") from error
+        use = f"# {_USE[choices[-1].goal].format(file=file.name)}\n"
+        write_settings("--recommend", file, use + _document(choices), replace)
         written.append(file)
     return written
 
@@ -338,7 +334,7 @@ def _document(choices: Sequence[Choice]) -> str:
     """The last choice as settings and those before it as comments, each under its sentence."""
     parts: list[str] = []
     for choice in reversed(choices):
-        reason = textwrap.fill(choice.sentence, 98, initial_indent="# ", subsequent_indent="# ")
+        reason = as_comment(choice.sentence)
         settings = yaml.safe_dump(choice.settings, sort_keys=False)
         aside = textwrap.indent(settings, "# ") if parts else settings
         parts.append(f"{reason}\n{aside}")
