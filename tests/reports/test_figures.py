@@ -173,11 +173,12 @@ def test_a_reference_file_with_nulls_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_metrics_are_saved_under_the_names_of_the_seed(tmp_path: Path) -> None:
-    paths = plot_metrics(write_rows(tmp_path / "m.jsonl"), tmp_path / "new" / "sys_plot", True, 2)
-    names = {path.name for path in paths}
-    assert {
-        f"sys_plot_{n}.png" for n in ("cpu", "ram", "prep", "write-0", "net_io", "disk_io")
-    } <= (names)
+    queues = {"prep": {"max_size": 4, "samples": [{"t_rel_s": 0.0, "size": 2}]}}
+    system = {"t_rel_s": [0.0, 1.0, 2.0], "cpu_percent": [1.0, None, 3.0]}
+    path = tmp_path / "metrics.json"
+    path.write_text(json.dumps({"queue_monitor": {"queues": queues}, "system_monitor": system}))
+    paths = plot_metrics(path, tmp_path / "new" / "sys_plot", True, 2)
+    assert [path.name for path in paths] == ["sys_plot_cpu.png", "sys_plot_prep.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
 
 
@@ -240,10 +241,12 @@ def test_an_unreadable_line_is_told(tmp_path: Path) -> None:
 
 
 def test_gpus_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    lines = [f"2025/09/12 00:00:00, {i}, A10G, {i} MiB, {i} %\n" for i in range(11)]
+    gpus = (0, 2, 10)
+    lines = [f"2025/09/12 00:00:00, {i}, A10G, {i} MiB, {i} %\n" for i in gpus]
     (tmp_path / "gpu.csv").write_text(GPU_CSV.partition("\n")[0] + "\n" + "".join(lines))
     figure = gpu_figures(tmp_path / "gpu.csv")["gpu_util"]
-    assert [y_of(figure, f"GPU {i} A10G", i) for i in range(11)] == [[i] for i in range(11)]
+    strips = [y_of(figure, f"GPU {i} A10G", place) for place, i in enumerate(gpus)]
+    assert strips == [[i] for i in gpus]
 
 
 def test_one_column_is_enough(tmp_path: Path) -> None:
@@ -253,6 +256,8 @@ def test_one_column_is_enough(tmp_path: Path) -> None:
     figures = gpu_figures(tmp_path / "gpu.csv")
     assert [*figures] == ["gpu_util"]
     assert y_of(figures["gpu_util"], "GPU 0") == [40]
+    (out,) = plot_gpu_metrics(tmp_path / "gpu.csv", tmp_path / "gpu_plot", mean=True, smooth=2)
+    assert out.name == "gpu_plot_gpu_util.png" and out.stat().st_size > 1000
 
 
 @pytest.mark.parametrize("text", ["", "a, b\n1, 2\n", "timestamp, index\n2025/09/12 00:00:00, 0\n"])
@@ -262,18 +267,11 @@ def test_a_csv_without_the_columns_is_refused(tmp_path: Path, text: str) -> None
         gpu_figures(tmp_path / "gpu.csv")
 
 
-def test_gpu_figures_are_saved(tmp_path: Path) -> None:
-    (tmp_path / "gpu.csv").write_text(GPU_CSV)
-    paths = plot_gpu_metrics(tmp_path / "gpu.csv", tmp_path / "gpu_plot", mean=True, smooth=2)
-    assert [path.name for path in paths] == ["gpu_plot_gpu_util.png", "gpu_plot_vram.png"]
-    assert all(path.stat().st_size > 1000 for path in paths)
-
-
 # --- before and after ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", [(30, 30), (4, 300), (300, 4)])
-def test_before_after(tmp_path: Path, shape: tuple[int, int]) -> None:
+def test_before_after(shape: tuple[int, int]) -> None:
     before = np.arange(np.prod(shape), dtype=np.uint16).reshape(shape)
     after = before // 2  # unsigned: the difference must not wrap
     figure = before_after_figure({"noisy": before, "clean": after}, "halved")
@@ -284,7 +282,11 @@ def test_before_after(tmp_path: Path, shape: tuple[int, int]) -> None:
     low, high = shown[2].get_clim()
     assert low == -high < 0
     assert "halved" in texts(figure)
-    out = plot_before_after({"noisy": before, "clean": after}, tmp_path / "new" / "b.png", "halved")
+
+
+def test_before_after_is_saved(tmp_path: Path) -> None:
+    images = {"a": np.eye(4), "b": np.ones((4, 4))}
+    out = plot_before_after(images, tmp_path / "new" / "b.png", "halved")
     assert out.read_bytes().startswith(b"\x89PNG")
 
 

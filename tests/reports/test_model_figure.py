@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +16,12 @@ from penstock.reports.figures.model import bench_figures, plot_bench
 from penstock.reports.figures.panels import frontier
 from penstock.reports.model.report import append_model_csv
 
-from .test_cells import MEASURED, SEED_CSV, launch, sweep
+from .kit import GIB, MEASURED, MIB, SEED_CSV, launch, sweep
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MIB, GIB = 2**20, 2**30
 MEMORY, SAMPLES, PIXELS, TIME, FRONTIER = range(5)
 
 
@@ -49,9 +49,10 @@ def legend(figure: Figure) -> list[str]:
     return [text.get_text() for text in figure.legends[0].get_texts()]
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four cases on a GPU, and one that did not fit."""
+    tmp_path = tmp_path_factory.mktemp("bench")
     for (tile, batch), ms in MEASURED.items():
         memory = {"device_peak": tile * batch * MIB, "host_peak": 5 * GIB}
         case = {"device": "cuda:0"}
@@ -62,11 +63,22 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "bench.csv"
 
 
+@pytest.fixture(scope="module")
+def figure(bench: Path) -> Figure:
+    return drawn(bench)
+
+
+@pytest.fixture
+def path(bench: Path, tmp_path: Path) -> Path:
+    """A copy of the table to add to."""
+    return Path(shutil.copy(bench, tmp_path))
+
+
 # --- panels -------------------------------------------------------------------------------------
 
 
-def test_memory_and_throughput_by_tile(path: Path) -> None:
-    memory, samples, throughput = drawn(path).axes[:3]
+def test_memory_and_throughput_by_tile(figure: Figure) -> None:
+    memory, samples, throughput = figure.axes[:3]
     assert memory.get_ylabel() == "Peak device memory (MiB)"
     assert curves(memory) == [[(0, 256), (1, 384)], [(0, 512), (1, 768)]]
     assert throughput.get_ylabel() == "Million pixels per second"
@@ -92,8 +104,7 @@ def test_memory_and_throughput_by_tile(path: Path) -> None:
         assert [label.get_text() for label in axes.get_xticklabels()] == ["256", "384", "512"]
 
 
-def test_a_failure_is_drawn_in_every_panel(path: Path) -> None:
-    figure = drawn(path)
+def test_a_failure_is_drawn_in_every_panel(figure: Figure) -> None:
     for panel in (MEMORY, SAMPLES, PIXELS):
         axes = figure.axes[panel]
         (cross,) = (line for line in axes.get_lines() if line.get_marker() == "x")
@@ -108,8 +119,8 @@ def test_a_failure_is_drawn_in_every_panel(path: Path) -> None:
     assert "512 × 2 OOM" in words(figure.axes[FRONTIER])
 
 
-def test_bars_are_medians_with_their_intervals(path: Path) -> None:
-    axes = drawn(path).axes[TIME]
+def test_bars_are_medians_with_their_intervals(figure: Figure) -> None:
+    axes = figure.axes[TIME]
     heights = [bar.get_height() for bar in axes.patches if not bar.get_hatch()]
     assert heights == pytest.approx([*MEASURED.values()])
     spans = [c.get_segments()[0][:, 1] for c in axes.collections if len(c.get_segments()) == 1]
@@ -129,8 +140,8 @@ def test_phases_stand_on_one_another(tmp_path: Path) -> None:
     assert [t.get_text() for t in told.get_texts()] == ["forward", "backward", "optimizer"]
 
 
-def test_the_frontier(path: Path) -> None:
-    axes = drawn(path).axes[FRONTIER]
+def test_the_frontier(figure: Figure) -> None:
+    axes = figure.axes[FRONTIER]
     (line,) = (line for line in axes.get_lines() if line.get_linestyle() == "--")
     assert np.asarray(line.get_xdata()).tolist() == [256, 384, 768]
     assert {"256 × 1", "384 × 1", "384 × 2"} < set(words(axes))
@@ -216,31 +227,33 @@ def test_a_case_that_failed_in_one_launch_is_drawn_with_its_cross(tmp_path: Path
 @pytest.mark.parametrize(
     ("others", "names"),
     [
-        ([{"mode": "train"}], ["_inference", "_train"]),
-        ([{"device": "cuda:0", "model": "a/b:c"}], ["_prithvi-refiner-tiny_cpu", "_a_b_c_cuda_0"]),
-        ([{"amp": True}, {"amp": True, "halo": 8}], ["", "_amp", "_amp_halo_8"]),
+        ([{"mode": "train"}], ["inference", "train"]),
+        ([{"device": "cuda:0", "model": "a/b:c"}], ["prithvi-refiner-tiny_cpu", "a_b_c_cuda_0"]),
+        ([{"amp": True}, {"amp": True, "halo": 8}], ["", "amp", "amp_halo_8"]),
     ],
 )
 def test_what_differs_has_figures_of_its_own(
     tmp_path: Path, others: list[dict[str, Any]], names: list[str]
 ) -> None:
     for case in [{}, *others]:
-        append_model_csv(sweep(MEASURED, case=case), tmp_path / "bench.csv")
-    paths = plot_bench(tmp_path / "bench.csv", tmp_path / "new" / "fig")
-    assert [path.name for path in paths] == [f"fig{name}.png" for name in names]
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+        append_model_csv(sweep({(256, 1): 30.0}, launches=1, case=case), tmp_path / "bench.csv")
+    assert [*bench_figures(tmp_path / "bench.csv")] == names
+
+
+def test_figures_are_saved_under_their_prefix(path: Path) -> None:
+    (out,) = plot_bench(path, path.parent / "new" / "fig")
+    assert out == path.parent / "new" / "fig.png" and out.read_bytes().startswith(b"\x89PNG")
 
 
 def test_many_cells_fit(tmp_path: Path) -> None:
     """Volumes, more batches than colours, and failures of every kind."""
+    records = []
     failures = ["oom_device", "oom_host", "timeout", "crash", "wrong_result"]
     for i, tile in enumerate(("32x64x64", "64x64x64", "64x128x128", "128x128x128", "256x256x256")):
         for batch in (1, 2, 3, 4, 6, 8, 16):
             status = failures[i] if batch * 2**i > 32 else "ok"
-            append_model_csv(
-                [launch(tile, batch, n, (0.01 * batch * 2**i,), status) for n in range(2)],
-                tmp_path / "bench.csv",
-            )
+            records += [launch(tile, batch, n, (0.01 * batch * 2**i,), status) for n in range(2)]
+    append_model_csv(records, tmp_path / "bench.csv")
     figure = drawn(tmp_path / "bench.csv")
     assert legend(figure)[:7] == [f"batch {n}" for n in (1, 2, 3, 4, 6, 8, 16)]
     assert crosses(figure.axes[MEMORY]) == crosses(figure.axes[FRONTIER]) == 9

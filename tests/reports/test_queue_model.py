@@ -173,7 +173,7 @@ def test_a_feed_that_cannot_be_is_refused(
 times = st.integers(1, 400).map(lambda n: n / 100)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(read=times, compute=times, queue=st.integers(1, 16))
 def test_the_closed_form_is_the_simulation_within_an_iteration(
     read: float, compute: float, queue: int
@@ -191,7 +191,7 @@ def test_the_closed_form_is_the_simulation_within_an_iteration(
         assert timeline.mean_s == pytest.approx(feed.mean_s(200), abs=2 * read / 200 + 1e-9)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     workers=st.integers(1, 6),
     queue=st.integers(1, 8),

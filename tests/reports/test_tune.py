@@ -14,28 +14,7 @@ from penstock.base.errors import UsageError
 from penstock.instruments.record import Record, Warmup
 from penstock.reports.tune.model import Choice, Recommendation, recommend, write_model_yaml
 
-from .test_cells import launch, sweep
-
-MIB, GIB = 2**20, 2**30
-TIMES = {(256, 1): 30.0, (256, 2): 44.0, (384, 1): 46.0, (384, 2): 74.0, (384, 4): 147.0}
-"""Pixels a second: 2.18, 2.98, 3.21, 3.99 and 4.01 million."""
-HOST = {"machine_key": "here", "machine": {"memory_bytes": 8 * GIB}}
-
-
-def sized(
-    times: dict[tuple[int, int], float], environment: dict[str, Any] = HOST, **fields: Any
-) -> list[Record]:
-    """A sweep whose peak is 1 GiB for a million pixels."""
-    return [
-        record
-        for (tile, batch), ms in times.items()
-        for record in sweep(
-            {(tile, batch): ms},
-            memory={"host_peak": tile * tile * batch * GIB // 10**6},
-            environment=environment,
-            **fields,
-        )
-    ]
+from .kit import GIB, HOST, MIB, TIMES, launch, sized, sweep
 
 
 def chosen(recommendation: Recommendation) -> dict[str, tuple[str, int]]:
@@ -232,7 +211,8 @@ def test_the_latency_choice_stands_below_as_comments(tmp_path: Path) -> None:
     [({"amp": False}, "off"), ({"amp": True}, "bf16"), ({"amp": True, "device": "cuda:1"}, "fp16")],
 )
 def test_amp_in_the_words_of_infer(case: dict[str, Any], amp: str) -> None:
-    assert recommend(sweep(TIMES, case=case)).choices[0].settings["amp"] == amp
+    records = sweep({(256, 1): 30.0}, launches=1, case=case)
+    assert recommend(records).choices[0].settings["amp"] == amp
 
 
 @pytest.mark.parametrize("mode", ["inference", "train"])
@@ -240,7 +220,8 @@ def test_amp_in_the_words_of_infer(case: dict[str, Any], amp: str) -> None:
 def test_tf32_as_it_was_measured(mode: str, tf32: bool | None, tmp_path: Path) -> None:
     """A ledger from before there was the knob says nothing of it."""
     case = {"mode": mode, "device": "cuda:0"} | ({} if tf32 is None else {"tf32": tf32})
-    (path,) = write_model_yaml(recommend(sweep(TIMES, case=case)), tmp_path / "bench.yaml")
+    records = sweep({(256, 1): 30.0}, launches=1, case=case)
+    (path,) = write_model_yaml(recommend(records), tmp_path / "bench.yaml")
     settings = read_yaml(path)
     assert settings.get("tf32") == tf32 and ("tf32" in settings) == (tf32 is not None)
     if mode == "train":

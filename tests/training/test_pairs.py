@@ -27,7 +27,7 @@ from penstock.loading.fields import PatchGrid
 from penstock.loading.order import Order
 from penstock.reports.tune.model import recommend, write_model_yaml
 
-from ..reports.test_tune import TIMES, sized
+from ..reports.kit import TIMES, sized
 from .kit import NET
 
 
