@@ -72,10 +72,10 @@ def _product(a: NDArray[np.uint32], b: NDArray[np.uint32]) -> NDArray[np.uint32]
 
 def _power_of_x(exponents: NDArray[np.int64]) -> NDArray[np.uint32]:
     """x to these powers, modulo the polynomial of CRC-32."""
-    found = np.full(exponents.shape, 1 << 31, np.uint32)
+    power = np.full(exponents.shape, 1 << 31, np.uint32)
     square = np.full(1, 1 << 30, np.uint32)
     left = exponents.copy()
     while left.any():
-        found = np.where(left & 1, _product(found, square), found)
+        power = np.where(left & 1, _product(power, square), power)
         square, left = _product(square, square), left >> 1
-    return found
+    return power

@@ -201,8 +201,8 @@ def open_dataset(root: str | Path, name: str = "DATA") -> Packed:
     lengths |= {f"checks of {key}": len(values) for key, values in checks.items()}
     lengths |= {str(array.path.name): array.shape[0] for array in arrays.values()}
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{what} {count}" for what, count in lengths.items())
-        raise UsageError(f"{where}: the numbers of samples differ: {told}")
+        numbers = ", ".join(f"{what} {count}" for what, count in lengths.items())
+        raise UsageError(f"{where}: the numbers of samples differ: {numbers}")
     return Packed(root, arrays, ids, checks, document)
 
 
@@ -213,32 +213,32 @@ def read_document(path: Path, where: str) -> dict[str, Any]:
 def open_packed_array(root: Path, name: str, entry: Mapping[str, Any], where: str) -> PackedArray:
     path = root / entry["path"]
     if (path / ".zarray").is_file():
-        found = json.loads((path / ".zarray").read_text())
-        version, chunks, shards, dtype = 2, found["chunks"], None, found["dtype"]
+        metadata = json.loads((path / ".zarray").read_text())
+        version, chunks, shards, dtype = 2, metadata["chunks"], None, metadata["dtype"]
     elif (path / "zarr.json").is_file():
-        found = json.loads((path / "zarr.json").read_text())
-        version, shards, dtype = 3, None, found["data_type"]
-        chunks = found["chunk_grid"]["configuration"]["chunk_shape"]
-        if found["codecs"][0]["name"] == "sharding_indexed":
-            shards, chunks = chunks, found["codecs"][0]["configuration"]["chunk_shape"]
+        metadata = json.loads((path / "zarr.json").read_text())
+        version, shards, dtype = 3, None, metadata["data_type"]
+        chunks = metadata["chunk_grid"]["configuration"]["chunk_shape"]
+        if metadata["codecs"][0]["name"] == "sharding_indexed":
+            shards, chunks = chunks, metadata["codecs"][0]["configuration"]["chunk_shape"]
     else:
         raise UsageError(f"{where}: {entry['path']} is no Zarr array")
     axes = tuple(entry["axes"])
-    if len(axes) != len(found["shape"]) or axes[0] != "sample":
+    if len(axes) != len(metadata["shape"]) or axes[0] != "sample":
         raise UsageError(
-            f"{where}: {entry['path']} has shape {tuple(found['shape'])} and axes {list(axes)}; "
+            f"{where}: {entry['path']} has shape {tuple(metadata['shape'])} and axes {list(axes)}; "
             "there must be a name for each, and sample first"
         )
     return PackedArray(
         name,
         path,
         axes,
-        tuple(found["shape"]),
+        tuple(metadata["shape"]),
         tuple(chunks),
         tuple(shards) if shards else None,
         np.dtype(dtype),
         version,
-        *chunk_names(found),
+        *chunk_names(metadata),
         tuple(entry.get("channels", ())),
     )
 

@@ -30,9 +30,7 @@ def distinct(results: Iterable[ImageResult]) -> list[ImageResult]:
     Ranks that share a data set pad their shares to one length with images of others, which would
     then count twice: https://github.com/pytorch/pytorch/issues/64905.
     """
-    first: dict[int | str, ImageResult] = {}
-    for result in results:
-        first.setdefault(result.image, result)
+    first = {result.image: result for result in reversed([*results])}
     return [first[image] for image in sorted(first, key=lambda image: (str(type(image)), image))]
 
 
@@ -50,21 +48,21 @@ def coco_ap(results: Iterable[ImageResult], *, by_class: bool = True) -> dict[st
     module = require("faster_coco_eval", "train")
 
     truths: list[dict[str, Any]] = []
-    found: list[dict[str, Any]] = []
+    boxes: list[dict[str, Any]] = []
     for number, result in enumerate(images, 1):
         for box, label in zip(result.true_boxes, result.true_labels, strict=True):
             truths.append(_entry(len(truths) + 1, number, box, label, by_class) | {"iscrowd": 0})
         for box, label, score in zip(result.boxes, result.labels, result.scores, strict=True):
-            entry = _entry(len(found) + 1, number, box, label, by_class)
-            found.append(entry | {"score": float(score)})
-    classes = sorted({entry["category_id"] for entry in (*truths, *found)})
+            entry = _entry(len(boxes) + 1, number, box, label, by_class)
+            boxes.append(entry | {"score": float(score)})
+    classes = sorted({entry["category_id"] for entry in (*truths, *boxes)})
     document = {
         "images": [{"id": number} for number in range(1, len(images) + 1)],
         "annotations": truths,
         "categories": [{"id": label, "name": str(label)} for label in classes],
     }
     truth = module.COCO(document)
-    evaluation = module.COCOeval_faster(truth, truth.loadRes(found), iouType="bbox")
+    evaluation = module.COCOeval_faster(truth, truth.loadRes(boxes), iouType="bbox")
     evaluation.evaluate()
     evaluation.accumulate()
     evaluation.summarize()

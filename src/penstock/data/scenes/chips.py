@@ -180,8 +180,8 @@ def seen_again(train: Chips, val: Chips) -> str:
 def _identity(chips: Chips, scene: str) -> str:
     """The sizes of a scene's rasters and its labels; without labels scenes are not told apart."""
     labels = chips.labels[scene]
-    told = [chips.input_bytes(scene), labels.as_lists()] if len(labels) else [scene]
-    return json.dumps(told, sort_keys=True, default=str)
+    facts = [chips.input_bytes(scene), labels.as_lists()] if len(labels) else [scene]
+    return json.dumps(facts, sort_keys=True, default=str)
 
 
 def _inside(points: NDArray[Any], rows: Span, columns: Span) -> NDArray[np.bool_]:

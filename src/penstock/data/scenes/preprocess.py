@@ -21,6 +21,7 @@ import numpy as np
 
 from ...base import (
     StageError,
+    Stopped,
     UsageError,
     begin_output,
     check_folder,
@@ -104,14 +105,17 @@ def preprocess_scenes(
     env = require("rasterio", "scenes").Env
 
     def work(name: str) -> Result:
-        found = labels[name]
+        of_scene = labels[name]
         try:
             # GDAL would keep a twentieth of the memory in blocks that are never asked for again.
             with env(GDAL_CACHEMAX=64), Scene(folders[name], channels) as scene:
-                found.check_inside(scene.size, label_file)
-                manifest = _manifest(scene, found, settings, layout)
-                return cut(scene, manifest, out / name, overwrite, stop)
-        except (UsageError, _Stopped):
+                of_scene.check_inside(scene.size, label_file)
+                manifest = _manifest(scene, of_scene, settings, layout)
+                earlier = _already(out / name / MANIFEST, manifest, overwrite)
+                if earlier is not None:
+                    return earlier, True
+                return cut(scene, manifest, out / name, stop), False
+        except (UsageError, Stopped):
             raise
         except Exception as error:
             raise StageError("preprocess", f"scene {name}", error) from error
@@ -130,10 +134,6 @@ def preprocess_scenes(
     resumed = sum(was_done for _, was_done in finished)
     rounded = sum(bool(manifest.get("rounded")) for manifest in manifests.values())
     return Done(len(manifests), chips, rounded, resumed, sum(len(labels[name]) for name in folders))
-
-
-class _Stopped(Exception):
-    """Another scene failed, and this one was left."""
 
 
 def _run_all(
@@ -155,14 +155,14 @@ def _run_all(
             stop.set()
             for job in jobs:
                 job.cancel()
-    whole = (j for j in jobs if not j.cancelled() and not isinstance(j.exception(), _Stopped))
+    whole = (j for j in jobs if not j.cancelled() and not isinstance(j.exception(), Stopped))
     return [job.result() for job in whole]
 
 
 def _rows(num: int, stop: threading.Event) -> Iterator[int]:
     for index in range(num):
         if stop.is_set():
-            raise _Stopped
+            raise Stopped
         yield index
 
 
@@ -209,25 +209,22 @@ def _already(path: Path, manifest: Mapping[str, Any], overwrite: bool) -> dict[s
     """The manifest of an earlier run at ``path``, if it is of the same inputs and settings."""
     if overwrite or not path.exists():
         return None
-    known = read_document(path)
-    known.setdefault("dtype", DTYPE)
+    earlier = read_document(path)
+    earlier.setdefault("dtype", DTYPE)
     asked = {"dtype": DTYPE, **manifest}
-    differing = [key for key in asked if known.get(key) != asked[key]]
+    differing = [key for key in asked if earlier.get(key) != asked[key]]
     if differing:
         raise UsageError(
             f"{path.parent} was made with other {differing[0]}; "
             "use --overwrite-preproc to replace it"
         )
-    return known
+    return earlier
 
 
 def _cut_scene(
-    scene: Scene, manifest: dict[str, Any], out: Path, overwrite: bool, stop: threading.Event
-) -> Result:
+    scene: Scene, manifest: dict[str, Any], out: Path, stop: threading.Event
+) -> dict[str, Any]:
     """One scene to chips and manifest."""
-    known = _already(out / MANIFEST, manifest, overwrite)
-    if known is not None:
-        return known, True
     # The manifest goes first and comes last: with it a scene is whole, without it, it is not there.
     (out / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(out / ARRAY, ignore_errors=True)
@@ -258,17 +255,14 @@ def _cut_scene(
     if any(scene.dtype(name).itemsize > np.dtype(dtype).itemsize for name in radar):
         manifest["rounded"] = True
     write_json(out / MANIFEST, manifest, indent=None)
-    return manifest, False
+    return manifest
 
 
 def _cut_scene_as_the_reference(
-    scene: Scene, manifest: dict[str, Any], out: Path, overwrite: bool, stop: threading.Event
-) -> Result:
+    scene: Scene, manifest: dict[str, Any], out: Path, stop: threading.Event
+) -> dict[str, Any]:
     """OUT/SCENE/CHANNEL/<i>_CHANNEL.npy and coords.json: float32, no overlap, row by row, padded
     with 0 below and to the right. Missing stays -32768, which the reference's reader expects."""
-    known = _already(out / MANIFEST, manifest, overwrite)
-    if known is not None:
-        return known, True
     for path in (out / MANIFEST, out / COORDS):
         path.unlink(missing_ok=True)
     for name in scene.channels:
@@ -293,7 +287,7 @@ def _cut_scene_as_the_reference(
     (out / COORDS).write_text(json.dumps({"offsets": starts}))
     manifest |= {"valid_pixels": valid.tolist()}
     write_json(out / MANIFEST, manifest, indent=None)
-    return manifest, False
+    return manifest
 
 
 def _write_annotations(
@@ -316,8 +310,8 @@ def _write_annotations(
         chip, width = int(manifest["chip_size"]), int(manifest["size"][1])
         row, column = (float(cells[f"detect_scene_{axis}"]) for axis in ("row", "column"))
         place = int(row // chip) * -(-width // chip) + int(column // chip)
-        found = (_class(cells), row, column, row % chip, column % chip, place)
-        rows.append({**cells, **dict(zip(more, found, strict=True))})
+        values = (_class(cells), row, column, row % chip, column % chip, place)
+        rows.append({**cells, **dict(zip(more, values, strict=True))})
     for name, manifest in manifests.items() if background else ():
         taken = [row["chip_index"] for row in rows if row["scene_id"] == name]
         empty = np.setdiff1d(np.flatnonzero(manifest["valid_pixels"]), taken)

@@ -64,29 +64,29 @@ class Pixels:
     def read(self, rows: tuple[int, int], columns: tuple[int, int]) -> Values:
         try:
             if self._page.is_final:
-                found = self._lines(rows)[:, slice(*columns)]
+                values = self._lines(rows)[:, slice(*columns)]
             else:
-                found = self._pieces(rows, columns)
+                values = self._pieces(rows, columns)
         except Exception as error:  # as may damaged pixels
             raise UsageError(
                 f"{self._path} cannot be read at rows {rows[0]} to {rows[1]}: {describe(error)}"
             ) from error
-        return _marked(found.astype(self.dtype, copy=False))
+        return _marked(values.astype(self.dtype, copy=False))
 
     def _lines(self, rows: tuple[int, int]) -> Values:
         """Whole lines of a raster that lies in its file as it would in memory: one read."""
         stored = self._page.dtype.newbyteorder(self._tiff.byteorder)
-        found: Values = np.empty((rows[1] - rows[0], self._width), stored)
+        lines: Values = np.empty((rows[1] - rows[0], self._width), stored)
         file = self._tiff.filehandle
-        file.seek(self._page.dataoffsets[0] + rows[0] * found.strides[0])
-        if file.readinto(found) != found.nbytes:
+        file.seek(self._page.dataoffsets[0] + rows[0] * lines.strides[0])
+        if file.readinto(lines) != lines.nbytes:
             raise EOFError(ENDS_EARLY)
-        return found
+        return lines
 
     def _pieces(self, rows: tuple[int, int], columns: tuple[int, int]) -> Values:
         """From the strips or tiles that a window touches."""
         (tall, wide), page = self._piece, self._page
-        found: Values = np.empty((rows[1] - rows[0], columns[1] - columns[0]), page.dtype)
+        window: Values = np.empty((rows[1] - rows[0], columns[1] - columns[0]), page.dtype)
         across = -(-self._width // wide)
         pieces = [
             down * across + right
@@ -102,9 +102,9 @@ class Pixels:
             values, (_, _, top, left, _), (_, height, width, _) = page.decode(data, index)
             first, stop = max(top, rows[0]), min(top + height, rows[1])
             begin, end = max(left, columns[0]), min(left + width, columns[1])
-            window = values[0, first - top : stop - top, begin - left : end - left, 0]
-            found[first - rows[0] : stop - rows[0], begin - columns[0] : end - columns[0]] = window
-        return found
+            part = values[0, first - top : stop - top, begin - left : end - left, 0]
+            window[first - rows[0] : stop - rows[0], begin - columns[0] : end - columns[0]] = part
+        return window
 
     def close(self) -> None:
         self._file.close()
@@ -214,13 +214,13 @@ def _between(
     lower, upper, part = _neighbours(right, values.shape[1])
     lines = values[:, lower] + (values[:, upper] - values[:, lower]) * part
     lower, upper, part = _neighbours(down, len(values))
-    found = np.empty((len(down), len(right)), np.float32)
+    between = np.empty((len(down), len(right)), np.float32)
     # All lines between the same two at once: they stay in the processor's cache.
     edges = [0, *np.flatnonzero(np.diff(lower)) + 1, len(down)]
     for first, stop in pairwise(edges):
         line, step = lines[lower[first]], lines[upper[first]] - lines[lower[first]]
-        found[first:stop] = line + step * part[first:stop, None]
-    return found
+        between[first:stop] = line + step * part[first:stop, None]
+    return between
 
 
 def _neighbours(

@@ -29,7 +29,7 @@ PIXEL_M, COARSE_M = 10, 500
 
 
 @dataclass(frozen=True, slots=True)
-class Channel:
+class Raster:
     """A raster that a model may see."""
 
     file: str
@@ -42,13 +42,13 @@ class Channel:
 
 
 CHANNELS = {
-    "vh": Channel("VH_dB.tif", "radar", -40, 15),
-    "vv": Channel("VV_dB.tif", "radar", -40, 15),
-    "bathymetry": Channel("bathymetry.tif", "linear", 0, 1000),
-    "wind_speed": Channel("owiWindSpeed.tif", "linear", 0, 20, zero_is_missing=True),
-    "wind_direction": Channel("owiWindDirection.tif", "degrees", 0, 360),
-    "wind_quality": Channel("owiWindQuality.tif", "nearest", 0, 3),
-    "mask": Channel("owiMask.tif", "nearest", 0, 1),
+    "vh": Raster("VH_dB.tif", "radar", -40, 15),
+    "vv": Raster("VV_dB.tif", "radar", -40, 15),
+    "bathymetry": Raster("bathymetry.tif", "linear", 0, 1000),
+    "wind_speed": Raster("owiWindSpeed.tif", "linear", 0, 20, zero_is_missing=True),
+    "wind_direction": Raster("owiWindDirection.tif", "degrees", 0, 360),
+    "wind_quality": Raster("owiWindQuality.tif", "nearest", 0, 3),
+    "mask": Raster("owiMask.tif", "nearest", 0, 1),
 }
 
 
@@ -91,9 +91,9 @@ class Scene:
             self.size: tuple[int, int] = (first.height, first.width)
             """Rows and columns of 10 m."""
             for name in radar:
-                if (found := self._files[name].shape) != self.size:
+                if (size := self._files[name].shape) != self.size:
                     raise UsageError(
-                        f"{folder / CHANNELS[name].file} has {found[0]} x {found[1]} pixels and "
+                        f"{folder / CHANNELS[name].file} has {size[0]} x {size[1]} pixels and "
                         f"{CHANNELS[radar[0]].file} {self.size[0]} x {self.size[1]}"
                     )
             self.coarse: dict[str, Coarse] = {
@@ -184,5 +184,5 @@ def scene_folders(data_root: Path, split: Split) -> dict[str, Path]:
 def scenes_in(folder: Path) -> dict[str, Path]:
     """The scenes of a folder by name, sorted: all folders in it that have a raster."""
     files = [channel.file for channel in CHANNELS.values()]
-    found = (path for path in folder.iterdir() if any((path / file).is_file() for file in files))
-    return {path.name: path for path in sorted(found)}
+    scenes = (path for path in folder.iterdir() if any((path / file).is_file() for file in files))
+    return {path.name: path for path in sorted(scenes)}

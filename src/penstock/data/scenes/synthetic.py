@@ -120,11 +120,11 @@ class SyntheticScene:
             houses = rng.random(ground.size, np.float32) < 3e-4
             ground[houses] *= 30
             vv[land], vh[land] = ground, ground * np.float32(0.2)
-        found = []
+        decibels = []
         for power, floor in ((vh, 10**-3.3), (vv, 10**-3.0)):
             speckle = rng.standard_gamma(LOOKS, shape, np.float32) / np.float32(LOOKS)
-            found.append(10 * np.log10((power + np.float32(floor)) * speckle + np.float32(1e-6)))
-        return found[0], found[1]
+            decibels.append(10 * np.log10((power + np.float32(floor)) * speckle + np.float32(1e-6)))
+        return decibels[0], decibels[1]
 
     def _draw(self, target: Target, first: int, vv: FloatArray, vh: FloatArray) -> None:
         """Add one target to the strip that begins at row ``first``."""
@@ -213,8 +213,8 @@ class SyntheticScene:
 
     def _height(self, spots: NDArray[np.float64]) -> NDArray[np.float64]:
         ndimage = require("scipy.ndimage", "scenes")
-        found = ndimage.map_coordinates(self.elevation, spots.T / PITCH, order=1)
-        return np.asarray(found, np.float64)
+        height = ndimage.map_coordinates(self.elevation, spots.T / PITCH, order=1)
+        return np.asarray(height, np.float64)
 
     def _shore_km(self, spots: NDArray[np.float64]) -> NDArray[np.float64]:
         if not self.shoreline or not len(spots):

@@ -102,8 +102,10 @@ def score_xview3(
     location = _counts(pairs, predicted, labels)
     shore = None
     if shorelines is not None and rules.shore_tolerance:
-        of = _official_shore if strict else _shore
-        shore = of(predicted, labels, pairs, rules, shorelines)
+        if strict:
+            shore = _official_shore(predicted, labels, rules, shorelines)
+        else:
+            shore = _shore(predicted, labels, pairs, rules, shorelines)
 
     of_prediction, of_label = pairs
     true_vessel = labels.is_vessel[of_label]
@@ -167,10 +169,10 @@ def _aggregate(parts: Sequence[float | None]) -> float | None:
     location, *others = parts
     if location == 0:  # nothing was found, and whatever else there is to score counts for nothing
         return 0.0
-    known = [part for part in others if part is not None]
-    if location is None or len(known) < len(others):
+    measured = [part for part in others if part is not None]
+    if location is None or len(measured) < len(others):
         return None
-    return location * (1 + sum(known)) / 5
+    return location * (1 + sum(measured)) / 5
 
 
 def _match_scenes(predicted: Objects, labels: Objects, rules: XView3Rules) -> tuple[Indices, ...]:
@@ -189,8 +191,8 @@ def _match_scenes(predicted: Objects, labels: Objects, rules: XView3Rules) -> tu
 
 
 def _counts(pairs: tuple[Indices, ...], predicted: Objects, labels: Objects) -> Counts:
-    found = len(pairs[0])
-    return Counts(found, len(predicted) - found, len(labels) - found)
+    right = len(pairs[0])
+    return Counts(right, len(predicted) - right, len(labels) - right)
 
 
 def _shore(
@@ -203,19 +205,18 @@ def _shore(
     """A pair is near the shore as its label is, and a stray as the shoreline has it."""
     of_prediction, of_label = pairs
     near = labels.shore_km <= rules.shore_tolerance
-    found = int(near[of_label].sum())
+    right = int(near[of_label].sum())
     strays = predicted[np.delete(np.arange(len(predicted)), of_prediction)]
     false = 0
     for scene in np.unique(strays.scene):
         distance = _to_shore_km(strays.points[strays.scene == scene], scene, shorelines)
         false += int((distance <= rules.shore_tolerance).sum())
-    return Counts(found, false, int(near.sum()) - found)
+    return Counts(right, false, int(near.sum()) - right)
 
 
 def _official_shore(
     predicted: Objects,
     labels: Objects,
-    pairs: tuple[Indices, ...],
     rules: XView3Rules,
     shorelines: Shorelines,
 ) -> Counts:
@@ -224,11 +225,11 @@ def _official_shore(
     reach_km = rules.shore_tolerance + rules.distance_tolerance / 1000
     for scene in np.unique(labels.scene):
         true = labels[(labels.scene == scene) & (labels.shore_km <= rules.shore_tolerance)]
-        found = predicted[predicted.scene == scene]
-        distance = _to_shore_km(found.points, scene, shorelines, itself=False)
-        found = found[distance <= reach_km]
-        if len(true) and len(found):
-            counts += _counts(_match_scenes(found, true, rules), found, true)
+        here = predicted[predicted.scene == scene]
+        distance = _to_shore_km(here.points, scene, shorelines, itself=False)
+        here = here[distance <= reach_km]
+        if len(true) and len(here):
+            counts += _counts(_match_scenes(here, true, rules), here, true)
     return counts
 
 
@@ -267,8 +268,8 @@ def _lengths(
     predicted: NDArray[np.float64], true: NDArray[np.float64], strict: bool
 ) -> tuple[float | None, int]:
     """Accuracy of lengths, and of how many pairs."""
-    known = ~np.isnan(true) if strict else true > 0
-    predicted, true = predicted[known], true[known]
+    measured = ~np.isnan(true) if strict else true > 0
+    predicted, true = predicted[measured], true[measured]
     if not len(true):
         return (0.0 if strict else None), 0
     predicted, true = np.minimum(predicted, LONGEST_M), np.minimum(true, LONGEST_M)
@@ -304,10 +305,10 @@ def _promising(predicted: Objects, labels: Objects, rules: XView3Rules) -> list[
     ordered = predicted[~np.isnan(predicted.score)]
     ordered = ordered[np.argsort(-ordered.score, kind="stable")]
     counted = labels if rules.score_all else labels[labels.confidence > LOW]
-    found, kept = _pairs_so_far(ordered, counted, rules), np.arange(1, len(ordered) + 1)
+    pairs, kept = _pairs_so_far(ordered, counted, rules), np.arange(1, len(ordered) + 1)
     if rules.drop_low_detect and not rules.score_all:
-        kept -= _pairs_so_far(ordered, labels, rules) - found
-    f1 = 2 * found / np.maximum(kept + len(counted), 1)
+        kept -= _pairs_so_far(ordered, labels, rules) - pairs
+    f1 = 2 * pairs / np.maximum(kept + len(counted), 1)
     last = np.flatnonzero(np.diff(ordered.score, append=-np.inf))  # of those of one score
     scores: list[float] = ordered.score[last[np.argsort(-f1[last], kind="stable")]].tolist()
     return scores

@@ -25,19 +25,19 @@ def read_object(url: str, key: str, *, strict: bool = False) -> bytes | None:
     root = open_kvstore(kvstore_of(f"{url}/"), url)
     with explained_errors(url):
         try:
-            found = root.read(key).result()
+            read = root.read(key).result()
         except (ValueError, OSError) as error:
             if strict or "PERMISSION_DENIED" not in str(error):
                 raise
             return None
-    return bytes(found.value) if found.state == "value" else None
+    return bytes(read.value) if read.state == "value" else None
 
 
 def read_key(url: str, key: str) -> str | None:
     """The text of one object below a URL, None where there is none."""
-    found = read_object(url, key)
+    text = read_object(url, key)
     with explained_errors(url):
-        return None if found is None else found.decode()
+        return None if text is None else text.decode()
 
 
 ts = require("tensorstore", "infer")
@@ -105,14 +105,14 @@ def is_store(root: Any, where: str) -> bool:
     written when a run was killed, is empty.
     """
     with explained_errors(where):
-        found = {marker: root.read(marker).result() for marker in (*STORE_MARKERS, DELETING)}
-    found = {marker: read.value for marker, read in found.items() if read.state == "value"}
-    if DELETING in found:
+        reads = {marker: root.read(marker).result() for marker in (*STORE_MARKERS, DELETING)}
+    files = {marker: read.value for marker, read in reads.items() if read.state == "value"}
+    if DELETING in files:
         return True
-    if any(STORE_MARKERS[marker] in _members(value) for marker, value in found.items()):
+    if any(STORE_MARKERS[marker] in _members(value) for marker, value in files.items()):
         return True
     folder = local_path(root.spec())
-    if found or (folder and folder.exists() and (not folder.is_dir() or _holds_files(folder))):
+    if files or (folder and folder.exists() and (not folder.is_dir() or _holds_files(folder))):
         raise UsageError(f"{where}: holds something that is no Zarr or N5 store; it is left alone")
     return False
 

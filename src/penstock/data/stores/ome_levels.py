@@ -10,8 +10,8 @@ def first_level_of(place: str) -> str:
     """The largest array of an OME-Zarr image in a folder of this machine; else the place itself."""
     for marker in (".zattrs", "zarr.json"):
         try:
-            found = json.loads(Path(place, marker).read_text())
-            attributes = found if marker == ".zattrs" else found["attributes"]
+            document = json.loads(Path(place, marker).read_text())
+            attributes = document if marker == ".zattrs" else document["attributes"]
             image = attributes.get("ome", attributes)["multiscales"][0]
             return f"{place}/{image['datasets'][0]['path']}"
         except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError):

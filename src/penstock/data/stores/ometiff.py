@@ -288,14 +288,14 @@ def _check_size(file: Any, series: Any, num_pages: int, where: str) -> None:
     """Refuse a series of another size than the metadata or the number of pages tells."""
     size, pixels = math.prod(series.shape), _pixels(file)
     if pixels is not None:
-        told = [int(pixels.get(f"Size{axis.upper()}", 0)) for axis in AXES]
+        shape = [int(pixels.get(f"Size{axis.upper()}", 0)) for axis in AXES]
         source = "its OME metadata"
     else:
-        told = list(file.shaped_metadata[0].get("shape", ())) if file.shaped_metadata else []
+        shape = list(file.shaped_metadata[0].get("shape", ())) if file.shaped_metadata else []
         source = "its metadata"
-    if told and math.prod(told) not in (0, size):
+    if shape and math.prod(shape) not in (0, size):
         raise UsageError(
-            f"{where}: is truncated or corrupt: {source} tells of {tuple(told)}, "
+            f"{where}: is truncated or corrupt: {source} tells of {tuple(shape)}, "
             f"{series.shape} is there"
         )
     stored_by_page = series.dataoffset is None and series.kind in ("shaped", "imagej")

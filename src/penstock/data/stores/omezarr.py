@@ -337,9 +337,9 @@ def _read_attributes(root: Any, where: str) -> tuple[str, dict[str, Any]]:
 
 def _read_json(root: Any, key: str, where: str) -> dict[str, Any]:
     with explained_errors(where):
-        found = root.read(key).result()
+        read = root.read(key).result()
     try:
-        parsed: dict[str, Any] = json.loads(found.value) if found.state == "value" else {}
+        parsed: dict[str, Any] = json.loads(read.value) if read.state == "value" else {}
     except ValueError as error:
         raise UsageError(f"{where}: {key} is not valid JSON: {error}") from error
     return parsed
@@ -387,8 +387,8 @@ def _transform(
             elif kind == "translation":
                 position[axis] += float(transformation["translation"][axis])
     letters = [axis_letter(label) for label in labels]
-    known = any(transformation["type"] == "scale" for transformation in transformations)
+    has_scale = any(transformation["type"] == "scale" for transformation in transformations)
     return {
-        "scale": dict(zip(letters, sizes, strict=True)) if known else None,
+        "scale": dict(zip(letters, sizes, strict=True)) if has_scale else None,
         "translation": dict(zip(letters, position, strict=True)),
     }

@@ -23,7 +23,6 @@ from ..box import Box
 AXES = "tczyx"
 Spec = str | Path | Mapping[str, Any]
 
-_AXES_OF_RANK = {2: "yx", 3: "zyx", 4: "czyx", 5: "tczyx"}
 _ALIASES = {"time": "t", "channel": "c"}
 _UNITS = {
     "nm": "nanometer",
@@ -191,9 +190,9 @@ def name_axes(labels: Sequence[str] | None, rank: int, where: str) -> str:
     ('zyx', 'xyc')
     """
     if labels is None:
-        if rank not in _AXES_OF_RANK:
+        if not 2 <= rank <= len(AXES):
             raise UsageError(f"{where}: {rank} dimensions; 2 to 5 can be read")
-        return _AXES_OF_RANK[rank]
+        return AXES[-rank:]
     letters = [axis_letter(label) for label in labels]
     if any(letter not in list(AXES) for letter in letters) or len(set(letters)) < len(letters):
         raise UsageError(

@@ -97,8 +97,8 @@ class TensorStoreSource:
             self._view[cell.slices].storage_statistics(query_not_stored=True) for cell in cells
         ]
         with plainly():
-            told = [future.result().not_stored for future in asked]
-        return [cell for cell, not_stored in zip(cells, told, strict=True) if not_stored]
+            absent = [future.result().not_stored for future in asked]
+        return [cell for cell, not_stored in zip(cells, absent, strict=True) if not_stored]
 
     def with_cache(self, num_bytes: int) -> TensorStoreSource:
         if cache_limits(self.spec):

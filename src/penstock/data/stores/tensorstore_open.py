@@ -131,16 +131,16 @@ def prepare_sink(
     asked: Any, domain: Box, dtype: np.dtype[Any], where: str, title: str | None = None
 ) -> TensorStoreSink:
     """The sink of a ``ts.Spec``, taken from what exists there or from what the spec will create."""
-    found = None if asked.open_mode.delete_existing else _existing(asked, where)
-    exists = found is not None
-    if found is None:
+    array = None if asked.open_mode.delete_existing else _existing(asked, where)
+    exists = array is not None
+    if array is None:
         _check_bucket(asked.kvstore, where)
-        found = asked = _complete(asked, domain, dtype, where)
-    axes = _axes(found, where)
+        array = asked = _complete(asked, domain, dtype, where)
+    axes = _axes(array, where)
     with explained_errors(where):
-        five = to_five(found, axes)
+        five = to_five(array, axes)
     box, place = box_of(five.domain), address(asked.kvstore)
-    transform = (found if isinstance(found, ts.Spec) else found.spec()).transform
+    transform = (array if isinstance(array, ts.Spec) else array.spec()).transform
     outputs = transform.to_json().get("output") if transform else None
     return TensorStoreSink(
         name=scrub(title or place),
@@ -148,7 +148,7 @@ def prepare_sink(
         spec=asked,
         stored_axes=axes,
         domain=box,
-        dtype=check_dtype(found.dtype.name, where, OUTPUT_DTYPES),
+        dtype=check_dtype(array.dtype.name, where, OUTPUT_DTYPES),
         write_grid=_write_grid(five, axes, where),
         grid_origin=grid_origin(five),
         local_path=local_path(asked.kvstore),
@@ -171,17 +171,17 @@ def _existing(asked: Any, where: str) -> Any:
     mode = asked.open_mode
     must_be_new = mode.create and not mode.open
     try:
-        found = ts.open(asked, context=ts.Context(IMPATIENT), write=True, **EXISTING).result()
+        array = ts.open(asked, context=ts.Context(IMPATIENT), write=True, **EXISTING).result()
     except ValueError as error:
         code = str(error).partition(":")[0]
         if code == "NOT_FOUND" and mode.create:
             return None
         if not (code == "FAILED_PRECONDITION" and must_be_new):
             raise UsageError(f"{where}: {first_sentence(error)}") from error
-        found = None
+        array = None
     if must_be_new:
         raise UsageError(f"{where}: exists; use --overwrite to replace it")
-    return found
+    return array
 
 
 def _check_bucket(spec: Any, where: str) -> None:
@@ -234,9 +234,9 @@ def _driver(array: Any) -> str:
 def _dimension_units(
     array: Any, axes: str
 ) -> tuple[dict[str, float] | None, dict[str, str | None]]:
-    known = {a: unit for a, unit in zip(axes, array.dimension_units, strict=True) if unit}
-    scale = {axis: float(unit.multiplier) for axis, unit in known.items()}
-    return scale or None, {axis: unit_name(unit.base_unit) for axis, unit in known.items()}
+    named = {a: unit for a, unit in zip(axes, array.dimension_units, strict=True) if unit}
+    scale = {axis: float(unit.multiplier) for axis, unit in named.items()}
+    return scale or None, {axis: unit_name(unit.base_unit) for axis, unit in named.items()}
 
 
 def _write_grid(five: Any, axes: str, where: str) -> tuple[int, ...]:
