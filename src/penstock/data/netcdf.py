@@ -85,19 +85,7 @@ def open_netcdf(
         if not series:
             raise UsageError(f"{where}: no variable has an axis of samples, latitude and longitude")
         axes = Axes.of(dataset, series)
-        left_out: tuple[str, ...] = ()
-        if inputs is None:
-            inputs = [name for name, variable in numeric.items() if axes.fit(variable)]
-            others = set(numeric) - {*inputs, *(targets or ())}
-            left_out = tuple(n for n, v in numeric.items() if n in others and v.ndim > 1)
-        varying = [name for name in inputs if axes.samples in numeric[name].dims]
-        targets = varying if targets is None else targets
-        for name in (*inputs, *targets):
-            if not axes.fit(numeric[name]):
-                raise UsageError(
-                    f"{where}: {name} has axes {', '.join(map(str, numeric[name].dims))}; it must "
-                    f"end in {', '.join(axes.horizontal)}"
-                )
+        inputs, targets, left_out = _choose(numeric, axes, inputs, targets, where)
         steps = dataset.sizes[axes.samples]
         if offsets is None:
             offsets = (-1, 0) if steps > max(0, target_offset) - min(-1, target_offset) else (0,)
@@ -106,7 +94,7 @@ def open_netcdf(
             "inputs": tuple(
                 (name, offset)
                 for name in inputs
-                for offset in (offsets if name in varying else (0,))
+                for offset in (offsets if axes.samples in numeric[name].dims else (0,))
             ),
             "targets": tuple((name, target_offset) for name in targets),
         }
@@ -152,6 +140,30 @@ def _check_there(
                     f"{flag} {name}: {where} has no such variable of numbers; it has "
                     f"{', '.join(numeric) or 'none'}"
                 )
+
+
+def _choose(
+    numeric: Mapping[str, Any],
+    axes: Axes,
+    inputs: Sequence[str] | None,
+    targets: Sequence[str] | None,
+    where: str,
+) -> tuple[Sequence[str], Sequence[str], tuple[str, ...]]:
+    """The inputs, the targets, and the variables that nobody chose and that cannot be inputs."""
+    left_out: tuple[str, ...] = ()
+    if inputs is None:
+        inputs = [name for name, variable in numeric.items() if axes.fit(variable)]
+        others = set(numeric) - {*inputs, *(targets or ())}
+        left_out = tuple(n for n, v in numeric.items() if n in others and v.ndim > 1)
+    if targets is None:
+        targets = [name for name in inputs if axes.samples in numeric[name].dims]
+    for name in (*inputs, *targets):
+        if not axes.fit(numeric[name]):
+            raise UsageError(
+                f"{where}: {name} has axes {', '.join(map(str, numeric[name].dims))}; it must "
+                f"end in {', '.join(axes.horizontal)}"
+            )
+    return inputs, targets, left_out
 
 
 def _ids(

@@ -55,6 +55,24 @@ def write_volume(
     if root.suffix == ".n5":
         raise UsageError(f"OUT {root}: N5 has no place for checksums; name it *.zarr")
     check_room(root, num_bytes, f"{domain.size} voxels", "--shape")
+    sink = _new_sink(root, domain, chunks, shards, overwrite)
+    checks = _write_pieces(sink, domain, make, root, workers, progress)
+    ids = np.arange(shape[0], dtype=np.int64)
+    np.save(root / IDS, ids)
+    np.savez(root / CHECKS, ids=ids, **{VOLUME: checks})  # type: ignore[arg-type]
+    array = {"path": "0", "axes": ["sample", "y", "x"], "decoded_bytes": num_bytes}
+    finish(root, {VOLUME: array}, shape[0], {"statistics": None, **facts})
+    return open_dataset(root, "OUT")
+
+
+def _new_sink(
+    root: Path,
+    domain: Box,
+    chunks: Sequence[int],
+    shards: Sequence[int] | None,
+    overwrite: bool,
+) -> Sink:
+    """The array of a new volume, in a folder marked as unfinished."""
 
     def sink_at(path: Path) -> Sink:
         return open_sink(
@@ -80,13 +98,7 @@ def write_volume(
             claims.name()
     sink.create()
     mark_unfinished(root, ["0"])
-    checks = _write_pieces(sink, domain, make, root, workers, progress)
-    ids = np.arange(shape[0], dtype=np.int64)
-    np.save(root / IDS, ids)
-    np.savez(root / CHECKS, ids=ids, **{VOLUME: checks})  # type: ignore[arg-type]
-    array = {"path": "0", "axes": ["sample", "y", "x"], "decoded_bytes": num_bytes}
-    finish(root, {VOLUME: array}, shape[0], {"statistics": None, **facts})
-    return open_dataset(root, "OUT")
+    return sink
 
 
 def _write_pieces(

@@ -62,15 +62,7 @@ def write_dataset(
     """
     if shards and zarr_format != 3:
         raise UsageError(f"--shards {shards} needs --zarr-format 3; Zarr {zarr_format} has none")
-    need = len(ids) * sum(layout.num_bytes for layout in layouts.values())
-    check_room(root, need, f"{len(ids)} samples", "--samples or --grid")
-    require("tensorstore", "loaders")
-    clear(root, overwrite)
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        mark_unfinished(root, [f"{name}.zarr" for name in layouts])
-    except OSError as error:
-        raise UsageError(f"OUT {root} cannot be written: {error.strerror}") from error
+    _make_way(root, layouts, len(ids), overwrite)
     arrays = _Arrays(root, layouts, len(ids), make, codec, zarr_format, shards, workers)
     moments = {name: Moments.none(len(layout.channels)) for name, layout in layouts.items()}
     done = 0
@@ -80,11 +72,7 @@ def write_dataset(
         done += len(samples)
         progress(done)
 
-    np.save(root / IDS, np.asarray(ids, np.int64))
-    np.savez(root / CHECKS, ids=np.asarray(ids, np.int64), **arrays.checks)  # type: ignore[arg-type]
-    saved = {f"{name}.mean": of_array.mean for name, of_array in moments.items()}
-    saved |= {f"{name}.std": of_array.std for name, of_array in moments.items()}
-    np.savez(root / STATISTICS, **saved)  # type: ignore[arg-type]
+    _save(root, ids, arrays.checks, moments)
     entries = {
         name: {
             "path": f"{name}.zarr",
@@ -97,6 +85,34 @@ def write_dataset(
     more = {**facts, "codec": codec, "zarr_format": zarr_format}
     finish(root, entries, len(ids), {"statistics": STATISTICS, **more})
     return open_dataset(root, "OUT")
+
+
+def _make_way(
+    root: Path, layouts: Mapping[str, ArrayLayout], samples: int, overwrite: bool
+) -> None:
+    need = samples * sum(layout.num_bytes for layout in layouts.values())
+    check_room(root, need, f"{samples} samples", "--samples or --grid")
+    require("tensorstore", "loaders")
+    clear(root, overwrite)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        mark_unfinished(root, [f"{name}.zarr" for name in layouts])
+    except OSError as error:
+        raise UsageError(f"OUT {root} cannot be written: {error.strerror}") from error
+
+
+def _save(
+    root: Path,
+    ids: Sequence[int],
+    checks: Mapping[str, NDArray[np.uint32]],
+    moments: Mapping[str, Moments],
+) -> None:
+    """Write all that is beside the arrays, but for the document."""
+    np.save(root / IDS, np.asarray(ids, np.int64))
+    np.savez(root / CHECKS, ids=np.asarray(ids, np.int64), **checks)  # type: ignore[arg-type]
+    saved = {f"{name}.mean": of_array.mean for name, of_array in moments.items()}
+    saved |= {f"{name}.std": of_array.std for name, of_array in moments.items()}
+    np.savez(root / STATISTICS, **saved)  # type: ignore[arg-type]
 
 
 class _Arrays:

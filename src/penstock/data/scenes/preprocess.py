@@ -94,21 +94,46 @@ def preprocess_scenes(
     annotated. ``progress`` is told how many scenes are done.
     """
     check_chips_output(out, folders, layout, overwrite, replace)
-    out.mkdir(parents=True, exist_ok=True)
-    cut = _cut_scene if layout == "penstock" else _cut_scene_as_the_reference
     settings = {"channels": list(channels), "chip_size": chip_size, "overlap": overlap}
     if dtype != DTYPE and layout == "penstock":  # which manifests of earlier versions do not name
         settings["dtype"] = dtype
-    stop = threading.Event()
-    for name in sorted(folders):
+    finished = _cut_all(
+        folders, labels, label_file, out, settings, layout, workers, overwrite, progress
+    )
+    manifests = {manifest["scene"]: manifest for manifest, _ in finished}
+    done = _done(finished)
+    if not done.chips:
+        raise UsageError(f"{len(folders)} scenes under {out} give no chip with a valid pixel")
+    if layout == "penstock":
+        _write_index(out, settings, manifests, replace)
+    else:
+        _write_annotations(out, label_file, manifests, background, replace)
+    return done
+
+
+def _cut_all(
+    folders: Mapping[str, Path],
+    labels: Mapping[str, Objects],
+    label_file: Path,
+    out: Path,
+    settings: Mapping[str, Any],
+    layout: Layout,
+    workers: int,
+    overwrite: bool,
+    progress: Callable[[int], None],
+) -> list[Result]:
+    out.mkdir(parents=True, exist_ok=True)
+    for name in folders:
         begin_output(out / name)
+    cut = _cut_scene if layout == "penstock" else _cut_scene_as_the_reference
+    stop = threading.Event()
     env = require("rasterio", "scenes").Env
 
     def work(name: str) -> Result:
         of_scene = labels[name]
         try:
             # GDAL would keep a twentieth of the memory in blocks that are never asked for again.
-            with env(GDAL_CACHEMAX=64), Scene(folders[name], channels) as scene:
+            with env(GDAL_CACHEMAX=64), Scene(folders[name], settings["channels"]) as scene:
                 of_scene.check_inside(scene.size, label_file)
                 manifest = _manifest(scene, of_scene, settings, layout)
                 earlier = _already(out / name / MANIFEST, manifest, overwrite)
@@ -120,20 +145,26 @@ def preprocess_scenes(
         except Exception as error:
             raise StageError("preprocess", f"scene {name}", error) from error
 
-    finished = _run_all(work, sorted(folders), workers, stop, progress)
-    manifests = {manifest["scene"]: manifest for manifest, _ in finished}
-    chips = sum(_num_valid(manifest) for manifest in manifests.values())
-    if not chips:
-        raise UsageError(f"{len(folders)} scenes under {out} give no chip with a valid pixel")
-    if layout == "penstock":
-        index = {"format": FORMAT, "version": VERSION, **settings, "scenes": sorted(manifests)}
-        with writing_output(out / INDEX, replace=replace) as draft:
-            write_json(draft, index, indent=None)
-    else:
-        _write_annotations(out, label_file, manifests, background, replace)
-    resumed = sum(was_done for _, was_done in finished)
-    rounded = sum(bool(manifest.get("rounded")) for manifest in manifests.values())
-    return Done(len(manifests), chips, rounded, resumed, sum(len(labels[name]) for name in folders))
+    return _run_all(work, sorted(folders), workers, stop, progress)
+
+
+def _done(finished: Sequence[Result]) -> Done:
+    manifests = [manifest for manifest, _ in finished]
+    return Done(
+        scenes=len(manifests),
+        chips=sum(int(np.count_nonzero(manifest["valid_pixels"])) for manifest in manifests),
+        rounded=sum(bool(manifest.get("rounded")) for manifest in manifests),
+        resumed=sum(was_done for _, was_done in finished),
+        labels=sum(len(manifest["labels"]["points"]) for manifest in manifests),
+    )
+
+
+def _write_index(
+    out: Path, settings: Mapping[str, Any], scenes: Iterable[str], replace: bool
+) -> None:
+    index = {"format": FORMAT, "version": VERSION, **settings, "scenes": sorted(scenes)}
+    with writing_output(out / INDEX, replace=replace) as draft:
+        write_json(draft, index, indent=None)
 
 
 def _run_all(
@@ -181,10 +212,6 @@ def _manifest(
         "inputs": {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()},
         "labels": labels.as_lists(),
     }
-
-
-def _num_valid(manifest: Mapping[str, Any]) -> int:
-    return int(np.count_nonzero(manifest["valid_pixels"]))
 
 
 def check_chips_output(

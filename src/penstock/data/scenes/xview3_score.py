@@ -119,7 +119,18 @@ def score_xview3(
     length_acc, lengths = _lengths(
         predicted.length_m[of_prediction], labels.length_m[of_label], strict
     )
+    return _score_of(location, shore, vessel, fishing, length_acc, lengths, strict)
 
+
+def _score_of(
+    location: Counts,
+    shore: Counts | None,
+    vessel: Counts,
+    fishing: Counts,
+    length_acc: float | None,
+    lengths: int,
+    strict: bool,
+) -> XView3Score:
     parts = [
         location.f1,
         shore.f1 if shore is not None else None,

@@ -111,28 +111,32 @@ def open_sink(
         return open_tensorstore_sink(
             parsed, domain=domain, dtype=dtype, overwrite=overwrite, resume=resume, name=name
         )
-    suffix = suffix_of(parsed)
+    return _open_new(
+        parsed,
+        name,
+        {"domain": domain, "dtype": dtype, "like": like, "chunks": chunks, "shards": shards,
+         "overwrite": overwrite, "resume": resume, "ome_version": ome_version, "at": at},
+    )  # fmt: skip
+
+
+def _open_new(place: str, name: str, settings: Mapping[str, Any]) -> Sink:
+    """The sink of a path or URL."""
+    suffix, where = suffix_of(place), f"{name} {place}"
     if not OURS.get(suffix, True):
         raise UsageError(
-            f"{name} {parsed}: cannot write {suffix}; what can be written is OME-Zarr (*.zarr), "
+            f"{where}: cannot write {suffix}; what can be written is OME-Zarr (*.zarr), "
             f"N5 (*.n5) and any TensorStore spec{and_added()}"
         )
-    settings: dict[str, Any] = {
-        "domain": domain, "dtype": dtype, "like": like, "chunks": chunks, "shards": shards,
-        "overwrite": overwrite, "resume": resume, "ome_version": ome_version, "at": at,
-        "name": name,
-    }  # fmt: skip
-    if (added := added_store(parsed)) is not None:
-        where = f"{name} {parsed}"
+    if (added := added_store(place)) is not None:
         with blaming(added, where):
             store = added.load()
             if not hasattr(store, "open_sink"):
                 raise UsageError(f"{where}: {suffix} can be read and not written")
-            sink: Sink = checked(store.open_sink(parsed, **settings), Sink, where)
+            sink: Sink = checked(store.open_sink(place, **settings, name=name), Sink, where)
             return sink
     from . import omezarr
 
-    return omezarr.open_omezarr_sink(parsed, **settings)
+    return omezarr.open_omezarr_sink(place, **settings, name=name)
 
 
 def parse_spec(text_or_mapping: Spec, name: str = "--in-spec") -> dict[str, Any] | str:
