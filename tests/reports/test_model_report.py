@@ -21,7 +21,7 @@ from .kit import MEASURED, launch, sweep
 
 def told(records: Sequence[Record]) -> list[str]:
     """The sentences of all groups."""
-    return [line for section in model_sections(records) for line in section.told]
+    return [line for section in model_sections(records) for line in section.sentences]
 
 
 def test_the_seeds_sentences_come_out_of_the_seeds_numbers() -> None:
@@ -214,13 +214,13 @@ def test_a_line_of_the_table_is_of_one_kind_and_a_long_tail_is_told() -> None:
     head, line = section.table
     told = dict(zip(head, line, strict=True))
     assert (told["step"], told["samples/s"]) == ("56.8 ms", "35.2")
-    assert any("took 119 ms in the mean and 56.8 ms in the median" in s for s in section.told)
+    assert any("took 119 ms in the mean and 56.8 ms in the median" in s for s in section.sentences)
     (row,) = (cell.row for cell in model_cells(tailed))
     assert float(row["throughput_samples_per_sec"]) == pytest.approx(
         2e3 / float(row["avg_time_ms"])
     )
     even = [launch(256, 2, n, (0.0568,) * 9) for n in range(3)]
-    assert not any("in the mean" in s for s in model_sections(even)[0].told)
+    assert not any("in the mean" in s for s in model_sections(even)[0].sentences)
 
 
 def test_under_a_budget_the_peak_is_what_the_kernel_counts() -> None:

@@ -53,7 +53,7 @@ def test_what_is_not_to_be_profiled_is_null(tmp_path: Path) -> None:
 
 def told(records: list[Record]) -> list[str]:
     (section,) = suite_report.suite_sections(records, [])
-    return list(section.told)
+    return list(section.sentences)
 
 
 def test_sentences_follow_the_records(tmp_path: Path) -> None:
@@ -90,9 +90,12 @@ def test_failures_are_rows(tmp_path: Path) -> None:
     head, good, bad = section.table
     assert "GPU peak" not in head, "nobody has a value for it"
     assert (good[-1], bad[-1]) == ("ok", "oom_device")
-    assert "Batch 1, 2 workers ran out of device memory in 1 of 1 launch: no room." in section.told
+    assert (
+        "Batch 1, 2 workers ran out of device memory in 1 of 1 launch: no room."
+        in section.sentences
+    )
     (section,) = suite_report.suite_sections(records[1:], [])
-    assert section.told == [section.told[0]], "nothing else can be said"
+    assert section.sentences == [section.sentences[0]], "nothing else can be said"
 
 
 def test_the_files_of_a_report(tmp_path: Path) -> None:

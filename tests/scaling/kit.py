@@ -86,7 +86,7 @@ def only(runs: list[TrainingRun], baseline: int | None = None, anyway: bool = Fa
 
 def sentences(runs: list[TrainingRun], baseline: int | None = None) -> str:
     (section,) = scaling_sections(only(runs, baseline), baseline is not None)
-    return "\n".join(section.told)
+    return "\n".join(section.sentences)
 
 
 def phased(devices: int, seconds: float, **phases: float) -> TrainingRun:

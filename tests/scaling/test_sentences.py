@@ -47,19 +47,19 @@ def test_what_differs_among_runs_compared_anyway_is_said() -> None:
     (study,) = studies(rates, None, True)
     (section,) = scaling_sections(study)
     told = "These runs differ: the learning rate is 1 in slurm-1.out and 2 in slurm-4.out."
-    assert told in section.told
+    assert told in section.sentences
     assert "differ" not in sentences([run(1, 40), run(4, 10)])
     # The work is known, and another.
     (study,) = studies([run(1, 40), run(4, 10, samples=50000, batch=64)], None, True)
     (section,) = scaling_sections(study)
-    assert "do not tell" not in "".join(section.told)
-    assert section.told[0].endswith(
+    assert "do not tell" not in "".join(section.sentences)
+    assert section.sentences[0].endswith(
         "10,000 samples an epoch, 32 a batch and device (32 in all) on 1 GPU, and 50,000 samples "
         "an epoch, 64 a batch and device (128 in all) on 4 GPUs. Speed-up is of time alone, "
         "whatever was done in it."
     )
     (study,) = studies([run(1, 40), run(4, 10, batch=None)], None, True)
-    assert "do not tell batch and samples of every run" in scaling_sections(study)[0].told[0]
+    assert "do not tell batch and samples of every run" in scaling_sections(study)[0].sentences[0]
 
 
 def test_one_size_alone_and_more_than_linear_are_said() -> None:

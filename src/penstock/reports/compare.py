@@ -154,7 +154,7 @@ def compare_records(
 
 
 @dataclass(frozen=True)
-class Pairs:
+class PairedCases:
     """The cases of both sides, and the labels of those that one side has alone."""
 
     shared: list[Pair]
@@ -162,7 +162,7 @@ class Pairs:
     only_b: tuple[str, ...]
 
 
-def pair_cases(a: Sequence[Record], b: Sequence[Record], metric: str) -> Pairs:
+def pair_cases(a: Sequence[Record], b: Sequence[Record], metric: str) -> PairedCases:
     """The cases of two sides. Raises `NotComparable` where they have none in common."""
     a_cases, b_cases = (gather(side, lambda record: record.key) for side in (a, b))
     labels = _labels([*a, *b])
@@ -177,7 +177,7 @@ def pair_cases(a: Sequence[Record], b: Sequence[Record], metric: str) -> Pairs:
             scenarios = {launches[0].scenario for launches in cases.values()}
             sides.append(f"{name} holds {counted(len(cases), 'case')} of {_listed(scenarios)}")
         raise NotComparable(f"A and B have no case in common: {', '.join(sides)}")
-    return Pairs(
+    return PairedCases(
         shared,
         tuple(labels[key] for key in a_cases if key not in b_cases),
         tuple(labels[key] for key in b_cases if key not in a_cases),

@@ -155,7 +155,7 @@ class Section(NamedTuple):
 
     title: str
     table: Sequence[Sequence[str]] = ()
-    told: Sequence[str] = ()
+    sentences: Sequence[str] = ()
 
 
 def without_empty(table: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
@@ -167,24 +167,24 @@ def without_empty(table: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
 def in_text(sections: Iterable[Section]) -> list[str]:
     """For a terminal."""
     lines: list[str] = []
-    for title, table, told in sections:
+    for title, table, sentences in sections:
         lines += [title, ""]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         for line in table:
             fields = [text.rjust(width) for text, width in zip(line, widths, strict=True)]
             lines.append("  " + "  ".join(fields).rstrip())
-        lines += [""] * bool(table) + [f"- {line}" for line in told] + [""] * bool(told)
+        lines += [""] * bool(table) + [f"- {line}" for line in sentences] + [""] * bool(sentences)
     return lines[:-1]
 
 
 def in_markdown(sections: Iterable[Section]) -> str:
     """For a page."""
     blocks = []
-    for title, table, told in sections:
+    for title, table, sentences in sections:
         blocks.append(f"**{for_markdown(title)}**")
         if table:
             head, *body = (f"| {' | '.join(map(for_markdown, line))} |" for line in table)
             blocks.append("\n".join([head, "|" + "---:|" * len(table[0]), *body]))
-        if told:
-            blocks.append("\n".join(f"- {for_markdown(line)}" for line in told))
+        if sentences:
+            blocks.append("\n".join(f"- {for_markdown(line)}" for line in sentences))
     return "\n\n".join(blocks) + "\n"

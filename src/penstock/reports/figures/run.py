@@ -23,6 +23,7 @@ import numpy as np
 
 from ...base import UsageError
 from ...instruments import MIB, TelemetryRow, read_rows
+from ..table import gather
 from .canvas import Curve, Panel, Values, draw_all_panels, save_under
 
 if TYPE_CHECKING:
@@ -250,19 +251,17 @@ def _quantity(text: str) -> float | None:
 
 
 def _gpu_panels(readings: Sequence[_GpuReading], note: str = "") -> dict[str, Panel]:
-    gpus: dict[str, list[_GpuReading]] = {}
-    for reading in readings:
-        gpus.setdefault(f"GPU {reading.index} {reading.name}".strip(), []).append(reading)
+    gpus = gather(readings, lambda reading: f"GPU {reading.index} {reading.name}".strip())
 
     def lines(key: str) -> list[Curve]:
         return [
             Curve(
                 label,
-                _numbers(reading.t for reading in own),
-                _numbers(getattr(reading, key) for reading in own),
+                _numbers(reading.t for reading in of_gpu),
+                _numbers(getattr(reading, key) for reading in of_gpu),
                 colour,
             )
-            for colour, (label, own) in enumerate(sorted(gpus.items(), key=_natural))
+            for colour, (label, of_gpu) in enumerate(sorted(gpus.items(), key=_natural))
         ]
 
     return {

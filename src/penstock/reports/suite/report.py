@@ -212,7 +212,7 @@ def write_suite_report(
         "system": dict(system),
         "runs": [run.values() for run in runs],
         "best": best and best.values(),
-        "sentences": [line for section in sections for line in section.told],
+        "sentences": [line for section in sections for line in section.sentences],
     }
     page = [
         "# Benchmark report",
