@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from penstock.base.errors import UsageError
+from penstock.scaling.assumptions import assumptions_of
 from penstock.scaling.runs import Rank
 from penstock.scaling.simulate import (
     DeviceStep,
     Network,
     Prediction,
     all_reduce,
-    assumptions_of,
     device_of_run,
     predict_steps,
     with_batch,

@@ -1,3 +1,5 @@
+from .assumptions import assumptions_of as assumptions_of
+from .assumptions import prediction_table as prediction_table
 from .figures import plot_scaling as plot_scaling
 from .report import metrics_table as metrics_table
 from .report import points_to_csv as points_to_csv
@@ -8,10 +10,8 @@ from .runs import A_GPU as A_GPU
 from .runs import TrainingRun as TrainingRun
 from .simulate import DeviceStep as DeviceStep
 from .simulate import Network as Network
-from .simulate import assumptions_of as assumptions_of
 from .simulate import device_of_run as device_of_run
 from .simulate import predict_steps as predict_steps
-from .simulate import prediction_table as prediction_table
 from .simulate import with_batch as with_batch
 from .simulate import with_several as with_several
 from .sources.read import read_runs as read_runs

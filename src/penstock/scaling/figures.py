@@ -81,7 +81,8 @@ def draw_speedup(study: Study) -> Figure | None:
     axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axis.yaxis.set_major_formatter(lambda value, place: f"{value:g}x")
     axis.minorticks_off()
-    axis.set_xlabel(_devices(study), **TEXT)
+    unit = units([study.base.first])
+    axis.set_xlabel(f"{unit[:1].upper()}{unit[1:]}", **TEXT)
     axis.set_ylabel(f"Speed-up over {counted(study.base.first)}", **TEXT)
     axis.legend(**LEGEND)
     return figure
@@ -208,8 +209,3 @@ def _names(axis: Axes, points: Sequence[ScalingPoint]) -> None:
     margin = 0.6 if len(names) > 1 else 1.2
     axis.set_xlim(-margin, len(names) - 1 + margin)
     axis.grid(visible=False, axis="x")
-
-
-def _devices(study: Study) -> str:
-    name = units([study.base.first])
-    return f"{name[:1].upper()}{name[1:]}"

@@ -277,12 +277,14 @@ def _point_row(study: Study, point: ScalingPoint) -> dict[str, Any]:
 
 def runs_to_csv(runs: Iterable[TrainingRun]) -> str:
     """A row for each run, those that broke off too."""
-    rows = (
-        {name: getattr(run, name, None) for name in RUN_COLUMNS}
-        | {"seconds_per_epoch": run.per_epoch}
-        for run in runs
+    return _csv(
+        RUN_COLUMNS,
+        (
+            {name: getattr(run, name, None) for name in RUN_COLUMNS}
+            | {"seconds_per_epoch": run.per_epoch}
+            for run in runs
+        ),
     )
-    return _csv(RUN_COLUMNS, rows)
 
 
 def _csv(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:

@@ -70,8 +70,12 @@ def straggler(run: TrainingRun) -> Straggler | None:
 
 def share(runs: Iterable[TrainingRun], *phases: str) -> float | None:
     """The part of all steps of all ranks that phases took; None where none was measured."""
-    totals = [rank.totals for run in runs for rank in run.ranks]
-    measured = [total for total in totals if any(phase in total for phase in phases)]
+    measured = [
+        rank.totals
+        for run in runs
+        for rank in run.ranks
+        if any(phase in rank.totals for phase in phases)
+    ]
     whole = sum(total.get(phase, 0.0) for total in measured for phase in PHASES)
     took = sum(total.get(phase, 0.0) for total in measured for phase in phases)
     return took / whole if whole > 0 else None

@@ -140,7 +140,11 @@ def _read_folder(folder: Path, say: Say) -> Iterator[Contents]:
         (_files(folder, f"**/{LEDGER_FILE}"), runs_of_ledger),
         (_of_trackers(folder, "**/*.db"), lambda p: training_runs(mlflow_database(p), p, say)),
         (_files(folder, "**/*.out"), read_log),
-        (_files(folder, "**/*.log"), _training_log),
+        # Anybody's log may hold a traceback without a training.
+        (
+            _files(folder, "**/*.log"),
+            lambda p: [run for run in read_log(p) if run.seconds or run.epochs or run.batch],
+        ),
         ([folder], lambda p: training_runs(mlflow_files(p), p, say)),
         (_of_trackers(folder, "**/*.zip"), comet_archive),
     )
@@ -151,11 +155,6 @@ def _read_folder(folder: Path, say: Say) -> Iterator[Contents]:
 
 def _results_of(path: Path) -> list[TrainingRun]:
     return [results_run(read_json(path), str(path.parent), path.parent)]
-
-
-def _training_log(path: Path) -> list[TrainingRun]:
-    """Of a file that may be anybody's log, and so may hold a traceback without a training."""
-    return [run for run in read_log(path) if run.seconds or run.epochs or run.batch]
 
 
 def _files(folder: Path, pattern: str) -> list[Path]:

@@ -196,10 +196,6 @@ def _take_progress(attempt: _Attempt, bar: re.Match[str]) -> None:
     _take_scores(attempt, bar.string)
 
 
-def _take_utilisation(attempt: _Attempt, row: re.Match[str]) -> None:
-    attempt.utilisation.append(float(row[1]))
-
-
 def _take_our_epoch(attempt: _Attempt, line: re.Match[str]) -> None:
     attempt.epochs.add(int(line[1]))
     _take_scores(attempt, line.string)
@@ -214,11 +210,6 @@ def _take_phases(attempt: _Attempt, line: re.Match[str]) -> None:
     for seconds in _number(line[2]):
         if seconds and sum(shares.values()):
             attempt.phases[int(line[1])] = (seconds / (1000 if line[3] else 1), shares)
-
-
-def _take_gloo(attempt: _Attempt, line: re.Match[str]) -> None:
-    """Gloo is for CPUs, where nobody tells of a GPU."""
-    attempt.fields.setdefault("cuda available", "False")
 
 
 def _take_scores(attempt: _Attempt, line: str) -> None:
@@ -255,20 +246,16 @@ def _take_field(attempt: _Attempt, name: str, value: str) -> None:
         attempt.fields.setdefault(name, value)
 
 
-_KINDS: tuple[
-    tuple[
-        Callable[[str], re.Match[str] | None],
-        Callable[[_Attempt, re.Match[str]], None],
-    ],
-    ...,
-] = (
+_Known = Callable[[str], re.Match[str] | None]
+_KINDS: tuple[tuple[_Known, Callable[[_Attempt, re.Match[str]], object]], ...] = (
     (_PROGRESS.match, _take_progress),
-    (_SMI_ROW.search, _take_utilisation),
-    (_SMI_CSV.match, _take_utilisation),
+    (_SMI_ROW.search, lambda attempt, row: attempt.utilisation.append(float(row[1]))),
+    (_SMI_CSV.match, lambda attempt, row: attempt.utilisation.append(float(row[1]))),
     (_OUR_EPOCH.match, _take_our_epoch),
     (_OURS.match, _take_our_device),
     (_STEP.match, _take_phases),
-    (_GLOO.match, _take_gloo),
+    # Gloo is for CPUs, where no line names a GPU.
+    (_GLOO.match, lambda attempt, line: attempt.fields.setdefault("cuda available", "False")),
     (_FIELD.match, _take_fields),
 )
 """How a kind of line is known, and what is kept of it. The first that fits is the line's."""

@@ -1,0 +1,118 @@
+"""A simulation as a table, and the assumptions that it rests on as sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..base import format_bytes, format_seconds, significant
+from .simulate import DeviceStep, Network, Prediction, beyond_the_model
+
+_ROUNDED = 0.005
+"""The share by which a measured step may differ from the model's and still agree with it: steps are
+written in few digits."""
+
+
+def assumptions_of(device: DeviceStep, network: Network) -> list[str]:
+    """What a prediction takes for given."""
+    compute, backward = format_seconds(device.compute_s), format_seconds(device.backward_s)
+    inside, between = (
+        f"{significant(rate / 1e9)} GB/s" for rate in (network.inside, network.between)
+    )
+    waits = (network.inside_latency, network.between_latency)
+    inside_wait, between_wait = (f"{significant(wait * 1e6)} µs" for wait in waits)
+    gradients = format_bytes(device.gradient_bytes)
+    lines = [
+        f"A device computes {compute} a step, {backward} of it backward, on {device.batch} samples",
+        f"{gradients} of gradients are summed by a {network.algorithm}, first within each node",
+        f"within a node of {network.per_node} devices each has {inside}, {inside_wait} a message",
+        f"between nodes each node has {between}, {between_wait} a message",
+        f"{network.overlap:.0%} of the sum may hide behind that; the range is for none and all",
+    ]
+    if device.counted is not None:
+        lines.append(
+            "the run does not tell which of its parameters are trained: each of "
+            f"{device.counted:,.0f} is taken to have a gradient of 4 bytes"
+        )
+    lines.append(
+        f"steps vary by {device.jitter:.1%}, and each waits for the slowest device"
+        if device.jitter
+        else "every step takes the same time on every device"
+    )
+    if device.scaled_from is not None:
+        lines.append(
+            f"a batch of {device.scaled_from} was measured, and one of {device.batch} is taken to "
+            "be as quick a sample: small batches are slower than that"
+        )
+    if device.data_s:
+        lines.append(
+            "each device has a loader of its own that makes "
+            f"{significant(device.batch / device.data_s)} samples/s, as the run had, and reads on "
+            "while the device waits for the sum"
+        )
+    if network.data_rate is not None:
+        lines.append(
+            f"{format_bytes(device.sample_bytes)} a sample are read from a store that gives "
+            f"{significant(network.data_rate / 1e9)} GB/s to all devices"
+        )
+    elif device.reads_s:
+        lines.append(
+            f"each device has no workers and makes a batch in {format_seconds(device.reads_s)} "
+            "before it computes, as the run did; the store keeps up with all of them"
+        )
+    elif device.data_s:
+        lines.append("the store keeps up with all of them")
+    else:
+        lines.append("data is always there in time")
+    if device.seen is not None:
+        lines.append(_of_seen(device, network, *device.seen))
+    if device.seen is None or _contradicted(device, network):
+        lines.append(
+            "the sum does not slow computing, no other job shares the network, and hosts are as "
+            "quick with all devices at work as with one: the figures are the most that is to be had"
+        )
+    return [f"{line[:1].upper()}{line[1:]}." for line in lines]
+
+
+def _contradicted(device: DeviceStep, network: Network) -> bool:
+    """Whether the measured step of several devices took less than the model needs."""
+    if device.seen is None:
+        return False
+    more = beyond_the_model(device, network)
+    return more < -_ROUNDED * (device.seen[1] - more)
+
+
+def _of_seen(device: DeviceStep, network: Network, n: int, seconds: float) -> str:
+    """What the measured step of several devices adds to the model, or that the two contradict."""
+    took = f"a step of {n} devices took {format_seconds(seconds)}"
+    more = beyond_the_model(device, network)
+    if _contradicted(device, network):
+        return (
+            f"{took}, and all of this needs {format_seconds(seconds - more)}: one of the two is "
+            "wrong, so the measured step is not used, and the figures are the model's alone"
+        )
+    if more <= _ROUNDED * seconds:
+        return f"{took}, which all of this explains"
+    return (
+        f"{took}, which is {format_seconds(more)} more than all of this: hosts, contention and "
+        f"whatever else it is take as long at any number; the step of {n} is told, not predicted"
+    )
+
+
+def prediction_table(predictions: Iterable[Prediction]) -> list[tuple[str, ...]]:
+    """Header and a line for each number of devices."""
+    head = ("devices", "nodes", "sum", "exposed", "step", "samples/s", "efficiency", "none - all")
+    rows = (
+        (
+            f"{made.devices:,}",
+            f"{made.nodes:,}",
+            format_seconds(made.sum_s),
+            format_seconds(made.exposed_s),
+            format_seconds(made.step_s),
+            significant(made.samples_per_s),
+            f"{made.efficiency:.1%}",
+            f"{made.worst:.1%} - {made.best:.1%}",
+            made.bound_by,
+        )
+        for made in predictions
+    )
+    return [(*head, "bound by"), *rows]
