@@ -17,6 +17,7 @@ import tensorstore as ts
 from penstock.base.errors import UsageError
 from penstock.data.box import Box
 from penstock.data.stores import kvstore as stores_kvstore
+from penstock.data.stores import omezarr, tensorstore_open
 from penstock.data.stores import tensorstore as stores
 from penstock.data.stores.kvstore import kvstore_of, local_path, open_kvstore
 from penstock.data.stores.open import open_source
@@ -39,9 +40,9 @@ class Killed(Exception):
 
 
 def open_keys_by(patch: pytest.MonkeyPatch, opens: Any) -> None:
-    """In every room that opens key-value stores."""
-    for room in ("kvstore", "tensorstore_open", "omezarr"):
-        patch.setattr(f"penstock.data.stores.{room}.open_kvstore", opens)
+    """In every room that opens key-value stores, all of them imported before."""
+    for room in (stores_kvstore, tensorstore_open, omezarr):
+        patch.setattr(room, "open_kvstore", opens)
 
 
 class Mortal:
