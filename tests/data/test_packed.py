@@ -19,7 +19,7 @@ from penstock.data.packed import format
 from penstock.data.packed import write as dataset
 from penstock.data.packed.audit import Audit, Delivery
 from penstock.data.packed.format import Packed, open_dataset
-from penstock.data.packed.moments import Moments
+from penstock.data.packed.write import Moments
 
 from .kit import PLAIN, SMALL, read, small_sample, write_small
 

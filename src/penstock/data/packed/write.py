@@ -23,7 +23,9 @@ No values are read here; that is the work of `loading`.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,6 @@ from ...base import StageError, UsageError, absolute, require
 from .checksums import checksum
 from .folder import check_room, clear, finish, in_order, mark_unfinished
 from .format import CHECKS, IDS, STATISTICS, ArrayLayout, Packed, open_dataset
-from .moments import Moments
 
 Sample = Mapping[str, NDArray[np.float32]]
 """The arrays of one sample by name, without the sample axis."""
@@ -219,3 +220,44 @@ def _name_axes(path: Path, layout: ArrayLayout) -> None:
     """What names the axes of a Zarr 2 array for xarray; Zarr 3 has a place for them."""
     attributes = {"_ARRAY_DIMENSIONS": ["sample", *layout.axes]}
     (path / ".zattrs").write_text(json.dumps(attributes))
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """Count, mean and sum of squared deviations of each channel; they add up over samples."""
+
+    count: int
+    mean: NDArray[np.float64]
+    squares: NDArray[np.float64]
+
+    @classmethod
+    def none(cls, num_channels: int) -> Moments:
+        return cls(0, np.zeros(num_channels), np.zeros(num_channels))
+
+    @classmethod
+    def of(cls, values: NDArray[Any], channel_axis: int) -> Moments:
+        """Of one array, in float64 and a slab at a time, which keeps the slab in the cache."""
+        channels_last = np.moveaxis(values, channel_axis, -1)
+        count = math.prod(channels_last.shape[:-1])
+        # Deviations from a value near the mean lose nothing when their squares are added.
+        near = channels_last[0].mean(axis=0, dtype=np.float64)
+        total, squares = np.zeros_like(near), np.zeros_like(near)
+        for slab in channels_last:
+            deviations = slab - near
+            total += deviations.sum(axis=0)
+            squares += np.einsum("xc,xc->c", deviations, deviations)
+        return cls(count, near + total / count, squares - total**2 / count)
+
+    def __add__(self, other: Moments) -> Moments:
+        """By the formula of Chan, Golub and LeVeque (1979)."""
+        count = self.count + other.count
+        apart = other.mean - self.mean
+        return Moments(
+            count,
+            self.mean + apart * (other.count / count),
+            self.squares + other.squares + apart**2 * (self.count * other.count / count),
+        )
+
+    @property
+    def std(self) -> NDArray[np.float64]:
+        return np.sqrt(np.maximum(self.squares, 0) / self.count)
