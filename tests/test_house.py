@@ -258,6 +258,11 @@ def test_files_classes_and_functions_are_of_one_sitting() -> None:
     assert {name for name, lines, most in _lengths() if lines > most} == set()
 
 
+def test_test_files_are_of_one_sitting() -> None:
+    lengths = {path: len(path.read_text().splitlines()) for path in (ROOT / "tests").rglob("*.py")}
+    assert {str(path) for path, lines in lengths.items() if lines > TEST_FILE} == set()
+
+
 def test_no_file_repeats_its_folders_name() -> None:
     for file in files():
         folder, stem = Path(file).parent.name, Path(file).stem
