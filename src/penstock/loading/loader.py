@@ -33,7 +33,7 @@ from .engines.open import open_engine
 from .engines.selection import locate
 from .fields import Field, valid_samples
 from .iteration import EpochRun
-from .memory import fit_memory, num_buffers, scratch_bytes
+from .memory import buffer_bytes, fit_memory, num_buffers, scratch_bytes
 from .order import Order, Position
 from .price import Price, price_order
 from .ring import Ring
@@ -106,9 +106,7 @@ class Loader:
         self._layout = BatchLayout(self.fields, self.stacks)
         self.arrays = self._layout.arrays
         """What a batch holds, by name."""
-        nbytes = self._layout.nbytes(config.batch_size)
-        # Torch's allocator of pinned memory gives powers of two.
-        self.batch_bytes = 1 << (nbytes - 1).bit_length() if config.pin else nbytes
+        self.batch_bytes = buffer_bytes(self._layout.nbytes(config.batch_size), config.pin)
         """Bytes of one buffer of the ring."""
         open_native = partial(open_engine, "native", places, selection, how)
         self.engine, most = fit_memory(engine, config, self.batch_bytes, open_native)
@@ -140,9 +138,9 @@ class Loader:
 
     def __iter__(self) -> Batches:
         _check_process(self._process)
-        self._stop()
+        _stop_in(self._process, self._run)
         if self._begun:
-            self._finished()
+            self._begin_epoch(self.epoch + 1)
         self._run = None  # an error in it may hold a batch
         self._ring.begin()
         self._run = EpochRun(
@@ -169,7 +167,7 @@ class Loader:
 
     def close(self) -> None:
         """End the iteration and its threads. May be called twice, and iterated again after."""
-        self._stop()
+        _stop_in(self._process, self._run)
         self._ring.clear()
         self.engine.clear()
 
@@ -178,10 +176,6 @@ class Loader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _stop(self) -> None:
-        if self._run is not None:
-            _stop_in(self._process, self._run)
 
     def __reduce__(self) -> Any:
         raise UsageError(
@@ -197,29 +191,29 @@ class Loader:
 
     def set_epoch(self, epoch: int) -> None:
         """Begin the next iteration with this epoch; a place inside it, once loaded, stands."""
-        if self._begun or epoch != self._position.epoch:
-            self._stop()
-            self._begin_at(replace(self.order, skip=0), Position(epoch, 0))
+        if self._begun or epoch != self.epoch:
+            _stop_in(self._process, self._run)
+            self._begin_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader stands after the batches that were taken; a few numbers."""
-        return self.order.state_dict(self._position.epoch, self._position.batch)
+        return self.order.state_dict(*self._position)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state, with as many workers and ranks and in such batches as this loader
         has: at the first item that no batch before it had."""
         order, position = self.order.resume(state)
-        self._stop()
+        _stop_in(self._process, self._run)
         self._begin_at(order, position)
 
     def _begin_at(self, order: Order, position: Position) -> None:
         self.order, self._position, self._begun = order, position, False
 
+    def _begin_epoch(self, epoch: int) -> None:
+        self._begin_at(replace(self.order, skip=0), Position(epoch, 0))
+
     def _took(self, number: int) -> None:
         self._position, self._begun = Position(self._position.epoch, number + 1), True
-
-    def _finished(self) -> None:
-        self._begin_at(replace(self.order, skip=0), Position(self._position.epoch + 1, 0))
 
     # --- torch -----------------------------------------------------------------------------------
 
@@ -254,7 +248,7 @@ class Batches(Iterator[Batch]):
             self._ended = True
             self.close()
             if self._run is self._loader._run:
-                self._loader._finished()
+                self._loader._begin_epoch(self._loader.epoch + 1)
             raise StopIteration
         self._loader._took(batch.number)
         return batch
@@ -272,8 +266,8 @@ def _check_process(process: int) -> None:
         )
 
 
-def _stop_in(process: int, run: EpochRun) -> None:
-    if os.getpid() == process:  # a fork has none of the threads
+def _stop_in(process: int, run: EpochRun | None) -> None:
+    if run is not None and os.getpid() == process:  # a fork has none of the threads
         run.stop()
 
 

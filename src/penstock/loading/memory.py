@@ -14,6 +14,11 @@ def num_buffers(config: LoaderConfig) -> int:
     return max(1, config.queue) + 1
 
 
+def buffer_bytes(nbytes: int, pin: bool) -> int:
+    """Bytes of the buffer of a batch. Torch rounds pinned memory up to powers of two."""
+    return 1 << (nbytes - 1).bit_length() if pin else nbytes
+
+
 def scratch_bytes(engine: Engine, config: LoaderConfig) -> int:
     """The most memory that is taken besides the batches."""
     ahead = num_buffers(config) - 1

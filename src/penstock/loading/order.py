@@ -187,12 +187,12 @@ class Order:
             raise UsageError(f"the loader state lacks {', '.join(missing)}")
         if not isinstance(state["plan"], Mapping):
             raise UsageError(f"the loader state's plan {state['plan']!r} is not a mapping")
-        saved, own = {"seed": state["seed"], **state["plan"]}, {"seed": self.seed, **self.plan}
-        for name in own | saved:
-            if own.get(name) != saved.get(name):
+        saved, plan = {"seed": state["seed"], **state["plan"]}, {"seed": self.seed, **self.plan}
+        for name in plan | saved:
+            if plan.get(name) != saved.get(name):
                 raise UsageError(
                     f"the loader state was saved with {name} {saved.get(name)!r} and cannot be "
-                    f"resumed with {name} {own.get(name)!r}"
+                    f"resumed with {name} {plan.get(name)!r}"
                 )
         epoch, done = state["epoch"], state["items_done"]
         for name, number, most in (("epoch", epoch, None), ("items_done", done, self.num_items)):
