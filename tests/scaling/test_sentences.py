@@ -66,7 +66,7 @@ def test_one_size_alone_and_more_than_linear_are_said() -> None:
     assert sentences([run(4, 10)]).startswith(
         "All runs are of 4 GPUs (1 node): there is nothing to compare them with."
     )
-    doubted = "more than devices can give, but for caches"
+    doubted = "more than the devices can add unless caches help"
     told = sentences([run(1, 636), run(4, 100)])
     assert f"4 GPUs (1 node): 159.0 % of linear [one run on a side: no interval], {doubted}" in told
     assert "that is good" not in told, "one verdict"
@@ -108,7 +108,7 @@ def test_a_baseline_of_several_devices_is_said() -> None:
     runs = [run(4, 100), run(8, 60)]
     assert "no complete run of 1 device: all is normalised to 4" in sentences(runs)
     assert "relative to 8 GPUs, as was asked for" in sentences(runs, 8)
-    assert "more than devices can give" not in sentences(runs, 8)
+    assert "more than the devices can add" not in sentences(runs, 8)
     assert speedup_table(only(runs))[2] == "Baseline (Multi-GPU (4 GPUs, 1 node)): 100.00 seconds"
 
 

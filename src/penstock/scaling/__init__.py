@@ -1,7 +1,6 @@
-"""Runs on several devices: where they are read from, scaling laws, stragglers, simulation and
-reports.
+"""Runs on several devices: reading them, comparing them, laws of scaling, stragglers, simulation.
 
-Training itself is in `training`, jobs of SLURM in `cluster`.
+Training itself lives in `training`, and jobs of SLURM live in `cluster`.
 """
 
 import lazy_loader

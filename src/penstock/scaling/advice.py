@@ -1,8 +1,8 @@
-"""What to make of a scaling study: good or poor, why, whether quality stayed, who holds up whom.
+"""Advice on a scaling study: good or poor, why, whether quality stayed, and which rank is slow.
 
 The seed calls scaling good above 85 % within a node and above 75 % across nodes, and poor below
-70 %. It takes the whole interval to be sure, and so more than one run of a size. A cause is named
-where the phases of steps show it, and nowhere else.
+70 %. The advice is sure only where the whole interval lies on one side of a bound, which takes more
+than one run of a size. A cause is named only where the phases of steps show it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from .tables import label
 
 GOOD_IN_NODE, GOOD_ACROSS, POOR = 0.85, 0.75, 0.70
 IMPLAUSIBLE = 1.1
-"""More devices than the baseline's with an efficiency above this are doubted, not called good."""
+"""An efficiency above this, on more devices than the baseline's, is doubted and not called good."""
 NOTABLE = 0.10
-"""A phase that takes a smaller part of a step explains no poor scaling."""
+"""The share of a step that a phase must take to explain poor scaling."""
 
 
 def exposed(configuration: Configuration) -> float | None:
-    """The part of all steps that waits for the sum over ranks; None where nothing measured it."""
+    """The share of all steps that waits for the sum over ranks; None where it was not measured."""
     return share(configuration.runs, WAIT)
 
 
@@ -46,8 +46,8 @@ def advice(study: Study) -> Iterator[str]:
         line = f"{name}: {value:.1f} % of linear {_basis(study, point)}"
         if point.at.devices > study.base.devices and point.efficiency.value > IMPLAUSIBLE:
             yield (
-                f"{line}, more than devices can give, but for caches: see whether the runs did the "
-                "same work."
+                f"{line}, more than the devices can add unless caches help: check that the runs "
+                "did the same work."
             )
         elif point.efficiency.value > bound:
             sure = _surely(point.efficiency, bound, math.inf)
@@ -61,7 +61,7 @@ def advice(study: Study) -> Iterator[str]:
 
 
 def _surely(interval: Interval, least: float, most: float) -> str:
-    """Words for an interval that is not known, or not as a whole within bounds."""
+    """The words ", though not surely", unless the whole interval lies within the bounds."""
     low, high = interval.low, interval.high
     sure = low is not None and high is not None and least <= low and high <= most
     return "" if sure else ", though not surely"
@@ -77,7 +77,7 @@ def _basis(study: Study, point: ScalingPoint) -> str:
 
 
 def _causes(study: Study, point: ScalingPoint) -> str:
-    """What the phases show, the largest first."""
+    """The causes that the phases show, the largest first."""
     here, base = phases_of(point.at.runs), phases_of(study.base.runs)
     if not here:
         return "nothing here tells why, for no phases of steps were measured"
@@ -106,7 +106,7 @@ def _causes(study: Study, point: ScalingPoint) -> str:
 def _slower(
     study: Study, point: ScalingPoint, here: dict[str, float], base: dict[str, float]
 ) -> float | None:
-    """Device seconds of computing a sample, over those of the baseline."""
+    """Device seconds that computing a sample takes, as a multiple of the baseline's."""
     samples, base_samples = point.at.first.work, study.base.first.work
     names = ("forward", "backward")
     now, before = (sum(phases.get(name, 0.0) for name in names) for phases in (here, base))
@@ -123,7 +123,7 @@ _SCORES: tuple[tuple[str, Callable[[TrainingRun], float | None]], ...] = (
 
 
 def quality(study: Study) -> Iterator[str]:
-    """Whether more devices trained as well, by each score that every configuration has."""
+    """Sentences on whether more devices trained as well, by each score that all sizes have."""
     for name, value in _SCORES:
         by_point = [point.at.known(value) for point in study.points]
         if len(by_point) > 1 and all(by_point):
@@ -133,7 +133,7 @@ def quality(study: Study) -> Iterator[str]:
 def _same(name: str, scores: Sequence[Sequence[float]], labels: Sequence[str]) -> str:
     flat = [score for of_size in scores for score in of_size]
     range_ = f"{name.capitalize()} is {min(flat):.4f} to {max(flat):.4f} over {len(flat)} runs"
-    # Of many sizes one differs by chance; so all intervals together hold 95 %, and each more.
+    # Among many sizes one differs by chance, so each interval is wide enough for all to hold 95 %.
     each = 1 - (1 - CONFIDENCE) / (len(scores) - 1)
     alike, differing, unknown = list[str](), list[str](), dict[str, list[str]]()
     for of_size, where in zip(scores[1:], labels[1:], strict=True):
@@ -157,7 +157,7 @@ def _same(name: str, scores: Sequence[Sequence[float]], labels: Sequence[str]) -
 
 
 def rank_lines(study: Study) -> Iterator[str]:
-    """What ranks of a run tell about one another."""
+    """Sentences on ranks that were slower than the others of their run."""
     for point in study.points:
         for run in point.at.runs:
             if len(run.rank_seconds) > 1 and len(set(run.rank_seconds)) > 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from ..base import format_bytes, format_seconds, significant
 from .simulate import DeviceStep, Network, Prediction, beyond_the_model
@@ -13,17 +13,29 @@ written in few digits."""
 
 
 def assumptions_of(device: DeviceStep, network: Network) -> list[str]:
-    """What a prediction takes for given."""
+    """The assumptions of a simulation, a sentence each.
+
+    Args:
+        device: The step of one device.
+        network: The network that joins the devices.
+
+    Returns:
+        Sentences, with the figures that were measured or given.
+    """
     compute, backward = format_seconds(device.compute_s), format_seconds(device.backward_s)
     inside, between = (
         f"{significant(rate / 1e9)} GB/s" for rate in (network.inside, network.between)
     )
-    waits = (network.inside_latency, network.between_latency)
-    inside_wait, between_wait = (f"{significant(wait * 1e6)} µs" for wait in waits)
-    gradients = format_bytes(device.gradient_bytes)
+    inside_wait, between_wait = (
+        f"{significant(wait * 1e6)} µs"
+        for wait in (network.inside_latency, network.between_latency)
+    )
     lines = [
         f"A device computes {compute} a step, {backward} of it backward, on {device.batch} samples",
-        f"{gradients} of gradients are summed by a {network.algorithm}, first within each node",
+        (
+            f"{format_bytes(device.gradient_bytes)} of gradients are summed by a "
+            f"{network.algorithm}, first within each node"
+        ),
         f"within a node of {network.per_node} devices each has {inside}, {inside_wait} a message",
         f"between nodes each node has {between}, {between_wait} a message",
         f"{network.overlap:.0%} of the sum may hide behind that; the range is for none and all",
@@ -43,26 +55,7 @@ def assumptions_of(device: DeviceStep, network: Network) -> list[str]:
             f"a batch of {device.scaled_from} was measured, and one of {device.batch} is taken to "
             "be as quick a sample: small batches are slower than that"
         )
-    if device.data_s:
-        lines.append(
-            "each device has a loader of its own that makes "
-            f"{significant(device.batch / device.data_s)} samples/s, as the run had, and reads on "
-            "while the device waits for the sum"
-        )
-    if network.data_rate is not None:
-        lines.append(
-            f"{format_bytes(device.sample_bytes)} a sample are read from a store that gives "
-            f"{significant(network.data_rate / 1e9)} GB/s to all devices"
-        )
-    elif device.reads_s:
-        lines.append(
-            f"each device has no workers and makes a batch in {format_seconds(device.reads_s)} "
-            "before it computes, as the run did; the store keeps up with all of them"
-        )
-    elif device.data_s:
-        lines.append("the store keeps up with all of them")
-    else:
-        lines.append("data is always there in time")
+    lines += _of_data(device, network)
     if device.seen is not None:
         lines.append(_of_seen(device, network, *device.seen))
     if device.seen is None or _contradicted(device, network):
@@ -71,6 +64,30 @@ def assumptions_of(device: DeviceStep, network: Network) -> list[str]:
             "quick with all devices at work as with one: the figures are the most that is to be had"
         )
     return [f"{line[:1].upper()}{line[1:]}." for line in lines]
+
+
+def _of_data(device: DeviceStep, network: Network) -> Iterator[str]:
+    """Sentences on how the devices read their batches."""
+    if device.data_s:
+        yield (
+            "each device has a loader of its own that makes "
+            f"{significant(device.batch / device.data_s)} samples/s, as the run had, and reads on "
+            "while the device waits for the sum"
+        )
+    if network.data_rate is not None:
+        yield (
+            f"{format_bytes(device.sample_bytes)} a sample are read from a store that gives "
+            f"{significant(network.data_rate / 1e9)} GB/s to all devices"
+        )
+    elif device.reads_s:
+        yield (
+            f"each device has no workers and makes a batch in {format_seconds(device.reads_s)} "
+            "before it computes, as the run did; the store keeps up with all of them"
+        )
+    elif device.data_s:
+        yield "the store keeps up with all of them"
+    else:
+        yield "data is always there in time"
 
 
 def _contradicted(device: DeviceStep, network: Network) -> bool:
@@ -82,7 +99,7 @@ def _contradicted(device: DeviceStep, network: Network) -> bool:
 
 
 def _of_seen(device: DeviceStep, network: Network, n: int, seconds: float) -> str:
-    """What the measured step of several devices adds to the model, or that the two contradict."""
+    """A sentence on how the measured step of several devices fits the model."""
     took = f"a step of {n} devices took {format_seconds(seconds)}"
     more = beyond_the_model(device, network)
     if _contradicted(device, network):
@@ -99,7 +116,7 @@ def _of_seen(device: DeviceStep, network: Network, n: int, seconds: float) -> st
 
 
 def prediction_table(predictions: Iterable[Prediction]) -> list[tuple[str, ...]]:
-    """Header and a line for each number of devices."""
+    """The header and a row for each number of devices."""
     head = ("devices", "nodes", "sum", "exposed", "step", "samples/s", "efficiency", "none - all")
     rows = (
         (

@@ -34,7 +34,16 @@ _REST = "#b8b8b8"
 
 
 def plot_scaling(studies: Sequence[Study], folder: Path, replace: bool = False) -> list[Path]:
-    """Draw what there is to draw; returns the files."""
+    """Draw the figures that the runs allow.
+
+    Args:
+        studies: The studies; with several, the kind of each is in its file names.
+        folder: The folder that the PNG files are written to.
+        replace: Replace files even if somebody edited them.
+
+    Returns:
+        The files that were written.
+    """
     figures = {}
     for study in studies:
         for name, draw in _FIGURES.items():
@@ -46,7 +55,7 @@ def plot_scaling(studies: Sequence[Study], folder: Path, replace: bool = False) 
 
 
 def draw_speedup(study: Study) -> Figure | None:
-    """Speed-up by devices; nothing where there is one number of them."""
+    """Speed-up by devices; None where all runs have as many."""
     points = sorted(study.points, key=lambda point: point.at.devices)
     x = np.array([point.at.devices for point in points])
     if len(set(x)) < 2:
@@ -57,12 +66,12 @@ def draw_speedup(study: Study) -> Figure | None:
     axis.plot(fine, fine / base, "--", color=STYLE["faint"], linewidth=1.1, label="ideal")
     for law, name, colour in ((study.amdahl, "Amdahl", 2), (study.usl, "USL", 3)):
         if isinstance(law, Amdahl | Usl):
-            # A law is of what has at least as many devices as the baseline.
+            # A law was fitted to sizes from the baseline up.
             above = fine[fine >= base]
             y = law.speedup(above / base)
             axis.plot(above, y, ":", color=STYLE["colours"][colour], label=name)
     y = np.array([point.speedup.value for point in points])
-    # Of several numbers of nodes with as many devices, the line goes through the fastest.
+    # Where as many devices ran on several numbers of nodes, the line takes the fastest.
     best = {n: max(y[x == n]) for n in sorted(set(x))}
     axis.loglog(list(best), list(best.values()), base=2, color=STYLE["colours"][0])
     axis.plot(x, y, "o", color=STYLE["colours"][0], markersize=5, label="measured")
@@ -89,7 +98,7 @@ def draw_speedup(study: Study) -> Figure | None:
 
 
 def draw_efficiency(study: Study) -> Figure:
-    """A bar for each configuration, green where it is above the line."""
+    """A bar for each configuration, green where it is above 75 %."""
     figure, axis = _frame(study, "Parallel efficiency", _intervals_drawn(study))
     values = [100 * point.efficiency.value for point in study.points]
     places = np.arange(len(values))
@@ -114,7 +123,7 @@ def draw_efficiency(study: Study) -> Figure:
 
 
 def draw_epoch(study: Study) -> Figure | None:
-    """Seconds of an epoch; phases are means over ranks, and the rest is what no step holds."""
+    """Seconds of an epoch by phase, means over ranks; the rest is time outside of steps."""
     means = (point.at.mean(lambda run: run.per_epoch) for point in study.points)
     times = np.array([time for time in means if time is not None])
     if len(times) < len(study.points):
@@ -129,7 +138,7 @@ def draw_epoch(study: Study) -> Figure | None:
             axis.bar(places, heights, width=0.55, bottom=bottom, color=colour, label=name)
             bottom += heights
     rest = np.maximum(times - bottom, 0)
-    # Our trainings count no checkpoint that follows the validation.
+    # Our trainings do not count a checkpoint that follows the validation.
     name = "validation, checkpoints\nbefore it, between steps"
     name = name if bottom.any() else "all, phases not measured"
     axis.bar(places, rest, width=0.55, bottom=bottom, color=_REST, label=name)
@@ -146,7 +155,7 @@ def draw_epoch(study: Study) -> Figure | None:
 
 
 def draw_utilisation(study: Study) -> Figure | None:
-    """Readings of GPU-Util and their mean; nothing where none was logged."""
+    """Readings of GPU-Util and their mean; None where none was logged."""
     readings = [
         [value for run in point.at.runs for value in run.utilisation] for point in study.points
     ]

@@ -1,12 +1,12 @@
-"""Means of a few runs, and how far from the truth they may be: Student's t, Welch's of two sides.
+"""Means of a few runs with confidence intervals, by Student's t and Welch's t.
 
     difference   of scores, as they are
-    ratio        of times, on their logarithms: what slows a run down multiplies
-    drawn_means  for what is fitted to many means: each as it may be, by its own t
+    ratio        of times, by their logarithms: a slow machine multiplies times
+    drawn_means  random draws of each mean, for laws that are fitted to many means
 
-Two runs of a size are usual and tell little of how runs vary, so their intervals are wide; a
-bootstrap of so few is too narrow. Of one run there is none, nor where runs are equal to the last
-digit: then they were rounded, or are one run told twice, and do not tell how runs vary.
+Two runs of a size are usual and tell little about how runs vary, so their intervals are wide; a
+bootstrap of so few runs is too narrow. One run has no interval. Neither have runs that are equal to
+the last digit: they were rounded, or are one run read twice, and do not show how runs vary.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _DRAWS = 4000
 _ANGLES = np.linspace(0, math.pi / 2, 4_001)
 _COSINES = np.cos(_ANGLES)
 _FARTHEST = 100.0
-"""Of a drawn logarithm from its mean; two runs have draws without bounds."""
+"""The most that a drawn logarithm may lie from its mean, as the t of two runs has no bounds."""
 
 
 def students_t(freedom: float, confidence: float = CONFIDENCE) -> float:
-    """So many standard errors to each side hold that share of Student's t.
+    """The standard errors to each side that hold a share ``confidence`` of Student's t.
 
     In the angle whose tangent is t / sqrt(freedom) its density is a power of the cosine.
 
@@ -44,7 +44,7 @@ def students_t(freedom: float, confidence: float = CONFIDENCE) -> float:
 def difference(
     base: Sequence[float], other: Sequence[float], confidence: float = CONFIDENCE
 ) -> Interval:
-    """By how much the mean of ``other`` is above that of ``base``."""
+    """The mean of ``other`` less the mean of ``base``, with Welch's interval."""
     value, n = float(np.mean(other) - np.mean(base)), min(len(base), len(other))
     reach = _reach(base, other, confidence)
     low, high = (None, None) if reach is None else (value - reach, value + reach)
@@ -52,7 +52,7 @@ def difference(
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> Interval:
-    """The mean of one over that of the other, of times."""
+    """The mean of the times ``above`` over the mean of the times ``below``, with its interval."""
     value, n = float(np.mean(above) / np.mean(below)), min(len(above), len(below))
     reach = _reach(np.log(above), np.log(below), CONFIDENCE)
     factor = None if reach is None else math.exp(min(reach, _FARTHEST))
@@ -61,7 +61,7 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> Interval:
 
 
 def drawn_means(times: Sequence[float], rng: np.random.Generator) -> Floats:
-    """The mean of times as it may be. Of one run it is known no better than that run."""
+    """Random draws of the mean of times, by their t; for one run, its time again and again."""
     n, middle = len(times), math.log(np.mean(times))
     if n == 1:
         return np.full(_DRAWS, math.exp(middle))
@@ -70,17 +70,17 @@ def drawn_means(times: Sequence[float], rng: np.random.Generator) -> Floats:
 
 
 def drawn_interval(value: float, drawn: Floats, n: int) -> Interval:
-    """What was made of drawn means, where ``n`` runs of a size at least stand behind it."""
+    """The interval of a quantity by its draws; ``n`` is the fewest runs of a size behind it."""
     if n < 2 or (drawn == drawn[0]).all():
         return Interval(value, None, None, n)
-    # The nearest draws and not what lies between two, for a peak may be nowhere: infinite.
+    # The nearest draws, and no value between two: a peak that never comes is infinite.
     tails = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
     low, high = np.quantile(drawn, tails, method="nearest")
     return Interval(value, float(low), float(high), n)
 
 
 def why_none(interval: Interval) -> str:
-    """Why an interval has no ends."""
+    """The reason why an interval has no ends, in a few words."""
     if interval.n < 2:
         return "one run on a side: no interval"
     return "runs equal to the last digit: no interval"
@@ -96,8 +96,8 @@ def _reach(one: ArrayLike, other: ArrayLike, confidence: float) -> float | None:
     if not both:
         return None
     if min(free) == 1 < max(free):
-        # Two runs that vary more than the others do are taken for better known than they are:
-        # Welch's holds 90 % then. Cochran's mean of the t of each side holds 95.
+        # Where two runs vary more than those of the other side, Welch's interval holds the truth
+        # 90 times in 100 only. Cochran's mean of the t of each side holds it 95 times.
         parts = (e * students_t(f, confidence) for e, f in zip(errors, free, strict=True))
         return sum(parts) / both * math.sqrt(both)
     freedom = both**2 / sum(e**2 / f for e, f in zip(errors, free, strict=True))
@@ -105,5 +105,5 @@ def _reach(one: ArrayLike, other: ArrayLike, confidence: float) -> float | None:
 
 
 def _error(values: Floats) -> float:
-    """The squared standard error of the mean; 0 of equal values, whatever their mean rounds to."""
+    """The squared standard error of the mean; exactly 0 for equal values."""
     return float(np.var(values, ddof=1) / len(values)) if np.ptp(values) else 0.0

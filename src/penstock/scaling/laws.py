@@ -1,4 +1,4 @@
-"""Laws of scaling: a serial share, contention, coherence; each from measured speed-ups.
+"""Laws of scaling, fitted to measured speed-ups: a serial share, contention, coherence.
 
     Karp-Flatt   e = (1/S - 1/p) / (1 - 1/p)                        of one point
     Amdahl       T(p) / T(1) = f + (1 - f) / p                      least squares of relative times
@@ -20,18 +20,18 @@ from ..instruments import Interval
 from .intervals import Floats
 
 AMDAHL_SIZES, USL_SIZES = 3, 4
-"""Different numbers of devices that a fit takes at least, the baseline among them."""
+"""The fewest different numbers of devices that a fit takes, the baseline among them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Amdahl:
-    """T(p) / T(1) = f + (1 - f) / p, by least squares."""
+    """Amdahl's law, T(p) / T(1) = f + (1 - f) / p, by least squares."""
 
     serial: Interval
 
     @property
     def most(self) -> float:
-        """The speed-up that no number of devices passes."""
+        """The limit of the speed-up with any number of devices."""
         return 1 / self.serial.value if self.serial.value > 0 else math.inf
 
     def speedup(self, p: ArrayLike) -> Floats:
@@ -41,12 +41,15 @@ class Amdahl:
 
 @dataclass(frozen=True, slots=True)
 class Usl:
-    """S(p) = p / (1 + sigma (p - 1) + kappa p (p - 1)): contention, and talk of each with each."""
+    """The universal scalability law: sigma is contention, kappa the cost of coherence.
+
+    S(p) = p / (1 + sigma (p - 1) + kappa p (p - 1))
+    """
 
     sigma: Interval
     kappa: Interval
     peak: Interval | None
-    """N*, the devices beyond which it gets slower; None where that never comes."""
+    """N*, the number of devices beyond which training gets slower; None where there is none."""
 
     def speedup(self, p: ArrayLike) -> Floats:
         p = np.asarray(p, np.float64)
@@ -55,7 +58,7 @@ class Usl:
 
 
 def karp_flatt(speedup: ArrayLike, p: float) -> Floats:
-    """The serial share that a measured speed-up means.
+    """The serial share that alone would explain a measured speed-up on ``p`` devices.
 
     >>> float(karp_flatt(362.45 / 95.23, 4).round(6)), float(karp_flatt(362.45 / 57.14, 8).round(6))
     (0.016986, 0.037314)
@@ -64,14 +67,14 @@ def karp_flatt(speedup: ArrayLike, p: float) -> Floats:
 
 
 def amdahl(p: ArrayLike, speedups: ArrayLike) -> Floats:
-    """The serial share by least squares of relative times; of each row of ``speedups``."""
+    """The serial share by least squares of relative times, for each row of ``speedups``."""
     p, s = np.asarray(p, np.float64), np.asarray(speedups, np.float64)
     x, y = 1 - 1 / p, 1 / s - 1 / p
     return np.clip(y @ x / (x @ x), 0, 1)
 
 
 def usl(p: ArrayLike, speedups: ArrayLike) -> Floats:
-    """(sigma, kappa), none below 0, by least squares of p / S - 1; of each row of ``speedups``.
+    """(sigma, kappa), none below 0, by least squares of p / S - 1, for each row of ``speedups``.
 
     With two unknowns the bounded solution is the free one, or the better of those on the edges.
     """
@@ -86,7 +89,7 @@ def usl(p: ArrayLike, speedups: ArrayLike) -> Floats:
 
 
 def peak(sigma: ArrayLike, kappa: ArrayLike) -> Floats:
-    """Where the USL turns, relative to the baseline and never before it; nowhere without kappa.
+    """The maximum of the USL in multiples of the baseline, at least 1; infinite without kappa.
 
     >>> float(peak(0.0, 0.004646).round(2)), float(peak(0.1, 0.0))
     (14.67, inf)

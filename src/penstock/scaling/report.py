@@ -1,8 +1,6 @@
-"""What a scaling study says: our table and sentences beside the seed's tables, CSV and a page.
+"""A scaling study as a table and sentences, as CSV, and as a page with the seed's tables.
 
-Every sentence is computed, with the number of runs and the interval behind it. Scaling is called
-good or poor by the seed's bounds; the causes of poor scaling are named only where phases that were
-measured show them.
+Every sentence is computed and gives the number of runs and the interval behind it.
 """
 
 from __future__ import annotations
@@ -52,7 +50,15 @@ _KINDS = {
 
 
 def scaling_sections(study: Study, asked: bool = False) -> list[Section]:
-    """A table and sentences. ``asked``: the baseline was asked for."""
+    """The table and the sentences of a study.
+
+    Args:
+        study: The study.
+        asked: Whether the user chose the baseline.
+
+    Returns:
+        One section, headed by the kind of scaling.
+    """
     sentences = chain(
         _kind_lines(study, asked),
         _law_lines(study),
@@ -92,7 +98,7 @@ def _shown(value: float | None, form: Callable[[float], str]) -> str:
 
 
 def _kind_lines(study: Study, asked: bool) -> Iterator[str]:
-    """What stays and what grows with the devices, what differs, and what all is relative to."""
+    """Sentences on what grows with the devices, on settings that differ, and on the baseline."""
     yield _what_grows(study)
     runs = [run for point in study.points for run in point.at.runs]
     yield from (f"These runs differ: {difference}." for difference in differences(runs))
@@ -120,7 +126,7 @@ _GROWS = {
         "and the training is another."
     ),
 }
-"""What stays and what grows, by the kind of scaling."""
+"""The sentence that says what stays and what grows, by the kind of scaling."""
 
 
 def _what_grows(study: Study) -> str:
@@ -172,7 +178,7 @@ def _law_lines(study: Study) -> Iterator[str]:
 
 
 def _share_lines(study: Study) -> Iterator[str]:
-    """What the Karp-Flatt share does as devices are added, as far as its interval tells."""
+    """A sentence on how the Karp-Flatt share changes with the devices, if its interval tells."""
     rise = study.rise
     if rise is None:
         return
@@ -209,7 +215,7 @@ def _in_brackets(interval: Interval) -> str:
 
 
 def metrics_table(runs: Sequence[TrainingRun]) -> Section:
-    """Total training time, best validation loss and GPU-Util of each file."""
+    """A table of total training time, best validation loss and GPU-Util, a row for each run."""
     lines: list[tuple[str, ...]] = [
         ("file", "job", "Total training time", "Best validation loss", "GPU-Util")
     ]
@@ -229,7 +235,15 @@ def metrics_table(runs: Sequence[TrainingRun]) -> Section:
 
 
 def points_to_csv(studies: Iterable[Study], runs: Iterable[TrainingRun]) -> str:
-    """A row for each configuration of each study, and one for each run that is not compared."""
+    """The studies as CSV, with the columns of `COLUMNS`.
+
+    Args:
+        studies: The studies; each configuration is a row.
+        runs: All runs; each that is not complete is a row, of the kind "not compared".
+
+    Returns:
+        The text of the CSV.
+    """
     rows = [_point_row(study, point) for study in studies for point in study.points]
     return _csv(COLUMNS, rows + [_left_row(run) for run in runs if not run.complete])
 
@@ -276,7 +290,7 @@ def _point_row(study: Study, point: ScalingPoint) -> dict[str, Any]:
 
 
 def runs_to_csv(runs: Iterable[TrainingRun]) -> str:
-    """A row for each run, those that broke off too."""
+    """The runs as CSV, with the columns of `RUN_COLUMNS`, also those that broke off."""
     return _csv(
         RUN_COLUMNS,
         (
@@ -304,12 +318,23 @@ def scaling_markdown(
     asked: bool,
     figures: Sequence[str],
 ) -> str:
-    """The whole of it as a page."""
+    """The whole report as a page of Markdown.
+
+    Args:
+        runs: All runs, for the summary.
+        studies: The studies among them.
+        machine: The name of the machine, for the title.
+        asked: Whether the user chose the baseline.
+        figures: File names of figures beside the page.
+
+    Returns:
+        The text of the page.
+    """
     parts = [f"# Training Results on {markdown_of(machine)}", _fenced(summary_table(runs))]
     for study in studies:
         seeds = [_fenced(speedup_table(study)), _fenced(results_table(study, machine))]
         ours = in_markdown(scaling_sections(study, asked)).rstrip()
-        # Of several, the seed's tables stand below the name of their kind, which they do not tell.
+        # The seed's tables do not name their kind, so with several it stands above them.
         parts += [ours, *seeds] if len(studies) > 1 else [*seeds, ours]
     parts += [f"![{name.removesuffix('.png')}]({name})" for name in figures]
     return "\n\n".join(parts) + "\n"

@@ -1,26 +1,26 @@
-"""What more devices would give, from the phases of one device and a network that is stated.
+"""Steps on more devices than were measured, from the phases of one device and a stated network.
 
     one device     │ data │ forward │ backward ······ │ optimizer │
     N devices      │ data │ forward │ backward ······ │ rest of the sum │ optimizer │
                                       └── part of the sum is hidden here
 
-Each device keeps its batch (weak or hybrid scaling). The gradients of ``M`` bytes are summed over
-``g`` devices of a node and over ``n`` nodes, one after the other:
+Each device keeps its batch (weak or hybrid scaling). The gradients, ``M`` bytes, are summed over
+the devices of a node and then over the nodes, by k members each:
 
-    ring   2 (k - 1) / k M / B + 2 (k - 1) L        each of k members sends its share round twice
+    ring   2 (k - 1) / k M / B + 2 (k - 1) L        each member sends its share round twice
     tree   2 (k - 1) / k M / B + 2 log2(k) L        the same bytes, in fewer turns
 
-with the bandwidth ``B``, per device within a node and per node between nodes, and the latency
-``L`` of a message. A share of that (``overlap``) runs beside the backward pass, if that lasts long
-enough; the rest is waited for. Data is read while a device computes, and a step is as long as the
-slower of the two: where the run waited for data, each device's own loader is as slow as the run's,
-and a store of a stated rate is shared by all. Without workers, data is read before each step.
+``B`` is the bandwidth, per device within a node and per node between nodes, and ``L`` the latency
+of a message. The share ``overlap`` of the sum runs beside the backward pass, if that lasts long
+enough; devices wait for the rest. Data is read while a device computes, and a step takes as long as
+the slower of the two: where the run waited for data, each device's loader is as slow as the run's,
+and all devices share a store of a stated rate. Without workers, data is read before each step.
 Steps vary by ``jitter``, a standard deviation over mean, and each step waits for the slowest of N
 devices.
 
-What it does not know: contention of the sum with computing, congestion of a shared network, hosts
-that are slower with all their devices at work, and other jobs. Where a step of some devices was
-measured, what it took beyond all of the above is added to every step of several.
+The model does not know contention of the sum with computing, congestion of a shared network, hosts
+that are slower with all their devices at work, and other jobs. Where a step of several devices was
+measured, the time it took beyond the model is added to every step of several devices.
 """
 
 from __future__ import annotations
@@ -39,76 +39,78 @@ from .straggler import phases_of
 Algorithm = Literal["ring", "tree"]
 
 NOTABLE_WAIT = 0.02
-"""A smaller part of a step is what it takes to hand over a batch that is there."""
+"""The share of a step above which a wait for data counts; less is the handing over of a batch."""
 _COMPUTE = ("transfer", "forward", "backward", "optimizer")
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceStep:
-    """A step of one device."""
+    """One step of one device."""
 
     compute_s: float
-    """All that computes, backward included."""
+    """Seconds of computing, the backward pass included."""
     backward_s: float
     batch: int
+    """Samples."""
     gradient_bytes: float
     sample_bytes: float = 0.0
-    """Read for each sample."""
+    """Bytes that are read for each sample."""
     jitter: float = 0.0
-    """Standard deviation over mean of a step."""
+    """The standard deviation of a step over its mean."""
     data_s: float = 0.0
-    """In which its own loader makes a batch; 0 where it was never waited for."""
+    """Seconds in which its loader makes a batch; 0 where the device never waited for it."""
     reads_s: float = 0.0
-    """The same where the run had no workers: a step begins when that is done."""
+    """The same for a run without workers, whose steps begin when the batch is there."""
     scaled_from: int | None = None
-    """The batch that was measured, where this is another."""
+    """The batch that was measured; None where it is this one."""
     counted: float | None = None
-    """Parameters of the model, where `gradient_bytes` is taken to be 4 for each of them."""
+    """The parameters of the model, where `gradient_bytes` is a guess of 4 bytes for each."""
     seen: tuple[int, float] | None = None
-    """Several devices, and the seconds that a step took on them with the same batch."""
+    """A number of devices above 1, and the measured seconds of a step on them, at this batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """What joins the devices; bytes and seconds."""
+    """The network that joins the devices, in bytes and seconds."""
 
     per_node: int
-    """Devices of a node."""
+    """The devices of a node."""
     inside: float
-    """Bytes a second and device, in one direction, within a node."""
+    """Bytes per second and device, in one direction, within a node."""
     between: float
-    """Bytes a second and node, in one direction, between nodes."""
+    """Bytes per second and node, in one direction, between nodes."""
     inside_latency: float
     between_latency: float
     algorithm: Algorithm
     overlap: float
-    """The share of the sum that may be hidden behind the backward pass."""
+    """The share of the sum that may run beside the backward pass, 0 to 1."""
     data_rate: float | None = None
-    """Bytes a second that the store gives to all devices together; None: more than they need."""
+    """Bytes per second from the store to all devices together; None for more than they need."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A step of N devices."""
+    """A step of N devices, in seconds."""
 
     devices: int
     nodes: int
     sum_s: float
-    """Of the all-reduce, hidden or not."""
+    """Time of the all-reduce, hidden or not."""
     exposed_s: float
+    """The part of it that devices wait for."""
     data_s: float
-    """Until the batches of all devices are read."""
+    """Time until the batches of all devices are read."""
     step_s: float
     samples_per_s: float
     efficiency: float
     worst: float
-    """Efficiency if nothing of the sum is hidden."""
+    """The efficiency if nothing of the sum is hidden."""
     best: float
-    """Efficiency if all of it is that the backward pass can hide."""
+    """The efficiency if the backward pass hides all that it can."""
 
     @property
     def bound_by(self) -> str:
-        """What most of a step is."""
+        """The part that takes most of a step: data, the sum, or computing."""
         if self.data_s >= self.step_s:
             return "data"
         return "the sum" if self.exposed_s > self.step_s / 2 else "computing"
@@ -117,7 +119,16 @@ class Prediction:
 def predict_steps(device: DeviceStep, network: Network, sizes: Iterable[int]) -> list[Prediction]:
     """The step at each number of devices.
 
-    Raises `UsageError` for what is no device and no network.
+    Args:
+        device: The step of one device.
+        network: The network that joins the devices.
+        sizes: Numbers of devices.
+
+    Returns:
+        A prediction for each number, in the same order.
+
+    Raises:
+        UsageError: A time, a size or a rate is out of its range.
     """
     _check(device, network)
     return [_at(device, network, n) for n in sizes]
@@ -165,7 +176,7 @@ def beyond_the_model(device: DeviceStep, network: Network) -> float:
 
 
 def _sum(device: DeviceStep, network: Network, n: int) -> tuple[float, float]:
-    """Seconds of the all-reduce, and what of them is waited for."""
+    """Seconds of the all-reduce, and the part of them that devices wait for."""
     inside, nodes = min(n, network.per_node), -(-n // network.per_node)
     summed = all_reduce(
         device.gradient_bytes, inside, network.inside, network.inside_latency, network.algorithm
@@ -179,7 +190,7 @@ def _sum(device: DeviceStep, network: Network, n: int) -> tuple[float, float]:
 def all_reduce(
     size: float, members: int, bandwidth: float, latency: float, algorithm: Algorithm
 ) -> float:
-    """Seconds to sum ``size`` bytes over ``members``.
+    """Seconds that the sum of ``size`` bytes over ``members`` takes.
 
     >>> all_reduce(1e9, 4, 1e9, 0.0, "ring"), all_reduce(1e9, 1, 1e9, 1.0, "tree")
     (1.5, 0.0)
@@ -197,7 +208,7 @@ def _data(device: DeviceStep, network: Network, n: int) -> float:
 
 
 def _largest(n: int) -> float:
-    """Expected largest of n standard normal numbers, by Blom's formula."""
+    """The expected largest of n standard normal numbers, by Blom's formula."""
     return NormalDist().inv_cdf((n - 0.375) / (n + 0.25)) if n > 1 else 0.0
 
 
@@ -223,9 +234,10 @@ def _check(device: DeviceStep, network: Network) -> None:
 
 
 def device_of_run(run: TrainingRun) -> DeviceStep:
-    """A device as a run of one measured it: totals over steps, and how much these vary.
+    """The step of one device by a run on one: the totals of its phases over its steps.
 
-    Raises `UsageError` for a run of several devices, or without phases or parameters.
+    Raises:
+        UsageError: The run is of several devices, or lacks phases, steps, batch or parameters.
     """
     if run.devices != 1:
         raise UsageError(f"{run.source} is of {run.devices} devices; a run of 1 is asked for")
@@ -238,7 +250,7 @@ def device_of_run(run: TrainingRun) -> DeviceStep:
     waited = _notable(each.get("data_wait", 0.0), compute)
     in_turn = run.settings.get("number of workers") == "0"
     local = run.ranks[0].local
-    # The spread of the middle: checkpoints and first steps are not what every step varies by.
+    # The median deviation: first steps and checkpoints are not how every step varies.
     jitter = 1.4826 * mad(local) / median(local) if len(local) > 1 else 0.0
     return DeviceStep(
         compute_s=compute,
@@ -257,9 +269,17 @@ def _notable(waited: float, compute: float) -> float:
 
 
 def with_several(device: DeviceStep, run: TrainingRun) -> DeviceStep:
-    """A device that also knows what a step took in a run of several.
+    """The step of one device, with the measured step of a run on several.
 
-    Raises `UsageError` for a run of one, of another batch, or without phases.
+    Args:
+        device: The step of one device.
+        run: A run on several devices, with the same batch on each.
+
+    Returns:
+        The same step with `seen` filled in.
+
+    Raises:
+        UsageError: The run is of one device, of another batch, or lacks phases or steps.
     """
     phases = phases_of([run])
     if run.devices < 2:
@@ -277,7 +297,15 @@ def with_several(device: DeviceStep, run: TrainingRun) -> DeviceStep:
 
 
 def with_batch(device: DeviceStep, batch: int) -> DeviceStep:
-    """A device on another batch, as if every sample took what it takes in the measured one."""
+    """The step at another batch, if every sample takes as long as in the measured one.
+
+    Args:
+        device: The measured step.
+        batch: Samples of the other batch.
+
+    Returns:
+        The step with its times scaled.
+    """
     times = batch / device.batch
     return replace(
         device,

@@ -1,11 +1,11 @@
-"""The rank that the others wait for, and what the phases of steps say of a run.
+"""The rank that the others wait for, and the phases of a run's steps.
 
     rank 0   │ work of its own │▒▒▒▒▒▒▒ wait ▒▒▒▒▒▒▒│ sum │
     rank 1   │ work of its own                 │▒ w ▒│ sum │    ◀ the straggler
 
-The sum over ranks ends for all at once, so a slow rank's step is as long as every other's, and its
-time in the backward pass, where others wait, may be the shortest. It is known by two things
-together: the most work of its own, and the least wait. Where they do not name one rank, nobody is.
+The sum over ranks ends for all at once, so a slow rank's step is as long as every other's. Two
+figures together show which rank is slow: it has the most work of its own and the shortest wait.
+Where they do not point to one rank, none is named.
 """
 
 from __future__ import annotations
@@ -23,31 +23,32 @@ from .runs import Rank, TrainingRun
 WAIT = "communication"
 _OWN = tuple(phase for phase in PHASES if phase != WAIT)
 NOTABLE = 0.05
-"""A rank whose work exceeds that of the others by a smaller share of a step is not worth a word."""
+"""The share of a step by which a rank's work must exceed that of the others to be named."""
 
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """One rank of a run."""
+    """The rank of a run that the others wait for."""
 
     rank: int
     host: str | None
     excess: Interval
-    """Seconds a step of its own work above the median of the other ranks'."""
+    """Seconds per step of its work above the median of the other ranks."""
     spread: float | None
-    """Their median absolute deviation over steps; None where only totals are known."""
+    """The median absolute deviation of these seconds; None where only totals are known."""
     wait: float
-    """Its median wait, in seconds."""
+    """Its median wait in a step, in seconds."""
     others_wait: float
+    """The median wait of the other ranks, in seconds."""
 
 
 def straggler(run: TrainingRun) -> Straggler | None:
-    """The rank that holds the others up; None where no rank surely does, or nothing tells."""
+    """The rank that holds the others up; None where none surely does, or nothing was measured."""
     ranks = [rank for rank in run.ranks if rank.local and rank.waits]
     steps = min((len(rank.local) for rank in ranks), default=0)
     if len(ranks) < 2 or len(ranks) < run.devices or not steps:
         return None
-    # A run that went on after a stop may have more rows on some ranks: the newest are shared.
+    # Some ranks of a resumed run may have more rows than others; all have the newest.
     local = np.array([rank.local[-steps:] for rank in ranks])
     waits = np.array([rank.waits[-steps:] for rank in ranks])
     slowest = int(np.median(local, axis=1).argmax())
@@ -69,7 +70,7 @@ def straggler(run: TrainingRun) -> Straggler | None:
 
 
 def share(runs: Iterable[TrainingRun], *phases: str) -> float | None:
-    """The part of all steps of all ranks that phases took; None where none was measured."""
+    """The share of all steps of all ranks that phases took; None where none was measured."""
     measured = [
         rank.totals
         for run in runs
@@ -94,10 +95,9 @@ def phases_of(runs: Sequence[TrainingRun]) -> dict[str, float]:
 
 
 def rank_of(number: int, totals: dict[str, float], rows: Sequence[dict[str, str]]) -> Rank:
-    """A rank from the totals of its phases and the rows of its steps, as they stand in a CSV.
+    """A rank from the totals of its phases and the rows of its CSV of steps.
 
-    Rows that a kill cut short, or that hold what is no number, are passed over. A rank that is
-    alone waits for nobody and has no waits.
+    Rows that were cut short or hold no number are passed over. A rank that ran alone has no waits.
     """
     steps: list[tuple[float, float]] = []
     for row in rows:

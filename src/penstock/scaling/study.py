@@ -1,21 +1,20 @@
-"""Scaling: what more devices gave, among runs that differ in nothing else.
+"""Studies of scaling: how much faster more devices were, among runs that are otherwise alike.
 
     TrainingRun ──▶ Configuration (devices, nodes) ──▶ Study (weak | strong | hybrid)
                                                         └──▶ ScalingPoint, Amdahl, USL
 
-What grows with the devices decides which study a run belongs to, and it is read off the work:
+Samples and batches of an epoch tell the kind of scaling:
 
-    strong   the same samples an epoch in the same global batch: a smaller batch on each device
-    weak     the same batch on each device and samples in proportion to the devices
-    hybrid   the same samples, the same batch on each device: the global batch grows, so there are
-             fewer steps, and another training; time and quality must be looked at together
+    strong   the same samples and global batch: a smaller batch on each device
+    weak     the same batch on each device, and samples in proportion to the devices
+    hybrid   the same samples and batch on each device: the global batch grows, so an epoch has
+             fewer steps, and time and quality must be looked at together
 
-A study has one of these and a fit is of one study. Runs that differ in more are refused with the
-difference. The baseline is the smallest number of devices, N0, or the one that is asked for; all is
-relative to it, p = N / N0. Work done per second gives the speed-up S, and S / p the efficiency.
+A study is of one kind, and each law is fitted to one study. Runs that differ in more are refused
+with the difference. The baseline N0 is the smallest number of devices, or the one that the user
+chose. All is relative to it: p = N / N0, the speed-up S is work per second, the efficiency S / p.
 
-Intervals (95 %) are of repeated runs, by Student's t (`scaling_intervals`); of one run there is
-none.
+Intervals (95 %) are of repeated runs, by Student's t (`intervals`); one run has none.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True)
 class Configuration:
-    """Complete runs on equally many devices and nodes."""
+    """The complete runs on one number of devices and nodes."""
 
     runs: tuple[TrainingRun, ...]
 
@@ -57,7 +56,7 @@ class Configuration:
 
     @cached_property
     def seconds(self) -> float:
-        """Mean training time, as in the seed's tables."""
+        """Mean training time, as in the seed's tables, in seconds."""
         return float(np.mean(self.times))
 
     @property
@@ -65,7 +64,7 @@ class Configuration:
         return [run.seconds for run in self.runs if run.seconds is not None]
 
     def known(self, value: Callable[[TrainingRun], _Value | None]) -> list[_Value]:
-        """A quantity of each run that has it."""
+        """A quantity of each run that has it, in the order of the runs."""
         return [given for run in self.runs if (given := value(run)) is not None]
 
     def mean(self, value: Callable[[TrainingRun], float | None]) -> float | None:
@@ -75,18 +74,18 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True)
 class ScalingPoint:
-    """A configuration against the baseline of its study."""
+    """A configuration relative to the baseline of its study."""
 
     at: Configuration
     speedup: Interval
     efficiency: Interval
     karp_flatt: Interval | None
-    """Serial share that alone would explain the speed-up; where it rises with the devices, it is
-    overhead. None at the baseline, and in weak scaling, where the work is not the same."""
+    """The serial share that alone would explain the speed-up. Where it rises with the devices, it
+    is overhead. None at the baseline and in weak scaling, where the work differs."""
 
     @property
     def throughput(self) -> float | None:
-        """Samples a second: samples of an epoch x epochs / time."""
+        """Samples of an epoch x epochs / seconds; None where these are not known."""
         run = self.at.first
         if run.work is None or run.epochs is None:
             return None
@@ -94,21 +93,21 @@ class ScalingPoint:
 
     @property
     def device_hours(self) -> float | None:
-        """That an epoch costs."""
+        """Device hours that an epoch costs; None where its time is not known."""
         epoch = self.at.mean(lambda run: run.per_epoch)
         return None if epoch is None else self.at.devices * epoch / 3600
 
 
 @dataclass(frozen=True)
 class Study:
-    """Points of one kind of scaling."""
+    """The configurations of one kind of scaling, and the laws fitted to them."""
 
     kind: Kind
     points: tuple[ScalingPoint, ...]
     rise: Interval | None
-    """Of the Karp-Flatt share, from the fewest devices that have one to the most."""
+    """The rise of the Karp-Flatt share from the fewest devices that have one to the most."""
     amdahl: Amdahl | str
-    """The fit, or why there is none."""
+    """The fit, or a sentence on why there is none."""
     usl: Usl | str
 
     @property
@@ -117,10 +116,19 @@ class Study:
 
 
 def studies(runs: Iterable[TrainingRun], baseline: int | None, anyway: bool) -> list[Study]:
-    """The studies among runs; those that are not complete are left out.
+    """The studies among runs; runs that are not complete are left out.
 
-    Raises `NotComparable` where runs differ in their settings or in their work, unless ``anyway``,
-    and `UsageError` where no run has ``baseline`` devices.
+    Args:
+        runs: The runs, of one experiment.
+        baseline: The number of devices that all is relative to; None for the fewest.
+        anyway: Compare runs even if their settings or their work differ.
+
+    Returns:
+        A study for each kind of scaling; none where no run is complete.
+
+    Raises:
+        NotComparable: Runs differ in a setting or in their work.
+        UsageError: No complete run has ``baseline`` devices.
     """
     whole = [run for run in runs if run.complete]
     if not whole:
@@ -139,7 +147,7 @@ def studies(runs: Iterable[TrainingRun], baseline: int | None, anyway: bool) -> 
         for kind in _kinds(base, run) or _refused(base, run, anyway):
             of_kind = kinds.setdefault(kind, {})
             of_kind.setdefault((run.devices, run.nodes or 0), []).append(run)
-    # What is of the baseline's size fits every kind, and is a study only where nothing else is.
+    # Runs of the baseline's size fit every kind. They are a study only where there are no others.
     grown = {k: v for k, v in kinds.items() if any(size[0] != base_devices for size in v)}
     if not grown:
         grown = {"undetermined": kinds.get("undetermined") or next(iter(kinds.values()))}
@@ -150,7 +158,15 @@ def studies(runs: Iterable[TrainingRun], baseline: int | None, anyway: bool) -> 
 
 
 def same_settings(runs: Sequence[TrainingRun], cure: str = "") -> None:
-    """Raise `NotComparable` with the difference, and what cures it beside leaving one out."""
+    """Refuse runs that are not of one experiment.
+
+    Args:
+        runs: The runs.
+        cure: The words that end the sentence, such as ", or --anyway".
+
+    Raises:
+        NotComparable: They differ in a setting; the message names it and two of its values.
+    """
     for difference in differences(runs):
         raise NotComparable(
             f"mixed experiments: {difference}; give the runs of one experiment{cure}"
@@ -158,7 +174,7 @@ def same_settings(runs: Sequence[TrainingRun], cure: str = "") -> None:
 
 
 def differences(runs: Sequence[TrainingRun]) -> Iterator[str]:
-    """Each setting in which runs differ, with two of its values."""
+    """A phrase for each setting in which runs differ, with two of its values."""
     for name in dict.fromkeys(name for run in runs for name in run.settings):
         values: dict[str, TrainingRun] = {}
         for run in runs:
@@ -170,7 +186,7 @@ def differences(runs: Sequence[TrainingRun]) -> Iterator[str]:
 
 
 def _kinds(base: TrainingRun, run: TrainingRun) -> list[Kind]:
-    """The kinds of scaling that lead from one run to another."""
+    """The kinds of scaling that ``run`` can be of, relative to ``base``."""
     if not (base.shape_known and run.shape_known):
         return ["undetermined"]
     assert base.work is not None and run.work is not None
@@ -208,7 +224,7 @@ def _refused(base: TrainingRun, run: TrainingRun, anyway: bool) -> list[Kind]:
 
 
 def study(kind: Kind, configurations: Sequence[Configuration], base_devices: int) -> Study:
-    """Points and fits. The baseline comes first, then by devices."""
+    """A study of one kind: the baseline first, then by devices, and the laws fitted to them."""
     ordered = sorted(configurations, key=lambda c: (c.devices != base_devices, c.devices))
     rng = np.random.default_rng(0)  # the same report from the same runs, to the digit
     p = np.array([c.devices / base_devices for c in ordered])
@@ -241,7 +257,7 @@ def _point(kind: Kind, base: Configuration, at: Configuration) -> ScalingPoint:
 
 
 def _each_end(interval: Interval, of: Callable[[float], float]) -> Interval:
-    """What rises or falls with a quantity, where that lies in an interval."""
+    """The interval of a monotonic function of a quantity, from the quantity's interval."""
     if interval.low is None or interval.high is None:
         return Interval(of(interval.value), None, None, interval.n)
     low, high = sorted((of(interval.low), of(interval.high)))
@@ -263,7 +279,7 @@ def _rise(p: Floats, speedups: Floats, drawn: Floats, n: int) -> Interval | None
 def _fits(
     kind: Kind, base_devices: int, p: Floats, speedups: Floats, drawn: Floats, n: int
 ) -> tuple[Amdahl | str, Usl | str]:
-    """Of the baseline and what has more devices; or why not."""
+    """The laws fitted to sizes from the baseline up, each or the reason why there is none."""
     above = p >= 1
     p, speedups, drawn = p[above], speedups[above], drawn[:, above]
     sizes = len(set(p))

@@ -1,4 +1,4 @@
-"""The seed's tables of scaling, to the letter of their layout, and how runs are called in them.
+"""The seed's tables of scaling in their exact layout, and the names of runs in them.
 
 BENCHMARK RESULTS SUMMARY   `summary`    a line for each run, those that broke off marked
 SPEEDUP ANALYSIS            `speedups`   a paragraph for each configuration
@@ -27,12 +27,12 @@ _BECAME = {
 
 
 def counted(run: TrainingRun) -> str:
-    """``1 GPU``, ``4 GPUs``, ``2 processes``; ``2 devices`` where the run did not tell."""
+    """``1 GPU``, ``4 GPUs``, ``2 processes``; ``2 devices`` where the kind is not known."""
     return f"{run.devices} {run.unit if run.devices == 1 else units([run])}"
 
 
 def units(runs: Sequence[TrainingRun]) -> str:
-    """``GPUs``, ``processes``, or ``devices`` where not all are the one or the other."""
+    """``GPUs`` or ``processes``; ``devices`` where runs differ or the kind is not known."""
     names = {run.unit for run in runs}
     name = names.pop() if len(names) == 1 else "device"
     return f"{name}{'es' if name == 'process' else 's'}"
@@ -59,7 +59,7 @@ def heading(run: TrainingRun) -> str:
 
 
 def summary_table(runs: Sequence[TrainingRun]) -> list[str]:
-    """A line for each run; one that is not complete has a star, and a line below says why."""
+    """A line for each run; a star marks a run that is not complete, and a line below says why."""
     devices = {"processes": "Procs", "devices": "Count"}.get(units(runs), "GPUs")
     head = ("Job ID", "Configuration", devices, "Nodes", "Time (s)", "Time/Epoch (s)")
     head_, *lines = (
@@ -92,7 +92,7 @@ def fixed(value: float | None, digits: int) -> str:
 
 
 def run_mark(run: TrainingRun) -> str:
-    """What became of a run that is not compared."""
+    """A line on why a run is not compared; empty for a complete run."""
     if run.complete:
         return ""
     of = f" of {run.planned_epochs}" if run.planned_epochs else ""
@@ -133,7 +133,15 @@ def speedup_table(study: Study) -> list[str]:
 
 
 def results_table(study: Study, machine: str) -> list[str]:
-    """The block of the seed that is for documentation."""
+    """The seed's block for documentation: data, model, and a line for each configuration.
+
+    Args:
+        study: The study.
+        machine: The name of the machine, for the title.
+
+    Returns:
+        The lines of the block.
+    """
     run, title = study.base.first, f"Training Results on {machine}"
     facts = [
         ("Dataset", _data_set(study)),
@@ -172,7 +180,7 @@ def _data_set(study: Study) -> str | None:
     if not run.work:
         return None
     count = f"{run.work:,}"
-    if study.kind in ("weak", "undetermined"):  # elsewhere they are equal, but for a last batch
+    if study.kind in ("weak", "undetermined"):  # in other kinds only a last batch may differ
         works = [each.work for point in study.points for each in point.at.runs if each.work]
         if min(works) < max(works):
             count = f"{min(works):,} to {max(works):,}"

@@ -1,1 +1,1 @@
-"""Where runs are read from."""
+"""Sources of runs: logs, folders, ledgers and trackers."""

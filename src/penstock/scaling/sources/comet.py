@@ -27,7 +27,7 @@ _SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "step": ("step", "epoch"),
     "duration": ("duration", "Duration"),
 }
-"""The names of a field, as Comet's API, its exports and its page write them."""
+"""The names of a field in Comet's API, its exports and its web page."""
 
 
 def comet_runs(value: Any, path: Path) -> Iterator[TrackedRun]:
@@ -70,12 +70,12 @@ class CometArchive:
     path: Path
     key: str
     parameters: Mapping[str, str]
-    """A later part has none."""
+    """Parameters and others as text; a later part has none."""
     metrics: Sequence[Mapping[str, Any]]
 
 
 def comet_archive(path: Path) -> list[CometArchive]:
-    """What an archive holds: one experiment's, or nothing."""
+    """The archive of one experiment; none where a zip holds something else."""
     payloads = defaultdict[str, list[dict[str, Any]]](list)
     try:
         with zipfile.ZipFile(path) as archive:
@@ -111,7 +111,7 @@ def comet_experiment(parts: Sequence[CometArchive]) -> TrackedRun:
     first = parts[0]
     parameters = {name: value for part in parts for name, value in part.parameters.items()}
     rows = [row for part in parts for row in part.metrics]
-    # Between its parts it did not train, so its first and last moment tell nothing.
+    # It did not train between its parts, so its time is not from its first moment to its last.
     return _experiment(first.path, first.key, first.key, parameters, rows, len(parts) == 1)
 
 
@@ -125,11 +125,11 @@ def _experiment(
 ) -> TrackedRun:
     metrics = defaultdict[str, Series](list)
     for row in rows:
-        # A row that is none, or that holds no number, is passed over.
+        # What is no row, or holds no number, is passed over.
         with contextlib.suppress(AttributeError, TypeError, ValueError, OverflowError):
             number, time = float(_field(row, "value")), float(_field(row, "time") or "nan")
             step = int(float(_field(row, "step") or 0))
-            # Comet's times are milliseconds.
+            # Comet writes times in milliseconds.
             time = time / 1e3 if time > 1e11 else time
             metrics[str(_field(row, "metric", "name"))].append((step, number, time))
     for series in metrics.values():
@@ -143,7 +143,7 @@ def _experiment(
 
 
 def _first_epoch_is_missing(metrics: Mapping[str, Series], began: float) -> bool:
-    """Whether the first score came at once, and not an epoch after the first metric."""
+    """Whether the first score came less than half an epoch after the first metric."""
     scores = sorted(
         time
         for name, series in metrics.items()
@@ -158,7 +158,7 @@ def _first_epoch_is_missing(metrics: Mapping[str, Series], began: float) -> bool
 
 
 def _parameters(entry: Mapping[str, Any]) -> dict[str, str]:
-    """Those of an entry, given by name or as rows of a name and a value."""
+    """The parameters of an entry, a mapping or rows of a name and a value."""
     given = _field(entry, "parameters")
     if isinstance(given, list):
         rows = [row for row in given if isinstance(row, Mapping)]
@@ -171,7 +171,7 @@ def _texts(entry: Mapping[Any, Any]) -> dict[str, str]:
 
 
 def _field(row: Mapping[str, Any], *fields: str) -> Any:
-    """The first of these that a row holds, by whatever name."""
+    """The first of these fields that a row holds, under any of their names."""
     names = (name for field in fields for name in _SPELLINGS[field])
     return next((row[name] for name in names if row.get(name) not in (None, "")), None)
 

@@ -1,7 +1,7 @@
 """Runs as MLflow keeps them: the tables of a database, or a folder for each run.
 
-Both are read as they lie, without MLflow, which need not be installed, refuses a store of another
-release and, where it is not asked to, any store of files.
+Both are read without MLflow. It need not be installed; it takes seconds to import, refuses a
+database of another release, and refuses stores of files unless a variable is set.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _STATUS: Mapping[str, Status] = {
     "FINISHED": "complete", "FAILED": "crashed", "KILLED": "cancelled",
     "3": "complete", "4": "crashed", "5": "cancelled",
 }  # fmt: skip
-"""A database writes the status of a run as its name, a store of files as its number."""
+"""The status of a run, which a database keeps as a word and a store of files as a number."""
 
 
 def mlflow_database(path: Path) -> Iterator[TrackedRun]:
-    """The runs of a database of MLflow, which is opened to be read only."""
+    """The runs of a database of MLflow, which is opened for reading only."""
     uri = f"{path.resolve().as_uri()}?mode=ro"
     try:
         with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
@@ -52,11 +52,11 @@ def mlflow_database(path: Path) -> Iterator[TrackedRun]:
 
 
 def mlflow_files(folder: Path) -> Iterator[TrackedRun]:
-    """The runs below a folder that an MLflow store of files keeps: EXPERIMENT/RUN/meta.yaml."""
+    """The runs of MLflow's store of files below a folder: EXPERIMENT/RUN/meta.yaml."""
     for meta in sorted(folder.glob("**/meta.yaml")):
         home = meta.parent
         if not (home / "params").is_dir() and not (home / "metrics").is_dir():
-            continue  # that of an experiment
+            continue  # it describes an experiment
         try:
             about = yaml.safe_load(meta.read_text(errors="replace"))
         except (OSError, yaml.YAMLError) as error:
@@ -87,7 +87,7 @@ def _texts(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _points(text: str) -> Iterator[tuple[int, float, float]]:
-    """Lines of ``milliseconds value step``."""
+    """The points of a metric, from lines of ``milliseconds value step``."""
     for line in text.splitlines():
         with contextlib.suppress(ValueError):
             time, value, step = line.split()[:3]

@@ -1,9 +1,9 @@
-"""Runs that several files tell of, once; and runs whose times contradict each other.
+"""Each run once, however many files hold it; and runs whose times contradict each other.
 
-A ledger, a tracker and a folder know the time to its last digit, which no two runs share. A log
-knows two digits: it is dropped where one of the others is of the same job and devices, and of the
-same attempt or time. Of two logs of a job and of one time, one is a copy, or its job came back with
-nothing left to do and told its times again. How busy the GPUs were is kept, whoever knew it.
+Ledgers, trackers and folders keep a time to its last digit, which no two runs share. A log has two
+digits: it is dropped where one of the others is of the same job and devices, and of the same
+attempt or time. Of two logs of one job and one time, one is a copy, or the job was requeued with
+nothing left to do and printed its times again. The readings of GPU-Util are kept from either.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..runs import TrainingRun
 
 
 def each_once(runs: Iterable[TrainingRun]) -> tuple[list[TrainingRun], list[str]]:
-    """Each run once, and a sentence for each that was told of twice."""
+    """Each run once, and a phrase for each that was read twice."""
     exact: dict[str, TrainingRun] = {}
     logged: dict[str, TrainingRun] = {}
     twice: list[str] = []
@@ -50,7 +50,7 @@ def each_once(runs: Iterable[TrainingRun]) -> tuple[list[TrainingRun], list[str]
 
 
 def _is_log_of(run: TrainingRun, log: TrainingRun) -> bool:
-    """Whether a log is of a run that something else knows more exactly."""
+    """Whether a log is of a run whose time is known more exactly."""
     if (log.job, log.devices) != (run.job, run.devices):
         return False
     alike = log.seconds and run.seconds and abs(log.seconds - run.seconds) < 0.006
@@ -58,9 +58,9 @@ def _is_log_of(run: TrainingRun, log: TrainingRun) -> bool:
 
 
 def contradiction(run: TrainingRun) -> str | None:
-    """What is wrong where a time and what an epoch took contradict each other.
+    """A sentence where the training time is not that of its epochs, None elsewhere.
 
-    Several ranks wrote these words at once, or a resumed run does not say that it is one.
+    Several ranks may have printed at once, or a resumed run does not say that it is one.
     """
     if not (run.complete and run.seconds and run.epochs and run.epoch_seconds):
         return None

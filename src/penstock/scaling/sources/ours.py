@@ -1,4 +1,4 @@
-"""Runs as Penstock's own trainings and ledgers hold them."""
+"""Runs of Penstock's own trainings, from their folders and from ledgers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def runs_of_ledger(path: Path) -> Iterator[TrainingRun]:
     for record in read_ledger(path):
         if record.scenario != "train":
             continue
-        # The epochs of a case were asked for; those of its results were done.
+        # The epochs of a case are those asked for, and those of its results those done.
         results = {"world_size": 1, **record.case, "epochs": None}
         results |= record.facts.get("training") or {}
         run = results_run(results, f"{path} {record.id}", None)
@@ -43,7 +43,7 @@ def runs_of_ledger(path: Path) -> Iterator[TrainingRun]:
 
 
 def results_run(results: Any, source: str, folder: Path | None) -> TrainingRun:
-    """A run as `training_results.json` tells it, with the steps of its ranks beside it."""
+    """The run of a `training_results.json`, with the steps of its ranks from its folder."""
     try:
         return _results_run(results, source, folder)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -68,7 +68,7 @@ def _results_run(results: Mapping[str, Any], source: str, folder: Path | None) -
     seconds = (results.get("training_s") or 0.0) + (results.get("validation_s") or 0.0)
     scores = [*(results.get("history") or ()), results.get("final") or {}]
     losses = [row["val_loss"] for row in scores if row.get("val_loss") is not None]
-    # JSON has no NaN: a loss that is there and null was not finite.
+    # JSON has no NaN, so a loss that is null was not finite.
     diverged = any("val_loss" in row and row["val_loss"] is None for row in scores)
     diverged |= not all(map(math.isfinite, losses))
     right = [row["val_acc"] for row in scores if row.get("val_acc") is not None]
@@ -108,9 +108,9 @@ def _steps(folder: Path | None, rank: int) -> list[dict[str, str]]:
 
 
 def _busy(folder: Path | None, devices: int, nodes: int) -> tuple[float, ...]:
-    """Readings of the GPUs of the first rank's node, as a run that was tracked tells them.
+    """Readings of GPU-Util on the first rank's node, from the events of a tracked run.
 
-    None where it saw more of them than it used: nobody tells which of them were its own.
+    None where the node has more GPUs than the run used, as the events do not tell which it used.
     """
     path = folder / EVENTS if folder else None
     if path is None or not path.is_file():
@@ -127,7 +127,7 @@ def _busy(folder: Path | None, devices: int, nodes: int) -> tuple[float, ...]:
 
 
 def _medians(phases: Mapping[str, Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """What a rank did by itself and waited, from the medians of its phases."""
+    """A rank's work and wait in a step, by the medians of its phases; none without them."""
     medians = {name: phase["median_s"] for name, phase in phases.items() if phase}
     if "step" not in medians or WAIT not in medians:
         return (), ()

@@ -1,4 +1,4 @@
-"""Where runs are read from: what a file or a folder is, by what it holds.
+"""Runs read from files and folders, each known by its content.
 
     output of a SLURM job        `slurm_log`
     training_results.json        a run's folder, or any number of them below a folder
@@ -6,8 +6,8 @@
     MLflow                       a store of files (``mlruns``) or a database of SQLite
     Comet                        metrics as JSON or CSV, or the archive of an offline experiment
 
-What is found below a folder is taken together, each run once. Of several paths, and below a folder,
-what cannot be read or holds no run is passed over with a word; a path alone is refused.
+All runs below a folder are taken together, each once. With several paths, or below a folder, a file
+that cannot be read or holds no run is passed over with a sentence; a single path is refused.
 """
 
 from __future__ import annotations
@@ -29,19 +29,27 @@ from .slurm_log import read_log
 from .tracked import Say, training_runs
 
 Contents = TrainingRun | CometArchive
-"""What a file holds. The parts of an experiment that went on are archives of their own."""
+"""The content of a file. Each part of an experiment that was resumed is an archive."""
 _Item = TypeVar("_Item")
 _Held = TypeVar("_Held")
 
 
 def read_runs(paths: Sequence[Path], say: Say = lambda sentence: None) -> list[TrainingRun]:
-    """The runs of all paths, each once, by devices and job.
+    """The runs of all paths, each once.
 
-    ``say`` is told what is passed over, what counts once, and which times contradict each other.
-    Raises `UsageError` where no path holds a run, and for one that is not there.
+    Args:
+        paths: Files and folders.
+        say: Takes a sentence on each file that is passed over, on runs that are read twice, and on
+            times that contradict each other.
+
+    Returns:
+        The runs, by devices, nodes, job and attempt.
+
+    Raises:
+        UsageError: A path is not there, or none holds a run.
     """
     for path in paths:
-        if not os.path.lexists(path):  # a link to nothing may come of a shell's pattern
+        if not os.path.lexists(path):  # a shell's pattern also gives links to nothing
             raise UsageError(f"{path} cannot be read: No such file or directory")
     refused: list[UsageError] = []
     contents = list(_each(dict.fromkeys(paths), partial(_read_path, say=say), refused.append))
@@ -71,7 +79,7 @@ def _each(
     read: Callable[[_Item], Iterable[_Held]],
     refuse: Callable[[UsageError], None],
 ) -> Iterator[_Held]:
-    """What each item holds; ``refuse`` takes the error of one that cannot be read."""
+    """The content of each item; ``refuse`` takes the error of one that cannot be read."""
     for item in items:
         try:
             yield from list(read(item))
@@ -87,10 +95,10 @@ def _holds_none(path: Path) -> UsageError:
 
 
 def _read_path(path: Path, say: Say) -> list[Contents]:
-    """All that a path holds, which is something."""
+    """The content of a path, at least one run or archive."""
     try:
         if path.exists() and not path.is_dir() and not path.is_file():
-            # A pipe would keep whoever opens it.
+            # Opening a pipe would wait for ever.
             raise UsageError(f"{path} is neither a file nor a folder")
         contents = list((_read_folder if path.is_dir() else _read_file)(path, say))
     except OSError as error:
@@ -101,7 +109,7 @@ def _read_path(path: Path, say: Say) -> list[Contents]:
 
 
 def _read_file(path: Path, say: Say) -> Iterable[Contents]:
-    """What a file holds, by its first bytes, its name, or else its lines."""
+    """The content of a file, known by its first bytes, its name, or else its lines."""
     with path.open("rb") as file:
         head = file.read(4096)
     if head.startswith(b"SQLite format 3\0"):
@@ -114,7 +122,7 @@ def _read_file(path: Path, say: Say) -> Iterable[Contents]:
         return training_runs(comet_runs(rows_of(path), path), path, say)
     if path.suffix == ".json":
         return _read_json(path, say)
-    runs = read_log(path)  # which may begin with "[rank: 0]", as JSON does
+    runs = read_log(path)  # a log may begin with "[rank: 0]", as JSON does
     if runs or not head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
         return runs
     return _each([path], partial(_read_json, say=say), lambda error: None)
@@ -128,7 +136,7 @@ def _read_json(path: Path, say: Say) -> Iterable[TrainingRun]:
 
 
 def _read_folder(folder: Path, say: Say) -> Iterator[Contents]:
-    """Everything below a folder that is known for what it is by its name."""
+    """The content of a run's folder, a ledger, or all files below a folder with a known name."""
     if (folder / RESULTS).is_file():
         yield from _results_of(folder / RESULTS)
         return
@@ -149,7 +157,7 @@ def _read_folder(folder: Path, say: Say) -> Iterator[Contents]:
         (_of_trackers(folder, "**/*.zip"), comet_archive),
     )
     for paths, read in readers:
-        # Nobody asked by name for what lies below a folder: it may be of something else.
+        # The user did not name these files, so they may be something else.
         yield from _each(paths, read, lambda error: say(f"{error}; it is passed over"))
 
 
@@ -158,11 +166,11 @@ def _results_of(path: Path) -> list[TrainingRun]:
 
 
 def _files(folder: Path, pattern: str) -> list[Path]:
-    """Also links to nothing, of which something is said; but no pipes, and no folders."""
+    """Files, and links to nothing, which get a sentence; no pipes and no folders."""
     return [path for path in sorted(folder.glob(pattern)) if path.is_file() or not path.exists()]
 
 
 def _of_trackers(folder: Path, pattern: str) -> list[Path]:
-    """Files outside of the folders of runs, which tell more than what trackers keep in them."""
+    """Files outside of the folders of runs: a run's own results tell more than its tracker."""
     files = _files(folder, pattern)
     return [path for path in files if not any((p / RESULTS).is_file() for p in path.parents)]

@@ -1,4 +1,4 @@
-"""The settings of a run by which runs are compared."""
+"""The settings that must be equal among runs that are compared."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _COMPARED = {
     "num_workers": "number of workers",
     "number_of_workers": "number of workers",
 }
-"""What must be equal among runs, by how logs, knobs and trackers call it, and how a sentence does;
-batches and devices are what is studied."""
+"""Settings by their names in logs, knobs and trackers, each with its name in a sentence. Batches
+and devices are not among them, as they are what is studied."""
 
 
 def settings_of(values: Mapping[str, object]) -> dict[str, str]:
-    """What of these names and values must be equal among runs; the first spelling counts.
+    """The settings among these names and values, under one name each; the first spelling counts.
 
     >>> settings_of({"Max epochs": "50", "epochs": 40, "seed": 3, "dropout": None})
     {'number of epochs': '50'}
@@ -56,7 +56,7 @@ def settings_of(values: Mapping[str, object]) -> dict[str, str]:
 
 
 def plain(value: object) -> str:
-    """A setting in one spelling, to its last digit.
+    """A setting as text in one spelling, exact to the last digit.
 
     >>> plain("1e-3"), plain(0.001), plain("2834.0"), plain("[64, 32]")
     ('0.001', '0.001', '2834', '[64, 32]')

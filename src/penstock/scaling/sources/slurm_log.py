@@ -1,4 +1,4 @@
-"""Output of SLURM jobs -> Runs: what a training printed about itself, whoever's it was.
+"""Runs from the output of SLURM jobs, of Penstock's trainings and of the seed's.
 
     Job ID: 13   Job Name: ...   Number of tasks: 2   ──┐
     Batch size (per GPU): 32 | Effective ...: 64         │
@@ -7,11 +7,10 @@
     Total training time: 7.77 seconds  (rank 1)        ──┘
     Job ID: 13   (the same job, requeued)              ─────▶ another
 
-A file is read once, line by line, a carriage return ending a line as well, so its size only costs
-time. Under srun every rank prints: the slowest counts, and all are kept; where two wrote at once,
-one line may hold the words of both. ``WORLD_SIZE`` is what a launcher set and is 1 under srun;
-tasks and batches tell better. A job that did not end well leaves what it told so far, marked with
-what became of it.
+A file is read once, line by line, in little memory; a carriage return ends a line as well. Under
+srun every rank prints: the slowest counts, and all are kept. Where two ranks print at once, one
+line may hold the words of both. ``WORLD_SIZE`` is 1 under srun, so tasks and batches count first.
+A job that did not end well gives a run with what it printed so far, and with how it ended.
 """
 
 from __future__ import annotations
@@ -29,26 +28,26 @@ from .settings import settings_of
 
 _CHUNK = 1 << 20
 _LONGEST = 1 << 14
-"""Bytes of a line that are looked at."""
+"""The most bytes of a line that are read."""
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""What moves a cursor, and whatever else a terminal would obey."""
+"""Escapes that move a cursor, and all other control characters."""
 _FIELDS = re.compile(r"\s{2,}|\s\|\s|\t")
 _ASIDE = re.compile(r"\([^()]*\)")
 _ACCUMULATED = re.compile(r"x (\d{1,6}) accumulated")
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)")
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _LABEL = re.compile(r"\A\s*\d{1,6}: ?")
-"""Of the task that printed a line, by ``srun --label``."""
+"""The number of the task that ``srun --label`` puts before a line."""
 _GLUED = re.compile(
     r"(?<=[\w.)\]=])(?=(?:Job (?:ID|Name)|Node\(s\)|Number of [A-Za-z]+|Max (?:epochs|steps)"
     r"|Workload|(?:Batch|Effective batch) size|Learning rate|Hidden dimensions|Dropout|Noise level"
     r"|Total training time|Time per epoch|Epochs done|(?:Samples|Steps) per epoch"
     r"|Best (?:checkpoint|validation loss|validation accuracy))(?: ?\([^()]{1,60}\))?:)"
 )
-"""Where a rank's line begins within that of another."""
+"""The place where a rank's line begins within the line of another."""
 _ANEW = re.compile(r"\s*(?:Max epochs|SLURM_JOB_ID):")
-"""What a training prints first, where no header of a job stands before it."""
+"""The first line of a training without a job's header."""
 _OURS = re.compile(r"[^:]+: [\d,]+ parameters, \d+ x ([^,]+), (\d{1,15}) steps of \d+ samples$")
 _STEP = re.compile(r"rank (\d{1,6}): ([\d.,]+) (m?)s a step: ")
 _SHARE = re.compile(rf"({'|'.join(PHASES)}) (\d{{1,3}})%")
@@ -57,7 +56,7 @@ _PROGRESS = re.compile(r"Epoch (\d{1,9})(?:/(\d{1,9}))?: .*?(\d{1,9})/(\d{1,9}) 
 _OUR_EPOCH = re.compile(r"epoch (\d{1,9}), step \d+ of \d+: ")
 _SCORE = re.compile(r"\b(val_loss|val_acc)[= ]([-+0-9.e]+|nan|inf)")
 _DIVERGED = re.compile(r"\b(?:\w+_)?loss(?:_step|_epoch)?[= ][-+]?(?:nan|inf)\b", re.IGNORECASE)
-"""Any loss, in a bar of progress or a line of an epoch."""
+"""A loss that is not finite, in a bar of progress or a line of an epoch."""
 _IN_NAME = re.compile(r"([\w-]*?)-epoch=\d+")
 _GLOO = re.compile(r"distributed_backend=gloo$")
 _FIELD = re.compile(r"[^:]*:")
@@ -65,7 +64,7 @@ _SMI_ROW = re.compile(r"MiB\s*/\s*\d+MiB\s*\|\s*(\d{1,3})%")
 _SMI_CSV = re.compile(r"\d{1,3}, *(\d{1,3}) ?%, *\d{1,3} ?%")
 _ENDS: tuple[tuple[str, Status], ...] = (
     ("DUE TO PREEMPTION", "preempted"),
-    ("DUE TO JOB REQUEUE", "preempted"),  # these come back as well
+    ("DUE TO JOB REQUEUE", "preempted"),  # SLURM requeues these as well
     ("DUE TO NODE FAIL", "preempted"),
     ("DUE TO TIME LIMIT", "timeout"),
     (" CANCELLED AT ", "cancelled"),
@@ -77,45 +76,45 @@ _ENDS: tuple[tuple[str, Status], ...] = (
     ("Out Of Memory", "crashed"),
     ("xited with exit code", "crashed"),
 )
-"""Signs of a bad end, the most telling first: a job that is cancelled also prints what it broke."""
+"""Signs of a bad end. The first that fits counts, as a cancelled job also prints tracebacks."""
 _OF_THE_JOB = frozenset({
     "job id", "slurm_job_id", "job name", "slurm_job_name", "number of nodes", "slurm_nnodes",
     "number of tasks", "slurm_ntasks", "total gpus", "number of gpus", "gpu 0", "cuda available",
 })  # fmt: skip
-"""What holds for all attempts of a job."""
+"""Fields that hold for all attempts of a job."""
 
 
 @dataclass
 class _Attempt:
-    """What a job has told since its header."""
+    """The lines of a job since its header, as numbers and fields."""
 
     fields: dict[str, str] = field(default_factory=dict)
-    """The first value of each field."""
+    """The first value of each field, by its name in small letters."""
     totals: list[float] = field(default_factory=list)
-    """Training time, of each rank that printed one."""
+    """Training time of each rank that printed one, in seconds."""
     per_epoch: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     best: list[float] = field(default_factory=list)
     diverged: bool = False
-    """A loss was not finite."""
+    """True if a loss was not finite."""
     accuracies: list[float] = field(default_factory=list)
     epochs: set[int] = field(default_factory=set)
-    """Those that came to their end, from 0."""
+    """The epochs that came to their end, from 0."""
     first_epoch: int | None = None
     steps: int | None = None
     workload: str | None = None
     utilisation: list[float] = field(default_factory=list)
     device: str | None = None
-    """As our own training names it."""
+    """The device as our own training names it."""
     all_steps: int | None = None
-    """Of all epochs."""
+    """The steps of all epochs."""
     phases: dict[int, tuple[float, dict[str, int]]] = field(default_factory=dict)
-    """By rank: the median of a step in seconds, and the percents that phases took of all steps."""
+    """The median step of each rank in seconds, and the percents that its phases took."""
     end: Status | None = None
 
     @property
     def trained(self) -> bool:
-        """Whether it came to speak of a training, or to an end."""
+        """Whether it printed anything of a training, or of its end."""
         asked = {"max epochs", "effective batch size", "batch size", "batch size per gpu"}
         return bool(self.fields.keys() & asked or self.totals or self.epochs or self.end)
 
@@ -127,11 +126,11 @@ class _Attempt:
 
 
 def read_log(path: Path) -> list[TrainingRun]:
-    """The runs of a job's output, an attempt each; none where it holds nothing of a training."""
+    """The runs in the output of a job, one for each attempt; none where it holds no training."""
     attempts = [_Attempt()]
     for line in lines_of(path):
         for piece in _GLUED.split(_LABEL.sub("", line)):
-            # A script and its program may both print the header.
+            # A script and its program may both print the header of a job.
             if piece.lstrip().startswith("Job ID:") and attempts[-1].trained:
                 attempts.append(_Attempt())
             elif attempts[-1].end not in (None, "crashed") and _ANEW.match(piece):
@@ -141,7 +140,7 @@ def read_log(path: Path) -> list[TrainingRun]:
     last = attempts[-1]
     if len(attempts) == 1 and not last.totals and path.suffix != ".err":
         last.end = _end_in(path.with_suffix(".err")) or last.end
-    # Our own training names its device at its end, which not every attempt comes to.
+    # Our own training names its device at its end, which not every attempt reaches.
     devices = {_job(path, attempt): attempt.device for attempt in attempts if attempt.device}
     runs: list[TrainingRun] = []
     for attempt in attempts:
@@ -160,7 +159,8 @@ def lines_of(path: Path) -> Iterator[str]:
             rest = b""
             while chunk := file.read(_CHUNK):
                 *lines, rest = (rest + chunk).replace(b"\r", b"\n").split(b"\n")
-                rest = rest[:_LONGEST]  # or a file without an end of line would cost its square
+                # A file without an end of line would else take quadratic time.
+                rest = rest[:_LONGEST]
                 yield from map(_text, lines)
             yield _text(rest)
     except OSError as error:
@@ -173,13 +173,13 @@ def _text(line: bytes) -> str:
 
 
 def _take(attempt: _Attempt, line: str) -> None:
-    """Keep what a line tells: by the first kind that it is of, and of how the job ended."""
+    """Keep the content of a line by its kind, and how the job ended where the line says so."""
     for match, keep in _KINDS:
         if said := match(line):
             keep(attempt, said)
             break
     if end := _end(line):
-        # What is stopped or cancelled also ends with an error, and SLURM has the last word.
+        # A job that is stopped or cancelled also ends with an error. SLURM's own word counts.
         before = attempt.end
         if before in (None, "crashed") or (before == "stopped" and end != "crashed"):
             attempt.end = end
@@ -233,7 +233,7 @@ _NUMBERS = {
     "best validation loss": "best",
     "best validation accuracy": "accuracies",
 }
-"""Fields that hold a number, and the list of an attempt that keeps it."""
+"""Fields that hold a number, each with the list of an attempt that keeps it."""
 
 
 def _take_field(attempt: _Attempt, name: str, value: str) -> None:
@@ -258,17 +258,17 @@ _KINDS: tuple[tuple[_Known, Callable[[_Attempt, re.Match[str]], object]], ...] =
     (_GLOO.match, lambda attempt, line: attempt.fields.setdefault("cuda available", "False")),
     (_FIELD.match, _take_fields),
 )
-"""How a kind of line is known, and what is kept of it. The first that fits is the line's."""
+"""Each kind of line: how it is known and how it is kept. The first that fits counts."""
 
 
 def _number(text: str) -> list[float]:
-    """The number that a text begins with, or nothing."""
+    """The number that a text begins with, in a list; none where it begins with something else."""
     number = _NUMBER.match(_without_commas(text))
     return [float(number[0])] if number else []
 
 
 def _without_commas(text: str) -> str:
-    """With 1295.23 for 1,295.23."""
+    """The text with 1295.23 for 1,295.23."""
     return _THOUSANDS.sub(lambda number: number[0].replace(",", ""), text) if "," in text else text
 
 
@@ -277,7 +277,7 @@ def _end(line: str) -> Status | None:
 
 
 def _end_in(path: Path) -> Status | None:
-    """How a job ended by its other file, the last attempt's word first."""
+    """How a job ended by its file of errors; the last attempt counts."""
     if not path.is_file():
         return None
     end: Status | None = None
@@ -292,7 +292,7 @@ def _job(path: Path, attempt: _Attempt) -> str:
     numbers = (attempt.fields.get("job id") or attempt.fields.get("slurm_job_id") or "").split()
     if numbers:
         return numbers[0][:40]
-    # Our own folder of a run without a job is called by its name, so its log is too.
+    # A run of ours without a job is named by its folder, and so is its log.
     out = attempt.fields.get("output directory", "") if "workload" in attempt.fields else ""
     return Path(out).name or (in_name[1] if in_name else path.stem)
 
@@ -303,12 +303,12 @@ def _run(path: Path, attempt: _Attempt, before: int) -> TrainingRun:
     total = _COUNT.findall(_without_commas(fields.get("effective batch size", "")))
     global_batch = int(total[-1]) if total and int(total[-1]) > 0 else None
     devices = _devices(attempt, batch, global_batch)
-    # With fewer steps than epochs have, only the log's own count tells how many these were.
+    # With a limit of steps, only the log's own count tells how many epochs were done.
     planned = None if attempt.count("max steps") else attempt.count("max epochs")
-    # Our own times are of all attempts. A log without a bar of progress tells the end alone.
+    # Our own times are of all attempts. A log without a bar of progress shows only its end.
     all_done = attempt.count("epochs done") if attempt.totals else None
     done = all_done or (planned if attempt.totals else None)
-    if attempt.epochs and all_done is None:  # from where this attempt went on
+    if attempt.epochs and all_done is None:  # from where this attempt began
         done = max(attempt.epochs) + 1 - min(attempt.first_epoch or 0, *attempt.epochs)
     status: Status = "complete" if attempt.totals else attempt.end or "unfinished"
     best, losses, accuracies = map(_finite, (attempt.best, attempt.losses, attempt.accuracies))
@@ -330,7 +330,7 @@ def _run(path: Path, attempt: _Attempt, before: int) -> TrainingRun:
         epochs=done,
         planned_epochs=planned,
         epoch_seconds=max(attempt.per_epoch, default=None),
-        # Ours counts what is trained on; the seed's, the validation and the test as well.
+        # Ours counts the training samples; the seed's counts validation and test as well.
         samples=attempt.count("samples per epoch", "number of samples"),
         batch=batch,
         global_batch=global_batch or (batch * devices if batch else None),
@@ -353,13 +353,13 @@ def _finite(scores: list[float]) -> list[float]:
 
 
 def _on_gpus(attempt: _Attempt) -> bool:
-    """Whether a log that names no device tells of GPUs all the same."""
+    """Whether a log that names no device shows that it used GPUs."""
     available = attempt.fields.get("cuda available", "").startswith("True")
     return bool(available or attempt.utilisation or attempt.count("total gpus", "number of gpus"))
 
 
 def _ranks(attempt: _Attempt) -> Iterator[Rank]:
-    """The phases of ranks; whole percents are too coarse to tell which rank holds others up."""
+    """The phases of ranks, from whole percents, which are too coarse to name a slow rank."""
     for number, (seconds, shares) in sorted(attempt.phases.items()):
         whole = seconds * (attempt.all_steps or 0)
         each = whole / sum(shares.values())
@@ -367,7 +367,7 @@ def _ranks(attempt: _Attempt) -> Iterator[Rank]:
 
 
 def _devices(attempt: _Attempt, batch: int | None, global_batch: int | None) -> int:
-    """From the program's own batches, from SLURM's tasks, and at last from what launchers set."""
+    """The number of devices by the batches, else by SLURM's tasks, else by variables."""
     each = (batch or 0) * (attempt.count("accumulated") or 1)
     if each and global_batch and global_batch % each == 0:
         return global_batch // each

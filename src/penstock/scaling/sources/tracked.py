@@ -1,18 +1,18 @@
-"""Runs as experiment trackers keep them: MLflow's stores, and what Comet exports.
+"""Runs as experiment trackers keep them, MLflow in its stores and Comet in its exports.
 
     metrics     by name, each a series of (step, value, time)
     parameters  by name, as text
 
-Trainings name the same things differently; `NAMES_OF_TRACKERS` holds the spellings. What a tracker
-was told of a run's environment goes before its parameters: there stands the device that was found,
-and not the one that was asked for.
+Trainings name the same things differently; `NAMES_OF_TRACKERS` holds the spellings. The environment
+of a run goes before its parameters: the environment names the device that was used, the parameters
+the one that was asked for.
 
-Where no metric holds the training time, a run's own begin and end stand for it. Comet exports
-neither, so they are its first metric and its last. Where nothing was told until the first epoch was
-over, that epoch is not between them: they are the time of one epoch less.
+Where no metric holds the training time, it is the time from the run's begin to its end. Comet
+exports neither, so its first metric and its last stand for them. If the first metric came when the
+first epoch was over, that epoch is not in the time and is not counted.
 
-Comet does not tell how a run ended: it is complete where all its epochs were counted. A run that
-does not tell its number of devices is left out, and ``say`` hears of it.
+Comet does not tell how a run ended: it is complete where all its epochs were counted. A run without
+a number of devices is left out, and ``say`` gets a sentence on it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .settings import settings_of
 
 Say = Callable[[str], None]
 Series = list[tuple[int, float, float]]
-"""(step, value, seconds since the epoch)"""
+"""Points of (step, value, time in seconds since 1970)."""
 
 NAMES_OF_TRACKERS: Mapping[str, tuple[str, ...]] = {
     "devices": ("world_size", "num_gpus", "gpus", "n_gpus", "num_devices", "ntasks"),
@@ -49,20 +49,21 @@ NAMES_OF_TRACKERS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """A run as its tracker kept it."""
+    """A run as its tracker keeps it."""
 
     path: Path
     key: str
-    """The tracker's own name for the run, by which it is told from all others."""
+    """The tracker's identifier of the run."""
     name: str
     parameters: Mapping[str, str]
     metrics: Mapping[str, Series]
     status: Status | None = None
     """None where the tracker does not tell how the run ended."""
     began: float | None = None
+    """Time in seconds since 1970."""
     ended: float | None = None
     first_epoch_missing: bool = False
-    """The first epoch was over when the run ``began``."""
+    """True if the first epoch was over at ``began``."""
 
     @cached_property
     def texts(self) -> dict[str, str]:
@@ -78,18 +79,18 @@ class TrackedRun:
         return {key.lower().rpartition("/")[2]: points for key, points in self.metrics.items()}
 
     def all_values(self, metric: str) -> list[float]:
-        """A value for each step, the last that was told of it."""
+        """The value of each step, the last where a step has several."""
         points = [(step, value) for step, value, _ in self.series.get(metric, ())]
-        # A run that went on may have told a step again; where none was told, all are 0.
+        # A resumed run may log a step again. Where no step was logged, all are 0.
         by_step = dict(points)
         return list(by_step.values()) if len(by_step) > 1 else [value for _, value in points]
 
     def values(self, metric: str) -> list[float]:
-        """What of these is finite."""
+        """The finite ones of these values."""
         return [value for value in self.all_values(metric) if math.isfinite(value)]
 
     def number(self, what: str) -> float | None:
-        """The parameter of any of these names, or the last value of such a metric."""
+        """The first parameter of this kind, or the last value of such a metric."""
         for key in NAMES_OF_TRACKERS[what]:
             with contextlib.suppress(KeyError, ValueError):
                 return float(self.texts[key])
@@ -107,7 +108,7 @@ class TrackedRun:
 
     @property
     def training_seconds(self) -> float | None:
-        """What the run measured itself: in all, or epoch by epoch."""
+        """The training time that the run measured itself, in all or epoch by epoch."""
         if training := self.values("training_s"):
             return training[-1] + sum(self.values("validation_s")[-1:])
         if (seconds := self.number("seconds")) is not None:
@@ -121,17 +122,17 @@ class TrackedRun:
         return any(not math.isfinite(value) for points in losses for _, value, _ in points)
 
     def status_after(self, done: int | None, planned: int | None) -> Status:
-        """How it ended, by its epochs where the tracker does not tell."""
+        """How the run ended; by its epochs where the tracker does not tell."""
         if self.status is not None:
             return self.status
-        # Our own trainings tell the time of the session only where that is the last.
+        # Our own trainings log the time of a session only when the last one ends.
         if self.values("session_s") or (done is not None and done == planned):
             return "complete"
         return "unfinished" if done and planned else "unknown"
 
 
 def training_runs(tracked: Iterable[TrackedRun], path: Path, say: Say) -> Iterator[TrainingRun]:
-    """Those of which the number of devices is known; ``say`` hears how many of ``path`` are not."""
+    """The runs with a known number of devices; ``say`` gets a sentence on the others."""
     left = 0
     for run in tracked:
         devices = run.whole("devices")
