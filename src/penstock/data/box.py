@@ -61,6 +61,15 @@ class Box:
         )
 
     def grow(self, before: Sequence[int], after: Sequence[int]) -> Box:
+        """The box with more voxels at each end.
+
+        Args:
+            before: how many more at the start of each axis.
+            after: how many more at the end of each axis.
+
+        Returns:
+            The larger box.
+        """
         return Box(
             tuple(a - d for a, d in zip(self.start, before, strict=True)),
             tuple(b + d for b, d in zip(self.stop, after, strict=True)),

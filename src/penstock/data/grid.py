@@ -99,6 +99,14 @@ def reflect(coordinates: NDArray[np.int_], low: int, high: int) -> NDArray[np.in
 
     The edge voxel is the mirror and is not repeated; a length of 1 repeats its only voxel.
 
+    Args:
+        coordinates: any integers, any shape.
+        low: the first coordinate of the data.
+        high: the coordinate past its last one.
+
+    Returns:
+        Coordinates within ``[low, high)``, of the same shape.
+
     >>> reflect(np.arange(-2, 6), 0, 4).tolist()
     [2, 1, 0, 1, 2, 3, 2, 1]
     """

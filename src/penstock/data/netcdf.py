@@ -32,7 +32,7 @@ class Stacked:
 
     layouts: dict[str, ArrayLayout]
     ids: range
-    """Of each sample, the step of the file that its offset 0 is."""
+    """The step of the file that is offset 0 of each sample."""
     offsets: tuple[int, ...]
     """Steps that the inputs are taken from."""
     left_out: tuple[str, ...]
@@ -72,9 +72,19 @@ def open_netcdf(
 ) -> Stacked:
     """Open a file and lay its samples out; no values are read.
 
-    Without ``inputs`` every variable of the right shape is one, without ``targets`` they are the
-    inputs that vary. Without ``offsets`` the inputs are of steps -1 and 0, or of 0 alone in a file
-    that is too short for both.
+    Args:
+        path: a NetCDF file.
+        inputs: variables of the inputs; all of the right shape by default.
+        targets: variables of the targets; the inputs that vary by default.
+        offsets: steps of the inputs; by default -1 and 0, or 0 alone in a file too short for both.
+        target_offset: the step of the targets.
+        samples: how many samples; all that the file gives by default.
+
+    Returns:
+        The samples of the file. Close them when they are read.
+
+    Raises:
+        UsageError: the file cannot be read, or lacks what is asked of it.
     """
     where = f"--from {path}"
     with contextlib.ExitStack() as opened:  # which closes the file where it is refused

@@ -33,9 +33,19 @@ class Scaling:
         """Map ``[lower, upper]`` to ``[0, 1]``, or a range of ``least`` where that one is narrower.
 
         Where the two are equal (a block that is nearly all background), or so near that a float32
-        cannot hold what becomes of the data's own extremes ``low`` and ``high``, these give the
-        scale, and where they are equal too it is 1: a division by almost zero would turn the few
-        voxels that matter into infinities. What the user says is the ``least`` comes first.
+        cannot hold what becomes of the data's own extremes, the extremes give the scale, and where
+        they are equal too it is 1: a division by almost zero would turn the few voxels that matter
+        into infinities. What the user says is the ``least`` comes first.
+
+        Args:
+            lower: the value that becomes 0.
+            upper: the value that becomes 1.
+            low: the least value of the data.
+            high: the greatest value of the data.
+            least: the narrowest range between ``lower`` and ``upper``.
+
+        Returns:
+            The scaling.
         """
         if least is not None and upper - lower < least:
             return cls(float(lower), float(least))
@@ -48,7 +58,17 @@ class Scaling:
 def block_scaling(
     array: NDArray[Any], lower: float, upper: float, least: float | None = None
 ) -> Scaling:
-    """Scaling by two percentiles (0 to 100) of the finite voxels of one array; see `of_range`."""
+    """Scaling by two percentiles of the finite voxels of one array; see `Scaling.of_range`.
+
+    Args:
+        array: intensities of any shape.
+        lower: the percentile that becomes 0, from 0 to 100.
+        upper: the percentile that becomes 1, from 0 to 100.
+        least: the narrowest range between both, in the array's unit.
+
+    Returns:
+        The scaling. It never divides by 0.
+    """
     histogram = Histogram(array.dtype)
     while not histogram.done:
         histogram.add(array)
@@ -116,6 +136,16 @@ class Histogram:
         return low + (high - low) * fraction
 
     def scaling(self, lower: float, upper: float, least: float | None = None) -> Scaling:
+        """The scaling by two percentiles, from 0 to 100; call it once `done`.
+
+        Args:
+            lower: the percentile that becomes 0.
+            upper: the percentile that becomes 1.
+            least: the narrowest range between both, in the data's unit.
+
+        Returns:
+            The scaling; see `Scaling.of_range`.
+        """
         return Scaling.of_range(
             self.percentile(lower),
             self.percentile(upper),

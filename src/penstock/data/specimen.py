@@ -20,13 +20,13 @@ from .neurites import Beads, FloatArray, Soma, add_beads, add_soma, furthest, gr
 from .volumes import CAMERA_OFFSET, COARSE, FINE, FINE_SHARE, brightness, noisy
 
 PERIOD = (240, 480, 480)
-"""After so many voxels along z, y, x the structures of a `Specimen` come again; its noise never."""
+"""Voxels along z, y, x after which the structures of a `Specimen` repeat; its noise never."""
 NOISE_TILE = (8, 64, 64)
 """The boxes in which a `Specimen` draws its noise, each from a seed of its own."""
 _AT_ONCE = (128, 128, 128)
 """The most of a `Specimen` that is made at once: whole tiles."""
 _TAPS = range(-2, 4)
-"""Of a periodic field: the knots that a voxel sees. Those further off weigh less than 1e-4."""
+"""The knots of a periodic field that a voxel sees. Those further off weigh less than 1e-4."""
 
 
 class Specimen:

@@ -21,15 +21,22 @@ from .neurites import FloatArray, add_beads, add_soma, grown
 CAMERA_OFFSET = 100.0
 """ADU that the camera gives where no light falls."""
 COARSE, FINE, FINE_SHARE = 80, 12, 0.35
-"""Of the background: the knots of its two fields are so far apart; the second counts for less."""
+"""Voxels between the knots of the background's two fields, and the weight of the second."""
 
 
 def clean_volume(shape: Sequence[int], seed: int) -> FloatArray:
     """A noiseless volume: branching neurites and cell bodies over a dim, uneven background.
 
-    Shape (z, y, x), ADU: the offset of 100, a background of 20 to 60 above it, and structures from
-    tens to 3000 above that (more where some cross), all blurred by `PSF_SIGMA`. Structures are cut
-    by the volume's faces, as in a crop of something larger.
+    The offset is 100 ADU, the background 20 to 60 above it, and structures tens to 3000 above that
+    (more where some cross), all blurred by `PSF_SIGMA`. The volume's faces cut structures, as in a
+    crop of something larger.
+
+    Args:
+        shape: voxels along z, y, x.
+        seed: the random seed.
+
+    Returns:
+        ADU as float32, shape (z, y, x).
     """
     size = (int(shape[0]), int(shape[1]), int(shape[2]))
     rng = np.random.default_rng(seed)
@@ -49,11 +56,20 @@ def noisy(
     read_noise: float = 10.0,
     offset: float = CAMERA_OFFSET,
 ) -> NDArray[np.uint16]:
-    """What a camera makes of a clean volume in ADU: photons counted, then read, then rounded.
+    """What a camera makes of a clean volume: photons counted, then read, then rounded.
 
-    ``gain`` is ADU for each photo-electron, ``read_noise`` the standard deviation in ADU that
-    every voxel gets, ``offset`` the ADU of no light. So a voxel has mean ``clean`` and variance
-    ``gain * (clean - offset) + read_noise**2``, until the 16 bits clip it.
+    A voxel has mean ``clean`` and variance ``gain * (clean - offset) + read_noise**2``, until the
+    16 bits clip it.
+
+    Args:
+        clean: ADU, any shape.
+        seed: the random seed.
+        gain: ADU for each photo-electron.
+        read_noise: the standard deviation that every voxel gets, in ADU.
+        offset: the ADU of no light.
+
+    Returns:
+        ADU as uint16, of the same shape.
     """
     rng = np.random.default_rng(seed)
     light = np.maximum(np.asarray(clean, np.float32) - np.float32(offset), 0)
@@ -65,8 +81,16 @@ def noisy(
 def psnr(reference: ArrayLike, image: ArrayLike, data_range: float | None = None) -> float:
     """Peak signal-to-noise ratio in decibels: ``20 log10(peak / RMS error)``.
 
-    The peak is ``data_range``, by default the reference's maximum less its minimum. Equal images
-    give infinity.
+    Args:
+        reference: the truth.
+        image: what is compared with it, of the same shape.
+        data_range: the peak; by default the reference's maximum less its minimum.
+
+    Returns:
+        Decibels; infinity for equal images.
+
+    Raises:
+        ValueError: the shapes differ, or the peak is not above 0.
 
     >>> psnr([0.0, 10.0], [1.0, 9.0])
     20.0

@@ -23,7 +23,7 @@ FloatArray = NDArray[np.float32]
 LEVELS = (50, 100, 150, 200, 250, 300, 400, 500, 600, 700, 850, 925, 1000)
 """hPa."""
 STEPS_PER_DAY = 8
-"""Of time; the seed's data are three-hourly."""
+"""Time steps; the seed's data are three-hourly."""
 
 _LARGEST = 3.0  # cycles around the globe: below it the spectrum is flat, so that no wave rules
 _MODES = 4  # independent fields that the levels of one variable are mixed from
@@ -77,7 +77,7 @@ class Preset:
     """Which channels there are, and how they are laid out and cut."""
 
     arrays: Mapping[str, tuple[tuple[str, int], ...]]
-    """For each array its variables and their steps from the sample's time, in order."""
+    """Variables of each array and their steps from the sample's time, in order."""
     chunk: int
     """Channels in a chunk, which holds the whole globe for one sample."""
     channels_first: bool = False
@@ -153,7 +153,15 @@ class World:
         self._lon = (np.arange(num_lon) / num_lon)[None, :]
 
     def values(self, variable: str, time: int) -> FloatArray:
-        """A variable at a time step, shape (levels, lat, lon), 1 level for one of the surface."""
+        """A variable at a time step.
+
+        Args:
+            variable: its name.
+            time: the step, `STEPS_PER_DAY` a day.
+
+        Returns:
+            Shape (levels, lat, lon); 1 level for a variable of the surface.
+        """
         if variable in STATIC:
             return self._static[variable]
         if variable not in RANDOM:
@@ -176,8 +184,15 @@ class World:
         return np.asarray(fields, np.float32)
 
     def sample(self, preset: Preset, time: int) -> dict[str, FloatArray]:
-        """The arrays of the sample whose last inputs are of step ``time``, as `Preset.layouts`
-        lays them out."""
+        """The arrays of one sample.
+
+        Args:
+            preset: which channels there are, and how they are laid out.
+            time: the step of its last inputs.
+
+        Returns:
+            Each array by its name, laid out as `Preset.layouts` says.
+        """
         made = {}
         for name, layout in preset.layouts(self.grid).items():
             array = np.empty(layout.shape, np.float32)

@@ -45,7 +45,12 @@ class Audit:
         self._wrong = 0
 
     def batch(self, samples: NDArray[np.int64], batch: Mapping[str, NDArray[Any]]) -> None:
-        """Count one batch: ``samples`` were planned, ``batch`` has a row for each in each array."""
+        """Count one batch.
+
+        Args:
+            samples: the samples that were planned, shape (samples,).
+            batch: for each array, a row for each sample.
+        """
         for name in self._checks:
             self._planned.update((name, int(sample)) for sample in samples)
             rows = batch.get(name, ())
@@ -74,7 +79,15 @@ def _worst(counts: Counter[tuple[str, int]]) -> int:
 
 
 def num_shared_samples(one: Packed, other: Packed) -> int:
-    """How many samples of ``other`` are in ``one``, by the checksums of all their arrays."""
+    """How many samples of ``other`` are in ``one``, by the checksums of all their arrays.
+
+    Args:
+        one: a data set.
+        other: another data set.
+
+    Returns:
+        The number of samples of ``other`` whose checksums are those of a sample of ``one``.
+    """
     names = sorted(one.checks.keys() & other.checks.keys())
     ours, theirs = (
         [tuple(checks) for checks in zip(*(p.checks[n].tolist() for n in names), strict=True)]

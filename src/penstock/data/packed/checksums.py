@@ -18,7 +18,7 @@ def checksum(array: NDArray[Any]) -> int:
 
 
 _POLYNOMIAL = np.uint32(0xEDB88320)
-"""Of CRC-32, x to the power of 0 in the highest bit, as everywhere in this part."""
+"""The polynomial of CRC-32; here the highest bit is x to the power of 0, in all that follows."""
 _ONES = 0xFFFFFFFF
 
 
@@ -35,7 +35,7 @@ class PlaneChecks:
         row_bytes = columns * itemsize
         self._itemsize, self._columns = itemsize, columns
         self._below = _power_of_x(8 * row_bytes * np.arange(rows - 1, -1, -1, dtype=np.int64))
-        """What the rows below a row multiply it by, shape (rows,)."""
+        """The factor by which the rows below a row multiply it, shape (rows,)."""
         whole = _power_of_x(np.array([8 * row_bytes * rows]))
         of_zeros = _product(np.full(1, _ONES, np.uint32), whole) ^ np.uint32(_ONES)
         self._checks = np.repeat(of_zeros, planes)

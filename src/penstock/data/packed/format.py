@@ -16,11 +16,22 @@ from ...base import UsageError
 
 FORMAT, VERSION = "penstock-packed", 1
 DOCUMENT = "dataset.json"
-"""What a folder is known by as a packed data set; see `penstock.data.packed.write`."""
+"""The file that makes a folder a packed data set; see `penstock.data.packed.write`."""
 
 
 def read_text(path: Path, where: str) -> str:
-    """The text of a file of ``where``, or a `UsageError` that says why there is none."""
+    """The text of a file.
+
+    Args:
+        path: the file.
+        where: what messages call the place that it lies in.
+
+    Returns:
+        The text.
+
+    Raises:
+        UsageError: the file cannot be read.
+    """
     try:
         return path.read_text()
     except (OSError, ValueError) as error:
@@ -28,7 +39,19 @@ def read_text(path: Path, where: str) -> str:
 
 
 def parse_document(text: str, where: str, name: str = DOCUMENT) -> dict[str, Any]:
-    """What the document of a packed data set says; `UsageError` where it is none."""
+    """What the document of a packed data set says.
+
+    Args:
+        text: the document, JSON.
+        where: what messages call the data set.
+        name: the name of the document.
+
+    Returns:
+        The document.
+
+    Raises:
+        UsageError: the text is no document of a packed data set.
+    """
     try:
         document = json.loads(text)
     except ValueError as error:
@@ -39,7 +62,15 @@ def parse_document(text: str, where: str, name: str = DOCUMENT) -> dict[str, Any
 
 
 def check_version(document: Mapping[str, Any], where: str) -> None:
-    """Refuse a packed data set of a version that is not known here."""
+    """Refuse a packed data set of a version that this Penstock does not read.
+
+    Args:
+        document: what its `dataset.json` says.
+        where: what messages call it.
+
+    Raises:
+        UsageError: it is of another version.
+    """
     if document.get("version") != VERSION:
         raise UsageError(
             f"{where}: version {document.get('version')} of the format; this Penstock reads "
@@ -67,7 +98,7 @@ UNFINISHED = f"{DOCUMENT}.part"
 IDS, CHECKS, STATISTICS = "ids.npy", "checks.npz", "statistics.npz"
 _METADATA = {".zattrs", ".zarray", "zarr.json", "attributes.json"}
 VOLUME = "volume"
-"""What the one array of a volume is called."""
+"""The name of the one array of a volume."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +119,7 @@ class ArrayLayout:
 
     @property
     def num_bytes(self) -> int:
-        """Of one decoded sample, without padding."""
+        """Bytes of one decoded sample, without padding."""
         return math.prod(self.shape) * np.dtype(np.float32).itemsize
 
 
@@ -107,15 +138,15 @@ class PackedArray:
     dtype: np.dtype[Any]
     zarr_format: int
     prefix: str
-    """Of the name of a chunk, before its numbers."""
+    """The part of a chunk's name before its numbers."""
     separator: str
-    """Between them."""
+    """The text between two numbers of a chunk's name."""
     channels: tuple[str, ...]
     """Names of the channels; empty where the data set does not give them."""
 
     @property
     def sample_bytes(self) -> int:
-        """Of one decoded sample, without padding."""
+        """Bytes of one decoded sample, without padding."""
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
     def box(self, item: int) -> tuple[slice, ...]:
@@ -130,11 +161,11 @@ class Packed:
     root: Path
     arrays: Mapping[str, PackedArray]
     ids: NDArray[np.int64]
-    """Of each sample, shape (samples,)."""
+    """The id of each sample, shape (samples,)."""
     checks: Mapping[str, NDArray[np.uint32]]
-    """For each array, the CRC-32 of each sample's C-contiguous bytes, shape (samples,)."""
+    """The CRC-32 of each sample's C-contiguous bytes for each array, shape (samples,)."""
     document: Mapping[str, Any]
-    """What `dataset.json` says."""
+    """The content of `dataset.json`."""
 
     @property
     def num_samples(self) -> int:
@@ -142,12 +173,12 @@ class Packed:
 
     @property
     def sample_bytes(self) -> int:
-        """Of one decoded sample over all arrays."""
+        """Bytes of one decoded sample over all arrays."""
         return sum(array.sample_bytes for array in self.arrays.values())
 
     @property
     def stored_bytes(self) -> int:
-        """Of all chunks, as the files are long."""
+        """Bytes of all chunks, as the files are long."""
         return sum(stored_bytes(array.path) for array in self.arrays.values())
 
     def statistics(self) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
@@ -172,7 +203,18 @@ def channel_name(variable: str, level: str | None, offset: int | None) -> str:
 
 
 def open_dataset(root: str | Path, name: str = "DATA") -> Packed:
-    """Open the data set in a folder. Raises `UsageError`, naming ``name``, where none is whole."""
+    """Open the data set in a folder.
+
+    Args:
+        root: the folder.
+        name: the flag that messages name.
+
+    Returns:
+        The data set, whose arrays are not yet read.
+
+    Raises:
+        UsageError: the folder holds no whole data set.
+    """
     root = Path(root)
     where = f"{name} {root}"
     if not (root / DOCUMENT).is_file():
@@ -211,6 +253,20 @@ def read_document(path: Path, where: str) -> dict[str, Any]:
 
 
 def open_packed_array(root: Path, name: str, entry: Mapping[str, Any], where: str) -> PackedArray:
+    """One array of a data set, by the metadata of its Zarr.
+
+    Args:
+        root: the folder of the data set.
+        name: the name of the array.
+        entry: what `dataset.json` says of it.
+        where: what messages call the data set.
+
+    Returns:
+        The array, of which no values are read.
+
+    Raises:
+        UsageError: there is no Zarr array, or its axes do not fit its shape.
+    """
     path = root / entry["path"]
     if (path / ".zarray").is_file():
         metadata = json.loads((path / ".zarray").read_text())

@@ -24,7 +24,7 @@ from .folder import check_room, clear, finish, in_order, mark_unfinished
 from .format import CHECKS, DOCUMENT, IDS, UNFINISHED, VOLUME, Packed, open_dataset
 
 PIECE = 128
-"""Of a volume, smaller chunks are made and written some at a time, in pieces of about this side."""
+"""The side of a piece in voxels: smaller chunks are made and written some at a time."""
 _DTYPE = np.dtype(np.uint16)
 _AHEAD = Box((0, 0), (1, 1))  # of t and c
 
@@ -43,12 +43,29 @@ def write_volume(
     facts: Mapping[str, Any],
     progress: Callable[[int], None] = lambda done: None,
 ) -> Packed:
-    """Write a volume of uint16 (z, y, x) of which ``make(box)`` gives any box.
+    """Write a volume of uint16 (z, y, x).
 
-    ``workers`` threads make, check and write at once, each one piece: some chunks, or one of the
-    ``shards``. Memory goes with the pieces and not with the volume; of that, 4 bytes for each plane
-    and for each row of a plane are held. The result depends neither on ``workers`` nor on how the
-    volume is cut. ``progress`` is told how many voxels are done.
+    Memory goes with the pieces and not with the volume, but for 4 bytes for each plane and for each
+    row of a plane. The result depends neither on ``workers`` nor on how the volume is cut.
+
+    Args:
+        root: the folder to write, ``*.zarr``.
+        shape: voxels along z, y, x.
+        make: gives the voxels of any box.
+        chunks: the shape of a chunk.
+        shards: the shape of a shard, None for none.
+        workers: threads; each makes, checks and writes a piece: some chunks, or one shard.
+        overwrite: replace a data set that is there.
+        facts: what else `dataset.json` says.
+        progress: called with the number of voxels that are done.
+
+    Returns:
+        The volume, opened.
+
+    Raises:
+        UsageError: the folder holds anything else, or cannot be written.
+        Refused: the disk is too full.
+        StageError: a piece failed.
     """
     domain = Box.of((0, 0, 0), tuple(shape))
     num_bytes = domain.size * _DTYPE.itemsize

@@ -55,11 +55,28 @@ def write_dataset(
     facts: Mapping[str, Any],
     progress: Callable[[int], None] = lambda done: None,
 ) -> Packed:
-    """Write a data set of ``len(ids)`` samples that ``make(0)``, ``make(1)``, ... give.
+    """Write a data set of ``len(ids)`` samples. The result does not depend on ``workers``.
 
-    ``workers`` threads make, check and write at once, each one sample (with ``shards``, which is
-    how many samples a shard holds, one shard). Results do not depend on their number. ``facts``
-    are for `dataset.json`. ``progress`` is told how many samples are done.
+    Args:
+        root: the folder to write.
+        layouts: for each array, how it looks.
+        ids: the id of each sample.
+        make: gives the arrays of sample 0, 1, ...
+        codec: ``blosc-lz4``, ``blosc-zstd``, ``zstd`` or ``none``.
+        zarr_format: 2 or 3.
+        shards: how many samples a shard holds, None for no shards.
+        workers: threads; each makes, checks and writes one sample, or one shard.
+        overwrite: replace a data set that is there.
+        facts: what else `dataset.json` says.
+        progress: called with the number of samples that are done.
+
+    Returns:
+        The data set, opened.
+
+    Raises:
+        UsageError: the folder holds anything else, or cannot be written.
+        Refused: the disk is too full.
+        StageError: a sample failed.
     """
     if shards and zarr_format != 3:
         raise UsageError(f"--shards {shards} needs --zarr-format 3; Zarr {zarr_format} has none")
@@ -73,18 +90,8 @@ def write_dataset(
         done += len(samples)
         progress(done)
 
-    _save(root, ids, arrays.checks, moments)
-    entries = {
-        name: {
-            "path": f"{name}.zarr",
-            "axes": ["sample", *layout.axes],
-            "decoded_bytes": len(ids) * layout.num_bytes,
-            "channels": layout.channels,
-        }
-        for name, layout in layouts.items()
-    }
-    more = {**facts, "codec": codec, "zarr_format": zarr_format}
-    finish(root, entries, len(ids), {"statistics": STATISTICS, **more})
+    facts = {"statistics": STATISTICS, **facts, "codec": codec, "zarr_format": zarr_format}
+    _finish(root, layouts, ids, arrays.checks, moments, facts)
     return open_dataset(root, "OUT")
 
 
@@ -102,18 +109,30 @@ def _make_way(
         raise UsageError(f"OUT {root} cannot be written: {error.strerror}") from error
 
 
-def _save(
+def _finish(
     root: Path,
+    layouts: Mapping[str, ArrayLayout],
     ids: Sequence[int],
     checks: Mapping[str, NDArray[np.uint32]],
     moments: Mapping[str, Moments],
+    facts: Mapping[str, Any],
 ) -> None:
-    """Write all that is beside the arrays, but for the document."""
+    """Write all that is beside the arrays, the document last."""
     np.save(root / IDS, np.asarray(ids, np.int64))
     np.savez(root / CHECKS, ids=np.asarray(ids, np.int64), **checks)  # type: ignore[arg-type]
     saved = {f"{name}.mean": of_array.mean for name, of_array in moments.items()}
     saved |= {f"{name}.std": of_array.std for name, of_array in moments.items()}
     np.savez(root / STATISTICS, **saved)  # type: ignore[arg-type]
+    entries = {
+        name: {
+            "path": f"{name}.zarr",
+            "axes": ["sample", *layout.axes],
+            "decoded_bytes": len(ids) * layout.num_bytes,
+            "channels": layout.channels,
+        }
+        for name, layout in layouts.items()
+    }
+    finish(root, entries, len(ids), facts)
 
 
 class _Arrays:

@@ -35,9 +35,14 @@ def distinct(results: Iterable[ImageResult]) -> list[ImageResult]:
 
 
 def coco_ap(results: Iterable[ImageResult], *, by_class: bool = True) -> dict[str, float | None]:
-    """COCO's average precision of boxes, each image once; None where there was nothing to find.
+    """COCO's average precision of boxes, by faster-coco-eval; each image counts once.
 
-    ``by_class`` is the mean over the classes; without it a box of any class finds any object.
+    Args:
+        results: what was predicted and what there is, image by image.
+        by_class: the mean over the classes; else a box of any class matches any object.
+
+    Returns:
+        ``AP``, ``AP50``, ``AP75`` and ``AR100``, from 0 to 1; None where there are no objects.
     """
     images = distinct(results)
     nothing: dict[str, float | None] = dict.fromkeys(("AP", "AP50", "AP75", "AR100"))

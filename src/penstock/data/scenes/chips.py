@@ -33,7 +33,7 @@ from .windows import Cut, Span, cuts_of, model_view
 FORMAT, VERSION = "penstock-chips", 1
 INDEX, MANIFEST, ARRAY = "index.json", "manifest.json", "chips.zarr"
 DTYPE = "float16"
-"""Of the values, where a manifest does not say another."""
+"""The dtype of the values where a manifest does not say another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Chips:
         self.overlap = int(index["overlap"])
         self.scenes = tuple(str(name) for name in index["scenes"])
         self.labels: dict[str, Objects] = {}
-        """Of each scene, in its own coordinates."""
+        """The labels of each scene, in its own coordinates."""
         self._cuts: dict[str, tuple[Cut, Cut]] = {}
         self._dtypes: dict[str, np.dtype[Any]] = {}
         self._places: list[tuple[str, int, int]] = []
@@ -165,8 +165,16 @@ class Chips:
 
 
 def seen_again(train: Chips, val: Chips) -> str:
-    """A sentence where scenes that are validated on are trained on too, by their names or by what
-    their rasters and labels are; else nothing."""
+    """Say where scenes that are validated on are trained on too, by their names or by what their
+    rasters and labels are.
+
+    Args:
+        train: chips that are trained on.
+        val: chips that are validated on.
+
+    Returns:
+        A sentence, empty where no scene is in both.
+    """
     seen = {_identity(train, scene) for scene in train.scenes}
     both = [s for s in val.scenes if s in train.scenes or _identity(val, s) in seen]
     if not both:

@@ -22,13 +22,13 @@ COLUMNS = (
     "detect_lat detect_lon vessel_length_m source detect_scene_row detect_scene_column is_vessel "
     "is_fishing distance_from_shore_km scene_id confidence top left bottom right detect_id"
 ).split()
-"""Of the file, in the order of the real one."""
+"""The columns of the file, in the order of the real one."""
 NEEDED = (
     "scene_id detect_scene_row detect_scene_column is_vessel is_fishing vessel_length_m "
     "confidence distance_from_shore_km"
 ).split()
 _INDEX_COLUMNS = {"", "Unnamed: 0"}
-"""What a table library names the row numbers that it writes; they are ignored."""
+"""Names that table libraries give to the row numbers that they write; they are ignored."""
 _TERNARY = {
     "true": YES, "1": YES, "1.0": YES,
     "false": NO, "0": NO, "0.0": NO,

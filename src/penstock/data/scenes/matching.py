@@ -94,8 +94,16 @@ def more_pairs(
 def keep_strongest(
     points: NDArray[np.float64], scores: NDArray[np.float64], radius: float
 ) -> Indices:
-    """Indices of points, strongest first, without those closer than ``radius`` to a stronger one
-    that is kept: detections of one object by overlapping chips become one.
+    """Points without those that lie near a stronger one: one object that overlapping chips detected
+    twice becomes one.
+
+    Args:
+        points: rows and columns, shape (n, 2).
+        scores: the strength of each point, shape (n,).
+        radius: points closer than this to a stronger one that is kept are left out.
+
+    Returns:
+        Indices of the points that are kept, strongest first.
 
     >>> keep_strongest(np.array([[0.0, 0], [0, 3], [0, 6]]), np.array([0.5, 0.9, 0.4]), 4)
     array([1])

@@ -30,13 +30,13 @@ class Objects:
     length_m: NDArray[np.float64]
     """NaN where it is unknown."""
     confidence: NDArray[np.int8]
-    """Of a label: 0 LOW, 1 MEDIUM, 2 HIGH; -1 of a prediction."""
+    """0 LOW, 1 MEDIUM, 2 HIGH for a label; -1 for a prediction."""
     shore_km: NDArray[np.float64]
     """Distance of a label from the shore; 9999.99 where there is none, NaN where it is unknown."""
     score: NDArray[np.float64]
-    """Of a prediction, from 0 to 1; NaN where none was given."""
+    """The score of a prediction from 0 to 1; NaN where none was given."""
     lines: NDArray[np.int32]
-    """Line of the file of a label, from 1 with its header; 0 where it is not from a file."""
+    """The line of a label in its file, from 1 with the header; 0 where it is not from a file."""
 
     @classmethod
     def of(
@@ -52,7 +52,22 @@ class Objects:
         score: ArrayLike = math.nan,
         lines: ArrayLike = 0,
     ) -> Objects:
-        """Objects from columns, in which None is NaN; a single value stands for all of them."""
+        """Objects from columns of one length; a single value stands for all of them.
+
+        Args:
+            scene: the name of the scene.
+            points: row and column in the scene, in pixels, shape (n, 2).
+            is_vessel: 1 yes, 0 no, -1 unknown.
+            is_fishing: likewise.
+            length_m: metres; None or NaN where unknown.
+            confidence: of labels, 0 LOW, 1 MEDIUM, 2 HIGH.
+            shore_km: of labels, kilometres from the shore; None or NaN where unknown.
+            score: of predictions, from 0 to 1; NaN where there is none.
+            lines: of labels, the line of their file.
+
+        Returns:
+            The objects.
+        """
         points = np.asarray(points, np.float64).reshape(-1, 2)
 
         def column(values: ArrayLike, dtype: Any) -> NDArray[Any]:
@@ -92,7 +107,15 @@ class Objects:
         return columns
 
     def check_inside(self, size: tuple[int, int], path: Path) -> None:
-        """Refuse a point that is not in the scene."""
+        """Refuse a point that is not in the scene.
+
+        Args:
+            size: rows and columns of the scene.
+            path: the file that the points are from.
+
+        Raises:
+            UsageError: a point lies outside; the message names its line.
+        """
         outside = np.any((self.points < 0) | (self.points >= np.array(size)), axis=1)
         if outside.any():
             first = int(np.flatnonzero(outside)[0])

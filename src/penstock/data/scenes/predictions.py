@@ -22,7 +22,7 @@ PREDICTED_COLUMNS = (
     "is_fishing",
     "vessel_length_m",
 )
-"""Of a submission. A further column ``score`` is read if it is there; others are passed over."""
+"""Columns of a submission. ``score`` is read too where it is there; others are passed over."""
 
 
 def read_predictions(path: Path) -> Objects:
@@ -81,7 +81,12 @@ def _measure(text: str) -> float:
 
 
 def write_predictions(path: Path, objects: Objects) -> None:
-    """Write a submission, with the scores as a further column."""
+    """Write a submission, with the scores as a further column.
+
+    Args:
+        path: the CSV to write.
+        objects: the predictions.
+    """
     ternary = {YES: "True", NO: "False", UNKNOWN: ""}
     with path.open("w", newline="") as file:
         writer = csv.writer(file)

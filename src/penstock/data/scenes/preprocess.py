@@ -88,10 +88,30 @@ def preprocess_scenes(
     dtype: str = DTYPE,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Done:
-    """Cut every scene; ``workers`` threads take one each. A scene that is done is not done again.
+    """Cut every scene into chips. A scene that is done is not done again.
 
-    ``background`` matters to the reference's layout only: whether some chips without an object are
-    annotated. ``progress`` is told how many scenes are done.
+    Args:
+        folders: the folder of each scene.
+        labels: the labels of each scene.
+        label_file: the file that they are from.
+        out: the folder of the split.
+        channels: names of `CHANNELS`.
+        chip_size: pixels along a side.
+        overlap: pixels that neighbours share.
+        layout: ``penstock``, or ``reference`` for the files of the xView3 reference.
+        workers: threads; each takes one scene.
+        overwrite: replace chips of other settings.
+        background: annotate some chips without objects, in the layout ``reference``.
+        replace: replace what is not known as ours.
+        dtype: of the chips, ``float16`` or ``float32``.
+        progress: called with the number of scenes that are done.
+
+    Returns:
+        What became of the split.
+
+    Raises:
+        UsageError: an input or what is in ``out`` does not fit.
+        StageError: a scene failed.
     """
     check_chips_output(out, folders, layout, overwrite, replace)
     settings = {"channels": list(channels), "chip_size": chip_size, "overlap": overlap}
@@ -217,7 +237,18 @@ def _manifest(
 def check_chips_output(
     out: Path, names: Iterable[str], layout: Layout, overwrite: bool, replace: bool
 ) -> None:
-    """Raise `UsageError` where the folder of a scene, or a table, is there and is none of ours."""
+    """Check that no folder of a scene and no table would replace what Penstock did not write.
+
+    Args:
+        out: the folder of a split.
+        names: its scenes.
+        layout: ``penstock`` or ``reference``.
+        overwrite: whether chips of other settings may be replaced.
+        replace: whether anything may be replaced.
+
+    Raises:
+        UsageError: something there is not known as ours.
+    """
     check_folder(out, "--output-dir")
     tables = [INDEX] if layout == "penstock" else _tables(out)
     check_outputs(*(("--output-dir", out / table) for table in tables), replace=replace)

@@ -34,7 +34,7 @@ class Raster:
 
     file: str
     kind: Literal["radar", "linear", "nearest", "degrees"]
-    """How it reaches a window of 10 m pixels: as it is, or interpolated so."""
+    """The way its values reach a window of 10 m pixels: as they are, or interpolated."""
     offset: float
     scale: float
     """A model sees ``(value - offset) / scale``: the same in every scene and chip."""
@@ -67,7 +67,7 @@ def channels_of(text: str) -> tuple[str, ...]:
 
 
 def radar_of(channels: Sequence[str]) -> tuple[str, ...]:
-    """Those of 10 m."""
+    """The channels of 10 m among these."""
     return tuple(name for name in channels if CHANNELS[name].kind == "radar")
 
 
@@ -126,16 +126,25 @@ class Scene:
             raise UsageError(f"{path} is no raster that can be read: {describe(error)}") from error
 
     def read(self, name: str, rows: tuple[int, int], columns: tuple[int, int]) -> Values:
-        """A window of a channel in its own unit, NaN where there is no value.
+        """A channel's values in a window of 10 m pixels; NaN where they are missing.
 
-        ``rows`` and ``columns`` are half-open and lie inside the scene.
+        Args:
+            name: a channel of this scene.
+            rows: half-open, inside the scene.
+            columns: half-open, inside the scene.
+
+        Returns:
+            Values in the channel's unit, shape (rows, columns).
+
+        Raises:
+            UsageError: the raster cannot be read there.
         """
         if CHANNELS[name].kind == "radar":
             return self._pixels[name].read(rows, columns)
         return self.coarse[name].read(rows, columns)
 
     def dtype(self, name: str) -> np.dtype[Any]:
-        """Of a radar channel's values."""
+        """The dtype of a radar channel's values."""
         return self._pixels[name].dtype
 
     def rows_at_once(self, name: str) -> int:
@@ -164,11 +173,22 @@ SPLITS: dict[Split, tuple[str, ...]] = {
     "train": ("train", "training"),
     "validation": ("validation", "val"),
 }
-"""What the folder of a split is called."""
+"""Names that the folder of a split may have."""
 
 
 def split_folder(data_root: Path, split: Split) -> Path:
-    """ROOT/train, or ROOT/training."""
+    """The folder of a split: ROOT/train or ROOT/training, ROOT/validation or ROOT/val.
+
+    Args:
+        data_root: the folder of the data set.
+        split: ``train`` or ``validation``.
+
+    Returns:
+        The folder.
+
+    Raises:
+        UsageError: there is none.
+    """
     names = SPLITS[split]
     for name in names:
         if (data_root / name).is_dir():
@@ -177,7 +197,18 @@ def split_folder(data_root: Path, split: Split) -> Path:
 
 
 def scene_folders(data_root: Path, split: Split) -> dict[str, Path]:
-    """The scenes of a split by name, sorted."""
+    """The scenes of a split.
+
+    Args:
+        data_root: the folder of the data set.
+        split: ``train`` or ``validation``.
+
+    Returns:
+        The folder of each scene by its name, sorted.
+
+    Raises:
+        UsageError: there is no folder of this split.
+    """
     return scenes_in(split_folder(data_root, split))
 
 

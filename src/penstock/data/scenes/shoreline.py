@@ -39,6 +39,15 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 def shoreline_path(root: Path, scene: str) -> Path:
+    """Where the shoreline of a scene lies.
+
+    Args:
+        root: the folder of the shorelines.
+        scene: the name of the scene.
+
+    Returns:
+        The path of its file.
+    """
     return root / f"{scene}_shoreline.npy"
 
 

@@ -56,7 +56,7 @@ class Target:
     vh_db: float
     wake: bool
     contrast_db: float
-    """Of the peak above the sea around it, in the better channel."""
+    """Decibels of the peak above the sea around it, in the better channel."""
     shore_km: float
     """Distance to the nearest vertex of the shoreline; infinite where there is none."""
 

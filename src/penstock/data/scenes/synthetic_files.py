@@ -27,7 +27,7 @@ TIFF: dict[str, dict[str, Any]] = {
     "tiled": {"tiled": True, "blockxsize": 512, "blockysize": 512, "compress": "deflate",
               "zlevel": 1},
 }  # fmt: skip
-"""How the pixels of the 10 m rasters lie in their files. The accounts of the real ones differ."""
+"""Ways in which the 10 m rasters lie in their files. Accounts of the real ones differ."""
 _FOLDERS = ("train", "validation", "labels", "shoreline")
 
 
@@ -42,9 +42,25 @@ def write_data_set(
     seed: int,
     progress: Callable[[int], None] = lambda done: None,
 ) -> dict[str, int]:
-    """Synthetic scenes in the layout of xView3; how many labels each split has.
+    """Write synthetic scenes in the layout of xView3.
 
-    ROOT/train, ROOT/validation, ROOT/labels/{train,validation}.csv, ROOT/shoreline/.
+    They are ROOT/train, ROOT/validation, ROOT/labels/{train,validation}.csv and ROOT/shoreline/.
+
+    Args:
+        root: the folder to write.
+        size: rows and columns of a scene.
+        scenes: how many scenes there are.
+        validation: how many of them are to validate on.
+        objects: how many objects a scene has at most.
+        tiff: how pixels lie in their files, a key of `TIFF`.
+        seed: the random seed.
+        progress: called with the number of scenes that are done.
+
+    Returns:
+        How many labels each split has.
+
+    Raises:
+        UsageError: the folder cannot be written.
     """
     try:
         for folder in _FOLDERS:
@@ -80,7 +96,15 @@ SYNTHETIC = "synthetic.json"
 
 
 def clear_data_set(root: Path, overwrite: bool) -> None:
-    """Make way for synthetic scenes: refuse what is there, or remove it if it may be."""
+    """Make way for synthetic scenes.
+
+    Args:
+        root: the folder that they go to.
+        overwrite: remove synthetic scenes that are there.
+
+    Raises:
+        UsageError: the folder holds something else, or ``overwrite`` is missing.
+    """
     there = names_in(root)
     if not there:
         return

@@ -71,7 +71,19 @@ class Cut:
 
 
 def cuts_of(size: tuple[int, int], chip: int, overlap: int) -> tuple[Cut, Cut]:
-    """The cuts of the rows and of the columns."""
+    """How a scene is cut along both axes.
+
+    Args:
+        size: rows and columns of the scene.
+        chip: pixels along a side of a window.
+        overlap: pixels that neighbours share.
+
+    Returns:
+        The cuts of the rows and of the columns.
+
+    Raises:
+        UsageError: the overlap is as large as a window.
+    """
     if not 0 <= overlap < chip:
         raise UsageError(f"--overlap {overlap} must be less than --chip-size {chip}")
     return Cut(size[0], chip, overlap), Cut(size[1], chip, overlap)
@@ -80,9 +92,19 @@ def cuts_of(size: tuple[int, int], chip: int, overlap: int) -> tuple[Cut, Cut]:
 def read_row(
     scene: Scene, channels: Sequence[str], rows: Span, columns: Cut, band: NDArray[Any]
 ) -> NDArray[np.int64]:
-    """Fill ``band``, shape (chips, channels, y, x), from rows of a scene; count valid pixels.
+    """Fill a row of windows from a scene, and count their valid pixels.
 
     What lies outside the scene is left alone beside it, and NaN below.
+
+    Args:
+        scene: the open scene.
+        channels: names of `CHANNELS`.
+        rows: half-open rows of the windows.
+        columns: the cut of the columns.
+        band: what is filled, shape (windows, channels, y, x).
+
+    Returns:
+        Pixels of each window where every radar channel has a value, shape (windows,).
     """
     height = rows[1] - rows[0]
     band[:, :, height:] = np.nan
@@ -127,15 +149,22 @@ def model_view(
     rows: Span,
     columns: Span,
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """What a model sees of a window: an image (channels, y, x) and its masks (masks, y, x).
+    """What a model sees of a window. A scaled value depends on nothing else in the window.
 
-    Values are scaled by `scenes.CHANNELS` and by nothing that depends on the window; a missing one
-    is 0, which a real one may be too. So the first mask is true where every channel of the radar
-    has a value. Rasters of 500 m lack values elsewhere than it does, and winds in most of a scene:
-    where there are any, a second mask is true where each of them has one.
+    A missing value is 0, which a real one may be too; masks tell them apart. The first mask is true
+    where every radar channel has a value. Rasters of 500 m lack values elsewhere than the radar,
+    and winds in most of a scene: where there are any, a second mask is true where each of them has
+    one.
 
-    ``radar`` are the radar channels in their own unit, NaN missing; the others come from
-    ``coarse``, for the part of the window that lies inside the scene.
+    Args:
+        channels: names of `CHANNELS`, in the order of the image.
+        radar: the radar channels in their own unit, NaN missing, shape (channels, y, x).
+        coarse: the other channels.
+        rows: half-open rows of the window, inside the scene.
+        columns: half-open columns of the window, inside the scene.
+
+    Returns:
+        The image (channels, y, x), scaled by `CHANNELS`, and its masks (masks, y, x).
     """
     image = np.full((len(channels), *radar.shape[1:]), np.nan, np.float32)
     inside = slice(rows[1] - rows[0]), slice(columns[1] - columns[0])

@@ -93,7 +93,20 @@ def score_xview3(
 ) -> XView3Score:
     """Score predictions against labels, over all scenes of either.
 
-    Without ``shorelines``, or with a ``shore_tolerance`` of 0, there is no shore F1.
+    Source: the xView3 challenge, https://iuu.xview.us.
+
+    Args:
+        predicted: the predictions.
+        labels: the labels.
+        rules: how to score.
+        shorelines: gives the contours of a scene. Without it, or with a ``shore_tolerance`` of 0,
+            there is no shore F1.
+
+    Returns:
+        The score and its parts, each from 0 to 1.
+
+    Raises:
+        UsageError: the official script would end with an error, and ``strict_official`` is set.
     """
     rules = rules or XView3Rules()
     strict = rules.strict_official
@@ -294,11 +307,19 @@ def _lengths(
 def best_threshold(
     predicted: Objects, labels: Objects, rules: XView3Rules | None = None, *, most: int = 16
 ) -> tuple[float, float]:
-    """The least score worth keeping, and the localisation F1 that it gives; 0 and 0 where no
-    score gives any.
+    """The least score worth keeping. Choose it on scenes that are not the ones it is reported for.
 
-    Every score is weighed by the pairs that there can be from it on, and those ``most`` that
-    promise most are scored. Choose it on scenes that are not the ones it is reported for.
+    Every score is weighed by the pairs that there can be from it on, and those that promise most
+    are scored.
+
+    Args:
+        predicted: predictions with scores.
+        labels: the labels of their scenes.
+        rules: how to score.
+        most: how many thresholds are scored.
+
+    Returns:
+        The threshold and the localisation F1 that it gives; 0 and 0 where none gives any.
     """
     rules = rules or XView3Rules()
     best = (0.0, 0.0)

@@ -34,11 +34,19 @@ class Claims:
     def take(
         cls, sinks: Sequence[Sink], run: str, check: Callable[[str, str | None], None]
     ) -> Claims:
-        """Claim all outputs for ``run``, or none.
+        """Claim all outputs for a run, or none.
 
-        ``check`` is given each output's name and the run that made it, None where that is not
-        known, and raises where the job cannot go on with it. Raises `UsageError` where another
-        process writes an output.
+        Args:
+            sinks: the outputs.
+            run: the id of the run.
+            check: called with each output's name and the run that made it, None where that is not
+                known; it raises where the job cannot go on with the output.
+
+        Returns:
+            The claims, held until `close`.
+
+        Raises:
+            UsageError: another process writes an output.
         """
         claims, held = cls(), []
         for sink in sinks:

@@ -17,10 +17,19 @@ from ...base import UsageError, absolute, describe, require, scrub
 
 
 def read_object(url: str, key: str, *, strict: bool = False) -> bytes | None:
-    """One object below a URL, None where there is none.
+    """The bytes of one object.
 
-    A store that may be read and not listed answers to a key that it lacks as to one that is
-    forbidden: that is None too, unless ``strict``.
+    Args:
+        url: the URL that it lies below.
+        key: its name below the URL.
+        strict: raise where access is denied. A store that may be read and not listed answers so to
+            a key that it lacks, which else is None.
+
+    Returns:
+        The bytes, None where there is no such object.
+
+    Raises:
+        UsageError: the store does not answer.
     """
     root = open_kvstore(kvstore_of(f"{url}/"), url)
     with explained_errors(url):
@@ -34,7 +43,18 @@ def read_object(url: str, key: str, *, strict: bool = False) -> bytes | None:
 
 
 def read_key(url: str, key: str) -> str | None:
-    """The text of one object below a URL, None where there is none."""
+    """The text of one object.
+
+    Args:
+        url: the URL that it lies below.
+        key: its name below the URL.
+
+    Returns:
+        The text, None where there is no such object.
+
+    Raises:
+        UsageError: the store does not answer, or the object is no text.
+    """
     text = read_object(url, key)
     with explained_errors(url):
         return None if text is None else text.decode()

@@ -38,7 +38,7 @@ LEASE_S = 30.0
 FORGOTTEN_S = 3600.0
 """A beat as old as this by the clock is not waited for."""
 _TRIES = 100
-"""At a change before which others keep coming."""
+"""Tries to change a marker that others keep changing."""
 HELD: set[str] = set()
 """The claims of this process that have not ended."""
 

@@ -67,10 +67,16 @@ class ChunkCounter:
         return ChunkCount(self._read, self._absent) if self._tells else None
 
     def look(self, volume: int, owned: Box, seen: Box, array: NDArray[Any]) -> None:
-        """Count the chunks whose first voxel lies in ``owned`` (z y x). ``array`` holds the
-        channels of the volume over ``seen``, shape (channels, z, y, x).
+        """Count the chunks whose first voxel is owned. Any number of threads may call it.
 
-        Raises `FileNotFoundError` for one that is absent, where that is an error.
+        Args:
+            volume: the index of the time point and channels that were read.
+            owned: the voxels whose chunks are counted (z, y, x).
+            seen: the voxels that were read (z, y, x).
+            array: what was read, shape (channels, z, y, x).
+
+        Raises:
+            FileNotFoundError: a chunk is absent, where that is an error.
         """
         if not self._tells:
             return

@@ -21,11 +21,19 @@ def open_source(
 ) -> Source:
     """Open an array for reading.
 
-    ``spec`` is a TensorStore spec (mapping, inline JSON or a ``.json`` file), a path or URL of an
-    OME-Zarr group, a Zarr, N5 or precomputed array, a ``.tif`` or ``.npy`` file, what another
-    package opens (docs/extending.md), or a numpy array.
-    ``level`` picks a resolution level of OME-Zarr or TIFF. Raises `UsageError`, naming the flag
-    ``name``, for whatever cannot be opened, is empty or has axes or a dtype outside Penstock's.
+    Args:
+        spec: a TensorStore spec (mapping, inline JSON or a ``.json`` file), a path or URL of an
+            OME-Zarr group or of a Zarr, N5 or precomputed array, a ``.tif`` or ``.npy`` file, what
+            another package opens (docs/extending.md), or a numpy array.
+        level: the resolution level of OME-Zarr or TIFF.
+        cache_bytes: the most decoded bytes that the store keeps.
+        name: the flag that messages name.
+
+    Returns:
+        The source, with five axes t c z y x.
+
+    Raises:
+        UsageError: it cannot be opened, is empty, or has axes or a dtype that Penstock cannot take.
     """
     source = _open_source(spec, level, cache_bytes, name)
     where = name if source.name == name else f"{name} {source.name}"
@@ -88,16 +96,28 @@ def open_sink(
     at: Sequence[int] | None = None,
     name: str = "--out-spec",
 ) -> Sink:
-    """Open an array for writing, without creating or deleting anything before `Sink.create`.
+    """Open an array for writing. Nothing is created or deleted before `Sink.create`.
 
-    A TensorStore spec says all by itself; ``domain`` (t c z y x) and ``dtype`` fill in what it
-    leaves open. A plain path or URL becomes an N5 array if it ends in ``.n5``, else an OME-Zarr
-    group with the array at ``0``, of ``domain``'s shape, with the axes, scale and position of
-    ``like``, in which ``at`` is the first voxel's coordinate, by default the same as in ``domain``;
-    ``chunks`` and ``shards`` (z y x, or t c z y x) and ``ome_version`` (``"0.4"``, ``"0.5"``) shape
-    it. ``overwrite`` deletes what is there; ``resume`` writes into it, or deletes the rest where a
-    killed run was deleting it. A numpy array is written in place. Raises `UsageError`, naming the
-    flag ``name``.
+    Args:
+        spec: where it goes. A TensorStore spec says all by itself. A path or URL becomes an N5
+            array if it ends in ``.n5``, else an OME-Zarr group with the array at ``0``. A numpy
+            array is written in place.
+        domain: the box of the output (t c z y x), where the spec leaves it open.
+        dtype: of the output, where the spec leaves it open.
+        like: the source whose axes, scale and position an OME-Zarr output takes.
+        chunks: the shape of a chunk (z y x, or t c z y x).
+        shards: the shape of a shard, likewise.
+        overwrite: delete what is there.
+        resume: write into what is there; delete the rest where a killed run was deleting it.
+        ome_version: ``"0.4"`` or ``"0.5"``.
+        at: the coordinate of the first voxel in ``like``; by default that in ``domain``.
+        name: the flag that messages name.
+
+    Returns:
+        The sink.
+
+    Raises:
+        UsageError: it cannot be written, or something is there.
     """
     dtype = check_dtype(dtype, name, OUTPUT_DTYPES)
     if isinstance(spec, np.ndarray):

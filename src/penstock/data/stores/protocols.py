@@ -50,14 +50,14 @@ class Source(Protocol):
     """An array to read from."""
 
     name: str
-    """What the user called it, for messages."""
+    """The user's name for it, for messages."""
     domain: Box
     """Five axes, literal coordinates; the origin may be non-zero."""
     dtype: np.dtype[Any]
     chunks: tuple[int, ...]
     """The least that can be read without decoding the same bytes twice."""
     grid_origin: tuple[int, ...]
-    """On each axis a coordinate where a chunk starts; it may lie outside ``domain``."""
+    """A coordinate on each axis where a chunk starts; it may lie outside ``domain``."""
     axes: str
     """The axes that the data really has, in order, e.g. ``"zyx"``."""
     scale: tuple[float, ...] | None
@@ -67,7 +67,7 @@ class Source(Protocol):
     translation: tuple[float, ...]
     """Physical position of coordinate 0 along t c z y x; 0 where the store does not say."""
     address: str
-    """Where the bytes are, the same for every way of naming that place; see `same_array`."""
+    """The place of the bytes, the same however it is named; see `same_array`."""
     fingerprint: str
     """``address`` and a hash that changes when another window, level or array is meant, or when
     the file (of a chunked store: its metadata file) is another one or was written again."""
@@ -75,9 +75,14 @@ class Source(Protocol):
     """The most decoded bytes that the store keeps; 0 keeps none."""
 
     def read(self, box: Box, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """The voxels of ``box`` as a 5-D array in native byte order, the caller's to change.
+        """The voxels of a box.
 
-        They go to ``out`` where it is given, an array of that shape and dtype.
+        Args:
+            box: what to read, within ``domain``.
+            out: an array of its shape and dtype to read into; a new one by default.
+
+        Returns:
+            Five axes in native byte order, the caller's to change.
         """
         ...
 
@@ -111,7 +116,7 @@ class Sink(Protocol):
     """The least that can be written without reading back: a shard, or a chunk where there are no
     shards."""
     grid_origin: tuple[int, ...]
-    """On each axis a coordinate where a cell of ``write_grid`` starts."""
+    """A coordinate on each axis where a cell of ``write_grid`` starts."""
     local_path: Path | None
     """The folder of the store where it is a local one: of an array in a group, the group's."""
     address: str
@@ -120,7 +125,7 @@ class Sink(Protocol):
     """An address and a hash of the domain and of how it maps to what is stored: the same before
     and after `create`."""
     exists: bool
-    """Whether there is an array already that `create` will write into."""
+    """True where there is an array already, into which `create` will write."""
     root: Any
     """TensorStore's key-value store at ``address``, None for an array in memory."""
 
@@ -133,7 +138,12 @@ class Sink(Protocol):
         ...
 
     def write(self, box: Box, array: NDArray[Any]) -> None:
-        """Write a 5-D array into ``box``; on return it is durable as far as the store can say."""
+        """Write a box; on return it is durable as far as the store can say.
+
+        Args:
+            box: where to write, within ``domain``.
+            array: its voxels, five axes.
+        """
         ...
 
     def close(self) -> None:
@@ -146,12 +156,27 @@ def same_array(source: Source, sink: Sink) -> bool:
 
     True also where one lies inside the other's folder. Not foolproof: hard links, mounts and two
     names of one server are not seen through.
+
+    Args:
+        source: an input.
+        sink: an output.
+
+    Returns:
+        True where they touch.
     """
     return _lies_in(source.address, sink.address) or _lies_in(sink.address, source.address)
 
 
 def overlap(a: Sink, b: Sink) -> bool:
-    """Whether one of two sinks lies at or inside the other's address; see `same_array`."""
+    """Whether one of two outputs lies at or inside the other's address; see `same_array`.
+
+    Args:
+        a: an output.
+        b: another output.
+
+    Returns:
+        True where they overlap.
+    """
     return _lies_in(a.address, b.address) or _lies_in(b.address, a.address)
 
 
@@ -172,7 +197,18 @@ def file_stamp(path: Path) -> list[Any]:
 
 
 def is_file(path: Path, where: str) -> bool:
-    """Whether a file is there; `UsageError` for a folder that may not be looked into."""
+    """Whether a file is there.
+
+    Args:
+        path: the file.
+        where: what messages call it.
+
+    Returns:
+        True for a file, False for anything else.
+
+    Raises:
+        UsageError: its folder may not be looked into.
+    """
     try:
         return path.is_file()
     except OSError as error:

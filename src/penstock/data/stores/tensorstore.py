@@ -125,7 +125,7 @@ class TensorStoreSink:
     fingerprint: str
     exists: bool
     references: bool
-    """Whether whole chunks are encoded from the caller's array without a copy. A cache would keep
+    """True where chunks are encoded from the caller's array without a copy. A cache would keep
     that array after it is the caller's again, and merge what it then holds into a later write."""
     root: Any = None
     """The ``ts.KvStore`` of the store; None for a driver that has none."""
