@@ -1,8 +1,8 @@
-"""A NetCDF file as samples of stacked channels: what xarray reads, as `dataset` packs it.
+"""A NetCDF file as samples of stacked channels: xarray reads it, and `packed.write` writes it.
 
-Variables, time steps and levels become one axis of channels, in this order, the levels innermost;
-so did the seed. Which axis is which, `netcdf_axes` says. A variable that has no axis of samples is
-the same in all, and bounds of cells are no variables.
+Variables, time steps and levels become one axis of channels, in this order, the levels innermost,
+as in the seed. `netcdf_axes` says which axis is which. A variable without an axis of samples is the
+same in all samples. Bounds of cells are no variables.
 Values are those of xarray, decoded (scale, offset, missing to NaN), cast to float32.
 """
 

@@ -16,7 +16,7 @@ from .format import Packed
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What a loader made of a plan. All three must be 0."""
+    """A plan of samples against what a loader delivered. All three must be 0."""
 
     duplicates: int
     """Samples that came more often than was planned."""
@@ -59,14 +59,14 @@ class Audit:
                 came: int | None = int(samples[place]) if place < len(samples) else None
                 if came is None or check != self._checks[name][came]:
                     self._wrong += 1
-                    # Of samples that are alike, any: their bytes do not tell which one came.
+                    # Samples may be alike: their bytes do not tell which came, so any counts.
                     came = self._sample_of[name].get(check)
                 if came is not None:
                     self._came[name, came] += 1
 
     def result(self) -> Delivery:
-        """Of all batches so far, which is an epoch or a part of one that ends with a batch."""
-        # A sample comes in several arrays, and in the worst of them it is counted.
+        """The delivery of all batches so far: an epoch, or its first batches."""
+        # A sample comes in several arrays. The worst of them counts.
         extra, lacking = self._came - self._planned, self._planned - self._came
         return Delivery(_worst(extra), _worst(lacking), self._wrong)
 

@@ -23,11 +23,11 @@ _ONES = 0xFFFFFFFF
 
 
 class PlaneChecks:
-    """The CRC-32 of each plane (z) of a volume, which is cut in any way and comes in any order.
+    """The CRC-32 of each plane (z) of a volume, whose pieces come in any cut and order.
 
-    Within its first and its last step, which turn all bits round, CRC-32 is linear: that of a plane
-    is the sum (xor) of those of its rows, each among zeros. And zeros that follow a row multiply
-    it by a power of x modulo the polynomial.
+    CRC-32 is linear but for its first and its last step, which turn all bits round: the CRC of a
+    plane is the sum (xor) of those of its rows, each among zeros. Zeros after a row multiply its
+    CRC by a power of x modulo the polynomial.
     """
 
     def __init__(self, shape: Sequence[int], itemsize: int) -> None:

@@ -96,7 +96,7 @@ def _new_sink(
             str(path),
             domain=_AHEAD + domain,
             dtype=_DTYPE,
-            # Of one plane, too, the array has an axis z: the axis of the samples.
+            # An array of one plane has an axis z too: the axis of the samples.
             like=open_source(np.zeros((1, 1, 1), _DTYPE)),
             chunks=chunks,
             shards=shards,

@@ -5,8 +5,8 @@
     OUT/SCENE/bathymetry.npy, ...     the 500 m rasters as they are
     OUT/SCENE/manifest.json           written after the chips: a scene without one is not there
 
-How a scene is cut is in `windows`, who cuts it in `preprocess`. Stored are the values of the
-rasters, unscaled, in the 16-bit floats that the real ones have unless 32 bits were asked for; a
+`windows` says how a scene is cut, and `preprocess` cuts it. Values are stored as the rasters have
+them, unscaled: as 16-bit floats like the real ones, or as 32-bit ones where they were asked for. A
 missing value is NaN.
 """
 
@@ -38,8 +38,8 @@ DTYPE = "float16"
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """A chip and the labels in it. Points are rows and columns of the chip, and all that it sees:
-    those in ``core`` are its own."""
+    """A chip and all labels that it sees, in rows and columns of the chip. It owns those in its
+    ``core``."""
 
     image: NDArray[np.float32]
     """Scaled by `scenes.CHANNELS`, 0 where a value is missing; shape (channels, y, x)."""
@@ -63,8 +63,8 @@ class Chips:
     """A folder of chips by number: scenes by name, chips by row and column, empty ones left out.
 
     ``folder`` is what ``penstock preprocess`` wrote of one split; `UsageError` is raised for one
-    that is none, or that was not finished. The order is the same in every process. Nothing is held
-    open and no thread is kept, so that it may go to threads, worker processes and forks alike.
+    that is none, or that was not finished. The order is the same in every process. No file stays
+    open and no thread runs, so it may go to threads, worker processes and forks.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -1,6 +1,6 @@
 """The labels of xView3: a CSV with a point for each object, and many cells that say nothing.
 
-What a cell leaves empty is unknown, which is neither yes nor no, neither 0 metres nor average.
+An empty cell means unknown: neither yes nor no, neither 0 metres nor the mean.
 """
 
 from __future__ import annotations

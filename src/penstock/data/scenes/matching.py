@@ -27,9 +27,9 @@ def match(
 ) -> tuple[Indices, Indices]:
     """Pairs of predicted and true points, closer than the tolerance, as indices into each.
 
-    ``far`` is what pairs beyond the tolerance cost while the best assignment is sought: so much
-    that they never stand in the way of one within it, or as the official script has it, with
-    ``costly_dist`` or without.
+    ``far`` is the cost of pairs beyond the tolerance while the best assignment is sought. With
+    ``never`` they never displace a pair within it; ``costly`` and ``as they are`` are the official
+    script's, with and without ``costly_dist``.
 
     >>> match(np.array([[0.0, 0], [9, 9]]), np.array([[9.0, 8], [500, 0]]), 200.0)
     (array([1]), array([0]))
@@ -53,8 +53,8 @@ def match(
 def more_pairs(
     predicted: NDArray[np.float64], true: NDArray[np.float64], tolerance_m: float
 ) -> NDArray[np.bool_]:
-    """Of predicted points, one after another: whether with it there can be one pair more than
-    without. Of the first so many, the sum is the number of pairs that `match` finds.
+    """Whether each predicted point, added to those before it, makes one pair more possible. The sum
+    over the first n is the number of pairs that `match` finds among them.
 
     >>> more_pairs(np.array([[9.0, 9], [9, 8], [0, 0]]), np.array([[9.0, 7], [9, 25]]), 200.0)
     array([ True,  True, False])

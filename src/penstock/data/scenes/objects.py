@@ -89,7 +89,7 @@ class Objects:
         return len(self.points)
 
     def __getitem__(self, rows: NDArray[Any] | slice) -> Objects:
-        """Those of some rows, by number or by truth."""
+        """The objects of some rows, by number or by mask."""
         return Objects(*(getattr(self, field.name)[rows] for field in fields(self)))
 
     @classmethod
@@ -99,8 +99,10 @@ class Objects:
         return cls(*(np.concatenate(column) for column in columns))
 
     def as_lists(self) -> dict[str, list[Any]]:
-        """What `of` takes of labels beside their scene; for JSON, which has no NaN. Lines are left
-        out: they say where in its file a scene stands, and nothing of the scene."""
+        """Columns of labels for `of`, without the scene, as JSON takes them: None for NaN.
+
+        Lines are left out: they say where a label stands in its file, and nothing of the scene.
+        """
         columns = {name: getattr(self, name).tolist() for name in _OF_LABELS}
         for name in ("length_m", "shore_km"):
             columns[name] = [None if math.isnan(value) else value for value in columns[name]]

@@ -1,8 +1,8 @@
 """Scenes cut into chips: all of them at once, each whole or not at all.
 
-Threads take one scene each. What an earlier run finished is not done again, a scene that was left
-half done is, and an index of all is written last; `chips` says what lies where. The other layout,
-``reference``, is of files as the xView3 reference wrote them.
+Threads take one scene each. A scene that an earlier run finished is left as it is; one that was
+left half done is cut again. The index of all scenes is written last. `chips` says what lies where.
+The other layout, ``reference``, has the files of the xView3 reference.
 """
 
 from __future__ import annotations

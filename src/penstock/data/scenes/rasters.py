@@ -1,8 +1,8 @@
-"""The pixels of a scene's rasters: those of 10 m by windows, those of 500 m in between.
+"""The pixels of a scene's rasters: windows of 10 m pixels, and 500 m rasters between their pixels.
 
-A raster of 10 m is read where a window lies and nowhere else; one of 500 m is small, is held whole,
-and is interpolated for the window, so that it never grows to the scene. What a raster has no value
-for is NaN. What cannot be read is an error, never zeros.
+A raster of 10 m is read only where a window lies. One of 500 m is small: it is held whole and
+interpolated for the window, so that it never grows to the scene. A missing value is NaN. A raster
+that cannot be read is an error, never zeros.
 
 Places on Earth and the small rasters are read by rasterio. The pixels of the large ones come by
 tifffile: they are 16-bit floats, and GDAL would widen each, at several times the cost of reading.
@@ -67,7 +67,7 @@ class Pixels:
                 values = self._lines(rows)[:, slice(*columns)]
             else:
                 values = self._pieces(rows, columns)
-        except Exception as error:  # as may damaged pixels
+        except Exception as error:  # damaged pixels may raise anything too
             raise UsageError(
                 f"{self._path} cannot be read at rows {rows[0]} to {rows[1]}: {describe(error)}"
             ) from error
@@ -111,7 +111,7 @@ class Pixels:
 
 
 def _marked(values: Values) -> Values:
-    """With NaN, in place, where the raster says that it has no value."""
+    """The values with NaN, in place, where the raster says that it has none."""
     if values.dtype == np.float16:  # by its bits, five times as fast
         bits = values.view(np.uint16)
         bits[(bits == _NODATA_BITS) | (bits & _INFINITE == _INFINITE)] = _NAN_BITS
@@ -146,7 +146,7 @@ class Coarse:
             self.origin[axis] + self.step[axis] * np.arange(*window, dtype=np.float64)
             for axis, window in enumerate((rows, columns))
         )
-        # No more than the window lies between.
+        # Only the pixels that the window lies between.
         top, bottom = _around(down, self.values.shape[0])
         left, end = _around(right, self.values.shape[1])
         values = np.asarray(self.values[top:bottom, left:end])
@@ -165,7 +165,8 @@ class Coarse:
 
 
 def read_coarse(path: Path, coarse: Any, fine: Any, *, kind: str, zero_is_missing: bool) -> Coarse:
-    """By the places on Earth of two open rasters; without them, both cover the same ground."""
+    """A raster of 500 m, laid by the places on Earth of two open rasters. Without such places both
+    cover the same ground."""
     if fine.crs and coarse.crs:
         if fine.crs != coarse.crs:
             raise UsageError(f"{path} is in {coarse.crs}, and the radar in {fine.crs}")

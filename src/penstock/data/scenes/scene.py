@@ -53,7 +53,7 @@ CHANNELS = {
 
 
 def channels_of(text: str) -> tuple[str, ...]:
-    """``vh,vv,bathymetry`` as names, or the one that there is not."""
+    """The names in ``vh,vv,bathymetry``; `UsageError` for one that does not exist."""
     names = tuple(name.strip() for name in text.split(","))
     for name in names:
         if name not in CHANNELS:

@@ -6,9 +6,9 @@
                                          ├──────── chip 2 ───────┤ the last is moved in, not padded
     cores     ├────────── 0 ────────┼──── 1 ────┼──────── 2 ─────┤ each pixel belongs to one chip
 
-An object on the border of one chip lies well inside its neighbour, and belongs to the one in whose
-core it is. So nothing is cut in two and nothing is counted twice. What a model is trained on is cut
-like this, and so is what it looks at later; both reach it by `view`.
+An object on the border of one chip lies well inside its neighbour. It belongs to the chip whose
+core it is in, so nothing is cut in two and nothing is counted twice. Training and prediction cut
+scenes alike, and `model_view` shows both to the model.
 """
 
 from __future__ import annotations

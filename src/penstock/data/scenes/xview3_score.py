@@ -226,7 +226,7 @@ def _shore(
     rules: XView3Rules,
     shorelines: Shorelines,
 ) -> Counts:
-    """A pair is near the shore as its label is, and a stray as the shoreline has it."""
+    """A pair is near the shore where its label is, a stray prediction where the shoreline is."""
     of_prediction, of_label = pairs
     near = labels.shore_km <= rules.shore_tolerance
     right = int(near[of_label].sum())
@@ -244,7 +244,7 @@ def _official_shore(
     rules: XView3Rules,
     shorelines: Shorelines,
 ) -> Counts:
-    """Near labels and near predictions are matched anew, in the scenes that have both."""
+    """Labels and predictions near the shore are matched anew, in scenes that have both."""
     counts = Counts()
     reach_km = rules.shore_tolerance + rules.distance_tolerance / 1000
     for scene in np.unique(labels.scene):
@@ -277,8 +277,8 @@ def _to_shore_km(
 
 
 def _classes(predicted: NDArray[np.int8], true: NDArray[np.int8], strict: bool) -> Counts:
-    """Of the pairs whose class is known. A prediction that says nothing does not say yes; the
-    official script takes it for the opposite of the truth."""
+    """Counts over the pairs whose true class is known. A prediction without a class is not a yes;
+    the official script takes it for the opposite of the truth."""
     predicted, true = predicted[true != UNKNOWN], true[true != UNKNOWN]
     says_yes = (predicted == YES) | ((predicted == UNKNOWN) & strict & (true == NO))
     return Counts(
@@ -291,7 +291,7 @@ def _classes(predicted: NDArray[np.int8], true: NDArray[np.int8], strict: bool) 
 def _lengths(
     predicted: NDArray[np.float64], true: NDArray[np.float64], strict: bool
 ) -> tuple[float | None, int]:
-    """Accuracy of lengths, and of how many pairs."""
+    """The accuracy of lengths, and the number of pairs that it is of."""
     measured = ~np.isnan(true) if strict else true > 0
     predicted, true = predicted[measured], true[measured]
     if not len(true):
@@ -331,9 +331,11 @@ def best_threshold(
 
 
 def _promising(predicted: Objects, labels: Objects, rules: XView3Rules) -> list[float]:
-    """The scores of predictions, first that which as a threshold gives the greatest F1. It is
-    exact, but where predictions are near to a LOW label and to another: which of both a pair is
-    of then depends on their distances, and here it is of the other."""
+    """The scores of predictions, those first that promise the greatest F1 as a threshold.
+
+    The promise is exact, except for a prediction near both a LOW label and another one. Which of
+    them it is paired with depends on distances; here it is the other one.
+    """
     ordered = predicted[~np.isnan(predicted.score)]
     ordered = ordered[np.argsort(-ordered.score, kind="stable")]
     counted = labels if rules.score_all else labels[labels.confidence > LOW]

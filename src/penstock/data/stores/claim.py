@@ -1,8 +1,8 @@
-"""Who may write an output, and which run made it: a marker beside the store.
+"""The outputs of one run, held from its begin to its end: nobody else writes them meanwhile.
 
 The marker is ``NAME.penstock-lock`` beside the outermost Zarr or N5 store NAME that an output lies
-in, however the user names that place; `marker` says what it holds. A writer looks there before each
-unit: one that was stopped so long that another run took the output stops.
+in, however the user names that place; `marker` says what it holds. A run looks there before it
+writes a unit. It stops where another run has taken its output.
 """
 
 from __future__ import annotations

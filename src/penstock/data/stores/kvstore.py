@@ -146,7 +146,7 @@ def half_deleted(root: Any) -> list[str] | None:
     """The paths of the arrays of a store whose deletion was killed; None of any other."""
     try:
         read = root.read(DELETING).result()
-    except (ValueError, OSError, NotImplementedError):  # told of by what is read next
+    except (ValueError, OSError, NotImplementedError):  # the next read says why
         return None
     if read.state != "value":
         return None

@@ -1,16 +1,16 @@
 """One marker beside a store: who writes which outputs there, and which run made each.
 
-It is JSON, and ``claims`` has an entry for each output by its path below the store:
+It is JSON. ``claims`` has an entry for each output, by its path below the store:
 
-    run      the run that made the output, null where none has; another one takes its place when
-             its run folder is begun, just before it makes the output anew
+    run      the run that made the output, or null. A new run puts its own name here once its run
+             folder is begun, just before it makes the output anew
     owner    the process that writes it and its machine, null when it has ended
     beat     grows every `claim.RENEW_S` that the owner lives
-    time     of the last beat, by the owner's clock
+    time     the time of the last beat, by the owner's clock
 
-Each change is written on condition that the marker is as it was read, so of two who want an output
-one gets it. A process of this machine that is gone has left its output. One of another machine has
-left it when no beat is seen for `LEASE_S`; no two clocks are compared for that.
+Each change is written on condition that the marker is as it was read, so only one of two that want
+an output gets it. A process of this machine that is gone has left its output. One of another
+machine has left it when no beat is seen for `LEASE_S`; no two clocks are compared for that.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Marker:
             "claim": uuid.uuid4().hex,
         }
         self.made_by: dict[str, str | None] = {}
-        """For each path, the run that the marker names."""
+        """The run that the marker names, by path."""
         self._kvstore: Any = None
         self._renewed = self._seen = 0.0
         self._lost: Lost | None = None
@@ -125,7 +125,7 @@ class Marker:
             raise NoLock("its server takes every write, whatever the condition")
 
     def check(self) -> None:
-        """Raise `Lost` where it is known, or seen now, that another run has taken an output."""
+        """Raise `Lost` where another run has taken an output, seen before or now."""
         if _now() - self._renewed > LEASE_S / 2:
             self.renew()
         elif self.store["driver"] == "file" or _now() - self._seen > 1:
@@ -169,7 +169,7 @@ class Marker:
             raise PenstockError(f"the lock {self.key}: {describe(error)}") from error
 
     def _touches(self, path: str) -> bool:
-        """Whether what is written there touches an output of ours."""
+        """Whether an output at that path lies in one of ours, or one of ours in it."""
         pairs = ((f"{path}/", f"{ours}/") for ours in self.outputs)
         return any(not path or a.startswith(b) or b.startswith(a) or b == "/" for a, b in pairs)
 
@@ -178,7 +178,7 @@ class Marker:
         return self.outputs.get(path) or next(iter(self.outputs.values()))
 
     def _entries(self, beat: int, last: bool = False) -> dict[str, Entry]:
-        """Those of our outputs."""
+        """The entries of our outputs."""
         entry = {"owner": None if last else self.owner, "beat": beat, "time": time.time()}
         return {path: {"run": run, **entry} for path, run in self.made_by.items()}
 
@@ -199,7 +199,7 @@ class Marker:
         return entries, marker.stamp.generation
 
     def _write(self, entries: Mapping[str, Entry] | None, generation: bytes) -> bool:
-        """Whether the marker was still that of a generation, and is now another one."""
+        """Write the marker if it is still of that generation; whether it was."""
         from .kvstore import explained_errors
 
         text = None if entries is None else json.dumps({"claims": entries}, indent=1).encode()

@@ -1,9 +1,8 @@
 """Chunks of the input that its store does not hold, and that read as the fill value.
 
-Nothing is listed: a petabyte has too many keys. Each chunk is looked at once, as the block comes by
-that owns its first voxel. One that varies is there. Of one that is all one value the store is
-asked, which costs no more than reading it did. What is counted are the chunks that are decoded one
-by one: in shards, those inside them.
+Nothing is listed: a petabyte has too many keys. Each chunk is looked at once, with the block that
+owns its first voxel. A chunk whose voxels vary is there. For a chunk of one value the store is
+asked, which costs no more than reading it did. In shards, the chunks inside them are counted.
 """
 
 from __future__ import annotations
@@ -126,7 +125,7 @@ def check_knows_chunks(source: Source) -> None:
 
 
 def _first_of_their_chunks(grid: Grid, volumes: Sequence[ChunkVolume]) -> set[tuple[int, int]]:
-    """Of the time points and channels that one chunk holds, those that are read first."""
+    """The time point and channel that are read first, of all that one chunk holds."""
     firsts: dict[tuple[int, ...], tuple[int, int]] = {}
     for volume in volumes:
         for t, channel in itertools.product((volume.t,), volume.channels):

@@ -112,7 +112,7 @@ class TiffSource:
         return [cell for cell in cells if not any(self._byte_counts(cell))]
 
     def _byte_counts(self, box: Box) -> Iterator[int]:
-        """Of the segments that a box touches, as the file stores them."""
+        """The stored size of each segment that a box touches."""
         stored, num_lead = self._stored(box)[1], len(self._lead.start)
         segments = self._grid.touching(self._page_region(stored[num_lead:]))
         for index in indices(stored[:num_lead]):
@@ -278,7 +278,7 @@ def _no_complaints(where: str) -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(keep)
-        # What follows from the first complaint, an exception too, tells less than it does.
+        # The first complaint tells more than what follows from it, an exception too.
         if complaints:
             first = complaints[0].splitlines()[0]
             raise UsageError(f"{where}: is truncated or corrupt; tifffile says: {first}")

@@ -92,7 +92,7 @@ class Source(Protocol):
         ...
 
     def absent(self, cells: Sequence[Box]) -> list[Box]:
-        """Those of some chunks, each a box within ``domain``, that the store does not hold and that
+        """The chunks among ``cells``, boxes within ``domain``, that the store does not hold; they
         read as its fill value."""
         ...
 
@@ -191,7 +191,7 @@ def source_fingerprint(address: str, *facts: Any) -> str:
 
 
 def file_stamp(path: Path) -> list[Any]:
-    """What tells a version of a file from another: its path, size and time of writing."""
+    """The path, size and time of writing of a file, which differ from version to version."""
     stat = path.stat()
     return [str(path.resolve()), stat.st_size, stat.st_mtime_ns]
 

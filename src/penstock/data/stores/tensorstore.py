@@ -1,8 +1,7 @@
-"""Any array that TensorStore opens: Zarr, N5, precomputed, casts and views, local or remote.
+"""An open TensorStore as a source or a sink: Zarr, N5, precomputed, casts and views.
 
-A user's spec reaches TensorStore as it was written; ``overwrite`` and ``resume`` change its open
-mode and no more. What comes back is put right twice: axes are permuted to t c z y x, and messages
-lose the dump of the spec that TensorStore appends and are kept to one short line.
+What TensorStore gives is put right twice: axes are permuted to t c z y x, and messages lose the
+dump of the spec that TensorStore appends and are kept to one short line.
 """
 
 from __future__ import annotations
