@@ -76,7 +76,7 @@ class Box:
         )
 
     def __and__(self, other: Box) -> Box:
-        """The common part; of zero size, somewhere in ``self``, where there is none."""
+        """The common part. Boxes that have none give a box of size 0 somewhere in ``self``."""
         start = tuple(
             min(max(a, c), b) for a, b, c in zip(self.start, self.stop, other.start, strict=True)
         )

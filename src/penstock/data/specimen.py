@@ -30,12 +30,12 @@ _TAPS = range(-2, 4)
 
 
 class Specimen:
-    """Microscopy without end in any direction; what lies in a box follows from the seed and from
-    where the box is, and not from its size or from what was looked at before.
+    """Microscopy without end in any direction. What lies in a box follows from the seed and from
+    where the box is; the size of the box and earlier calls play no part.
 
-    It is what a `clean_volume` of the size of `PERIOD` would show, had it no faces: what leaves
-    through one of them comes in through the opposite one. The beads of that period, some 50 MB, are
-    held; whatever else is taken goes with the box.
+    It is what a `clean_volume` of the size of `PERIOD` would show if it had no faces: what leaves
+    through one face comes in through the opposite one. The beads of that period are held, some 50
+    MB; all other memory goes with the box.
     """
 
     def __init__(self, seed: int) -> None:
@@ -50,7 +50,7 @@ class Specimen:
         self._somas = [image for soma in somas for image in _images(soma)]
 
     def clean(self, box: Box) -> FloatArray:
-        """What is there without noise, of the shape of ``box`` (z, y, x), in ADU."""
+        """The noiseless volume in a box (z, y, x): ADU, of the shape of ``box``."""
         volume = np.empty(box.shape, np.float32)
         for part in Grid(box, PERIOD):
             home = tuple(a % length for a, length in zip(part.start, PERIOD, strict=True))
@@ -62,7 +62,7 @@ class Specimen:
         return np.clip(np.rint(self.clean(box)), 0, 65535).astype(np.uint16)
 
     def image(self, box: Box) -> NDArray[np.uint16]:
-        """What the camera of `noisy` makes of it, of the shape of ``box`` (z, y, x)."""
+        """The box as the camera of `noisy` sees it: ADU, of the shape of ``box`` (z, y, x)."""
         image = np.empty(box.shape, np.uint16)
         for part in Grid(box, _AT_ONCE):
             image[part.within(box)] = self._seen(part)
@@ -104,10 +104,10 @@ class Specimen:
 
 
 def _periodic(knots: FloatArray, apart: int, box: Box) -> FloatArray:
-    """Like `_smooth_noise`, of knots that are as many as a period has, within a box.
+    """Gaussian noise like `_smooth_noise`'s in a box, with as many knots as a period has.
 
-    Each voxel is a sum of the same terms in the same order whatever the box is, which a product of
-    matrices would not promise.
+    Each voxel is a sum of the same terms in the same order whatever the box is. A product of
+    matrices would not promise that.
     """
     field = knots
     for axis, (start, stop) in enumerate(zip(box.start, box.stop, strict=True)):

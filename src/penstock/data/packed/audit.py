@@ -31,8 +31,7 @@ class Delivery:
 
 
 class Audit:
-    """Counts duplicates, missing and wrong samples. It goes by the bytes that came and asks no
-    loader what they are."""
+    """Counts duplicates, missing and wrong samples, by the bytes that came alone."""
 
     def __init__(self, packed: Packed) -> None:
         self._checks = packed.checks

@@ -41,9 +41,11 @@ class PlaneChecks:
         self._checks = np.repeat(of_zeros, planes)
 
     def of_piece(self, piece: Box, values: NDArray[Any]) -> NDArray[np.uint32]:
-        """What a piece contributes to each of its planes; may be called by many threads."""
+        """The part of a piece in the CRC of each of its planes; any number of threads may
+        call it.
+        """
         flat = np.ascontiguousarray(values).reshape(-1, values.shape[-1])
-        # Begun with all ones, which the first step turns round, and with the last step undone.
+        # All ones go in, which the first step turns round; the last step is undone.
         linear = [zlib.crc32(row.data, _ONES) ^ _ONES for row in flat]
         rows = np.array(linear, np.uint32).reshape(values.shape[:2])
         planes = np.bitwise_xor.reduce(
@@ -56,7 +58,7 @@ class PlaneChecks:
         self._checks[piece.start[0] : piece.stop[0]] ^= contributed
 
     def result(self) -> NDArray[np.uint32]:
-        """Shape (planes,); once every voxel has been in one piece."""
+        """The checksums, shape (planes,), once every voxel has been in one piece."""
         return self._checks
 
 

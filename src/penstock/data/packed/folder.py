@@ -32,7 +32,7 @@ Result = TypeVar("Result")
 
 
 def names_in(root: Path) -> set[str]:
-    """What lies in a folder that is to be written; nothing where there is none."""
+    """The names of what lies in a folder that is to be written; none where there is no folder."""
     if not root.exists() and not root.is_symlink():
         return set()
     if not root.is_dir():
@@ -41,9 +41,9 @@ def names_in(root: Path) -> set[str]:
 
 
 def clear(root: Path, overwrite: bool, also: Iterable[str] = ()) -> None:
-    """Make way for a data set: refuse what is there, or remove it if it is one and may be.
+    """Make way for a data set: remove one that is there, and refuse anything else.
 
-    ``also`` are names that may be there without the document's saying so.
+    ``also`` are names that may be there although the document does not list them.
     """
     there = names_in(root)
     if not there:
@@ -74,7 +74,9 @@ def clear(root: Path, overwrite: bool, also: Iterable[str] = ()) -> None:
 
 
 def mark_unfinished(root: Path, paths: Sequence[str]) -> None:
-    """Say what will be here, so that it is known for ours if it is never finished."""
+    """Name the arrays that will be here, so that the folder is known as ours if it is
+    never finished.
+    """
     arrays = {path.removesuffix(".zarr"): {"path": path} for path in paths}
     document = {"format": FORMAT, "version": VERSION, "arrays": arrays}
     (root / UNFINISHED).write_text(json.dumps(document))
@@ -93,7 +95,7 @@ def check_room(root: Path, need: int, what: str, remedy: str) -> None:
 def in_order(
     work: Callable[[Item], Result], items: Iterable[Item], workers: int
 ) -> Iterator[Result]:
-    """Results in the order of the items; no more than a few are done or held beyond the next."""
+    """Results in the order of the items. Only a few are made or held ahead of the next one."""
     pending: deque[Future[Result]] = deque()
     rest = iter(items)
     with ThreadPoolExecutor(workers, thread_name_prefix="generate") as pool:
@@ -112,7 +114,7 @@ def in_order(
 def finish(
     root: Path, arrays: Mapping[str, Mapping[str, Any]], samples: int, facts: Mapping[str, Any]
 ) -> None:
-    """Write the document. An array tells its ``path``, ``axes`` and ``decoded_bytes``."""
+    """Write the document. An array has its ``path``, ``axes`` and ``decoded_bytes``."""
     entries, decoded, stored = {}, 0, 0
     for name, array in arrays.items():
         of_array = stored_bytes(root / array["path"])

@@ -79,7 +79,7 @@ def check_version(document: Mapping[str, Any], where: str) -> None:
 
 
 def chunk_names(meta: Mapping[str, Any]) -> tuple[str, str]:
-    """What the name of a chunk has before its numbers and between them, by its Zarr metadata.
+    """The parts of a chunk's name before its numbers and between them, by its Zarr metadata.
 
     >>> chunk_names({"zarr_format": 2})
     ('', '.')
@@ -103,8 +103,9 @@ VOLUME = "volume"
 
 @dataclass(frozen=True, slots=True)
 class ArrayLayout:
-    """How one array of every sample looks. The sample axis, of one sample to a chunk, comes first
-    on disk and is left out here."""
+    """The layout of one array of every sample, without the sample axis, which comes first
+    on disk.
+    """
 
     axes: tuple[str, ...]
     """Names of the axes; one of them is ``channels``."""
@@ -125,7 +126,7 @@ class ArrayLayout:
 
 @dataclass(frozen=True, slots=True)
 class PackedArray:
-    """One array of a data set, as its Zarr metadata has it."""
+    """One array of a data set, by its Zarr metadata."""
 
     name: str
     path: Path
@@ -150,13 +151,13 @@ class PackedArray:
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
     def box(self, item: int) -> tuple[slice, ...]:
-        """Where a sample lies in the array."""
+        """The indices of a sample in the array."""
         return (slice(item, item + 1), *map(slice, self.shape[1:]))
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A packed data set that was finished."""
+    """A finished packed data set."""
 
     root: Path
     arrays: Mapping[str, PackedArray]
@@ -182,10 +183,12 @@ class Packed:
         return sum(stored_bytes(array.path) for array in self.arrays.values())
 
     def statistics(self) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
-        """For each array the mean and the standard deviation (over ``n``) of each channel.
+        """The mean and the standard deviation (over ``n``) of each channel, by array.
 
-        A channel that never changes has deviation 0, and one that holds NaN has NaN. Raises
-        `UsageError` for a volume, which has none.
+        A channel that never changes has deviation 0, and one that holds NaN has NaN.
+
+        Raises:
+            UsageError: it is a volume, which has none.
         """
         if self.document.get("statistics") is None:
             raise UsageError(f"{self.root}: holds no statistics; a volume has none")
@@ -194,7 +197,8 @@ class Packed:
 
 
 def channel_name(variable: str, level: str | None, offset: int | None) -> str:
-    """
+    """The name of a channel: its variable, its level and its step from the sample's time.
+
     >>> channel_name("tmp", "500", -1), channel_name("land", None, None)
     ('tmp_500_t-1', 'land')
     """

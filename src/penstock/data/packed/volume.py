@@ -109,7 +109,7 @@ def _new_sink(
         clear(root, overwrite, {"zarr.json"})
         (root / UNFINISHED).unlink()
     sink = sink_at(root)
-    if is_marked(sink):  # as an output, which a living job may be writing; it is no run's from here
+    if is_marked(sink):  # a living job may be writing it; from here on it is no run's output
         claims = Claims.take([sink], uuid.uuid4().hex, lambda name, run: None)
         with contextlib.closing(claims):
             claims.name()
@@ -141,7 +141,7 @@ def _write_pieces(
 
 
 def _piece(chunk: Sequence[int]) -> tuple[int, ...]:
-    """Whole chunks, along each axis up to `PIECE`, but no more than a cube of it together.
+    """The shape of a piece: whole chunks, up to `PIECE` along each axis and its cube in all.
 
     >>> _piece((64, 128, 128)), _piece((1, 512, 512)), _piece((256, 256, 256))
     ((128, 128, 128), (8, 512, 512), (256, 256, 256))

@@ -163,7 +163,7 @@ class _Arrays:
                 _name_axes(path, layout)
 
     def write(self, first: int) -> list[dict[str, Moments]]:
-        """Make and write one sample, or the samples of one shard; what each adds to the moments."""
+        """Make and write one sample, or those of one shard; returns the moments of each."""
         samples = len(next(iter(self.checks.values())))
         transaction = self._begin() if self._shards else None
         written = []
@@ -194,8 +194,8 @@ def _spec(
     """A TensorStore spec of a new array."""
     shape, chunks = [samples, *layout.shape], [1, *layout.chunks]
     kvstore = {"driver": "file", "path": str(absolute(path))}
-    # Chunks are stored whatever is in them: one that is missing was lost. The fill value is that
-    # of xarray, which on reading would take any other for a missing value.
+    # Every chunk is stored, whatever is in it, so a missing chunk was lost. The fill value is that
+    # of xarray, which would take any other for a missing value.
     common = {"kvstore": kvstore, "store_data_equal_to_fill_value": True}
     blosc = {"cname": codec.removeprefix("blosc-"), "clevel": 5}
     if zarr_format == 2:
@@ -236,7 +236,7 @@ def _spec(
 
 
 def _name_axes(path: Path, layout: ArrayLayout) -> None:
-    """What names the axes of a Zarr 2 array for xarray; Zarr 3 has a place for them."""
+    """Name the axes of a Zarr 2 array for xarray; Zarr 3 has a place for them."""
     attributes = {"_ARRAY_DIMENSIONS": ["sample", *layout.axes]}
     (path / ".zattrs").write_text(json.dumps(attributes))
 
@@ -255,7 +255,9 @@ class Moments:
 
     @classmethod
     def of(cls, values: NDArray[Any], channel_axis: int) -> Moments:
-        """Of one array, in float64 and a slab at a time, which keeps the slab in the cache."""
+        """The moments of one array in float64, a slab at a time: a slab stays in the
+        processor's cache.
+        """
         channels_last = np.moveaxis(values, channel_axis, -1)
         count = math.prod(channels_last.shape[:-1])
         # Deviations from a value near the mean lose nothing when their squares are added.
@@ -268,7 +270,7 @@ class Moments:
         return cls(count, near + total / count, squares - total**2 / count)
 
     def __add__(self, other: Moments) -> Moments:
-        """By the formula of Chan, Golub and LeVeque (1979)."""
+        """The moments of both, by Chan, Golub and LeVeque (1979)."""
         count = self.count + other.count
         apart = other.mean - self.mean
         return Moments(

@@ -14,7 +14,7 @@ from ...base import require
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageResult:
-    """What was found in one image, and what there was. Boxes are (n, 4): x0, y0, x1, y1."""
+    """The boxes predicted in one image, and the true ones. Boxes are (n, 4): x0, y0, x1, y1."""
 
     image: int | str
     boxes: NDArray[np.float64]
@@ -27,8 +27,8 @@ class ImageResult:
 def distinct(results: Iterable[ImageResult]) -> list[ImageResult]:
     """One result of each image, in the order of the images.
 
-    Ranks that share a data set pad their shares to one length with images of others, which would
-    then count twice: https://github.com/pytorch/pytorch/issues/64905.
+    Ranks that share a data set pad their shares to one length with images of other ranks. These
+    would count twice: https://github.com/pytorch/pytorch/issues/64905.
     """
     first = {result.image: result for result in reversed([*results])}
     return [first[image] for image in sorted(first, key=lambda image: (str(type(image)), image))]

@@ -209,7 +209,9 @@ def _read_index(folder: Path) -> dict[str, Any]:
 
 
 def metadata(shape: Sequence[int], dtype: str = DTYPE) -> dict[str, Any]:
-    """The zarr.json of chips. A chip is a chunk, a row of chips a shard, its index at its end."""
+    """The zarr.json of chips: a chip is a chunk, a row of chips is a shard with its index
+    at the end.
+    """
     little = {"name": "bytes", "configuration": {"endian": "little"}}
     blosc: dict[str, Any] = {"cname": "lz4", "clevel": 5, "shuffle": "bitshuffle", "blocksize": 0}
     blosc["typesize"] = np.dtype(dtype).itemsize
@@ -238,7 +240,7 @@ def shard_path(array: Path, row: int) -> Path:
 
 
 def write_shard(path: Path, chips: NDArray[np.floating[Any]]) -> None:
-    """One row of chips, synced to disk. No more than one chip is held encoded."""
+    """Write one row of chips, synced to disk. Only one chip is held encoded at a time."""
     blosc = require("numcodecs", "scenes").Blosc
     codec = blosc("lz4", clevel=5, shuffle=blosc.BITSHUFFLE)
     places = np.empty((len(chips), 2), "<u8")
@@ -252,7 +254,7 @@ def write_shard(path: Path, chips: NDArray[np.floating[Any]]) -> None:
 
 
 def _read_chunk(path: Path, number: int, of: int) -> bytes:
-    """Chunk ``number`` of a shard that holds so many, decoded."""
+    """Chunk ``number`` of a shard of ``of`` chunks, decoded."""
     with path.open("rb") as file:
         file.seek(-16 * of, os.SEEK_END)
         offset, size = np.frombuffer(file.read(), "<u8").reshape(of, 2)[number].tolist()
@@ -262,7 +264,7 @@ def _read_chunk(path: Path, number: int, of: int) -> bytes:
 
 @contextmanager
 def synced(path: Path) -> Iterator[BinaryIO]:
-    """A new file that is on the disk, and not only on its way there, when this ends."""
+    """A new file, which is on the disk when the block ends."""
     with path.open("wb") as file:
         yield file
         file.flush()

@@ -39,7 +39,8 @@ _TERNARY = {
 def read_labels(path: Path) -> dict[str, Objects]:
     """The labels of every scene that a CSV names, sorted by scene.
 
-    Raises `UsageError` that names the file and the line.
+    Raises:
+        UsageError: the file cannot be read or a row is wrong; the message names file and line.
     """
     columns: dict[str, dict[str, list[Any]]] = {}
     for line, cells in label_rows(path):
@@ -64,7 +65,7 @@ def read_labels(path: Path) -> dict[str, Objects]:
 
 
 def label_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """Line and cells of each row of a label CSV whose columns are those of labels."""
+    """The line and the cells of each row of a label CSV."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, restval="")
@@ -84,7 +85,7 @@ def label_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def ternary(text: str) -> int:
-    """1, 0 or -1 for True, False or nothing."""
+    """1 for True, 0 for False, -1 for an empty cell."""
     value = _TERNARY.get(text.strip().lower())
     if value is None:
         raise ValueError(f"{text!r} may be True, False or empty")

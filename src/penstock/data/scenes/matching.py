@@ -64,11 +64,11 @@ def more_pairs(
         return more
     tree = require("scipy.spatial", "train").cKDTree(true * PIXEL_M)
     near = tree.query_ball_point(predicted * PIXEL_M, np.nextafter(tolerance_m, 0))
-    owner: dict[int, int] = {}  # the prediction of each label that has one
-    label_of: dict[int, int] = {}  # and the other way round
+    owner: dict[int, int] = {}  # the prediction of each paired label
+    label_of: dict[int, int] = {}  # the label of each paired prediction
 
     def free_label(newest: int, wants: dict[int, int]) -> int | None:
-        """One that becomes free, if others change theirs; ``wants`` is who would take which."""
+        """A label that becomes free if others change theirs; ``wants`` has who would take each."""
         waiting = [newest]
         for prediction in waiting:  # which grows
             for label in near[prediction]:
@@ -124,7 +124,7 @@ def keep_strongest(
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Right, stray and missed. Counts of scenes, ranks and restarts add up."""
+    """True positives, false positives and false negatives. They add up over scenes and ranks."""
 
     true_positive: int = 0
     false_positive: int = 0
@@ -139,6 +139,6 @@ class Counts:
 
     @property
     def f1(self) -> float | None:
-        """None where there was nothing to find and nothing was found."""
+        """The F1 score; None where there was nothing to find and nothing was found."""
         all_of_both = 2 * self.true_positive + self.false_positive + self.false_negative
         return 2 * self.true_positive / all_of_both if all_of_both else None

@@ -26,7 +26,11 @@ PREDICTED_COLUMNS = (
 
 
 def read_predictions(path: Path) -> Objects:
-    """A submission: CSV with `PREDICTED_COLUMNS`. Raises `UsageError` naming file and line."""
+    """Read a submission, a CSV with `PREDICTED_COLUMNS`.
+
+    Raises:
+        UsageError: the file cannot be read or a cell is wrong; the message names file and line.
+    """
     where = f"--inference-file {path}"
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:

@@ -59,7 +59,7 @@ Result = tuple[dict[str, Any], bool]
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What became of a split."""
+    """The outcome of a split."""
 
     scenes: int
     chips: int
@@ -115,7 +115,7 @@ def preprocess_scenes(
     """
     check_chips_output(out, folders, layout, overwrite, replace)
     settings = {"channels": list(channels), "chip_size": chip_size, "overlap": overlap}
-    if dtype != DTYPE and layout == "penstock":  # which manifests of earlier versions do not name
+    if dtype != DTYPE and layout == "penstock":  # earlier manifests do not name it
         settings["dtype"] = dtype
     finished = _cut_all(
         folders, labels, label_file, out, settings, layout, workers, overwrite, progress
@@ -194,7 +194,7 @@ def _run_all(
     stop: threading.Event,
     progress: Callable[[int], None],
 ) -> list[Result]:
-    """What ``work`` returns of each name. Where several fail, the first by name tells why."""
+    """The results of ``work`` for all names; of several errors the first by name is raised."""
     with ThreadPoolExecutor(workers, thread_name_prefix="preprocess") as pool:
         jobs = [pool.submit(work, name) for name in names]
         try:
@@ -220,7 +220,7 @@ def _rows(num: int, stop: threading.Event) -> Iterator[int]:
 def _manifest(
     scene: Scene, labels: Objects, settings: Mapping[str, Any], layout: Layout
 ) -> dict[str, Any]:
-    """All that a scene's chips depend on. What is found while cutting is added when it is."""
+    """All that a scene's chips depend on. Cutting adds what it finds out."""
     stats = {name: (scene.folder / CHANNELS[name].file).stat() for name in scene.channels}
     return {
         "format": FORMAT,
@@ -282,8 +282,8 @@ def _already(path: Path, manifest: Mapping[str, Any], overwrite: bool) -> dict[s
 def _cut_scene(
     scene: Scene, manifest: dict[str, Any], out: Path, stop: threading.Event
 ) -> dict[str, Any]:
-    """One scene to chips and manifest."""
-    # The manifest goes first and comes last: with it a scene is whole, without it, it is not there.
+    """Write one scene's chips and its manifest."""
+    # The manifest is removed first and written last: a scene without one counts as not there.
     (out / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(out / ARRAY, ignore_errors=True)
     radar, chip = radar_of(scene.channels), manifest["chip_size"]
@@ -319,8 +319,10 @@ def _cut_scene(
 def _cut_scene_as_the_reference(
     scene: Scene, manifest: dict[str, Any], out: Path, stop: threading.Event
 ) -> dict[str, Any]:
-    """OUT/SCENE/CHANNEL/<i>_CHANNEL.npy and coords.json: float32, no overlap, row by row, padded
-    with 0 below and to the right. Missing stays -32768, which the reference's reader expects."""
+    """Write OUT/SCENE/CHANNEL/<i>_CHANNEL.npy and coords.json: float32, without overlap, row by
+    row, padded with 0 below and to the right. Missing stays -32768, as the reference's reader
+    expects.
+    """
     for path in (out / MANIFEST, out / COORDS):
         path.unlink(missing_ok=True)
     for name in scene.channels:
@@ -355,10 +357,11 @@ def _write_annotations(
     background: bool,
     replace: bool,
 ) -> None:
-    """OUT/SPLIT_chip_annotations.csv: the rows of the labels, each with its chip; and for training
-    half as many chips without an object as there are objects. The class is 0 background, 1 fishing,
-    2 another vessel, 3 no vessel, and empty where the labels do not tell, which the reference took
-    for fishing."""
+    """Write OUT/SPLIT_chip_annotations.csv: the rows of the labels, each with its chip; and for
+    training half as many chips without an object as there are objects. Classes: 0 background, 1
+    fishing, 2 another vessel, 3 no vessel, empty where the labels do not say (fishing, to the
+    reference).
+    """
     more = ("vessel_class", "scene_rows", "scene_cols", "rows", "columns", "chip_index")
     rows: list[dict[str, Any]] = []
     for _, cells in label_rows(label_file):

@@ -74,7 +74,7 @@ class Pixels:
         return _marked(values.astype(self.dtype, copy=False))
 
     def _lines(self, rows: tuple[int, int]) -> Values:
-        """Whole lines of a raster that lies in its file as it would in memory: one read."""
+        """Whole lines of a raster that lies in its file as it would in memory, in one read."""
         stored = self._page.dtype.newbyteorder(self._tiff.byteorder)
         lines: Values = np.empty((rows[1] - rows[0], self._width), stored)
         file = self._tiff.filehandle
@@ -84,7 +84,7 @@ class Pixels:
         return lines
 
     def _pieces(self, rows: tuple[int, int], columns: tuple[int, int]) -> Values:
-        """From the strips or tiles that a window touches."""
+        """A window, read from the strips or tiles that it touches."""
         (tall, wide), page = self._piece, self._page
         window: Values = np.empty((rows[1] - rows[0], columns[1] - columns[0]), page.dtype)
         across = -(-self._width // wide)
@@ -132,8 +132,11 @@ _NODATA_BITS, _INFINITE, _NAN_BITS = np.array([NODATA, np.inf, np.nan], np.float
 
 @dataclass(frozen=True, slots=True)
 class Coarse:
-    """A raster of 500 m, whole, and where the pixels of 10 m lie in it: pixel ``i`` of an axis at
-    ``origin + step * i``, counted between the centres of the coarse pixels."""
+    """A raster of 500 m, held whole, and the places of 10 m pixels in it.
+
+    Pixel ``i`` of an axis lies at ``origin + step * i``, counted between the centres of the pixels
+    of 500 m.
+    """
 
     kind: str
     values: FloatArray
@@ -197,8 +200,9 @@ def _around(at: NDArray[np.float64], length: int) -> tuple[int, int]:
 def _linear(
     values: FloatArray, down: NDArray[np.float64], right: NDArray[np.float64]
 ) -> FloatArray:
-    """Values between pixels. A missing one is left out of the mean, and is not spread: where it is
-    the nearest, the result is missing."""
+    """Values between pixels. A missing pixel is left out of the mean and does not spread: the
+    result is missing only where the missing pixel is the nearest.
+    """
     missing = np.isnan(values)
     if not missing.any():
         return _between(values, down, right)
@@ -211,7 +215,7 @@ def _linear(
 def _between(
     values: FloatArray, down: NDArray[np.float64], right: NDArray[np.float64]
 ) -> FloatArray:
-    """Linear along both axes; beyond the ends, the end."""
+    """Values between pixels, linear along both axes; beyond the ends, the end's value."""
     lower, upper, part = _neighbours(right, values.shape[1])
     lines = values[:, lower] + (values[:, upper] - values[:, lower]) * part
     lower, upper, part = _neighbours(down, len(values))

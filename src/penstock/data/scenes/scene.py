@@ -148,7 +148,7 @@ class Scene:
         return self._pixels[name].dtype
 
     def rows_at_once(self, name: str) -> int:
-        """Radar is read best by so many whole rows, from a multiple of them on."""
+        """How many whole rows of radar are best read at once, from a multiple of them on."""
         return self._pixels[name].rows_at_once
 
     def close(self) -> None:

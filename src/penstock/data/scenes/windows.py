@@ -50,16 +50,16 @@ class Cut:
         return max(1, -(-(self.length - self.overlap) // (self.chip - self.overlap)))
 
     def start(self, index: int) -> int:
-        """First pixel of a chip. A scene that is shorter than a chip begins where its chip does."""
+        """The first pixel of a chip. A scene shorter than a chip begins where its chip does."""
         start = index * (self.chip - self.overlap)
         return start if self.padded else max(0, min(start, self.length - self.chip))
 
     def read(self, index: int) -> Span:
-        """What a chip sees of the scene."""
+        """The pixels that a chip sees."""
         return self.start(index), min(self.start(index) + self.chip, self.length)
 
     def core(self, index: int) -> Span:
-        """What a chip owns: up to the middle of what it shares with each neighbour."""
+        """The pixels that a chip owns: up to the middle of what it shares with each neighbour."""
         first = 0 if index == 0 else (self.start(index) + self.read(index - 1)[1]) // 2
         last = index == self.num - 1
         return first, self.length if last else (self.start(index + 1) + self.read(index)[1]) // 2
@@ -111,7 +111,7 @@ def read_row(
     spans = [columns.read(index) for index in range(columns.num)]
     windows = [band[i, :, :height, : stop - first] for i, (first, stop) in enumerate(spans)]
     for place, name in enumerate(channels):
-        if CHANNELS[name].kind == "radar":  # stored by lines: whole ones, each once
+        if CHANNELS[name].kind == "radar":  # stored by lines, so each line is read whole and once
             for first, stop in _slabs(rows, scene.rows_at_once(name)):
                 lines = scene.read(name, (first, stop), (0, scene.size[1]))
                 for window, span in zip(windows, spans, strict=True):

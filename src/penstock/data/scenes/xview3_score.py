@@ -74,7 +74,7 @@ class XView3Score:
     """Pairs whose true length is known."""
 
     def as_dict(self) -> dict[str, float | None]:
-        """The keys that the official script writes."""
+        """The scores by the keys that the official script writes."""
         return {
             "loc_fscore": self.loc_fscore,
             "loc_fscore_shore": self.loc_fscore_shore,
@@ -260,9 +260,9 @@ def _official_shore(
 def _to_shore_km(
     points: NDArray[np.float64], scene: str, shorelines: Shorelines, *, itself: bool = True
 ) -> NDArray[np.float64]:
-    """Distance of each point from the nearest vertex, infinite where the scene has no shore.
+    """The distance of each point from the nearest vertex, infinite where the scene has no shore.
 
-    Without ``itself`` a vertex that the point stands on is passed over.
+    Without ``itself``, a vertex that the point stands on does not count.
     """
     contours = [contour for contour in shorelines(str(scene)) if len(contour)]
     if not contours or not len(points):

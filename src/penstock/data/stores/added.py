@@ -29,7 +29,7 @@ def and_added() -> str:
 
 
 def checked(opened: Any, protocol: type, where: str) -> Any:
-    """What another package opened, if it has all of `Source` or of `Sink`; else `UsageError`."""
+    """An object that another package opened; `UsageError` where it lacks parts of the protocol."""
     members = (*protocol.__annotations__, *(name for name in vars(protocol) if name[0] != "_"))
     if lacking := [name for name in members if not hasattr(opened, name)]:
         kind = type(opened).__name__

@@ -71,8 +71,8 @@ STORE_MARKERS = {
     ".zattrs": None,
     ".zmetadata": None,
 }
-# A key that a store has from the moment its deletion begins until another one stands in its place.
-# It holds the paths of its arrays, which nothing else tells any longer if the deleting is killed.
+# A store has this key from the start of its deletion until another store stands in its place. It
+# holds the paths of the arrays, which nothing else tells if the deletion is killed.
 DELETING = ".penstock-deleting"
 # Keys of a store: metadata files and chunks, such as 0.0.1, 0/0/1, c/0/1 or c.0.1.
 _PART = r"(?:c|(?:c\.)?\d+(?:\.\d+)*)"
@@ -121,8 +121,8 @@ def open_kvstore(spec: Any, where: str) -> Any:
 def is_store(root: Any, where: str) -> bool:
     """Whether Zarr or N5 metadata lies there, or what a killed deletion of it left.
 
-    A folder of other things is a `UsageError`; one of folders alone, or of a key that was being
-    written when a run was killed, is empty.
+    A folder of other things raises `UsageError`. A folder that holds only folders, or only a key
+    that a killed run was writing, counts as empty.
     """
     with explained_errors(where):
         reads = {marker: root.read(marker).result() for marker in (*STORE_MARKERS, DELETING)}
@@ -156,8 +156,8 @@ def half_deleted(root: Any) -> list[str] | None:
 def check_deletable(root: Any, where: str, arrays: Sequence[str] = ()) -> None:
     """Refuse to delete a store that holds what the layout of Zarr or N5 does not explain.
 
-    Deleting takes all that lies below it. ``arrays`` are paths of arrays that it says it holds.
-    All keys are listed, which costs less than the deleting.
+    Deleting takes all that lies below the store. ``arrays`` are the paths of arrays that its
+    metadata lists. All keys are listed, which costs less than the deleting.
     """
     with explained_errors(where):
         keys = [key.decode(errors="replace") for key in root.list().result()]
@@ -195,8 +195,8 @@ def store_folder(spec: Mapping[str, Any], array: Path | None) -> Path | None:
     """The folder of the store that a local array lies in: above the spec's ``path``, which leads
     into a group.
 
-    A key-value store may be a folder of many stores; then the first name on the way that ends like
-    a store's is meant.
+    A key-value store may be a folder of many stores. Then it is the first folder on the way that is
+    named like a store.
     """
     while isinstance(spec.get("base"), Mapping):
         spec = spec["base"]

@@ -18,11 +18,11 @@ _DRIVERS = ("file", "s3", "gcs")
 
 
 class NoLock(Exception):
-    """The store has no lock; the message says why. Who catches it tells that as a reason."""
+    """The store cannot be locked; the message says why."""
 
 
 def why_no_lock(sink: Sink) -> str | None:
-    """Why an output cannot be locked, as far as its spec tells; None where it seems that it can."""
+    """The reason why an output cannot be locked, by its spec; None where it seems that it can."""
     try:
         base_of(sink)
     except NoLock as why:
@@ -39,8 +39,9 @@ def is_marked(sink: Sink) -> bool:
 
 
 def base_of(sink: Sink) -> tuple[dict[str, Any], list[str]] | None:
-    """The key-value store that holds an output's bytes, as TensorStore's JSON, and the names that
-    lead on in those inside it; None for one that no other process sees."""
+    """The key-value store that holds an output's bytes, as TensorStore's JSON, and the names of the
+    stores inside it that lead to the output. None for an output that no other process sees.
+    """
     if sink.root is None:
         _check_in_memory(sink)
         return None

@@ -50,7 +50,7 @@ class Lost(PenstockError):
 
 
 class Marker:
-    """One marker, and the outputs of a run that it is of."""
+    """One marker, and the outputs of one run that it covers."""
 
     def __init__(self, store: Mapping[str, Any], key: str, run: str) -> None:
         self.store, self.key, self.run = store, key, run
@@ -217,7 +217,7 @@ def _now() -> float:
 
 @cache
 def _machine() -> str:
-    """The machine since it was started, and which processes can be seen from here."""
+    """A text for this machine since its start and for the processes that can be seen from here."""
     words = [platform.node()]
     with contextlib.suppress(OSError):
         words.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())

@@ -104,7 +104,7 @@ class MemorySink:
         self.array[box.slices] = array
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Nothing to do: the array holds all."""
 
 
 def open_array_source(array: NDArray[Any], *, name: str) -> MemorySource:

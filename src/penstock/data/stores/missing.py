@@ -62,7 +62,7 @@ class ChunkCounter:
 
     @property
     def count(self) -> ChunkCount | None:
-        """None where the source does not tell."""
+        """The chunks counted so far; None where the source does not tell."""
         return ChunkCount(self._read, self._absent) if self._tells else None
 
     def look(self, volume: int, owned: Box, seen: Box, array: NDArray[Any]) -> None:

@@ -52,9 +52,9 @@ _HARMLESS = re.compile(
 class TiffSource:
     """Reads one series of a TIFF file; made by `open_ometiff_source`.
 
-    A page is five-dimensional to tifffile: planar samples, z, y, x, interleaved samples. A
-    segment, that is a tile or a strip, is one cell of a grid over a page. What `with_cache` keeps
-    are decoded segments, so that neighbouring blocks decode the strip they share only once.
+    tifffile sees a page in five dimensions: planar samples, z, y, x, interleaved samples. A
+    segment, which is a tile or a strip, is one cell of a grid over a page. `with_cache` keeps
+    decoded segments, so that neighbouring blocks decode a strip they share only once.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class TiffSource:
                 yield counts[flatten(cell, self._grid.cells)]
 
     def _stored(self, box: Box) -> tuple[list[int], Box]:
-        """Where the stored axes stand among t c z y x, and a box along them."""
+        """The places of the stored axes among t c z y x, and a box along the stored axes."""
         places = [AXES.index(axis) for axis in self._stored_axes]
         return places, Box(tuple(box.start[i] for i in places), tuple(box.stop[i] for i in places))
 

@@ -151,8 +151,9 @@ def _version(
     shards: Sequence[int] | None,
     where: str,
 ) -> str:
-    """``n5`` or a version of OME-Zarr: what is at ``root`` and stays there, what is asked, what
-    ``like`` has, or 0.5."""
+    """``n5`` or a version of OME-Zarr: that of a store that stays, else the one that is asked for,
+    else that of ``like``, else 0.5.
+    """
     if path.rstrip("/").endswith(".n5"):
         version = "n5"
     elif root is not None and root.read(".zgroup").result().state == "value":
@@ -280,7 +281,7 @@ _ARRAY_SPECS = {"0.4": _zarr2, "0.5": _zarr3, "n5": _n5}
 
 
 def _documents(version: str, layout: _Layout, path: str) -> dict[str, Any]:
-    """The metadata files of the group, by key; the one that tells a store for one comes first."""
+    """The metadata files of the group, by key. The one that makes it a store comes first."""
     multiscale = _multiscale(layout, path)
     if version == "0.4":
         attributes = {"multiscales": [{"version": "0.4", **multiscale}]}

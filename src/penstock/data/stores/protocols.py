@@ -97,10 +97,10 @@ class Source(Protocol):
         ...
 
     def with_cache(self, num_bytes: int) -> Source:
-        """This source keeping up to ``num_bytes`` of decoded chunks.
+        """This source with a cache of up to ``num_bytes`` of decoded chunks.
 
-        A cache that the user's own spec sets stands, and memory needs none: look at the result's
-        ``cache_bytes``.
+        A cache that the user's own spec sets stays as it is, and memory needs none: see the
+        result's ``cache_bytes``.
         """
         ...
 
@@ -263,15 +263,15 @@ def check_dtype(dtype: Any, where: str, known: Sequence[str] = _DTYPES) -> np.dt
     return np.dtype(dtype_name)
 
 
-def physical_size(told: Any) -> float | None:
-    """The size of a voxel that metadata tells of; None where it is unknown, which other programs
-    write as 0, as an empty text or as a number that is not finite.
+def physical_size(value: Any) -> float | None:
+    """The size of a voxel by its metadata; None where it is unknown. Other programs write an
+    unknown size as 0, as an empty text or as a number that is not finite.
 
     >>> physical_size("0.5"), physical_size(""), physical_size(float("nan"))
     (0.5, None, None)
     """
     try:
-        size = float(told)
+        size = float(value)
     except (TypeError, ValueError):
         return None
     return size if size and math.isfinite(size) else None

@@ -10,7 +10,7 @@ from typing import Any
 from .kvstore import STORE_MARKERS, kvstore_of, settled_spec
 from .protocols import file_stamp
 
-# What a spec may say without another array being meant.
+# Members of a spec that do not change which array is meant.
 _TRANSIENT = re.compile(
     r"context|cache_pool|data_copy_|recheck_|assume_|open$|create$|delete_existing$|"
     r"(file_io|s3|gcs|http)_|aws_credentials|experimental_"
@@ -49,7 +49,7 @@ def cache_limits(spec: Any) -> list[int]:
 
 
 def meaning(spec: Any) -> Any:
-    """A spec's JSON without what does not change its voxels, and with stamps of local files."""
+    """A spec's JSON without what changes no voxels, and with stamps of local files."""
     if isinstance(spec, list):
         return [meaning(value) for value in spec]
     if not isinstance(spec, Mapping):

@@ -141,7 +141,9 @@ class TensorStoreSink:
                 self.root.write(f"{DELETING}-check", None).result()
 
     def create(self) -> None:
-        """Killed at any point, it leaves what the next one takes for a store, or for nothing."""
+        """Create the store. Killed at any point, it leaves what the next run takes for a
+        store or nothing.
+        """
         with explained_errors(self.where):
             if self.replaces is not None:
                 self.root.write(DELETING, json.dumps({"arrays": self.replaces}).encode()).result()
@@ -170,7 +172,7 @@ class TensorStoreSink:
 
 @contextmanager
 def plainly() -> Iterator[None]:
-    """Turn an error of reading or writing into the same of one sentence."""
+    """Raise errors of reading and writing again as one sentence."""
     try:
         yield
     except (ValueError, OSError) as error:
@@ -182,7 +184,7 @@ def cache_of(num_bytes: int) -> Any:
 
 
 def grid_origin(five: Any) -> tuple[int, ...]:
-    """Where a chunk starts; 0 on an axis without chunks."""
+    """A coordinate on each axis where a chunk starts; 0 on an axis without chunks."""
     return tuple(n or 0 for n in five.chunk_layout.grid_origin or (0,) * len(AXES))
 
 

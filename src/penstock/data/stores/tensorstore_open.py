@@ -62,9 +62,9 @@ def open_tensorstore_source(
 ) -> TensorStoreSource:
     """Open a spec for reading, whatever its open mode says.
 
-    ``labels`` name its axes, else the labels of its domain do, else its rank. ``scale``, ``units``
-    and ``translation`` go by axis letter, else the spec's dimension units stand. ``title`` is what
-    messages call it.
+    Its axes are named by ``labels``, else by the labels of its domain, else by its rank. ``scale``,
+    ``units`` and ``translation`` are by axis letter; without them the spec's dimension units count.
+    ``title`` is its name in messages.
     """
     spec = settled(spec)
     with explained_errors(name):
@@ -100,11 +100,11 @@ def open_tensorstore_sink(
     resume: bool,
     name: str,
 ) -> TensorStoreSink:
-    """Prepare to write what a spec describes; an array that exists stands as it is.
+    """Prepare to write what a spec describes. An array that exists stays as it is until `create`.
 
-    The spec's ``open``, ``create`` and ``delete_existing`` are honoured when the sink is created.
-    ``overwrite`` and ``resume`` stand above them. A spec that creates without saying dtype or shape
-    takes them from ``dtype`` and ``domain``.
+    `create` honours the spec's ``open``, ``create`` and ``delete_existing``; ``overwrite`` and
+    ``resume`` override them. A spec that creates without a dtype or shape takes them from ``dtype``
+    and ``domain``.
     """
     with explained_errors(name):
         asked = ts.Spec(settled(spec))
