@@ -153,13 +153,19 @@ def results_table(study: Study, machine: str) -> list[str]:
     lines += [f"{name}: {value}" for name, value in facts if value]
     longest = max(point.at.seconds for point in study.points)
     size, unit = (60.0, "min") if longest >= 60 else (1.0, "s")
-    rows = [("Configuration", "Time", "Speedup", "Efficiency")]
-    for point in study.points:
-        first = point.at.first
-        name = f"{counted(first)} (baseline)" if point is study.points[0] else label(first)
-        time = f"{point.at.seconds / size:.1f} {unit}"
-        share = f"{100 * point.efficiency.value:.0f}%"
-        rows.append((name, time, f"{point.speedup.value:.1f}×", share))
+    names = [f"{counted(run)} (baseline)", *(label(point.at.first) for point in study.points[1:])]
+    rows = [
+        ("Configuration", "Time", "Speedup", "Efficiency"),
+        *(
+            (
+                name,
+                f"{point.at.seconds / size:.1f} {unit}",
+                f"{point.speedup.value:.1f}×",
+                f"{100 * point.efficiency.value:.0f}%",
+            )
+            for name, point in zip(names, study.points, strict=True)
+        ),
+    ]
     first_column = max(19, *(len(row[0]) + 1 for row in rows))
     head, *body = (_cells(row, (first_column, 9, 9, 10)) for row in rows)
     lines += ["", head, "-" * (first_column + 31), *body]

@@ -30,9 +30,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 def runs_of_ledger(path: Path) -> Iterator[TrainingRun]:
-    for record in read_ledger(path):
-        if record.scenario != "train":
-            continue
+    for record in (record for record in read_ledger(path) if record.scenario == "train"):
         # The epochs of a case are those asked for, and those of its results those done.
         results = {"world_size": 1, **record.case, "epochs": None}
         results |= record.facts.get("training") or {}
@@ -63,7 +61,6 @@ def _results_run(results: Mapping[str, Any], source: str, folder: Path | None) -
             local, waits = _medians(rank["phases"])
             made = replace(made, local=local, waits=waits)
         ranks.append(replace(made, host=rank.get("host")))
-    hosts = {rank.host for rank in ranks if rank.host}
     epochs = results.get("epochs") or 0
     seconds = (results.get("training_s") or 0.0) + (results.get("validation_s") or 0.0)
     scores = [*(results.get("history") or ()), results.get("final") or {}]
@@ -81,7 +78,7 @@ def _results_run(results: Mapping[str, Any], source: str, folder: Path | None) -
         job=str(job.get("job_id") or (folder.name if folder else source.rpartition(" ")[2])),
         name=str(job.get("job_name") or results.get("workload") or "train"),
         devices=int(results["world_size"]),
-        nodes=job.get("nodes") or len(hosts) or None,
+        nodes=job.get("nodes") or len({rank.host for rank in ranks if rank.host}) or None,
         seconds=seconds if epochs else None,
         epochs=epochs or None,
         planned_epochs=None if asked is results or asked.get("max_steps") else asked.get("epochs"),
