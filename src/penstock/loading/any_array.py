@@ -32,15 +32,15 @@ class PatchedArray(PackedArray):
     """An array whose patches count as samples."""
 
     cut: Field
-    """How they are cut."""
+    """The field that cuts them."""
 
     @property
     def sample_bytes(self) -> int:
-        """Of one decoded patch, without padding."""
+        """Bytes of one decoded patch, without padding."""
         return self.cut.item_nbytes
 
     def box(self, item: int) -> tuple[slice, ...]:
-        """Where a patch lies in the array."""
+        """The box of the array that a patch is, by the patch's number."""
         field = self.cut
         sample, patch = divmod(item, field.patches_per_sample)
         box = [slice(sample, sample + 1), *(slice(0, n) for n in field.shape[1:])]
@@ -50,17 +50,28 @@ class PatchedArray(PackedArray):
 
 
 def cut_of(array: PackedArray) -> Field | None:
-    """How an array's patches are cut, where these count as samples."""
+    """The field that cuts an array's patches, where these count as samples. None elsewhere."""
     return array.cut if isinstance(array, PatchedArray) else None
 
 
 def open_dataset_or_array(
     place: str | Path, name: str = "DATA", patch: Sequence[int] | None = None
 ) -> Packed:
-    """A packed data set, or one array (Zarr, N5, the first level of an OME-Zarr image) as if it
-    were one: axis 0 counts its samples, and it has no checksums until `with_checks` reads some.
+    """Open a packed data set, or one array as a data set.
 
-    With a ``patch``, the patches that `Loader` cuts count as samples.
+    The array may be Zarr, N5, or the first level of an OME-Zarr image. Its axis 0 counts the
+    samples. It has no checksums until `with_checks` reads some.
+
+    Args:
+        place: The folder.
+        name: The argument's name, for messages.
+        patch: The shape of patches that count as samples, as `Loader` cuts them. None for samples.
+
+    Returns:
+        The data set.
+
+    Raises:
+        UsageError: The folder holds no array, or the patches do not fit.
     """
     packed = _open_any(place, name)
     if patch is None:
@@ -117,8 +128,18 @@ def _open_array_alone(path: Path, where: str) -> PackedArray:
 
 
 def with_checks(packed: Packed, samples: Iterable[int]) -> Packed:
-    """The data set with the checksums of some samples at least. Where it brings none, each of them
-    is read alone by TensorStore, as no loader reads it."""
+    """The data set with the checksums of some samples.
+
+    A data set without checksums gets them here: TensorStore reads each sample alone, as no loader
+    does.
+
+    Args:
+        packed: The data set.
+        samples: The samples whose checksums are needed.
+
+    Returns:
+        A data set with checksums of at least these samples.
+    """
     if packed.checks:
         return packed
     from .engines.tensorstore import open_plainly

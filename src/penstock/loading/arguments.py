@@ -1,4 +1,4 @@
-"""What a user says of a loader's arrays, made a selection, stacks and statistics."""
+"""The arguments of a `Loader` about its arrays, checked, as a selection and stacks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def selection_of(
     names: Sequence[str], *, offsets: Any, channels: Any, patch: Any, channel_axis: Any,
     normalise: Any,
 ) -> Selection:  # fmt: skip
-    """What an item wants of each of the arrays; see `penstock.Loader`."""
+    """What an item wants of each array, from the arguments of `penstock.Loader`."""
     return Selection(
         offsets=_for_each(names, "offsets", offsets, _numbers),
         channels=_for_each(names, "channels", channels, _numbers),
@@ -30,7 +30,7 @@ def selection_of(
 def _for_each(
     names: Sequence[str], what: str, value: Any, parse: Callable[[Any], Any]
 ) -> dict[str, Any]:
-    """A value for each name of a mapping, one value for every array, or nothing."""
+    """A value for each array: those of a mapping, one value for all arrays, or none."""
     if value is None:
         return {}
     try:
@@ -47,7 +47,7 @@ def _numbers(values: Any) -> tuple[int, ...]:
 
 
 def _grid(patch: Any) -> PatchGrid:
-    """The patches of an array, given as a `PatchGrid` or as the shape of one."""
+    """The patches of an array, from a `PatchGrid` or the shape of a patch."""
     return patch if isinstance(patch, PatchGrid) else PatchGrid(_numbers(patch))
 
 
@@ -78,8 +78,11 @@ def stacks_of(
     places: Mapping[str, Location],
     selection: Selection,
 ) -> dict[str, ChannelStack]:
-    """The arrays that become one, given by their names. Those have channels of whose channel axis
-    something is said."""
+    """The stacks by name, from names of their arrays.
+
+    An array has channels where its channel axis or its channels are given, or where the data set
+    names such an axis.
+    """
     if value is None:
         return {}
     if not isinstance(value, Mapping) or any(isinstance(names, str) for names in value.values()):

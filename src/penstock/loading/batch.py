@@ -1,4 +1,4 @@
-"""One batch: its arrays, those that are made of several, and how they lie in a buffer."""
+"""One batch: its arrays, stacks of several arrays, and their places in a buffer."""
 
 from __future__ import annotations
 
@@ -20,8 +20,16 @@ from .ring import aligned
 class Batch(dict[str, NDArray[Any]]):
     """One batch: the name of each array to its rows, (row, [time,] ...).
 
-    The memory is the loader's and comes back to it when the last view is gone, so hold a batch as
-    long as it is needed, and copy what must be kept for good.
+    The memory is the loader's. It comes back to the loader when the last view is gone. Hold a batch
+    as long as it is needed, and copy what must be kept for good.
+
+    Args:
+        arrays: The arrays by name.
+        epoch: The epoch, from 0.
+        number: The place in the epoch, from 0.
+        indices: The order's item of each row: sample * patches_per_sample + patch.
+        samples: The sample of each row, along axis 0 of the arrays.
+        seed: The seed of the order, for `rng`.
     """
 
     def __init__(
@@ -35,17 +43,11 @@ class Batch(dict[str, NDArray[Any]]):
         seed: int,
     ) -> None:
         super().__init__(arrays)
-        self.epoch = epoch
-        self.number = number
-        """Its place in the epoch, from 0."""
-        self.indices = indices
-        """The order's item of each row: sample * patches_per_sample + patch."""
-        self.samples = samples
-        """The sample of each row, along axis 0 of the arrays."""
+        self.epoch, self.number, self.indices, self.samples = epoch, number, indices, samples
         self.seed = seed
 
     def rng(self) -> np.random.Generator:
-        """Random numbers for this batch, the same whichever thread asks and whenever."""
+        """Random numbers of this batch: the same in any thread, and in every run."""
         words = [self.seed, self.epoch, *self.indices.tolist()]
         return np.random.default_rng(words)
 
@@ -54,7 +56,10 @@ Transform = Callable[[Batch], Mapping[str, NDArray[Any]] | None]
 
 
 def transformed(batch: Batch, transform: Transform) -> Batch:
-    """What a transform makes of a batch: itself, changed, or one of the arrays that it returns."""
+    """The batch after a transform: the same one, or one of the arrays that the transform returned.
+
+    `StageError` names the batch where the transform fails.
+    """
     try:
         result = transform(batch)
     except Exception as error:
@@ -69,8 +74,10 @@ def transformed(batch: Batch, transform: Transform) -> Batch:
 
 @dataclass(frozen=True, slots=True)
 class ChannelStack:
-    """Arrays that are one array in a batch: the channels of each behind those of the one before,
-    and of each array one offset after the other. What has no channels is one.
+    """Arrays that are one array in a batch, their channels one behind the other.
+
+    An array with several offsets gives its channels once for each. One without channels is a
+    channel.
 
         u (sample, lat, lon, level)   ──▶  (row, lat, lon, [u at t-1 | u at t | ps at t])
         ps (sample, lat, lon)
@@ -79,7 +86,7 @@ class ChannelStack:
     name: str
     fields: tuple[Field, ...]
     flat: frozenset[str] = frozenset()
-    """The names of those without channels."""
+    """The names of the arrays without channels."""
 
     def __post_init__(self) -> None:
         if not self.fields:
@@ -101,7 +108,7 @@ class ChannelStack:
 
     @property
     def axis(self) -> int:
-        """The axis of the channels in a batch: where the arrays have it, else the last."""
+        """The axis of the channels in a batch: that of the arrays, or else the last."""
         return self._deep[0].channel_axis if self._deep else len(self.fields[0].shape)
 
     @property
@@ -110,7 +117,7 @@ class ChannelStack:
 
     @property
     def channels(self) -> list[tuple[str, int, int]]:
-        """What each channel is: array, offset and the array's channel (0 where it has none)."""
+        """The array, the offset, and the array's channel (0 without channels) of each channel."""
         return [
             (field.name, offset, channel)
             for field in self.fields
@@ -119,13 +126,13 @@ class ChannelStack:
         ]
 
     def _depth(self, field: Field) -> int:
-        """Its channels at one offset."""
+        """The channels of an array at one offset."""
         if field.name in self.flat:
             return 1
         return field.item_shape[field.channel_axis - len(field.shape)]
 
     def _shape(self, field: Field) -> tuple[int, ...]:
-        """Of an item, without time and channels."""
+        """The shape of an item without time and channels."""
         times = len(field.item_shape) - len(field.shape) + 1
         shape = list(field.item_shape[times:])
         if field.name not in self.flat:
@@ -144,7 +151,7 @@ class ChannelStack:
         return math.prod(self.out_shape(1)) * self.dtype.itemsize
 
     def parts(self, batch: NDArray[Any]) -> dict[str, NDArray[Any]]:
-        """Views of a batch: where each array goes, in the shape that it would have alone."""
+        """A view of a batch for each array, in the shape that the array has without a stack."""
         views: dict[str, NDArray[Any]] = {}
         start = 0
         before: Index = (slice(None),) * self.axis
@@ -162,7 +169,7 @@ class ChannelStack:
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """Which arrays a batch has, and where they lie in its buffer."""
+    """The arrays of a batch, and where they lie in its buffer."""
 
     fields: Mapping[str, Field]
     stacks: Mapping[str, ChannelStack]
@@ -170,17 +177,17 @@ class BatchLayout:
 
     @cached_property
     def arrays(self) -> dict[str, Field | ChannelStack]:
-        """What a batch holds, by name."""
+        """The arrays of a batch by name: stacks, and the fields that are in none."""
         stacked = {field.name for stack in self.stacks.values() for field in stack.fields}
         alone = {name: field for name, field in self.fields.items() if name not in stacked}
         return {**self.stacks, **alone}
 
     def nbytes(self, rows: int) -> int:
-        """Bytes of a batch of so many rows, what aligns its arrays included."""
+        """Bytes of a batch of so many rows, with what aligns its arrays."""
         return sum(aligned(array.item_nbytes * rows) for array in self.arrays.values())
 
     def cut(self, root: NDArray[np.uint8], rows: int) -> dict[str, NDArray[Any]]:
-        """The arrays of a batch, cut from one buffer."""
+        """The arrays of a batch of so many rows, as views of one buffer."""
         arrays, start = {}, 0
         for name, array in self.arrays.items():
             stop = start + array.item_nbytes * rows
@@ -189,7 +196,7 @@ class BatchLayout:
         return arrays
 
     def destinations(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Where each stored array goes: an array of the batch, or the parts of a stack."""
+        """The array that each field fills: one of the batch, or a part of a stack."""
         out = dict(arrays)
         for name, stack in self.stacks.items():
             out |= stack.parts(out.pop(name))

@@ -1,11 +1,11 @@
-"""A cache of chunks that need not guess, since what will be used is known.
+"""A cache of chunks that does not guess: it knows which chunks will be used.
 
     batches to come ──▶ Foresight ──▶ uses, announced ──▶ NextUseCache ──▶ what is used last goes
                             ▲                                  │
                             └──────── look, to be sure ◀───────┘
 
-`NextUseCache` evicts what is used furthest ahead, and `Foresight` tells it as much of the future as
-makes a difference. Neither knows what a chunk is, and neither touches a file.
+`NextUseCache` evicts the chunk that is used furthest ahead. `Foresight` tells it as much of the
+future as makes a difference. Neither knows what a chunk is, and neither touches a file.
 """
 
 from __future__ import annotations
@@ -28,20 +28,22 @@ class _Resident(Generic[Value]):
     value: Value
     nbytes: int
     rank: tuple[float, int]
-    """Furthest next use first, then least recently touched: the smallest rank goes first."""
+    """The next use (negative) and the last touch. The chunk with the smallest rank goes first."""
 
 
 class NextUseCache(Generic[Key, Value]):
-    """Keeps what is needed soonest within a budget of bytes (Belady's rule).
+    """Keeps the chunks that are used soonest, within a budget of bytes (Belady's rule).
 
-    The uses that lie ahead are announced with `expect`, in the order in which they come. `get`
-    strikes a use off. When room is needed, what is used furthest ahead goes first; what has no
-    announced use is furthest of all, and of two equals the one touched longer ago goes. So with
-    nothing announced this is an LRU cache, and with all announced and equal sizes no cache has
-    fewer misses. It need not be all: where more than one chunk that could go has no announced use,
-    the cache calls `look` before it chooses. Safe to share between threads, whose uses may overtake
-    one another: of those that miss a chunk at once one is told so, and the others wait for what it
-    will `put`. A caller that abandons announced uses must `forget`.
+    `expect` announces uses in the order in which they come; `get` strikes a use off. When room is
+    needed, the chunk that is used furthest ahead goes first. A chunk without an announced use
+    counts as furthest of all. Of two equal chunks the one touched longer ago goes. So without
+    announced uses this is an LRU cache, and with all of them and chunks of one size no cache has
+    fewer misses. Not all need be announced: where more than one chunk without an announced use
+    could go, the cache calls `look` before it chooses.
+
+    Threads may share it, and their uses may overtake one another. Of threads that miss a chunk at
+    once, one gets None and makes it, and the others wait for its `put`. A caller that abandons
+    announced uses must call `forget`.
 
     >>> cache = NextUseCache(budget=2)
     >>> cache.expect("abca")
@@ -56,18 +58,18 @@ class NextUseCache(Generic[Key, Value]):
         self.budget = budget
         self.used = 0
         self.look: Callable[[], bool] = lambda: False
-        """Announces further uses; False where there are none, or as many as may be."""
-        # Reentrant: an iterator may end, and `forget`, in the garbage collector at any line.
+        """Announces further uses. False where there are none, or where no more may be in sight."""
+        # Reentrant: the garbage collector may end an iterator, which calls `forget`, at any line.
         self._changed = threading.Condition(threading.RLock())
         self._making: set[Key] = set()
-        """Chunks that were missed and not yet put."""
+        """Chunks that a thread has missed and not yet put."""
         self._uses = 0
-        """Uses that were ever announced; the next one has this number."""
-        # Lists, since most are of one or two: an empty deque alone takes 600 bytes.
+        """The number of uses ever announced, which is the number of the next one."""
+        # Lists, since most have one or two numbers: an empty deque alone takes 600 bytes.
         self._ahead: dict[Key, list[int]] = {}
         self._residents: dict[Key, _Resident[Value]] = {}
         self._idle: set[Key] = set()
-        """Residents without an announced use."""
+        """Chunks in the cache without an announced use."""
         self._heap: list[tuple[tuple[float, int], Key]] = []
         self._touches = 0
 
@@ -75,7 +77,7 @@ class NextUseCache(Generic[Key, Value]):
         return key in self._residents
 
     def expect(self, keys: Iterable[Key]) -> int:
-        """Announce that chunks will be used, one after another; the number of the first use."""
+        """Announce that chunks will be used, one after another. Returns the first use's number."""
         with self._changed:
             first = self._uses
             for key in keys:
@@ -87,8 +89,10 @@ class NextUseCache(Generic[Key, Value]):
             return first
 
     def get(self, key: Key, use: int) -> Value | None:
-        """The chunk for a use that was announced, or None: then decode it and `put` it, or
-        `give_up`. Waits for a chunk that another thread has missed."""
+        """The chunk for an announced use. None asks the caller to `put` it, or to `give_up`.
+
+        Waits for a chunk that another thread has missed.
+        """
         with self._changed:
             self._changed.wait_for(lambda: key not in self._making)
             uses = self._ahead.get(key)
@@ -104,8 +108,7 @@ class NextUseCache(Generic[Key, Value]):
             return resident.value
 
     def put(self, key: Key, value: Value, nbytes: int) -> bool:
-        """Offer a chunk; False when it is not kept, since all that it would drive out is used
-        sooner."""
+        """Offer a chunk. False where it is not kept: the chunks in its way are used sooner."""
         while self._must_guess(key, nbytes) and self.look():
             pass
         with self._changed:
@@ -114,13 +117,13 @@ class NextUseCache(Generic[Key, Value]):
             return kept
 
     def give_up(self, key: Key) -> None:
-        """Who missed a chunk makes it no longer: whoever waits for it may."""
+        """Make a missed chunk no longer. A thread that waits for it makes it instead."""
         with self._changed:
             self._making.discard(key)
             self._changed.notify_all()
 
     def let_go(self) -> None:
-        """Nobody waits any longer for what others make; they may never be done."""
+        """Let no thread wait any longer for chunks that others make: those may never be done."""
         with self._changed:
             self._making.clear()
             self._changed.notify_all()
@@ -153,14 +156,14 @@ class NextUseCache(Generic[Key, Value]):
         return True
 
     def forget(self) -> None:
-        """Drop every announced use. The chunks stay."""
+        """Drop every announced use. The chunks stay in the cache."""
         with self._changed:
             self._ahead.clear()
             for key in self._residents:
                 self._rank(key, touch=False)
 
     def _must_guess(self, key: Key, nbytes: int) -> bool:
-        """Whether one of several chunks has to go of which it is not known which is used last."""
+        """Whether a chunk has to go, and the next uses of several candidates are unknown."""
         with self._changed:
             if key in self._residents or not self.budget - self.used < nbytes <= self.budget:
                 return False
@@ -178,7 +181,7 @@ class NextUseCache(Generic[Key, Value]):
 
     def _push(self, rank: tuple[float, int], key: Key) -> None:
         (self._idle.discard if key in self._ahead else self._idle.add)(key)
-        # Entries of older ranks stay in the heap; they are swept out before they outnumber.
+        # Entries of older ranks stay in the heap. They are swept out before there are too many.
         if len(self._heap) > 2 * len(self._residents) + 64:
             self._heap = [(r.rank, k) for k, r in self._residents.items() if k != key]
             heapq.heapify(self._heap)
@@ -186,27 +189,28 @@ class NextUseCache(Generic[Key, Value]):
 
 
 class Foresight(Generic[Batch, Key]):
-    """Batches to come, of which a cache is told as many as make a difference.
+    """Batches to come. It tells a cache of as many of them as make a difference.
 
-    `take` hands them on, one after another. The cache has one more announced, by `look`, when it
-    would have to guess otherwise; so what it evicts is what Belady's rule would evict that sees the
-    whole epoch, and it looks no further than this takes. Two bounds are in the way. For memory's
-    sake at most ``most`` uses are in sight ahead of the batches that were taken; for that of time,
-    since whoever reads waits meanwhile, no more than some and a few for each that was taken.
+    `take` hands batches on, one after another. When the cache would have to guess, `look` announces
+    one batch more. So the cache evicts what Belady's rule with sight of the whole epoch would
+    evict, and looks no further than that needs. Two bounds limit the sight. For memory, at most
+    ``most`` uses are in sight ahead of the batches that were taken. For time, since a reader waits
+    meanwhile, sight begins with `_AT_FIRST` uses and grows by `_FOR_EACH` for each use that was
+    taken.
 
-    Where that is too little, reads are not many more. Cut the epoch into stretches, each as long as
-    the sight at its beginning. Within one the cache does what is best for it from where it began,
-    for each use to the stretch's end is in sight when it would have to guess. So of a cache of C
-    chunks a stretch reads at most C more than it does in the best course of the epoch, and none
-    more in the first, which both begin with nothing; and the best course reads at least L - C in a
-    stretch of L different chunks. All in all that is at most L / (L - C) times the reads of the
-    best, L being that of the poorest stretch but the last. Threads may share it.
+    A bounded sight costs few reads. Cut the epoch into stretches, each as long as the sight at its
+    beginning. Within a stretch the cache does the best from where it began, since all uses to the
+    stretch's end are in sight when it would have to guess. So with a cache of C chunks a stretch
+    reads at most C more than in the best course of the epoch, and none more in the first stretch,
+    where both begin empty. The best course reads at least L - C in a stretch of L different chunks.
+    Together that is at most L / (L - C) times the reads of the best, with the smallest L of all
+    stretches but the last. Threads may share it.
     """
 
     _AT_FIRST = 1024
-    """Uses that may be in sight before any was taken."""
+    """The uses that may be in sight before any was taken."""
     _FOR_EACH = 4
-    """Uses by which sight may grow with each that is taken."""
+    """The uses by which sight grows with each use that is taken."""
 
     def __init__(
         self,
@@ -216,23 +220,23 @@ class Foresight(Generic[Batch, Key]):
         most: int,
     ) -> None:
         self._cache, self._batches, self._keys, self._most = cache, batches, keys, most
-        self._lock = cache._changed  # one for both: two could be taken in either order
+        self._lock = cache._changed  # one for both: two locks could be taken in either order
         self._seen: deque[tuple[Batch, int, int]] = deque()
-        """Batches that were announced and not taken, with their first use and how many."""
+        """Batches that were announced and not taken: batch, first use, number of uses."""
         self._ahead = 0
-        """Uses of these."""
+        """The number of uses of these batches."""
         self._taken = 0
-        """Uses of the others."""
+        """The number of uses of the batches that were taken."""
         cache.look = self.look
 
     def look(self) -> bool:
-        """Announce one batch more; False where there is none, or enough is in sight."""
+        """Announce one batch more. False where there is none, or enough is in sight."""
         with self._lock:
             enough = min(self._most, self._AT_FIRST + self._FOR_EACH * self._taken)
             return self._ahead < enough and self._announce()
 
     def take(self) -> tuple[Batch, int] | None:
-        """The next batch and the number of its first use; None after the last."""
+        """The next batch and the number of its first use. None after the last."""
         with self._lock:
             if not self._seen and not self._announce():
                 return None
@@ -242,7 +246,7 @@ class Foresight(Generic[Batch, Key]):
             return batch, first
 
     def close(self) -> None:
-        """There are no more batches, and none that was announced will be used."""
+        """Drop all batches to come, with the uses that were announced."""
         with self._lock:
             self._batches = iter(())
             self._seen.clear()

@@ -17,10 +17,14 @@ from .price import Need
 def chunk_reads(
     field: Field, samples: NDArray[np.integer[Any]], patches: NDArray[np.integer[Any]] | None = None
 ) -> list[ChunkRead]:
-    """The chunks that a batch reads, each once, sorted, with what goes where.
+    """The chunks that a batch reads, each once and sorted, with their copies into the batch.
 
-    ``samples`` are numbers along axis 0 of the array, one a row; ``patches`` the patch of each.
     Neighbouring rows from neighbouring places of one chunk are one copy.
+
+    Args:
+        field: The array and what an item wants of it.
+        samples: The sample of each row, along axis 0 of the array: (rows,).
+        patches: The patch of each row: (rows,). None where samples are not cut.
     """
     depth = field.chunks[0]
     numbers = samples.tolist()
@@ -48,7 +52,7 @@ def chunk_reads(
 def chunk_indices(
     field: Field, samples: NDArray[np.integer[Any]], patches: NDArray[np.integer[Any]] | None = None
 ) -> list[tuple[int, ...]]:
-    """The chunks of `chunk_reads`, in its order, without what goes where."""
+    """The indices of the chunks of `chunk_reads`, in the same order."""
     depth, numbers = field.chunks[0], samples.tolist()
     places = [0] * len(numbers) if patches is None else patches.tolist()
     wanted = {
@@ -60,7 +64,7 @@ def chunk_indices(
 
 
 def _stretches(pairs: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
-    """Pairs (row, place) as stretches (row, place, length) that rise together."""
+    """Pairs (row, place) as stretches (row, place, length) in which both rise by 1."""
     stretches: list[tuple[int, int, int]] = []
     for row, inside in pairs:
         if stretches:
@@ -73,9 +77,15 @@ def _stretches(pairs: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
 
 
 def need_of(fields: Iterable[Field], order: Order, first: int) -> Callable[[Items], Need]:
-    """What the items of an order need of some fields, for `penstock.loading.price.price_order`.
+    """A function that says which chunks some items read, for `price_order`.
 
-    ``first`` is the sample along axis 0 that the order counts as 0: `valid_samples(...).start`.
+    Args:
+        fields: The arrays and what an item wants of them.
+        order: The order of the items.
+        first: The sample along axis 0 that the order counts as 0: `valid_samples(...).start`.
+
+    Returns:
+        A function from items to their `Need`.
     """
     fields = tuple(fields)
 

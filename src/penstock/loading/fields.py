@@ -7,9 +7,9 @@
                         ╎ padding of the last chunk         │           │ row 1
                                                             └───────────┘
 
-What one sample reads, but for its number, is the same for every sample: that template is made
-once, and a batch is the template times its samples. Each chunk appears once, however many rows want
-it, in the order of the chunks' indices. Nothing here opens a file or holds a sample.
+Every sample reads the same chunks, but for its number. That template is made once, and a batch is
+the template times its samples. Each chunk appears once, however many rows want it, in the order of
+the chunks' indices. Nothing here opens a file or holds a sample.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from ..base import UsageError
 
 Index = tuple[Any, ...]
-"""What numpy takes between brackets: slices, and a whole number for the time axis of a batch."""
+"""An index of numpy: slices, and a whole number for the time axis of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,9 @@ class PatchGrid:
 
     shape: tuple[int, ...]
     stride: tuple[int, ...] = ()
-    """Voxels from patch to patch; the patch's own shape where none is given."""
+    """Voxels from patch to patch. By default the patch's own shape."""
     axes: tuple[int, ...] = ()
-    """Axes of the array that are cut; the last ones where none are given."""
+    """Axes of the array that are cut. By default the last ones."""
 
     def __post_init__(self) -> None:
         for name in ("stride", "axes"):
@@ -58,14 +58,14 @@ class PatchGrid:
             raise UsageError(f"patch {self.shape} and stride {self.stride} must be at least 1")
 
     def counts(self, lengths: Sequence[int]) -> tuple[int, ...]:
-        """Patches along each cut axis of the given lengths."""
+        """The number of patches along each cut axis of the given lengths."""
         return tuple(
             -(-(length - size) // step) + 1
             for length, size, step in zip(lengths, self.shape, self.steps, strict=True)
         )
 
     def start(self, place: Sequence[int], lengths: Sequence[int]) -> tuple[int, ...]:
-        """Where the patch at a place of the grid begins along each cut axis."""
+        """The first voxel, along each cut axis, of the patch at a place of the grid."""
         return tuple(
             min(i * step, length - size)
             for i, length, size, step in zip(place, lengths, self.shape, self.steps, strict=True)
@@ -73,35 +73,38 @@ class PatchGrid:
 
     @property
     def steps(self) -> tuple[int, ...]:
+        """Voxels from patch to patch."""
         return self.stride or self.shape
 
 
 @dataclass(slots=True)
 class ChunkRead:
-    """One chunk and all that a batch wants of it: ``batch[to] = chunk[of]`` for each copy."""
+    """One chunk and its copies into a batch: ``batch[to] = chunk[of]`` for each."""
 
     index: tuple[int, ...]
     copies: list[tuple[Index, Index]]
-    """Pairs (to, of): where in the batch, and what of the chunk."""
+    """Pairs (to, of): an index of the batch, and one of the chunk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One stored array and what an item wants of it. Axis 0 is the sample."""
+    """One stored array and what an item wants of it. Axis 0 counts the samples."""
 
     name: str
     shape: tuple[int, ...]
-    """Of the array: (samples, ...)."""
+    """The shape of the array: (samples, ...)."""
     chunks: tuple[int, ...]
+    """The shape of a chunk."""
     dtype: np.dtype[Any]
     offsets: tuple[int, ...] = (0,)
-    """Samples that an item wants, relative to its own: (-1, 0) is the one before and itself.
-    Two or more become an axis of their own behind the rows of the batch."""
+    """The samples of an item, relative to its own: (-1, 0) is the one before and itself. Two or
+    more become an axis of the batch, behind the rows."""
     channels: tuple[int, ...] | None = None
-    """Those wanted of the channel axis, in this order; None for all."""
+    """The channels of an item, in this order. None for all."""
     channel_axis: int = -1
-    """The axis that ``channels`` chooses from; once made, counted from the front."""
+    """The axis of the channels. The field counts it from the front, whatever was given."""
     patch: PatchGrid | None = None
+    """The boxes that a sample is cut into. None for whole samples."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", np.dtype(self.dtype))
@@ -152,7 +155,7 @@ class Field:
 
     @property
     def patch_axes(self) -> tuple[int, ...]:
-        """Axes that are cut into patches, counted from the front."""
+        """The axes that are cut into patches, counted from the front."""
         if self.patch is None:
             return ()
         ndim = len(self.shape)
@@ -162,12 +165,12 @@ class Field:
 
     @property
     def patch_sizes(self) -> dict[int, int]:
-        """Voxels of a patch along each axis that is cut."""
+        """The voxels of a patch along each axis that is cut."""
         return dict(zip(self.patch_axes, self.patch.shape if self.patch else (), strict=True))
 
     @property
     def patch_counts(self) -> tuple[int, ...]:
-        """Patches along each cut axis; a patch's number counts them with the last axis fastest."""
+        """The patches along each cut axis. Numbers of patches count the last axis fastest."""
         if self.patch is None:
             return ()
         return self.patch.counts([self.shape[axis] for axis in self.patch_axes])
@@ -177,7 +180,7 @@ class Field:
         return math.prod(self.patch_counts)
 
     def patch_start(self, patch: int) -> dict[int, int]:
-        """Where a patch begins: cut axis to coordinate."""
+        """The first voxel of a patch along each axis that is cut."""
         if self.patch is None:
             return {}
         place = [int(i) for i in np.unravel_index(patch, self.patch_counts)]
@@ -185,7 +188,7 @@ class Field:
         return dict(zip(self.patch_axes, start, strict=True))
 
     def patch_boxes(self, patches: NDArray[Any]) -> list[tuple[slice, ...]]:
-        """Each patch as a slice of each cut axis."""
+        """Each patch as slices, one for each axis that is cut."""
         assert self.patch is not None
         places = np.unravel_index(patches, self.patch_counts)
         along = []
@@ -225,17 +228,17 @@ class Field:
 
     @property
     def chunk_nbytes(self) -> int:
-        """Bytes of a decoded chunk; the last ones are padded to the same size."""
+        """Bytes of a decoded chunk. The last chunks of an axis are padded to the same size."""
         return math.prod(self.chunks) * self.dtype.itemsize
 
     def most_chunks(self, rows: int) -> int:
-        """The most chunks that a batch of so many rows can need."""
+        """The most chunks that a batch of so many rows reads."""
         of_array = [
             -(-length // chunk) for length, chunk in zip(self.shape, self.chunks, strict=True)
         ]
         of_item = [1, *of_array[1:]]
         for axis in self.patch_axes:
-            # A box of one voxel is in one chunk, and each chunk's length more may be in one more.
+            # A box of one voxel is in one chunk. Each chunk's length more may reach one more.
             size = self.item_shape[axis - len(self.shape)]
             of_item[axis] = min(of_item[axis], (size - 2) // self.chunks[axis] + 2)
         if self.channels is not None:
@@ -245,9 +248,10 @@ class Field:
 
     @property
     def run_nbytes(self) -> int:
-        """Bytes that lie together both in a chunk and in a batch: what one step of a copy moves.
+        """Bytes that are adjacent both in a chunk and in a batch: what one step of a copy moves.
 
-        Short runs make the copy, not the disk, the limit: 13 float32 channels last are 52 bytes.
+        With short runs the copy is the limit, and not the disk: 13 float32 channels last are 52
+        bytes.
         """
         _, copies = patch_template(self, 0)[0]
         run = self.dtype.itemsize
@@ -264,8 +268,10 @@ class Field:
 
 
 def valid_samples(fields: Iterable[Field]) -> range:
-    """The samples that are valid in every field. Raises `UsageError` where there are none, or the
-    arrays are not equally long."""
+    """The samples that are valid in every field.
+
+    `UsageError` where there are none, or where the arrays are not equally long.
+    """
     fields = tuple(fields)
     lengths = {field.name: field.shape[0] for field in fields}
     if len(set(lengths.values())) > 1:
@@ -279,12 +285,12 @@ def valid_samples(fields: Iterable[Field]) -> range:
 
 
 _Piece = tuple[tuple[int, ...], list[tuple[Index, Index]]]
-"""A chunk of a sample and its copies, but for their places along the sample axis."""
+"""A chunk of a sample and its copies, without their places along the sample axis."""
 
 
 @lru_cache(maxsize=4096)
 def patch_template(field: Field, patch: int) -> list[_Piece]:
-    """What one patch of a sample reads along all axes but that of the samples."""
+    """The chunks that one patch of a sample reads, along all axes but that of the samples."""
     begins = field.patch_start(patch)
     along = []
     for axis in range(1, len(field.shape)):
@@ -304,7 +310,7 @@ def patch_template(field: Field, patch: int) -> list[_Piece]:
 
 
 _Stretch = tuple[int, slice, slice]
-"""Along one axis: the chunk, where to in the batch, what of the chunk."""
+"""A chunk along one axis, the place in the batch, the part of the chunk."""
 
 
 def _cuts(start: int, stop: int, chunk: int) -> list[_Stretch]:
@@ -318,7 +324,7 @@ def _cuts(start: int, stop: int, chunk: int) -> list[_Stretch]:
 
 
 def _runs(channels: Sequence[int], chunk: int) -> list[_Stretch]:
-    """Chosen places of an axis as few strided slices, each within one chunk."""
+    """Chosen places of an axis as a few strided slices, each within one chunk."""
     runs, first = [], 0
     while first < len(channels):
         last = first + 1

@@ -15,11 +15,11 @@ from .ring import Ring
 from .under_way import BatchWork, OwnReads, ReadAhead, Ticket, tickets_of
 
 AT_ONCE = 1024
-"""Items whose place in the order is computed at once."""
+"""Items whose places in the order are computed at once."""
 
 
 class EpochRun:
-    """The threads of one iteration."""
+    """The threads of one iteration, and the channels between them."""
 
     def __init__(
         self,
@@ -65,12 +65,12 @@ class EpochRun:
     def _spawn(
         self, name: str, get: Callable[[], Any], step: Callable[[Any], None], into: Channel[Any]
     ) -> None:
-        """A thread that takes a step with each item until there are no more."""
+        """Start a thread that takes a step with each item until there are no more."""
 
         def loop() -> None:
             while (item := get()) is not None:
                 step(item)
-                del item  # no thread that waits keeps a batch alive
+                del item  # a thread that waits keeps no batch alive
             into.close()
 
         self.flow.spawn(f"penstock-loader-{name}", loop)
@@ -84,7 +84,7 @@ class EpochRun:
             return sum(1 for _ in takewhile(lambda work: work.ready, self.out.waiting()))
 
     def fill(self, count: int) -> bool:
-        """Wait until so many batches are ready; False where the iteration ended before."""
+        """Wait until so many batches are ready. False where the iteration ended before."""
         with self.flow.changed:
             self.flow.wait_for(
                 lambda: len(self.out) >= count or not self.flow.alive, self.out.filled
@@ -96,7 +96,7 @@ class EpochRun:
         return len(opened) == count
 
     def take(self) -> Batch | None:
-        """The next batch, None after the last; raises the first error of any thread."""
+        """The next batch, None after the last. Raises the first error of any thread."""
         try:
             work = self.ahead.take(self.out)
             if work is None:
@@ -116,11 +116,11 @@ class EpochRun:
             raise
 
     def stop(self) -> None:
-        """End the threads and let go of what was under way."""
+        """End the threads and drop the batches under way."""
         first, self.ended = not self.ended, True
         self.flow.fail(Stopped())
         self.ring.wake()
-        if first:  # by now the engine may work for another iteration
+        if first:  # at a second call the engine may work for another iteration
             self.own_reads.let_end()
             self.engine.cancel()
         self.flow.settle()  # the first error is raised by `take`
@@ -130,7 +130,7 @@ class EpochRun:
             self.engine.forget()
 
     def _finish(self, work: BatchWork) -> None:
-        """Wait for what an engine reads alone."""
+        """Wait for the reads that the engine does in threads of its own."""
         if not work.readings:
             return
         try:
@@ -138,7 +138,7 @@ class EpochRun:
         except BaseException as error:
             failed = self.flow.failed
             self.flow.fail(error)
-            if failed:  # and so the reading was cancelled
+            if failed:  # so the read was cancelled
                 raise Stopped from error
             raise
         with self.flow.changed:
@@ -191,7 +191,7 @@ class EpochRun:
 
 
 def _wanted(order: Order, start: Position, first_sample: int, check: Check) -> Iterator[Wanted]:
-    """The batches of the rest of an epoch. Ends whoever asks for one when the flow has failed."""
+    """The batches of the rest of an epoch. ``check`` raises here once the flow has failed."""
     cut, some = order.patches_per_sample > 1, max(1, AT_ONCE // order.batch_size)
     for first in range(start.batch, order.num_batches, some):
         numbers = range(first, min(first + some, order.num_batches))

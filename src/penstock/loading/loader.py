@@ -4,15 +4,15 @@
                 │                                                                          │
                 └──────◀── Ring: a buffer comes back when the user holds no view of it ◀───┘
 
-One thread plans: it takes the next batch of the order, waits until there may be one more ahead and
-for a buffer, and hands out the batch's tasks (chunks) as tickets. Tickets are taken in that order,
-so all workers are on the oldest unfinished batch, and go on to the next when no ticket of it is
-left. A batch is handed on by number when its last task has ended. So the order and the bytes of
-batches depend on nothing but the seed: neither on the number of workers nor on who was quick.
-Where decoded chunks are kept, whoever has to let one go looks at batches further ahead first.
+One thread plans. It takes the next batch of the order, waits until there may be one more ahead and
+for a buffer, and hands out the batch's tasks (chunks) as tickets. Workers take tickets in that
+order: all are on the oldest unfinished batch, and go on to the next when it has no ticket left. A
+batch is handed on by number when its last task has ended. So the order and the bytes of batches
+depend on the seed alone, and not on the number or the speed of workers. A cache of decoded chunks
+looks at batches further ahead before it drops a chunk.
 
-The first error of any thread is what `next` raises. Threads live for one iteration and are gone
-when it ends: at its end, at a ``break``, at an error, or at `Loader.close`.
+`next` raises the first error of any thread. Threads live for one iteration. They are gone after its
+end, a ``break``, an error, or `Loader.close`.
 """
 
 from __future__ import annotations
@@ -43,32 +43,40 @@ if TYPE_CHECKING:
 
 
 class Loader:
-    """An iterable of `Batch`; each iteration is an epoch.
+    """An iterable of `Batch`. Each iteration is an epoch.
 
         with Loader("data/", batch_size=16, shuffle="block", workers=8) as loader:
             for epoch in range(2):
                 for batch in loader:
                     step(batch["inputs"], batch["targets"])
 
-    ``data`` is a packed data set, one Zarr array, or a mapping of names to paths or URLs. What an
-    item is: ``offsets`` are the samples that it wants relative to its own ((-1, 0) is the one
-    before and itself), ``channels`` those of the channel axis, ``patch`` the boxes that a sample is
-    cut into; a patch of as many axes as the array has makes the whole array, a volume, one sample
-    (shuffle its patches by ``global``). Each is one value for all arrays or a mapping from their
-    names. ``normalise`` is a file of statistics (see `read_statistics`) or a mapping of name to
-    (mean, std). ``stack`` makes one array of several, ``{"inputs": ["u", "v", "ps"]}``: along their
-    channels where they have such an axis (``channel_axis``, ``channels``, or by that name in a
-    packed data set), and an array without is one channel; times at ``offsets`` are channels too
-    (see `ChannelStack`, and ``loader.stacks["inputs"].channels``). ``transform`` is called with
-    each batch, one after another in order; it changes the batch or returns a mapping in its place.
-    ``knobs`` are the fields of `LoaderConfig`.
+    An iteration begins where `load_state_dict` or `set_epoch` said, else with the next epoch. An
+    epoch that is left by ``break`` or by an error counts as done, unless the `state_dict` of that
+    moment is loaded. A new iteration ends the one before. While iterating, `StageError` names the
+    chunk that failed.
 
-    An iteration begins where `load_state_dict` or `set_epoch` said, else with the next epoch; an
-    epoch left by ``break`` or by an error counts as done, unless the `state_dict` of that moment is
-    loaded. A new iteration ends the one before.
+    ``offsets``, ``channels``, ``patch`` and ``channel_axis`` take one value for all arrays, or a
+    mapping from the arrays' names.
 
-    Raises `UsageError` for what cannot be read so, `Refused` where ``max_memory`` is too little;
-    while iterating, `StageError` with the chunk's path.
+    Args:
+        data: A packed data set, one Zarr array, or a mapping of names to paths or URLs.
+        offsets: The samples of an item relative to its own: (-1, 0) is the one before and itself.
+        channels: The channels of an item, in this order.
+        patch: The shape of the boxes that a sample is cut into, or a `PatchGrid`. A patch of as
+            many axes as the array makes the whole array one sample, a volume. Shuffle its patches
+            by ``global``.
+        channel_axis: The axis of the channels. By default the one called ``channels`` in a packed
+            data set, else the last.
+        normalise: A file of statistics (see `read_statistics`), or {name: (mean, std)}.
+        stack: Arrays that become one, ``{"inputs": ["u", "v", "ps"]}``, along their channels; see
+            `ChannelStack`. ``loader.stacks["inputs"].channels`` lists what each channel is.
+        transform: Called with each batch, in order. Changes the batch, or returns a mapping of
+            arrays that takes its place.
+        knobs: The fields of `LoaderConfig`.
+
+    Raises:
+        UsageError: The data or the settings cannot be read so.
+        Refused: ``max_memory`` is too little.
     """
 
     @speaks_python(LoaderConfig)
@@ -101,16 +109,16 @@ class Loader:
         """The arrays of a batch that hold several of ``fields``."""
         self.transform = transform
         self.first_sample = valid_samples(self.fields.values()).start
-        """Sample along axis 0 of the arrays that the order counts as 0."""
+        """The sample, along axis 0 of the arrays, that the order counts as 0."""
         self.order = _order_of(config, self.fields)
         self._layout = BatchLayout(self.fields, self.stacks)
         self.arrays = self._layout.arrays
-        """What a batch holds, by name."""
+        """The arrays of a batch, by name."""
         self.batch_bytes = buffer_bytes(self._layout.nbytes(config.batch_size), config.pin)
         """Bytes of one buffer of the ring."""
         open_native = partial(open_engine, "native", places, selection, how)
         self.engine, most = fit_memory(engine, config, self.batch_bytes, open_native)
-        """What reads; printed, it says which engine that is and why."""
+        """The engine that reads. Printed, it says which one and why."""
         self._ring = Ring(self.batch_bytes, num_buffers(config), most, config.pin)
         self._position, self._begun = Position(0, 0), False
         self._run: EpochRun | None = None
@@ -118,11 +126,11 @@ class Loader:
 
     @property
     def scratch_bytes(self) -> int:
-        """The most memory that is taken besides the batches."""
+        """The most memory that is taken besides the batches, in bytes."""
         return scratch_bytes(self.engine, self.config)
 
     def price(self, epoch: int = 0) -> Price:
-        """What the order costs in reads and buys in mixing; printed, it is a sentence."""
+        """What the order costs in reads and gains in mixing. Printed, it is a sentence."""
         return price_order(
             self.order,
             need_of(self.fields.values(), self.order, self.first_sample),
@@ -141,7 +149,7 @@ class Loader:
         _stop_in(self._process, self._run)
         if self._begun:
             self._begin_epoch(self.epoch + 1)
-        self._run = None  # an error in it may hold a batch
+        self._run = None  # an error in the old run may hold a batch
         self._ring.begin()
         self._run = EpochRun(
             self.engine,
@@ -157,16 +165,16 @@ class Loader:
 
     @property
     def ready(self) -> int:
-        """Batches that wait to be taken."""
+        """The number of batches that wait to be taken."""
         return self._run.ready if self._run is not None else 0
 
     @property
     def traffic(self) -> Traffic:
-        """Bytes read and decoded in the present iteration, or in the last one."""
+        """The bytes read and decoded in this iteration, or in the last one."""
         return self._run.traffic if self._run is not None else Traffic()
 
     def close(self) -> None:
-        """End the iteration and its threads. May be called twice, and iterated again after."""
+        """End the iteration and its threads, and free memory. The loader can be iterated again."""
         _stop_in(self._process, self._run)
         self._ring.clear()
         self.engine.clear()
@@ -187,21 +195,25 @@ class Loader:
 
     @property
     def epoch(self) -> int:
+        """The epoch of the next batch, from 0."""
         return self._position.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin the next iteration with this epoch; a place inside it, once loaded, stands."""
+        """Begin the next iteration with this epoch. A loaded state inside this epoch stays."""
         if self._begun or epoch != self.epoch:
             _stop_in(self._process, self._run)
             self._begin_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader stands after the batches that were taken; a few numbers."""
+        """Where the loader stands after the batches that were taken, as a few numbers for JSON."""
         return self.order.state_dict(*self._position)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state, with as many workers and ranks and in such batches as this loader
-        has: at the first item that no batch before it had."""
+        """Go on from a state, at the first item that no earlier batch had.
+
+        The state may come from a loader with other workers, ranks or batch sizes. `UsageError` for
+        a state of other data, another seed or another shuffle.
+        """
         order, position = self.order.resume(state)
         _stop_in(self._process, self._run)
         self._begin_at(order, position)
@@ -218,12 +230,12 @@ class Loader:
     # --- torch -----------------------------------------------------------------------------------
 
     def as_torch(self) -> torch.utils.data.IterableDataset[dict[str, torch.Tensor]]:
-        """This loader as a dataset of dicts of tensors, which share the batch's memory.
+        """This loader as a data set of torch: dicts of tensors that share the batch's memory.
 
-        Give it to Lightning's ``fit`` as it is: then a checkpoint holds its state, and a run that
-        is resumed goes on with the next batch, or with the next epoch. Elsewhere also for
-        ``torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=0)``, whose place is in
-        `state_dict`. With ``pin=True`` the tensors are pinned already.
+        Give it to Lightning's ``fit`` as it is. Then a checkpoint holds its state, and a resumed
+        run goes on with the next batch. Without Lightning it also works in
+        ``torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=0)``; save its place
+        with `state_dict`. With ``pin=True`` the tensors are pinned already.
         """
         require("torch", "loaders")
         from .torch_dataset import LoaderDataset
@@ -232,15 +244,15 @@ class Loader:
 
 
 class Batches(Iterator[Batch]):
-    """One iteration of a loader. Its threads end with it."""
+    """One iteration of a loader. Its threads end with this object."""
 
     def __init__(self, loader: Loader, run: EpochRun) -> None:
         self._loader, self._run, self._ended = loader, run, False
-        # Not __del__: this is also called before the interpreter ends, while threads still run.
+        # Not __del__: a finalizer is also called before the interpreter ends, while threads run.
         self._end = weakref.finalize(self, _stop_in, loader._process, run)
 
     def __next__(self) -> Batch:
-        if self._ended:  # as of any iterator, however often one asks
+        if self._ended:
             raise StopIteration
         _check_process(self._loader._process)
         batch = self._run.take()

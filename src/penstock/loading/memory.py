@@ -1,4 +1,4 @@
-"""The memory that a loader takes, and the engine that fits into what it may take."""
+"""The memory that a loader takes, and the engine that fits ``max_memory``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .engines.engine import Engine
 
 
 def num_buffers(config: LoaderConfig) -> int:
-    """Batches in memory: those that are ahead, and the one in use."""
+    """The batches in memory: those ahead, and the one in use."""
     return max(1, config.queue) + 1
 
 
@@ -20,7 +20,7 @@ def buffer_bytes(nbytes: int, pin: bool) -> int:
 
 
 def scratch_bytes(engine: Engine, config: LoaderConfig) -> int:
-    """The most memory that is taken besides the batches."""
+    """The most memory that is taken besides the batches, in bytes."""
     ahead = num_buffers(config) - 1
     return engine.scratch_bytes + engine.bytes_in_flight(config.batch_size, ahead)
 
@@ -28,9 +28,16 @@ def scratch_bytes(engine: Engine, config: LoaderConfig) -> int:
 def fit_memory(
     engine: Engine, config: LoaderConfig, batch_bytes: int, open_native: Callable[[], Engine]
 ) -> tuple[Engine, int | None]:
-    """The engine to read with, and the most batches that may be in memory, None without a limit.
+    """The engine to read with, and the most batches in memory, None without a limit.
 
-    Raises `Refused` where ``max_memory`` is too little.
+    Args:
+        engine: The engine that was opened.
+        config: The settings of the loader.
+        batch_bytes: Bytes of one batch.
+        open_native: Opens the native engine for the same arrays.
+
+    Raises:
+        Refused: ``max_memory`` is too little. The message has both sizes and a remedy.
     """
     limit, needed = config.max_memory, num_buffers(config)
     if limit is None:
@@ -52,12 +59,12 @@ def fit_memory(
 def _saving_engine(
     engine: Engine, config: LoaderConfig, open_native: Callable[[], Engine]
 ) -> Engine:
-    """The engine with the least scratch; the native one instead, where any will do and it needs
-    less."""
+    """The engine with the least scratch memory: the native one, where ``auto`` allows it and it
+    needs less."""
     engine.save_memory()
     if config.engine != "auto" or engine.name == "native":
         return engine
-    with contextlib.suppress(UsageError):  # then there is no other
+    with contextlib.suppress(UsageError):  # the native engine cannot read these arrays
         other = open_native()
         other.save_memory()
         other.reason = "it fits max_memory"

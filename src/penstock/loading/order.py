@@ -5,12 +5,12 @@
     rank       0 1 0 1 │ 0 1 …                rank r takes rows r, r + world_size, … of each batch
 
 An *item* is one patch of one sample: ``item = sample * patches_per_sample + patch``. The item at a
-position follows from (seed, epoch, position) alone, by arithmetic: so any batch can be asked for
-first, a plan of 100 million samples takes no more memory than one of ten, and the order knows
-nothing of workers, ranks or batch sizes. That is why a job may resume with other ones, at any item.
+position follows from (seed, epoch, position) alone, by arithmetic. So any batch can be asked for
+first, and a plan of 100 million samples takes no more memory than one of ten. The sequence does not
+depend on workers, ranks or batch sizes: a job may resume with others, at any item.
 
-`price` says what an order costs in reads and what it buys in mixing. Nothing here touches an array
-of data or a file; which chunks an item needs is told by `penstock.loading.fields`.
+`price` says what an order costs in reads and gains in mixing. Nothing here touches an array or a
+file; `fields` says which chunks an item reads.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Shuffle = Literal["none", "sample", "block", "global"]
 
 
 class Position(NamedTuple):
-    """A place in a run: so many batches of this epoch are done."""
+    """A place in a run: an epoch, and how many of its batches are done."""
 
     epoch: int
     batch: int
@@ -39,10 +39,10 @@ class Position(NamedTuple):
 class Order:
     """The items of every batch of every epoch, for one rank of ``world_size``.
 
-    Every rank has equally many batches of equal length. The items that do not fill a last global
-    batch are dropped with ``drop_last`` (other ones each epoch, unless the shuffle is "none");
-    else the last batch is shorter: what is left, filled up to a multiple of ``world_size`` with
-    the epoch's first items again. One rank alone therefore sees every item exactly once.
+    Every rank has equally many batches of equal length. With ``drop_last``, items that do not fill
+    a last global batch are dropped; with a shuffle these are others in each epoch. Without it the
+    last batch is shorter, filled up to a multiple of ``world_size`` with the epoch's first items.
+    So one rank alone sees every item exactly once.
 
     >>> Order(num_samples=5, batch_size=2).items(epoch=0, batch=2).tolist()
     [4]
@@ -50,7 +50,7 @@ class Order:
 
     num_samples: int
     batch_size: int
-    """Items in a batch of one rank."""
+    """The items in a batch of one rank."""
     seed: int = 0
     shuffle: Shuffle = "none"
     """none: in order. sample: samples permuted, the patches of a sample together and in order.
@@ -64,8 +64,8 @@ class Order:
     world_size: int = 1
     drop_last: bool = False
     skip: int = 0
-    """Items at the beginning of the epoch that are in no batch, so that the rest of an epoch can be
-    cut into other batches than it began with: see `resume`."""
+    """Items at the beginning of the epoch that are in no batch. So the rest of an epoch can be cut
+    into other batches than its beginning: see `resume`."""
 
     def __post_init__(self) -> None:
         for name in "num_samples batch_size window chunk patches_per_sample world_size".split():
@@ -101,25 +101,24 @@ class Order:
 
     @property
     def num_positions(self) -> int:
-        """Where an epoch's last batch ends: the items handed out by all ranks, those seen twice
-        counted twice, and what is skipped."""
+        """The position after the epoch's last batch, with what is skipped and what comes twice."""
         if self.drop_last:
             return self.skip + self.num_batches * self.global_batch
         cut = self.num_items - self.skip
         return self.skip + -(-cut // self.world_size) * self.world_size
 
     def items(self, epoch: int, batch: int) -> Items:
-        """This rank's items of a batch, shape (batch_size,), or less for a short last batch."""
+        """This rank's items of a batch: (batch_size,), or fewer in a short last batch."""
         return self.items_at(epoch, self._positions(batch, self.rank, self.world_size))
 
     def run_of_items(self, epoch: int, batches: range) -> list[Items]:
-        """`items` of consecutive batches, for less than each by itself: numpy is asked but once."""
+        """`items` of consecutive batches, computed at once, which is quicker."""
         positions = [self._positions(batch, self.rank, self.world_size) for batch in batches]
         ends = np.cumsum([len(part) for part in positions])[:-1]
         return np.split(self.items_at(epoch, np.concatenate(positions)), ends)
 
     def global_items(self, epoch: int, batch: int) -> Items:
-        """The items of all ranks; those of rank r are rows r, r + world_size, ..."""
+        """The items of a batch of all ranks. Rank r has rows r, r + world_size, ..."""
         return self.items_at(epoch, self._positions(batch, 0, 1))
 
     def _positions(self, batch: int, first: int, step: int) -> Items:
@@ -130,7 +129,7 @@ class Order:
         return np.arange(start + first, stop, step, dtype=np.int64)
 
     def items_at(self, epoch: int, positions: Items) -> Items:
-        """The items at some positions of an epoch; past its end it begins again."""
+        """The items at some positions of an epoch. Past its end the epoch begins again."""
         positions = positions % self.num_items
         key = make_key(self.seed, epoch)
         if self.shuffle == "none":
@@ -156,7 +155,7 @@ class Order:
 
     @property
     def plan(self) -> dict[str, Any]:
-        """What defines the sequence of items, whatever the ranks and batch sizes; JSON values."""
+        """What defines the sequence of items, as values for JSON: no ranks and no batch sizes."""
         plan: dict[str, Any] = {
             "algorithm": 1,
             "num_samples": self.num_samples,
@@ -168,19 +167,18 @@ class Order:
         return plan
 
     def state_dict(self, epoch: int, batch: int) -> dict[str, Any]:
-        """The state after ``batch`` batches of an epoch; its size does not depend on anything."""
+        """The state after ``batch`` batches of an epoch. Its size is always the same."""
         done = min(self.skip + batch * self.global_batch, self.num_items)
-        epoch = operator.index(epoch)  # of numpy too, and JSON takes it
+        epoch = operator.index(epoch)  # JSON takes no numbers of numpy
         return {"seed": self.seed, "epoch": epoch, "items_done": done, "plan": self.plan}
 
     def resume(self, state: Mapping[str, Any]) -> tuple[Order, Position]:
         """The order of the rest of a state's epoch, and where in it to go on.
 
-        The state may have been saved with other ranks or batch sizes, after any item. The items
-        that remain are those that remained then, in the same global sequence: they are cut into
-        batches of this order from where the state stands. So the first of them need not begin where
-        a batch of a whole epoch does, and `skip` of the order that is returned says by how much;
-        the next epoch is this order's own again. A state of another plan or seed is refused.
+        The state may come from other ranks or batch sizes, after any item. The items that remain
+        keep their global sequence, and are cut into batches of this order from there. ``skip`` of
+        the returned order says by how many items these begin past a batch of a whole epoch.
+        `UsageError` for a damaged state, and for one of another plan or seed.
         """
         missing = [key for key in ("seed", "epoch", "items_done", "plan") if key not in state]
         if missing:
@@ -209,10 +207,7 @@ class Order:
         return replace(self, skip=skip), Position(epoch, batch)
 
     def from_state(self, state: Mapping[str, Any]) -> Position:
-        """Where this order goes on from a state, for those who keep to its batches.
-
-        As `resume`, but a state is refused that stands inside a batch of this order.
-        """
+        """The position of a state in this order. `UsageError` inside a batch of this order."""
         order, position = self.resume(state)
         if order.skip:
             done = state["items_done"]
@@ -226,11 +221,13 @@ class Order:
 
 @dataclass(frozen=True)
 class Endless(Order):
-    """Whole batches of one rank, epoch after epoch without a break: for benchmarks whose loaders
-    should neither run dry for want of samples nor begin anew."""
+    """Whole batches of one rank, epoch after epoch without a break.
+
+    For benchmarks, whose loaders should neither run out of samples nor begin anew.
+    """
 
     reshuffled: bool = False
-    """Each epoch in an order of its own; else the first one's comes again."""
+    """True where each epoch has an order of its own, False where the first order is repeated."""
 
     @property
     def num_batches(self) -> int:

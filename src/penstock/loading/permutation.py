@@ -11,7 +11,7 @@ Items = NDArray[np.int64]
 Words = NDArray[np.uint64]
 
 
-_ROUNDS = 12  # fewer leave orders of five or six items visibly uneven
+_ROUNDS = 12  # with fewer, orders of five or six items are visibly uneven
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _WORD = (1 << 64) - 1
 
@@ -32,12 +32,12 @@ def make_key(*numbers: int) -> Words:
 
 
 def permute(index: ArrayLike, n: ArrayLike, key: Words) -> Items:
-    """Where the permutation of ``[0, n)`` that a key names sends each index.
+    """The image of each index under the permutation of ``[0, n)`` that a key names.
 
     A Feistel network over pairs ``(high, low)`` with ``index = high * low's radix + low``: each
-    round adds to one half a hash of the other, which can be undone whatever the hash. Both
-    radices are near the root of n, so few pairs lie past n; one that does is sent on until it
-    falls inside (cycle walking), which keeps the map one to one. ``n`` and ``key`` broadcast.
+    round adds to one half a hash of the other half, which can be undone for any hash. Both radices
+    are near the root of n, so few pairs lie past n. Such a pair is sent on until it falls inside
+    (cycle walking), which keeps the map one to one. ``n`` and ``key`` broadcast.
 
     >>> sorted(permute(range(5), 5, make_key(7)).tolist())
     [0, 1, 2, 3, 4]
@@ -46,7 +46,7 @@ def permute(index: ArrayLike, n: ArrayLike, key: Words) -> Items:
 
 
 def invert(value: ArrayLike, n: ArrayLike, key: Words) -> Items:
-    """The index that `permute` sends to each value.
+    """The index whose image under `permute` is each value.
 
     >>> invert(permute([3], 5, make_key(7)), 5, make_key(7)).tolist()
     [3]
@@ -55,10 +55,13 @@ def invert(value: ArrayLike, n: ArrayLike, key: Words) -> Items:
 
 
 def permute_windows(index: Items, n: int, size: int, key: Words) -> Items:
-    """`permute` of the windows of ``size`` neighbours, and of the indices within each window."""
-    last = (n - 1) // size  # the last window may be short
+    """Permute windows of ``size`` neighbours, and the indices within each window.
+
+    The last window of ``[0, n)`` may be short. It takes any turn, as the others do.
+    """
+    last = (n - 1) // size
     short = n - last * size
-    visited = int(invert([last], last + 1, key)[0])  # when it is its turn
+    visited = int(invert([last], last + 1, key)[0])  # the turn of the last window
     missing = np.where(index >= visited * size + short, size - short, 0)
     turn, inside = np.divmod(index + missing, size)  # as if every window were full
     window = permute(turn, last + 1, key)
@@ -77,7 +80,7 @@ def _walk(start: ArrayLike, n: ArrayLike, key: Words, forward: bool) -> Items:
 
 
 def _rounds(at: Words, n: Words, key: Words, forward: bool) -> Words:
-    # Any radices whose product reaches n would do; a square wastes least and mixes best.
+    # Any radices whose product reaches n would do. A square wastes least and mixes best.
     radix_high = np.ceil(np.sqrt(n.astype(np.float64))).astype(np.uint64)
     radix_low = (n + radix_high - np.uint64(1)) // radix_high
     numbers = np.arange(1, _ROUNDS + 1, dtype=np.uint64)[:, None]

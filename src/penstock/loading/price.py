@@ -14,12 +14,12 @@ from .permutation import Items
 
 
 class Need(NamedTuple):
-    """What some items need."""
+    """The chunks that some items read."""
 
     chunks: Mapping[Hashable, int]
-    """Bytes of each chunk when decoded, padding and all."""
+    """Bytes of each decoded chunk, with its padding."""
     used: int
-    """Bytes that the items have of their own."""
+    """Bytes of the items themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +27,19 @@ class Price:
     """What an order costs in reads, and how well it mixes."""
 
     read_amplification: float
-    """Bytes decoded / bytes used, when each batch reads each of its chunks once."""
+    """Bytes decoded / bytes used, where each batch reads each of its chunks once."""
     read_amplification_cached: float
-    """The same with the cache. It starts empty, so over a part of an epoch this is too high, rather
-    than too low."""
+    """The same with the cache. The cache starts empty, so over a part of an epoch this is rather
+    too high than too low."""
     mixing: float
-    """Distinct chunks that the items of a global batch begin in / items in it: 1 when every item is
-    of another chunk."""
+    """Distinct chunks in which the items of a global batch begin / items of that batch. It is 1
+    where every item is of another chunk."""
     lag: float
-    """Mean distance between consecutive items, relative to that of a random order (1)."""
+    """The mean distance between consecutive items, relative to that of a random order (1)."""
     num_batches: int
-    """Batches that were looked at."""
+    """The number of batches that were looked at."""
     exact: bool
-    """Whether they were all of the epoch's."""
+    """True where these were all batches of the epoch."""
 
     def __str__(self) -> str:
         cached = ""
@@ -54,9 +54,9 @@ class Price:
 
 
 _MOST_ITEMS = 200_000
-"""Items that `price_order` looks at rather than sample fewer."""
+"""The most items that `price_order` looks at."""
 _MOST_PATCHES = 8192
-"""Patches of which `price_order` asks for the chunk that each begins in."""
+"""The most patches of which `price_order` asks in which chunk each begins."""
 
 
 def price_order(
@@ -68,11 +68,21 @@ def price_order(
     cache_bytes: int = 0,
     foreseen: int = 0,
 ) -> Price:
-    """The price of an order for one rank, from at most ``num_batches`` batches of an epoch.
+    """The price of an order for one rank.
 
-    ``need`` says which chunks some items need (`need_of`). The cache sees at most ``foreseen`` uses
-    of chunks ahead of a batch, see `Foresight`. A block order is followed through whole windows,
-    since a chunk that is half used would count in full.
+    A block order is followed through whole windows, since a chunk that is half used would count in
+    full.
+
+    Args:
+        order: The order.
+        need: A function that says which chunks some items read; see `need_of`.
+        epoch: The epoch.
+        num_batches: The most batches of the epoch to look at.
+        cache_bytes: Bytes of the cache, 0 without one.
+        foreseen: Uses of chunks that the cache sees ahead of a batch; see `Foresight`.
+
+    Returns:
+        The price. It is exact where the epoch has no more batches than were looked at.
     """
     run = min(num_batches, order.num_batches)
     if order.shuffle == "block" and order.window_items <= _MOST_ITEMS:
@@ -88,7 +98,7 @@ def price_order(
     if cache_bytes:
         cached = _cached_amplification(order, need, epoch, run, cache_bytes, foreseen)
 
-    # Of patches each is looked at by itself, so that many to a batch are so many batches fewer.
+    # Patches are looked at one by one, so with many to a batch fewer batches are looked at.
     looked = run if order.patches_per_sample == 1 else -(-_MOST_PATCHES // order.global_batch)
     shares = []
     for batch in _spread(order.num_batches, min(run, looked)):
@@ -105,7 +115,7 @@ def price_order(
 
 
 def _num_chunks(order: Order, need: Callable[[Items], Need], items: Items) -> int:
-    """Distinct chunks that some items begin in."""
+    """The number of distinct chunks in which some items begin."""
     if order.patches_per_sample == 1:
         return len(np.unique(order.split(items)[0] // order.chunk))
     return len({next(iter(need(items[i : i + 1]).chunks)) for i in range(len(items))})

@@ -1,4 +1,4 @@
-"""A ring of buffers that are lent to batches, and come back when the last view is gone."""
+"""A ring of buffers that are lent to batches. A buffer comes back when its last view is gone."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ _ALIGN = 64
 
 
 class Ring:
-    """Buffers of one size, each lent for one batch and back when no view of it is left.
+    """Buffers of one size. Each is lent for one batch and comes back when no view of it is left.
 
-    What is lent is an array over a `memoryview` of the buffer. Numpy makes every further view keep
-    that array alive, and torch keeps the view; so the end of that one array is the end of all.
-    It may come in any thread, even inside the garbage collector: the callback puts the buffer into
-    a `SimpleQueue`, which allows that, and takes no lock. Only one thread, the planner, lends.
+    What is lent is an array over a `memoryview` of the buffer. Every view that numpy or torch makes
+    keeps that array alive, so the end of that array is the end of all views. It may come in any
+    thread, even inside the garbage collector: the callback puts the buffer into a `SimpleQueue`,
+    which allows that, and takes no lock. Only one thread, the planner, lends.
 
-    A pinned buffer whose views are gone may still be read by a copy to the device that was asked
-    for and has not begun. So the planner waits for all that was asked of the device by then.
+    A copy to the device may still have to read a pinned buffer whose views are gone. So the planner
+    waits until the device has done all that was asked of it by then.
     """
 
     def __init__(self, nbytes: int, usual: int, limit: int | None, pin: bool) -> None:
         self.nbytes, self._usual, self._limit, self._pin = nbytes, usual, limit, pin
         self.made = 0
-        """Buffers that exist: lent or free."""
+        """The number of buffers that exist, lent or free."""
         self._most = usual
         self._device = -1
-        """The CUDA device that whoever iterates is on; threads begin on the first."""
+        """The CUDA device of the thread that iterates. Other threads begin on the first device."""
         self._free: list[NDArray[np.uint8]] = []
         self._returned: SimpleQueue[NDArray[np.uint8] | None] = SimpleQueue()
 
     def begin(self) -> None:
-        """Back to the usual number of buffers, as those come back that were made beyond it."""
+        """Allow the usual number of buffers again. Others are freed as they come back."""
         self._most = self._usual
         if self._pin:
             self._device = _cuda().current_device()
 
     def lend(self) -> NDArray[np.uint8] | None:
-        """A buffer of whatever was in it before; None where one must come back first."""
+        """A buffer with any content, None where one must come back first."""
         while not self._returned.empty():
             self._take_back(self._returned.get())
         if not self._free and self.made >= self._most:
@@ -54,14 +54,15 @@ class Ring:
         return root
 
     def wait(self) -> None:
-        """Until a buffer comes back, or `wake` is called."""
+        """Wait until a buffer comes back, or `wake` is called."""
         self._take_back(self._returned.get())
 
     def wake(self) -> None:
+        """End a `wait`."""
         self._returned.put(None)
 
     def grow(self) -> None:
-        """Allow one buffer more, since the user holds the others."""
+        """Allow one buffer more, since the user holds the others. `Refused` at the limit."""
         if self._limit is not None and self._most >= self._limit:
             raise Refused(
                 f"all {self._most} batches of {format_bytes(self.nbytes)} that max_memory allows "
@@ -70,7 +71,7 @@ class Ring:
         self._most += 1
 
     def clear(self) -> None:
-        """Let free buffers go."""
+        """Free the buffers that nobody holds."""
         self._most = 0
         self.lend()
         self._most = self._usual
@@ -103,4 +104,5 @@ def _cuda() -> Any:
 
 
 def aligned(count: int) -> int:
+    """A number of bytes, rounded up to whole cache lines."""
     return -(-count // _ALIGN) * _ALIGN

@@ -16,7 +16,7 @@ from .batch import Batch
 
 
 class LoaderDataset(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
-    """The batches of a loader as dicts of tensors; its epochs and state are the loader's."""
+    """The batches of a loader as dicts of tensors. Epochs and state are the loader's."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader  # a `Loader`, whose room imports this one
@@ -26,9 +26,11 @@ class LoaderDataset(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
 
     @property
     def batch_sampler(self) -> SimpleNamespace:
-        """Where Lightning looks for whom to tell the epoch: its ``sampler``. It loads no state
-        where a run is resumed at an epoch's end. (With a ``sampler`` of our own, it would take
-        us for a DataLoader in other places too.)"""
+        """Lightning tells the epoch to the ``sampler`` of this object.
+
+        It loads no state where a run is resumed at an epoch's end. With a ``sampler`` of its own
+        Lightning would take this data set for a DataLoader in other places too.
+        """
         return SimpleNamespace(sampler=self, batch_size=self._loader.config.batch_size)
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
@@ -40,15 +42,15 @@ class LoaderDataset(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
         return self._batches()
 
     def _batches(self) -> Iterator[dict[str, torch.Tensor]]:
-        # Begins with the first batch: Lightning asks for an iterator, and then says the epoch;
-        # and what is raised sooner, it hides behind an error of its own.
+        # A generator, which begins with the first batch: Lightning asks for an iterator before it
+        # sets the epoch, and hides earlier errors behind one of its own.
         if _trained_from_a_dataloader():
             raise UsageError(
                 "give Lightning loader.as_torch() itself as what it trains on, without a "
                 "DataLoader around it: a DataLoader has no state to save, so a run that is "
                 "resumed would get other data than the one that was stopped"
             )
-        yield from map(_tensors, self._loader)  # a loop of our own would hold a batch meanwhile
+        yield from map(_tensors, self._loader)  # a loop would hold the batch meanwhile
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -59,22 +61,22 @@ def _tensors(batch: Batch) -> dict[str, torch.Tensor]:
 
 
 def _tensor(array: NDArray[Any]) -> torch.Tensor:
-    if array.dtype.name == "bfloat16":  # numpy has none of its own that torch would know
+    if array.dtype.name == "bfloat16":  # torch does not know the bfloat16 of ml_dtypes
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
 
 def _trained_from_a_dataloader() -> bool:
-    """Whether this is called by a torch `DataLoader` that Lightning trains from.
+    """Whether the caller is a torch `DataLoader` that Lightning trains from.
 
-    Nobody tells a dataset who iterates it, so the stack must. Where Lightning's modules have other
-    names one day, nothing is refused.
+    A data set does not learn who iterates it, so this looks at the stack. Should Lightning rename
+    its modules, nothing is refused.
     """
     frame, wrapped = sys._getframe(1), False
     while frame is not None:
         module = str(frame.f_globals.get("__name__"))
         wrapped = wrapped or module == "torch.utils.data.dataloader"
-        if module.endswith(".loops.evaluation_loop"):  # it validates, and saves no place there
+        if module.endswith(".loops.evaluation_loop"):  # validation saves no place
             return False
         if module.endswith(".loops.fit_loop"):
             return wrapped

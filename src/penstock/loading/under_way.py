@@ -19,29 +19,30 @@ from .ring import Ring
 
 
 class BatchWork:
-    """A batch under way."""
+    """A batch under way, and what is left to do of it."""
 
     def __init__(
         self, batch: Batch, out: Mapping[str, NDArray[Any]], place: int, tasks_left: int
     ) -> None:
         self.batch: Batch | None = batch
         self.out = out
-        """Where each stored array goes."""
+        """The array of the batch, or the part of one, that each stored array fills."""
         self.place, self.tasks_left = place, tasks_left
         self.readings: Sequence[Reading] = ()
-        """Of an engine that reads alone: what is still to be waited for."""
+        """Reads that an engine began and that are still to be waited for."""
 
     @property
     def ready(self) -> bool:
+        """Whether all of its reads have ended."""
         return all(reading.done() for reading in self.readings)
 
     def wait(self, check: Check) -> Traffic:
-        """Until all was read."""
+        """Wait until all was read; the bytes that were."""
         readings, self.readings = self.readings, ()
         return reduce(Traffic.plus, (reading.wait(check) for reading in readings), Traffic())
 
     def hand_over(self) -> Batch:
-        """The batch, which from now on nobody else holds, not even a thread that is slow to end."""
+        """The batch. From now on nobody else holds it, not even a thread that is slow to end."""
         batch, self.batch, self.out = self.batch, None, {}
         assert batch is not None
         return batch
@@ -53,14 +54,14 @@ class Ticket(NamedTuple):
     work: BatchWork
     tasks: Sequence[Task]
     fetched: Sequence[Any] | None = None
-    """What `Task.fetch` brought, where threads of their own do that."""
+    """The results of `Task.fetch`, None where the tasks read by themselves."""
 
 
 def tickets_of(work: BatchWork, tasks: Sequence[Task], held: int) -> Iterator[Ticket]:
-    """Tasks in tickets that are large enough to be worth handing out.
+    """Tasks in tickets of at least `TICKET` bytes.
 
-    A task that is fetched beforehand counts with the ``held`` bytes of its buffer, or a ticket of
-    many small chunks would hold more than the budget.
+    A task that is fetched beforehand counts with the ``held`` bytes of its buffer. Otherwise a
+    ticket of many small chunks would hold more than the budget.
     """
     first, nbytes = 0, 0
     for i, task in enumerate(tasks):
@@ -71,23 +72,23 @@ def tickets_of(work: BatchWork, tasks: Sequence[Task], held: int) -> Iterator[Ti
 
 
 class ReadAhead:
-    """How far the batches that were begun may be ahead of those that the user took."""
+    """How many batches may be begun ahead of those that the user took."""
 
     def __init__(self, flow: Flow, ring: Ring, queue: int) -> None:
         self._flow, self._ring, self._queue = flow, ring, queue
         self._begun = self._taken = 0
-        """Batches that were begun, and those of them that the user has."""
+        """Batches that were begun, and batches that the user has taken."""
         self._asked = False
-        """Someone waits in `take`."""
+        """Whether someone waits in `take`."""
         self._starved = False
-        """The planner waits for a buffer that the user holds."""
+        """Whether the planner waits for a buffer that the user holds."""
 
     def buffer(self) -> NDArray[np.uint8]:
-        """A buffer of the ring, once there may be one batch more.
+        """A buffer for one batch more; waits until there may be one.
 
-        What the user holds on the way from one batch to the next is about to come back, and a new
-        buffer instead would cost its page faults. Only when the user waits for a batch and none is
-        under way is what they hold really held.
+        A buffer that the user holds between two batches is about to come back, and a new one would
+        cost its page faults. So the ring grows only when the user waits for a batch and none is
+        under way: then the user keeps what they hold.
         """
         with self._flow.changed:
             self._flow.wait_for(self._may_begin)
@@ -110,16 +111,16 @@ class ReadAhead:
         return ahead < self._queue or (self._asked and ahead == 0)
 
     def begin(self) -> int:
-        """Count one batch more that is under way; its place among them."""
+        """Count one batch more; its place among all batches, from 0."""
         with self._flow.changed:
             self._begun += 1
             return self._begun - 1
 
     def take(self, done: Channel[BatchWork]) -> BatchWork | None:
-        """The next batch of a channel, None after the last."""
+        """The next batch of a channel, None after the last. Waits for it."""
         with self._flow.changed:
             self._asked = True
-            if self._begun == self._taken:  # else nobody waits for this
+            if self._begun == self._taken:  # only then does the planner wait for this
                 if self._starved:
                     self._ring.wake()
                 self._flow.changed.notify_all()
@@ -138,7 +139,7 @@ class OwnReads:
         self._works: deque[weakref.ref[BatchWork]] = deque()
 
     def begin(self, work: BatchWork, tasks: Sequence[Begins], check: Check) -> None:
-        """Start reading a batch, once fewer than the engine's drivers are being read."""
+        """Start reading a batch, once fewer reads are under way than the engine has drivers."""
         most = max(1, self._drivers // len(tasks))
         while len(self._works) >= most:
             before = self._works.popleft()()
@@ -148,7 +149,7 @@ class OwnReads:
         self._works.append(weakref.ref(work))
 
     def let_end(self) -> None:
-        """They have a second to end, so that their buffers come back."""
+        """Give the reads a second to end, so that their buffers come back."""
         until = time.monotonic() + 1
         for work in filter(None, (begun() for begun in list(self._works))):
             for reading in work.readings:

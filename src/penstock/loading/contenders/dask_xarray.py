@@ -1,8 +1,8 @@
 """xarray over dask: the seed's two loaders.
 
-Per sample, each array of each sample is a computation of its own and the rows are collated, as a
-map-style data set does. Stacked, the batch of each array is one, and the arrays follow one another,
-as in the seed. Threads are dask's threaded scheduler with so many workers.
+Per sample, each array of each sample is a computation of its own, and the rows are collated as in a
+map-style data set. Stacked, the batch of each array is one computation, and the arrays follow one
+another, as in the seed. Threads are those of dask's threaded scheduler.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from .stacked import arrays_of, open_zarr, reading, samples_of, whole_samples
 
 
 def open_arrays(data: Any, who: str) -> dict[str, Any]:
-    """Every array of a data set as a ``DataArray`` over dask, one task to a chunk as stored.
+    """Every array of a data set as a ``DataArray`` over dask, with a task for each stored chunk.
 
-    Nothing is decoded in the sense of CF, which would look for missing values in every chunk.
+    Nothing is decoded in the sense of CF: that would look for missing values in every chunk.
     """
     xarray = require("xarray", "loaders")
     dask = require("dask.array", "loaders")
@@ -45,7 +45,7 @@ class DaskStacked:
         self._places = arrays_of(data, self.name)
         self._arrays = open_arrays(data, self.name)
         self._order = order
-        # Dask would make the same pool by itself for num_workers, and never let go of it.
+        # Dask would make the same pool for num_workers, and never end it.
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=self.name)
 
     def batches(self, epoch: int = 0) -> Iterator[dict[str, NDArray[Any]]]:

@@ -1,4 +1,4 @@
-"""Our own loader as a contender, with either engine."""
+"""Penstock's loader as a contender, with either engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..order import Order
 
 
 class Ours:
-    """This loader as it comes, as a benchmark compares it."""
+    """Penstock's loader with its defaults, as a benchmark compares it."""
 
     engine = "auto"
 
@@ -42,12 +42,12 @@ class Ours:
 
 
 class OursByTensorStore(Ours):
-    """With the TensorStore engine, whatever ``auto`` would take."""
+    """With the TensorStore engine, whatever ``auto`` would choose."""
 
     engine = "tensorstore"
 
 
 class OursNative(Ours):
-    """Chunk by chunk in Python's threads."""
+    """With the native engine: chunk by chunk in Python's threads."""
 
     engine = "native"

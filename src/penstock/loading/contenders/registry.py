@@ -25,11 +25,11 @@ CONTENDERS = {
     "zarr-stacked": "penstock.loading.contenders.zarr_python:ZarrStacked",
     "zarrs": "penstock.loading.contenders.zarr_python:Zarrs",
 }
-"""Loaders that a benchmark compares, each ``module:Class`` called as `make_contender` says."""
+"""The loaders that a benchmark compares, each ``module:Class``. `make_contender` calls them."""
 
 
 class Contender(Protocol):
-    """A loader as a benchmark sees it: the batches of one epoch, in the order that it was given."""
+    """A loader as a benchmark sees it: the batches of one epoch, in a given order."""
 
     def batches(self) -> Iterator[Mapping[str, NDArray[Any]]]: ...
 
@@ -37,7 +37,22 @@ class Contender(Protocol):
 
 
 def make_contender(name: str, data: Any, order: Order, *, threads: int, **knobs: Any) -> Contender:
-    """A contender by name. `MissingDependency` says what to install for one that is not there."""
+    """Open a contender by name.
+
+    Args:
+        name: A name of `CONTENDERS`.
+        data: A packed data set, one array, or a mapping of names to paths or URLs.
+        order: The order of its batches.
+        threads: Threads or worker processes that read.
+        knobs: Further settings of Penstock's own loader.
+
+    Returns:
+        The contender.
+
+    Raises:
+        UsageError: There is no such loader, or it cannot read the data.
+        MissingDependency: Its library is not installed. The message has the line that installs it.
+    """
     if name not in CONTENDERS:
         raise UsageError(f"there is no loader {name!r}; known are {', '.join(CONTENDERS)}")
     contender: Contender = resolve_name(CONTENDERS[name])(data, order, threads=threads, **knobs)

@@ -1,7 +1,7 @@
 """What the contenders share: arrays to open, whole samples to deliver, an order to keep.
 
-Each of the others is a few lines of how its library is used by those who use it well. None is
-tuned beyond its documentation, and none is held back: nothing is decoded that need not be.
+Each contender is a few lines that use a library as those do who know it well. None is tuned beyond
+its library's documentation. None is held back: nothing is decoded without need.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def open_zarr(url: str, who: str) -> Any:
     zarr = require("zarr", "loaders")
     store: Any = url
     if "://" in url:
-        # Settings of the environment, such as AWS_ENDPOINT_URL, hold.
+        # It follows the environment's settings, such as AWS_ENDPOINT_URL.
         remote = require("obstore.store", "loaders").from_url(
             url, client_options={"allow_http": True}
         )
@@ -44,7 +44,7 @@ def open_zarr(url: str, who: str) -> Any:
 
 @contextmanager
 def reading(url: str) -> Iterator[None]:
-    """Tells of an error in which array it was; which chunk, these libraries mostly do not say."""
+    """Errors name the array. Most of these libraries do not say which chunk it was."""
     try:
         yield
     except Exception as error:

@@ -1,8 +1,7 @@
-"""Plain TensorStore: one ``read()`` of the batch's samples for each array, all started at once; and
-the loop that somebody writes who knows it well, into buffers that are used again.
+"""Plain TensorStore, in two ways: as its documentation shows, and as one writes who knows it well.
 
-The first is what its documentation shows. Reading into memory that is there already is worth up to
-twice as much.
+The first is one ``read()`` of the batch's samples for each array, all started at once. The second
+is a loop that reads into buffers that are used again, which is up to twice as fast.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class TensorStoreRead:
         from ..engines.tensorstore import REQUESTS, open_plainly
 
         self._order = order
-        # As many requests as threads: it is requests that hide latency, for every contender.
+        # As many requests as threads, for every contender: requests hide latency.
         context = ts.Context(
             {kind: {"limit": threads} for kind in ("data_copy_concurrency", *REQUESTS)}
         )
@@ -51,7 +50,7 @@ class TensorStoreRead:
 class TensorStoreLoop(TensorStoreRead):
     """``ts.array(buffer).write(array[samples])`` into two buffers, one batch ahead.
 
-    A batch is overwritten when the next but one is asked for.
+    A batch is overwritten when the one after the next is asked for.
     """
 
     name = "tensorstore-loop"

@@ -1,8 +1,8 @@
 """torch's `DataLoader` over a map-style data set, its worker processes spawned.
 
-Each worker reads a sample by zarr-python, collates its batch and hands it over in shared memory.
-Workers are spawned and never forked: the libraries that read hold threads, and a fork of a process
-with threads may wait for ever. They are kept from epoch to epoch.
+Each worker reads samples by zarr-python, collates its batch and hands it over in shared memory.
+Workers are spawned and not forked: the libraries that read have threads, and a fork of a process
+with threads may wait for ever. Workers live from epoch to epoch.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ..order import Order
 from .stacked import arrays_of, open_zarr, reading, samples_of, whole_samples
 
 _AHEAD = 2
-"""Batches that each worker reads ahead: torch's own default."""
+"""The batches that each worker reads ahead, torch's default."""
 
 
 class Samples:
-    """A map-style data set. What is pickled for a worker are paths; arrays are opened there."""
+    """A map-style data set. Paths are pickled for a worker, which opens the arrays itself."""
 
     def __init__(self, urls: dict[str, str], num_samples: int) -> None:
         self._urls, self._num_samples = urls, num_samples
@@ -44,7 +44,7 @@ class Samples:
 
 
 def _one_thread(worker: int) -> None:
-    """In a worker: the processes are the parallelism."""
+    """Read with one thread in a worker: there are several workers."""
     require("zarr", "loaders").config.set({"async.concurrency": 1, "threading.max_workers": 1})
 
 
@@ -94,7 +94,7 @@ class TorchWorkers:
             yield {name: tensor.numpy() for name, tensor in batch.items()}
 
     def close(self) -> None:
-        """Workers end when nobody holds the iterator of the loader any longer."""
+        """End the workers: they live as long as anybody holds the loader's iterator."""
         if self._running is not None:
             self._running.close()  # type: ignore[attr-defined]
         self._running = self._loader = None

@@ -20,7 +20,7 @@ from .stacked import arrays_of, reading, samples_of, whole_samples
 
 
 class Xbatcher:
-    """``generator[batch]``, where a batch is so many samples and all of the other axes."""
+    """``generator[batch]``, where a batch is some samples and all of the other axes."""
 
     name = "xbatcher"
 
@@ -30,7 +30,7 @@ class Xbatcher:
         xarray = require("xarray", "loaders")
         self._dask = require("dask", "loaders")
         arrays = {
-            # Axes of one name must have one length; here each array has its own.
+            # Axes of one name must have one length. Here each array has axes of its own.
             name: array.rename({dim: f"{name}_{dim}" for dim in array.dims[1:]})
             for name, array in open_arrays(data, self.name).items()
         }
@@ -45,7 +45,7 @@ class Xbatcher:
         windows = order.shuffle == "none" and order.world_size == 1
         whole = self._generator(self._dataset, order.batch_size) if windows else None
         for number, samples in enumerate(samples_of(order, epoch)):
-            # It reads all arrays of a batch in one.
+            # It reads all arrays of a batch at once.
             with reading(self._where), self._dask.config.set(scheduler="threads", pool=self._pool):
                 if whole is not None and len(samples) == order.batch_size:
                     batch = whole[number % len(whole)]

@@ -1,8 +1,8 @@
-"""zarr-python: a slice for each sample, or one orthogonal index for the batch; with its own codecs
+"""zarr-python: a slice for each sample, or one orthogonal index for the batch, with its own codecs
 or those of zarrs, which are in Rust.
 
-zarr decodes in a pool of threads that it makes once in a process, when first used: the number of
-``threads`` that the first contender of a process asks for holds for all. So does that of zarrs.
+zarr decodes in a pool of threads that it makes once in a process. So the number of ``threads`` that
+the first contender of a process asks for holds for all of them. The same is true of zarrs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Zarr:
 
     def batches(self, epoch: int = 0) -> Iterator[Batch]:
         for samples in samples_of(self._order, epoch):
-            # Within this alone, since the settings are those of the whole process.
+            # For the read alone, since these settings hold for the whole process.
             batch = {}
             with self._zarr.config.set(self._settings):
                 for name, array in self._arrays.items():
@@ -72,8 +72,8 @@ class ZarrStacked(Zarr):
 
 
 class Zarrs(Zarr):
-    """`Zarr` with the codecs of zarrs. Strict: what zarrs cannot do is an error, and zarr-python
-    does not do it in its stead."""
+    """`Zarr` with the codecs of zarrs. Strict: what zarrs cannot do is an error, and not left to
+    zarr-python."""
 
     name = "zarrs"
     settings = {  # noqa: RUF012

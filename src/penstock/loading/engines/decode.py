@@ -13,6 +13,8 @@ from .zarr_metadata import DECODED_INTO, ChunkLayout
 
 
 def read_chunk_file(path: str, pool: Pool, limit: int) -> NDArray[np.uint8]:
+    """The bytes of a file, in an array of the pool. `OSError` for an empty file, for one of more
+    than ``limit`` bytes, and for one that becomes shorter meanwhile."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         size = os.fstat(descriptor).st_size
@@ -31,11 +33,11 @@ def read_chunk_file(path: str, pool: Pool, limit: int) -> NDArray[np.uint8]:
 
 
 def decode_chunk(layout: ChunkLayout, stored: NDArray[np.uint8], chunk: NDArray[Any]) -> None:
-    """Decode a chunk's bytes into an array of its shape; `ValueError` where they are not as many.
+    """Decode a chunk's bytes into an array of its shape. `ValueError` for another number of bytes.
 
-    Only what says beforehand that it will fill the array is decoded right into it. Of less, a codec
-    leaves the rest as it was, which is another chunk; of more, some of numcodecs (Shuffle,
-    Fletcher32) write past the end.
+    A codec decodes right into the array only where its header promises to fill it. With fewer bytes
+    it would leave the rest as it was: values of another chunk. With more, some codecs of numcodecs
+    (Shuffle, Fletcher32) write past the end.
     """
     data: Any = stored
     for codec in layout.codecs[:-1]:
@@ -58,7 +60,7 @@ def decode_chunk(layout: ChunkLayout, stored: NDArray[np.uint8], chunk: NDArray[
 
 
 def _promised(codec: Any, data: Any) -> int | None:
-    """How many bytes a codec's header says that data decode to; None where it says nothing."""
+    """The decoded length by a codec's header, None where the header has none."""
     if codec.codec_id not in DECODED_INTO:
         return None
     stored = np.frombuffer(data, np.uint8)
@@ -70,17 +72,17 @@ def _promised(codec: Any, data: Any) -> int | None:
 
 
 def _check_blosc(stored: NDArray[np.uint8]) -> int:
-    """The decoded length. The library trusts its header, past the end of what was read."""
+    """The decoded length. Checked here, since Blosc trusts its header and reads past the end."""
     if stored.nbytes < 16:
         raise ValueError(f"the chunk has {stored.nbytes} bytes, less than a Blosc header")
-    decoded, _, told = (int(n) for n in stored[4:16].view("<u4"))
-    if told != stored.nbytes:
-        raise ValueError(f"the chunk has {stored.nbytes} bytes, its header says {told}")
+    decoded, _, length = (int(n) for n in stored[4:16].view("<u4"))
+    if length != stored.nbytes:
+        raise ValueError(f"the chunk has {stored.nbytes} bytes, its header says {length}")
     return decoded
 
 
 def _zstd_length(head: bytes) -> int | None:
-    """The decoded length in the head of a Zstandard frame (RFC 8878, 3.1.1.1); None if not told.
+    """The decoded length in the header of a Zstandard frame (RFC 8878, 3.1.1.1), None without one.
 
     >>> _zstd_length(numcodecs.Zstd().encode(bytes(64)))
     64
@@ -95,7 +97,7 @@ def _zstd_length(head: bytes) -> int | None:
 
 
 def copy_runs(to: NDArray[Any], of: NDArray[Any]) -> None:
-    """``to[...] = of``, moving values that lie together as one.
+    """``to[...] = of``, where each run of adjacent values moves as one element.
 
     >>> to = np.zeros((2, 5), np.int16)
     >>> copy_runs(to[:, 1:4], np.arange(6, dtype=np.int16).reshape(2, 3))

@@ -1,9 +1,8 @@
-"""Engines, which read batches into memory that is given to them, and contenders to be compared.
+"""Engines, which read batches into the caller's memory.
 
-An `Engine` knows where arrays lie and how to bring the rows of a batch into the caller's arrays; it
-knows nothing of order, epochs or queues. It cuts a batch into independent `Task`s, which any
-threads may run in any order: the loader hands them out, the oldest batch first. A `Contender`
-makes whole batches by itself, as other libraries do, so that a benchmark can set it beside ours.
+An `Engine` knows where arrays lie and reads the rows of a batch into arrays that it is given. It
+knows nothing of orders, epochs or queues. It cuts a batch into independent `Task`s. Any thread may
+run any task, in any order; the loader hands out those of the oldest batch first.
 """
 
 from __future__ import annotations
@@ -17,33 +16,33 @@ from ..permutation import Items
 from .selection import Arrays
 
 Check = Callable[[], None]
-"""Called now and then in long work; raises where the work is no longer wanted."""
+"""Long work calls this now and then. It raises once the work is no longer wanted."""
 
 
 TICKET = 1 << 20
-"""Bytes of a piece of work that is handed to a thread, at least; smaller chunks share one."""
+"""The fewest bytes that a thread is handed at once. Smaller chunks share a ticket."""
 
 
 class EngineKnobs(NamedTuple):
-    """How an engine is to read."""
+    """The settings of an engine."""
 
     workers: int
     """Threads that decode and copy."""
     fetch: int
-    """Threads or requests that only read; 0 where that is left to the engine."""
+    """Threads or requests that only read. 0 leaves their number to the engine."""
     cache_bytes: int
-    """Bytes of decoded chunks that may be kept."""
+    """The most bytes of decoded chunks that are kept."""
     missing: str
-    """What a chunk is that the store lacks: ``error``, or ``fill`` for the store's fill value."""
+    """``error``: a chunk that the store lacks is an error. ``fill``: it is the fill value."""
 
 
 class Traffic(NamedTuple):
-    """Bytes that were moved for some rows."""
+    """Bytes that were read and decoded."""
 
     stored_bytes: int | None = 0
-    """None where the engine cannot tell."""
+    """Bytes read from the store, None where the engine cannot tell."""
     decoded_bytes: int = 0
-    """Padding of chunks and all, where the engine can tell."""
+    """Bytes of the decoded chunks, with their padding where the engine can tell."""
 
     def plus(self, other: Traffic) -> Traffic:
         stored = None
@@ -65,95 +64,105 @@ class Wanted(NamedTuple):
 
 
 class Task(Protocol):
-    """A piece of a batch that knows nothing of the other pieces."""
+    """A piece of a batch, independent of the other pieces."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are decoded for it, for sharing work out."""
+        """Bytes that it decodes. Work is shared out by this number."""
 
     def fetch(self) -> Any:
-        """Bring in what is stored; what it returns goes to `run`."""
+        """Read the stored bytes. `run` takes what this returns."""
 
     def run(self, out: Arrays, check: Check, fetched: Any = None) -> Traffic:
-        """Put this piece where it belongs in the batch. Fetches by itself what was not."""
+        """Write this piece into the batch. Without ``fetched`` it reads by itself."""
 
 
 class Reading(Protocol):
-    """A task that was begun."""
+    """A task that was begun and goes on by itself."""
 
     def done(self) -> bool:
         """Whether `wait` would return at once."""
 
     def end_within(self, seconds: float) -> None:
-        """Wait so long at most, and raise nothing."""
+        """Wait for the end, at most so many seconds. Raises nothing."""
 
     def wait(self, check: Check) -> Traffic:
-        """Until all of it is in the batch. Raises what went wrong, each time it is called."""
+        """Wait until all of it is in the batch. Every call raises the error of a failed read."""
 
 
 class Begins(Task, Protocol):
-    """A task of an engine that reads in threads of its own."""
+    """A task that an engine reads in threads of its own."""
 
     def begin(self, out: Arrays) -> Reading:
         """Start reading into the batch."""
 
 
 class Engine(ABC):
-    """Reads rows of some arrays into memory of the caller."""
+    """Reads rows of some arrays into the caller's memory."""
 
     name: str
     reason: str = "it was asked for"
-    """Why this engine and no other."""
+    """Why this engine was chosen."""
     fields: Mapping[str, Field]
     drivers: int
     """Threads that should run tasks."""
     fetchers: int = 0
-    """Threads that should fetch for them; with none, who runs a task fetches too."""
+    """Threads that should fetch for them. With 0 the thread that runs a task fetches too."""
     reads_alone: bool = False
-    """Its tasks can be begun and go on without a thread of the caller's; see `Begins`."""
+    """True where tasks can be begun and need no thread of the caller; see `Begins`."""
     fetched_nbytes: int = 0
-    """Bytes that a task which was fetched may hold until it has run."""
+    """The most bytes that one fetched task holds until it has run."""
     scratch_bytes: int
-    """The most memory that it takes besides the batches and `bytes_in_flight`."""
+    """The most memory that it takes, without the batches and `bytes_in_flight`."""
     foreseen: int = 0
-    """Uses of chunks that its cache may look ahead."""
+    """The uses of chunks that its cache may see ahead, 0 without a cache."""
 
     @property
     def fetched_bytes(self) -> int:
-        """The most that tasks which were fetched may hold together."""
+        """The most bytes that all fetched tasks hold together."""
         return 2 * self.fetchers * max(self.fetched_nbytes, TICKET)
 
     def bytes_in_flight(self, rows: int, batches: int) -> int:
-        """The most that reads hold which are asked for a whole batch at once: so many batches of so
-        many rows are read at a time."""
+        """The most bytes that reads in flight hold, beside the batches.
+
+        Args:
+            rows: Rows of a batch.
+            batches: Batches that are read at a time.
+        """
         return 0
 
     @abstractmethod
     def tasks(self, samples: Items, patches: Items | None = None) -> Sequence[Task]:
-        """What brings in the rows of a batch: sample and patch of each, along the arrays' axis 0.
+        """The tasks that read the rows of a batch. Nothing is read yet.
 
-        Moves no byte. Batches are asked for in the order in which they are wanted.
+        Batches are asked for in the order in which they are wanted.
+
+        Args:
+            samples: The sample of each row, along axis 0 of the arrays: (rows,).
+            patches: The patch of each row: (rows,). None where samples are not cut.
         """
 
     def __str__(self) -> str:
         return f"{self.name}: {self.reason}"
 
     def plan(self, batches: Iterator[Wanted]) -> Iterator[tuple[Wanted, Sequence[Task]]]:
-        """Batches with their tasks, as they are asked for. ``batches`` may be looked at further
-        ahead, by any thread that runs a task."""
+        """Each batch with its tasks, as it is asked for.
+
+        The engine may take batches further ahead, in any thread that runs a task.
+        """
         return ((batch, self.tasks(batch.samples, batch.patches)) for batch in batches)
 
     def save_memory(self) -> None:  # noqa: B027
-        """Do with the least scratch, at the price of speed. To be said before the first task."""
+        """Take the least scratch memory, and lose speed. Call it before the first task."""
 
     def clear(self) -> None:  # noqa: B027
-        """Let go of the room that is kept for the next tasks."""
+        """Free the memory that is kept for the next tasks."""
 
     def forget(self) -> None:  # noqa: B027
-        """Of what `plan` has looked at or given out, nothing more will run."""
+        """The batches of `plan` are over: no more of their tasks will run."""
 
     def cancel(self) -> None:  # noqa: B027
-        """Let go of tasks that wait for bytes; what they raise is not looked at."""
+        """End tasks that wait for bytes. Nobody looks at what they raise."""
 
     def read_into(
         self,
@@ -162,7 +171,17 @@ class Engine(ABC):
         check: Check = lambda: None,
         patches: Items | None = None,
     ) -> Traffic:
-        """Bring in the rows of one batch, in this thread."""
+        """Read the rows of one batch in this thread.
+
+        Args:
+            samples: The sample of each row, along axis 0 of the arrays: (rows,).
+            out: The batch: an array of shape (rows, ...) for each field.
+            check: Called before each task; may raise.
+            patches: The patch of each row: (rows,). None where samples are not cut.
+
+        Returns:
+            The bytes that were read and decoded.
+        """
         traffic = Traffic()
         for task in self.tasks(samples, patches):
             check()

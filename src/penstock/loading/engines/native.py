@@ -2,16 +2,15 @@
 
     inputs.zarr/3.0.0.7 ──pread──▶ bytes ──decode──▶ scratch ──scatter──▶ batch[row, :, :, 91:104]
 
-A task is one chunk of one batch, or several that lie side by side. All three steps run without the
-GIL and in memory that is used again, so threads do not wait for one another and a batch costs no
-page faults. What this engine leaves to TensorStore (shards, remote stores, unusual codecs) it
-refuses by name.
+A task is one chunk of a batch, or several chunks that lie side by side. All three steps run without
+Python's lock, in memory that is used again: a batch costs no page faults. The engine refuses
+shards, remote stores and unusual codecs; TensorStore reads those.
 
-Three things make it quick. Blosc's own threads are off, for the whole process: one chunk a thread
-leaves nothing for them to do but to be started and joined. A run of values that lie together in
-the chunk and in the batch is copied as one element of that many bytes, which numpy does in one
-step: for 13 channels (52 bytes) at 1.8 times the speed of 13 float32. And where such runs are
-short, chunks that lie side by side are copied together: see `SideBySide`.
+Three things make it quick. Blosc's own threads are off in the whole process: with one chunk to a
+thread they would only be started and joined. Values that are adjacent in the chunk and in the batch
+are copied as one element: 13 float32 channels (52 bytes) move at 1.8 times the speed of 13 single
+values. Where such runs are short, chunks that lie side by side are copied together: see
+`SideBySide`.
 """
 
 from __future__ import annotations
@@ -34,29 +33,29 @@ from .selection import Arrays, Location, Normaliser, Rows, Selection
 from .zarr_metadata import ChunkLayout, read_layout
 
 _SLACK = 1 << 16
-"""Bytes by which a chunk that cannot be compressed may be larger than its data."""
+"""The most bytes that a chunk which cannot be compressed is larger than its data."""
 _NOTE = 1 << 10
-"""Bytes that one foreseen use of a chunk takes at most: where a batch is one row of one chunk."""
+"""The most bytes that one foreseen use of a chunk takes: that of a batch of one row and chunk."""
 _NOTES = 1 / 16
-"""Of the cache's size: the most that all such notes take."""
+"""The largest share of the cache's size that these notes take."""
 _FEW = 4096
-"""Uses that a small cache may foresee nevertheless."""
+"""The uses that even a small cache may foresee."""
 _SHORT = 512
-"""Bytes that lie together in chunk and batch: eight lines of memory. Of fewer, a good part of the
-lines that a copy touches belongs to other chunks too, and these are copied with it."""
+"""Bytes of eight cache lines. Chunks are copied together where adjacent values take less: a copy
+of one chunk alone would then touch many cache lines that belong to other chunks too."""
 _BESIDE = 256 << 20
-"""Bytes that all workers decode, at most, before they copy them."""
+"""The most bytes that all workers decode before they copy them."""
 _FEWEST = 4
-"""Chunks that are worth it. Numpy starts anew for every line of them: two side by side took a tenth
+"""The fewest chunks that are copied together. Numpy starts anew for every line: two took a tenth
 more processor time than one by one, four a tenth less, fourteen a quarter less (ufs-p1)."""
 _LARGE = 1 << 20
-"""Bytes of a chunk that takes much longer to decode than threads take to pass Python's lock on."""
+"""Bytes of a large chunk: its decoding takes much longer than a change of Python's lock."""
 _FILL = np.empty(0, np.uint8)
-"""Stands for the bytes of a missing chunk where the fill value is wanted."""
+"""Stands for the bytes of a missing chunk that becomes the fill value."""
 
 
 Key = tuple[str, tuple[int, ...]]
-"""The array and the chunk."""
+"""The name of an array and the index of a chunk."""
 
 
 def _read_layouts(places: Mapping[str, Location]) -> dict[str, ChunkLayout]:
@@ -75,14 +74,16 @@ def _fields_of(
 def reason_for_native(
     places: Mapping[str, Location], selection: Selection, knobs: EngineKnobs
 ) -> str | None:
-    """Why this engine rather than TensorStore's, None without a reason. Raises `Unsupported`
-    where it cannot read the arrays."""
+    """Why to read with this engine rather than with TensorStore, None where there is no reason.
+
+    Reads only metadata. `Unsupported` where this engine cannot read the arrays.
+    """
     fields = _fields_of(_read_layouts(places), places, selection)
     if knobs.cache_bytes:
         return "its cache knows which chunks will be used next"
     if knobs.fetch:
         return "it has threads that only read ahead"
-    # Other engines copy such chunks one by one; and Python's lock between two of them costs little.
+    # TensorStore copies such chunks one by one, and Python's lock between two of them costs little.
     large = sum(
         field.item_nbytes
         for field in fields.values()
@@ -94,7 +95,7 @@ def reason_for_native(
 
 
 class NativeEngine(Engine):
-    """Reads local Zarr arrays of regular chunks; raises `Unsupported` for others."""
+    """Reads local Zarr arrays of regular chunks. `Unsupported` for others."""
 
     name = "native"
 
@@ -113,8 +114,7 @@ class NativeEngine(Engine):
         if knobs.cache_bytes:
             self.cache = NextUseCache(knobs.cache_bytes)
             self.foreseen = max(_FEW, int(knobs.cache_bytes * _NOTES) // _NOTE)
-        # Chunk by chunk where a cache keeps them, in room of their own size and no more, and where
-        # each is fetched beforehand.
+        # A cache keeps chunks one by one, and one by one they are fetched beforehand.
         if knobs.cache_bytes or knobs.fetch:
             self.save_memory()
         else:
@@ -124,14 +124,14 @@ class NativeEngine(Engine):
         self._set_aside(dict.fromkeys(self.fields, 1))
 
     def _set_aside(self, beside: Mapping[str, int]) -> None:
-        """Room for so many chunks of each array to a task."""
+        """Plan memory for tasks of so many chunks of each array."""
         self._beside = beside
         rooms = {name: beside[name] * field.chunk_nbytes for name, field in self.fields.items()}
         if self.cache is None:  # a worker has one task at a time
             rooms = dict.fromkeys(rooms, max(rooms.values()))
         pools = {size: Pool(size) for size in rooms.values()}
         self.decoded = {name: pools[size] for name, size in rooms.items()}
-        # A worker reads by itself what was in the cache when it should have been fetched.
+        # A worker reads by itself what the cache held when it should have been fetched.
         copies = max(
             self.layouts[name].copies * field.chunk_nbytes for name, field in self.fields.items()
         )
@@ -183,7 +183,7 @@ class NativeEngine(Engine):
         return tasks
 
     def chunks(self, samples: Items, patches: Items | None, first: int = 0) -> list[ChunkTask]:
-        """A batch chunk by chunk."""
+        """The chunks of a batch, each as a task; ``first`` numbers the uses for the cache."""
         reads = (
             (field, self.layouts[name], read)
             for name, field in self.fields.items()
@@ -222,7 +222,7 @@ class ChunkTask:
     layout: ChunkLayout
     read: ChunkRead
     use: int
-    """Its number among the uses that the cache was told of."""
+    """The number of this use among all that the cache was told of."""
 
     @property
     def key(self) -> Key:
@@ -237,12 +237,12 @@ class ChunkTask:
         return self.field.chunk_nbytes
 
     def fetch(self) -> NDArray[np.uint8] | None:
-        """What `_read` brings; None where the chunk is in the cache."""
+        """The bytes of the chunk's file, None where the chunk is in the cache."""
         cache = self.engine.cache
         return None if cache is not None and self.key in cache else self._read()
 
     def _read(self) -> NDArray[np.uint8]:
-        """The bytes of the chunk's file, in a buffer from ``engine.stored``."""
+        """The bytes of the chunk's file, in a buffer of ``engine.stored``."""
         engine = self.engine
         try:
             return read_chunk_file(self.path, engine.stored, engine.fetched_nbytes)
@@ -260,7 +260,7 @@ class ChunkTask:
             raise StageError("read", self.path, OSError(error.strerror or str(error))) from error
 
     def decode(self, stored: NDArray[np.uint8], chunk: NDArray[Any]) -> None:
-        """Decode what `fetch` brought into an array of the chunk's shape."""
+        """Decode the file's bytes into an array of the chunk's shape."""
         if stored is _FILL:
             chunk[...] = self.layout.fill_value
             return
@@ -270,7 +270,7 @@ class ChunkTask:
             raise StageError("decode", self.path, error) from error
 
     def scatter(self, chunk: NDArray[Any], out: Arrays) -> None:
-        """Copy what the batch wants of the chunk."""
+        """Copy into the batch what it wants of the chunk."""
         batch = out[self.field.name]
         for to, of in self.read.copies:
             copy_runs(batch[to], chunk[of])
@@ -308,8 +308,10 @@ class ChunkTask:
         return traffic
 
     def follows(self, other: ChunkTask) -> bool:
-        """Whether a batch takes all of both along the last axis, this one right behind the other,
-        and the same of both along the others."""
+        """Whether this chunk comes right behind another along the last axis of the batch.
+
+        The batch takes all of both along that axis, and the same of both along the others.
+        """
         copies, before = self.read.copies, other.read.copies
         return (
             self.field is other.field
@@ -325,21 +327,21 @@ class ChunkTask:
         )
 
     def discard(self, stored: NDArray[np.uint8] | None) -> None:
-        """Hand the buffer of `fetch` back."""
+        """Give the buffer of `fetch` back."""
         if stored is not None and stored is not _FILL:
             self.engine.stored.give(stored)
 
 
 @dataclass(slots=True, eq=False)
 class SideBySide:
-    """Chunks that follow one another along the last axis: decoded one by one, copied in one go.
+    """Chunks that follow one another along the last axis: decoded one by one, copied together.
 
         a a a a
         b b b b  ──▶  batch[row]: a b c a b c a b c a b c
         c c c c
 
-    A batch is often larger than any cache. Chunk by chunk, each line of its memory would be fetched
-    and written once for every chunk that has some of it; so it is written once, front to back.
+    A batch is often larger than a processor's cache. Copied chunk by chunk, each cache line would
+    be fetched and written once for every chunk that has a part of it. Together it is written once.
     """
 
     tasks: list[ChunkTask]
@@ -349,7 +351,7 @@ class SideBySide:
         return sum(task.nbytes for task in self.tasks)
 
     def fetch(self) -> None:
-        """Nothing: an engine whose chunks are fetched beforehand has them one by one."""
+        """Nothing: chunks that are fetched beforehand are tasks of their own."""
 
     def run(self, out: Arrays, check: Check, fetched: None = None) -> Traffic:
         first, traffic = self.tasks[0], Traffic()
@@ -374,7 +376,7 @@ class SideBySide:
 
 
 def _beside(field: Field, workers: int) -> int:
-    """How many chunks of an array each worker is to decode before it copies them, at most."""
+    """The most chunks of an array that each worker decodes before it copies them."""
     if len(field.shape) < 2 or field.run_nbytes >= _SHORT:
         return 1
     room = _BESIDE // workers // field.chunk_nbytes

@@ -13,18 +13,30 @@ ENGINES = {
     "native": "penstock.loading.engines.native:NativeEngine",
     "tensorstore": "penstock.loading.engines.tensorstore:TensorStoreEngine",
 }
-"""Engines by name, each ``module:Class``, which takes arrays, a selection and knobs."""
+"""Engines by name, each ``module:Class``. A class is called with places, a selection, knobs."""
 
 
 def open_engine(
     name: str, places: Mapping[str, Location], selection: Selection, knobs: EngineKnobs
 ) -> Engine:
-    """The engine of a name. ``auto`` is TensorStore, but where only the native engine does what is
-    wanted.
+    """Open an engine by name.
 
-    Between two chunks the native engine takes Python's lock, and its threads wait for one another:
+    ``auto`` takes TensorStore, except where the native engine alone does what is wanted. The
+    threads of the native engine need Python's lock between two chunks and wait for one another:
     with chunks of 72 KiB for more than half of the time. TensorStore decodes a whole batch without
     that lock. ``benchmarks/loader.py --grid`` compares the two on many layouts.
+
+    Args:
+        name: ``auto``, or a name of `ENGINES`.
+        places: Where each array lies.
+        selection: What an item wants of each array.
+        knobs: Threads, cache, and what a missing chunk is.
+
+    Returns:
+        The engine. Its ``reason`` says why it was chosen.
+
+    Raises:
+        UsageError: There are no arrays, no such engine, or it cannot read the arrays.
     """
 
     def opened(name: str, reason: str) -> Engine:

@@ -25,11 +25,21 @@ class Location(NamedTuple):
     url: str
     """A path, or a URL that TensorStore knows."""
     axes: tuple[str, ...] = ()
-    """The names of its axes where the data set tells them, ``sample`` first."""
+    """The names of its axes, ``sample`` first; empty where the data set does not name them."""
 
 
 def locate(data: Any) -> dict[str, Location]:
-    """The arrays of a data set: a packed folder, one array, or a mapping of name to path or URL."""
+    """Where the arrays of a data set lie.
+
+    Args:
+        data: A packed data set, one array, or a mapping of names to paths or URLs.
+
+    Returns:
+        The place of each array by its name. One array alone is called ``data``.
+
+    Raises:
+        UsageError: There is no such folder, or what describes the data set is damaged.
+    """
     if isinstance(data, Mapping):
         return {
             str(name): place if isinstance(place, Location) else Location(str(place))
@@ -60,16 +70,17 @@ def locate(data: Any) -> dict[str, Location]:
 
 @dataclass(frozen=True)
 class Selection:
-    """What an item wants of each array; see the same names of `penstock.loading.fields.Field`."""
+    """What an item wants of each array, by the array's name. See `Field` for each setting."""
 
     offsets: Mapping[str, Sequence[int]] = field(default_factory=dict)
     channels: Mapping[str, Sequence[int]] = field(default_factory=dict)
     patch: Mapping[str, PatchGrid] = field(default_factory=dict)
     normalise: Mapping[str, Normaliser] = field(default_factory=dict)
     channel_axis: Mapping[str, int] = field(default_factory=dict)
-    """Where it is not the axis that the data set calls ``channels``, or else the last."""
+    """The axis of the channels; by default the one called ``channels``, or else the last."""
 
     def check(self, names: Sequence[str]) -> None:
+        """Refuse settings of arrays that are not there."""
         for what in ("offsets", "channels", "patch", "normalise", "channel_axis"):
             if unknown := sorted(set(getattr(self, what)) - set(names)):
                 raise UsageError(
@@ -77,8 +88,11 @@ class Selection:
                 )
 
     def field(self, name: str, place: Location, shape: Any, chunks: Any, dtype: Any) -> Field:
-        """What an item wants of an array. An array whose patches cut all of its axes, 0 too, is one
-        sample: an axis of length 1 is put before its own."""
+        """The field of an array.
+
+        An array whose patches cut all of its axes is one sample: it gets an axis of length 1 in
+        front.
+        """
         default = place.axes.index("channels") if "channels" in place.axes else -1
         channel_axis, grid = self.channel_axis.get(name, default), self.patch.get(name)
         ndim = len(shape)
@@ -102,16 +116,15 @@ class Selection:
 
 
 def _is_volume(grid: PatchGrid, ndim: int) -> bool:
-    """Whether patches cut axis 0 too, of an array of so many axes."""
+    """Whether patches cut axis 0 of an array of ``ndim`` axes too."""
     axes = grid.axes or range(ndim - len(grid.shape), ndim)
     return all(-ndim <= axis < ndim for axis in axes) and (0 in axes or -ndim in axes)
 
 
 class Normaliser:
-    """``(x - mean) / std`` in place, with one mean and one std for each channel of an array, or
-    one for all.
+    """``(x - mean) / std`` in place: one mean and one std for each channel, or one of all channels.
 
-    Bit-identical to numpy's expression in the dtype of the array.
+    The result is that of numpy's expression in the dtype of the array, to the bit.
     """
 
     _PIECE = 1 << 18  # bytes: what stays in a core's own cache between the two steps
@@ -139,6 +152,7 @@ class Normaliser:
         self.std[self.std == 0] = 1  # a channel that never changes becomes 0, as in scikit-learn
 
     def check(self, field: Field, where: str) -> None:
+        """Refuse a field that is not of floats, or has another number of channels."""
         if field.dtype.kind != "f":
             raise UsageError(f"{where}: normalise needs floats, its dtype is {field.dtype}")
         number = field.shape[field.channel_axis]
@@ -148,7 +162,7 @@ class Normaliser:
             )
 
     def rows(self, channels: Any, axis: int, shape: Sequence[int], dtype: Any) -> Rows:
-        """What `apply` needs for arrays of a shape whose channels along ``axis`` are these."""
+        """Mean and std for `apply`, for arrays of a shape with these channels along ``axis``."""
         axis %= len(shape)
         both = []
         for values, neutral in ((self.mean, 0), (self.std, 1)):
@@ -164,8 +178,7 @@ class Normaliser:
 
     @classmethod
     def apply(cls, array: NDArray[Any], rows: Rows) -> None:
-        """Normalise an array of the shape that the rows were made for; a C-contiguous one is
-        quicker."""
+        """Normalise an array of the shape that the rows are for. A contiguous one is quicker."""
         if array.ndim > rows.mean.ndim and array.flags.c_contiguous:
             array = array.reshape((*array.shape[:-2], -1))
         elif array.ndim > rows.mean.ndim:  # a view, whose two last axes cannot be one
@@ -177,7 +190,7 @@ class Normaliser:
 
     @classmethod
     def _pieces(cls, *arrays: NDArray[Any]) -> Iterator[tuple[NDArray[Any], ...]]:
-        """The same small parts of arrays that broadcast against the first."""
+        """Small parts of arrays that broadcast against the first, the same part of each."""
         first = arrays[0]
         if first.nbytes <= cls._PIECE or first.ndim < 2:
             yield arrays
@@ -192,15 +205,18 @@ class Normaliser:
 
 
 class Rows(NamedTuple):
-    """Mean and std, laid out so that they broadcast in long runs."""
+    """Mean and std in a shape that broadcasts in long runs."""
 
     mean: NDArray[Any]
     std: NDArray[Any]
 
 
 def read_statistics(path: Path) -> dict[str, Normaliser]:
-    """Saved statistics: JSON ``{name: {"mean": [...], "std": [...]}}``, or an npz with arrays
-    ``name.mean`` and ``name.std``."""
+    """Read saved statistics.
+
+    The file is JSON, ``{name: {"mean": [...], "std": [...]}}``, or an npz with arrays ``name.mean``
+    and ``name.std``. `UsageError` for a damaged file.
+    """
     try:
         if path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as file:

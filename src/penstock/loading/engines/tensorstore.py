@@ -2,13 +2,13 @@
 
     ts.array(batch).write(array[samples])
 
-TensorStore reads, decodes and copies in threads of its own: ``workers`` of them copy, ``fetch``
-requests are under way. The loader only starts a read, and the next one before the last has ended;
-whoever wants the batch waits for it.
+TensorStore reads, decodes and copies in threads of its own: ``workers`` of them copy, and up to
+``fetch`` requests are under way. The loader starts a read, and the next one before the last has
+ended. Whoever takes the batch waits for it.
 
-Two things make it quick. Files of this machine are mapped and not read: a chunk is decoded from the
-page cache, without a buffer of its own and that buffer's page faults. And samples that follow one
-another are a slice: an index for each of them is copied value by value where a chunk has several.
+Two things make it quick. Files of this machine are mapped: a chunk is decoded from the page cache,
+without a buffer of its own. Samples that follow one another are read as a slice: by an index array
+TensorStore copies value by value where a chunk has several samples.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ from .selection import Arrays, Location, Normaliser, Rows, Selection
 ts = require("tensorstore", "infer")
 
 _IN_FLIGHT = 4
-"""Reads that are asked for at once, at most, each one array of one batch; two of each array."""
+"""The most reads at once. Each is one array of one batch; there are two of each array."""
 REQUESTS = tuple(
     f"{kind}_concurrency" for kind in ("file_io", "s3_request", "gcs_request", "http_request")
 )
-"""TensorStore's resources that bound how many reads are under way."""
+"""The resources of TensorStore that bound how many reads are under way."""
 _PATIENCE = {
     f"{kind}_request_retries": {"max_retries": 5, "initial_delay": "1s"}
     for kind in ("s3", "gcs", "http")
 }
-"""Waits of 1, 2, 4, 8 and 16 s: half a minute for a network that falters. By itself TensorStore
-would try for a quarter of an hour, in which a training stands still and says nothing."""
+"""Waits of 1, 2, 4, 8 and 16 s, half a minute for a network that falters. TensorStore's default is
+a quarter of an hour, in which a training stands still and says nothing."""
 _MARKERS = {".zarray": "zarr", "zarr.json": "zarr3", "attributes.json": "n5"}
 _UNFILLED = {"fill_missing_data_reads": False}
-"""A chunk that is missing is an error."""
+"""Have TensorStore raise an error for a missing chunk."""
 _UNCHANGED = {"recheck_cached_metadata": "open", "recheck_cached_data": "open"}
-"""What is read stays as it was when it was opened."""
+"""Have TensorStore look for changes of the store only when it opens it."""
 
 
 class TensorStoreEngine(Engine):
-    """Reads whatever TensorStore reads, through a context of its own."""
+    """Reads any array that TensorStore opens, through a context of its own."""
 
     name = "tensorstore"
 
@@ -71,7 +71,7 @@ class TensorStoreEngine(Engine):
         if knobs.fetch:
             settings |= {kind: {"limit": knobs.fetch} for kind in REQUESTS}
         elif all(is_safe_to_map(place.url) for place in places.values()):
-            # Who maps a file does not wait for it: as many as decode are enough.
+            # A mapped file needs no waiting: as many reads as threads that decode are enough.
             settings |= {
                 "file_io_mode": {"mode": "memmap"},
                 "file_io_concurrency": {"limit": knobs.workers},
@@ -103,7 +103,7 @@ class TensorStoreEngine(Engine):
     def normalise(
         self, field: Field, batch: NDArray[Any], samples: NDArray[Any], patches: Items | None
     ) -> None:
-        """In place; ``samples`` are those of each row, at each offset where there are several."""
+        """Normalise a batch in place. ``samples`` has shape (row,), or (row, time) with offsets."""
         normaliser = self.normalisers.get(field.name)
         if normaliser is None:
             return
@@ -120,7 +120,7 @@ class TensorStoreEngine(Engine):
             Normaliser.apply(item, self._rows_of(field, normaliser, axis, start))
 
     def _rows_of(self, field: Field, normaliser: Normaliser, axis: int, start: int) -> Rows:
-        """Of an item whose channels begin at ``start``."""
+        """Mean and std for an item whose channels begin at ``start``."""
         if (field.name, start) not in self._rows:
             shape, place = field.item_shape, axis - len(field.shape)
             channels = list(field.channels or range(start, start + shape[place]))
@@ -129,8 +129,8 @@ class TensorStoreEngine(Engine):
         return self._rows[field.name, start]
 
     def bytes_in_flight(self, rows: int, batches: int) -> int:
-        """Of all that a task asks for at once the bytes may have come and wait to be decoded, or be
-        decoded and wait to be copied; those that are just decoded count as scratch."""
+        """All chunks of a task may wait in memory, to be decoded or to be copied. Chunks that are
+        being decoded count as scratch."""
         tasks = [
             field.most_chunks(rows) * field.chunk_nbytes
             for field in self.fields.values()
@@ -140,12 +140,12 @@ class TensorStoreEngine(Engine):
 
     @property
     def reads_alone(self) -> bool:  # type: ignore[override]
-        """Not where values are normalised, for which a thread is needed."""
+        """False where values are normalised: that needs a thread."""
         return not self.normalisers
 
     @contextmanager
     def explained(self, name: str) -> Iterator[None]:
-        """What TensorStore raises within names the array that was read."""
+        """Errors of TensorStore name the array that was read."""
         try:
             with plainly():
                 yield
@@ -173,7 +173,7 @@ class FieldTask:
         return self.field.item_nbytes * len(self.samples)
 
     def fetch(self) -> None:
-        """TensorStore fetches by itself."""
+        """Nothing: TensorStore fetches by itself."""
 
     def run(self, out: Arrays, check: Check, fetched: None = None) -> Traffic:
         traffic = self.begin(out).wait(check)
@@ -181,7 +181,7 @@ class FieldTask:
         return traffic
 
     def begin(self, out: Arrays) -> FieldReading:
-        """Start reading; nothing is normalised."""
+        """Start reading into the batch. Nothing is normalised."""
         batch, engine = out[self.field.name], self.engine
         target = ts.array(batch)
         with engine.explained(self.field.name):
@@ -200,8 +200,8 @@ class FieldTask:
         return wanted[:, 0] if len(self.field.offsets) == 1 else wanted
 
     def _views(self, array: Any) -> list[tuple[slice | int | None, Any]]:
-        """Rows of the batch, or None for all, and what of the array goes there; patches go one by
-        one."""
+        """Rows of the batch (None for all) and the view of the array that goes there. Each patch is
+        a view of its own."""
         field, wanted = self.field, self._wanted
         inner: list[Any] = [slice(None)] * (len(field.shape) - 1)
         if field.channels is not None:
@@ -224,7 +224,7 @@ class FieldTask:
 
 @dataclass(frozen=True, eq=False)
 class FieldReading:
-    """One array of one batch on its way."""
+    """The read of one array of one batch."""
 
     engine: TensorStoreEngine
     name: str
@@ -253,7 +253,7 @@ class FieldReading:
 
 
 def _plain(wanted: NDArray[Any]) -> Any:
-    """Samples that follow one another as a slice; others, and those with a time axis, as they are.
+    """Samples as a slice where they follow one another. Others, and those with a time axis, stay.
 
     >>> _plain(np.array([3, 4, 5])), _plain(np.array([3, 5, 4]))
     (slice(3, 6, None), array([3, 5, 4]))
@@ -264,26 +264,25 @@ def _plain(wanted: NDArray[Any]) -> Any:
 
 
 def _outer(array: Any, inner: list[Any]) -> Any:
-    """``array[:, inner...]``, each index along an axis of its own."""
+    """``array[:, inner...]``, with each index along its own axis."""
     if all(isinstance(index, slice) and index == slice(None) for index in inner):
         return array
     return array.oindex[(slice(None), *inner)]
 
 
 def _let_heap_keep_what_is_freed() -> None:
-    """Have glibc keep up to 32 MiB that a thread freed, for its next allocation.
+    """Have glibc keep up to 32 MiB of freed memory for the next allocation of a thread.
 
-    Before the first large block of a process is freed, glibc gives the room of every decoded chunk
-    back to the system, and takes it anew, page by page, for the next: some 350 page faults for a
-    batch of small images. Its threshold grows with the largest block that was freed. Nothing is
-    written into this one, so it costs no memory.
+    At first glibc gives the memory of every decoded chunk back to the system and takes it anew for
+    the next chunk: some 350 page faults for a batch of small images. Its threshold grows with the
+    largest block that was freed. Nothing is written into this block, so it costs no memory.
     """
     block = np.empty(16 << 20, np.uint8)
     del block
 
 
 def open_plainly(url: str, context: Any = None) -> Any:
-    """An array as TensorStore opens it by itself."""
+    """An array as TensorStore opens it with its defaults."""
     with explained_errors(url):
         spec = {"driver": "auto", "kvstore": kvstore_of(f"{url}/")}
         return ts.open(spec, read=True, open=True, context=context).result()
@@ -299,12 +298,12 @@ def _open(url: str, missing: str, context: Any) -> Any:
     driver = next((d for marker, d in _MARKERS.items() if _holds(url, marker)), None)
     if driver is None:
         for marker in _MARKERS:
-            read_object(url, marker, strict=True)  # what was forbidden is told
+            read_object(url, marker, strict=True)  # raises where reading was forbidden
         raise UsageError(f"{url}: there is none of {', '.join(_MARKERS)}")
     spec = {"driver": driver, "kvstore": kvstore_of(f"{url}/"), **_UNCHANGED}
     with explained_errors(url):
         opened = ts.open({**spec, **_UNFILLED}, context=context, read=True, open=True).result()
-        # N5 says zero for what it lacks; for Zarr without a fill value TensorStore makes that up.
+        # N5 fills with zero. For Zarr without a fill value TensorStore would make one up.
         if missing == "fill" and (driver == "n5" or opened.fill_value is not None):
             opened = ts.open(spec, context=context, read=True, open=True).result()
         return opened

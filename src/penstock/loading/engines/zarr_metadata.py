@@ -18,36 +18,37 @@ numcodecs.blosc.use_threads = False
 
 
 DECODED_INTO = ("blosc", "lz4", "zstd")
-"""Codecs of which a chunk says how long it will be, so that it is decoded right into its array; but
-for a rare Zstandard frame, which takes what others do and is not counted."""
+"""Codecs whose chunks say how many bytes they decode to, so that they decode right into the array.
+A rare Zstandard frame does not say it. It takes as much memory as other codecs, which is not
+counted."""
 
 
 class Unsupported(UsageError):
-    """The array is sound, and TensorStore reads it."""
+    """The native engine cannot read this array; TensorStore may."""
 
 
 @dataclass(frozen=True)
 class ChunkLayout:
-    """A Zarr array's metadata, as far as reading chunks needs it."""
+    """The metadata of a Zarr array that reading its chunks needs."""
 
     folder: str
     shape: tuple[int, ...]
     chunks: tuple[int, ...]
     dtype: np.dtype[Any]
-    """As stored; its byte order may be foreign."""
+    """The stored type; its byte order may be foreign."""
     codecs: tuple[Any, ...]
-    """In the order in which they decode; without any, the values are stored as they are."""
+    """The codecs in the order of decoding; empty where values are stored as they are."""
     fill_value: Any
-    """None where the store has none."""
+    """The value of a chunk that is missing, None where the store sets none."""
     prefix: str
     separator: str
 
     @property
     def copies(self) -> int:
-        """Whole chunks, at most, that decoding one takes besides its file and the array it fills.
+        """The most memory of decoding, in chunks, without the chunk's file and its array.
 
-        A last codec that decodes into the array takes none, and a checksum is looked at where it
-        lies. Any other takes what it was given, what it makes of that, and, in parts, that again.
+        A last codec that decodes into the array takes none. A checksum is read where it lies. Any
+        other codec holds its input, its output, and parts of the output a second time.
         """
         made = [codec for codec in self.codecs[:-1] if codec.codec_id != "crc32c"]
         made += [
@@ -62,7 +63,7 @@ class ChunkLayout:
 
 
 def read_layout(url: str) -> ChunkLayout:
-    """The layout of a local Zarr array; `Unsupported` for what only TensorStore reads."""
+    """The layout of a local Zarr array. `Unsupported` where only TensorStore can read it."""
     if "://" in url and not url.startswith("file://"):
         raise _unsupported(url, "it is remote")
     folder = url.removeprefix("file://").rstrip("/")
@@ -101,7 +102,7 @@ def _layout_v2(folder: str, meta: Mapping[str, Any]) -> ChunkLayout:
 def _layout(
     folder: str, meta: Mapping[str, Any], chunks: Sequence[int], dtype: Any, codecs: Any
 ) -> ChunkLayout:
-    """What both formats say in the same words."""
+    """A layout, with what both formats say in the same words."""
     fill_value = _fill_value(meta["fill_value"], dtype)
     return ChunkLayout(
         folder, tuple(meta["shape"]), tuple(chunks), dtype, codecs, fill_value, *chunk_names(meta)
