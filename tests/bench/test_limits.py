@@ -34,20 +34,23 @@ def test_matmul_counts_and_checks_its_work(dtype: str) -> None:
     scenario = make("matmul", {"device": "cpu", "dtype": dtype, "size": 64})
     itemsize = 4 if dtype == "float32" else 2
     assert scenario.step(phase) == {"flops": 2 * 64**3, "bytes": 3 * 64**2 * itemsize}
+    scenario.verify()
     scenario.close()
 
 
 def test_a_wrong_product_is_no_roof() -> None:
     scenario = scenarios.Matmul({"device": "cpu", "dtype": "float32", "size": 64})
     scenario._matmul = lambda left, right, out: out.fill_(77.0)
+    scenario.step(phase)
     with pytest.raises(WrongResult, match="77"):
-        scenario.step(phase)
+        scenario.verify()
 
 
 @pytest.mark.parametrize("count", [8, 4096, 8 * 1001])
 def test_copy_copies_all_of_it(count: int) -> None:
     scenario = scenarios.MemoryCopy({"device": "cpu", "bytes": count})
     assert scenario.step(phase) == {"bytes": 2 * count}
+    scenario.verify()
     copied = np.concatenate([target for target, _ in scenario._parts])
     np.testing.assert_array_equal(copied, np.arange(count // 8))
     scenario.close()
@@ -56,8 +59,9 @@ def test_copy_copies_all_of_it(count: int) -> None:
 def test_a_copy_that_was_not_made_is_wrong() -> None:
     scenario = scenarios.MemoryCopy({"device": "cpu", "bytes": 4096})
     scenario._parts.pop()  # the last thread's share
+    scenario.step(phase)
     with pytest.raises(WrongResult):
-        scenario.step(phase)
+        scenario.verify()
     scenario.close()
 
 

@@ -284,7 +284,7 @@ def test_a_full_disk_costs_a_row_and_not_the_job(tmp_path: Path) -> None:
     _, rows = read_rows(path)
     assert [row["t"] for row in rows] == [1, 3]
     assert rows[1]["monitor_error"].startswith("file: OSError: 20 of ")
-    assert sampler.faults.keys() == {"file"}
+    assert sampler._faults.keys() == {"file"}
 
 
 @pytest.mark.parametrize("interval", [0, -1, float("nan")])
@@ -324,7 +324,7 @@ def test_the_thread_samples_until_stop_and_once_more(tmp_path: Path) -> None:
     assert [row["gauges"]["prep"] for row in rows] == list(range(1, len(calls) + 1))
     assert len(set(calls)) == 1 and calls[0] is not threading.current_thread()
     assert calls[0].daemon and not calls[0].is_alive()
-    assert sampler.faults == {}
+    assert sampler._faults == {}
     assert rows[-1]["rss_bytes"] > MIB and rows[-1]["processes"] >= 1
     assert sampler.peak_rss == max(row["rss_bytes"] for row in rows)
 

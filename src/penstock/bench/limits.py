@@ -174,11 +174,10 @@ def _noise_case(device: str) -> dict[str, Any]:
 
 
 def _noise(records: Sequence[Record]) -> dict[str, Any]:
-    a: list[Sequence[float]] = []
-    b: list[Sequence[float]] = []
-    for record in records:
-        if record.ok:  # by turns A B B A
-            (a if record.launch % 4 in (0, 3) else b).append(record.samples_s["step"])
+    a, b = (  # by turns A B B A
+        [r.samples_s["step"] for r in records if r.ok and r.launch % 4 in turns]
+        for turns in ((0, 3), (1, 2))
+    )
     loads = (record.environment.get("load", {}) for record in records)
     disturbed = sum(bool(load.get("busy_processes")) for load in loads)
     if min(len(a), len(b)) < 2:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from .gpus import Nvml, memory_used
+from .gpus import Nvml, Question, memory_used
 
-_READINGS = {
-    # name: (function of NVML, its arguments after the handle by the names of its constants)
-    "sm_mhz": ("nvmlDeviceGetClockInfo", ("NVML_CLOCK_SM",)),
-    "memory_mhz": ("nvmlDeviceGetClockInfo", ("NVML_CLOCK_MEM",)),
-    "celsius": ("nvmlDeviceGetTemperature", ("NVML_TEMPERATURE_GPU",)),
-    "milliwatts": ("nvmlDeviceGetPowerUsage", ()),
-    "throttle_reasons": ("nvmlDeviceGetCurrentClocksThrottleReasons", ()),
+_READINGS: Mapping[str, Question] = {
+    "sm_mhz": lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
+    "memory_mhz": lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM),
+    "celsius": lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
+    "milliwatts": lambda nvml, gpu: nvml.nvmlDeviceGetPowerUsage(gpu),
+    "throttle_reasons": lambda nvml, gpu: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu),
 }
 
 
@@ -30,11 +30,11 @@ class Gpu(Nvml):
 
     def used(self) -> int | None:
         """Bytes that the driver counts on the device, of all processes."""
-        return None if self._handle is None else self._ask(memory_used, self._handle)
+        return self._of_card(memory_used)
 
     def clocks(self) -> dict[str, int | None]:
         """Clocks, temperature, power, and a bit for each reason why the clocks are held down."""
-        return {name: self._reading(*reading) for name, reading in _READINGS.items()}
+        return {name: self._of_card(reading) for name, reading in _READINGS.items()}
 
     def _handle_of(self, index: int) -> Any:
         """By its UUID, for torch counts the devices that CUDA_VISIBLE_DEVICES leaves and NVML all
@@ -49,14 +49,8 @@ class Gpu(Nvml):
         whole = [card for card in cards if not self._ask(_is_cut, card)]
         return whole[0] if len(cards) == len(whole) == 1 else None
 
-    def _reading(self, function: str, arguments: tuple[str, ...]) -> int | None:
-        if self._handle is None:
-            return None
-        try:
-            constants = (getattr(self._nvml, name) for name in arguments)
-            return int(getattr(self._nvml, function)(self._handle, *constants))
-        except (self._nvml.NVMLError, AttributeError):
-            return None
+    def _of_card(self, question: Question) -> int | None:
+        return None if self._handle is None else self._ask(question, self._handle)
 
 
 def _is_cut(nvml: Any, card: Any) -> int:

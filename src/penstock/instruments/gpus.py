@@ -61,7 +61,8 @@ class Nvml:
     def _ask(self, question: Question, handle: Any) -> Any:
         try:
             return question(self._nvml, handle)
-        except self._nvml.NVMLError:  # not supported: utilisation on a MIG slice, for example
+        # Not supported, as utilisation is not on a MIG slice, or not in this version of NVML.
+        except (self._nvml.NVMLError, AttributeError):
             return None
 
 

@@ -10,12 +10,13 @@ may be read, copied and appended to by several processes at once. CSV and Parque
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import json
 import os
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -126,15 +127,11 @@ def _sync_folder(folder: Path) -> None:
 
 def ledger_to_csv(records: Sequence[Record], path: Path, replace: bool = False) -> None:
     """One row for each launch, with statistics in place of samples; what is not known is empty."""
-
-    def write(draft: Path) -> None:
-        rows = [row(record) for record in records]
-        with draft.open("w", newline="", encoding="utf-8") as file:
-            table = csv.DictWriter(file, _columns(rows), lineterminator="\n")
-            table.writeheader()
-            table.writerows({name: to_cell(value) for name, value in each.items()} for each in rows)
-
-    _replace(path, write, replace)
+    rows = [row(record) for record in records]
+    with _draft(path, replace) as draft, draft.open("w", newline="", encoding="utf-8") as file:
+        table = csv.DictWriter(file, _columns(rows), lineterminator="\n")
+        table.writeheader()
+        table.writerows({name: to_cell(value) for name, value in each.items()} for each in rows)
 
 
 def ledger_to_parquet(records: Sequence[Record], path: Path, replace: bool = False) -> None:
@@ -148,15 +145,13 @@ def ledger_to_parquet(records: Sequence[Record], path: Path, replace: bool = Fal
         except (arrow.ArrowInvalid, arrow.ArrowTypeError):  # a knob that is a number or a word
             return arrow.array([None if value is None else str(value) for value in values])
 
-    def write(draft: Path) -> None:
-        rows = [
-            row(record) | {f"samples.{name}": list(raw) for name, raw in record.samples_s.items()}
-            for record in records
-        ]
-        columns = {name: column([cells.get(name) for cells in rows]) for name in _columns(rows)}
+    rows = [
+        row(record) | {f"samples.{name}": list(raw) for name, raw in record.samples_s.items()}
+        for record in records
+    ]
+    columns = {name: column([cells.get(name) for cells in rows]) for name in _columns(rows)}
+    with _draft(path, replace) as draft:
         parquet.write_table(arrow.table(columns), draft)
-
-    _replace(path, write, replace)
 
 
 def row(record: Record) -> dict[str, Any]:
@@ -197,10 +192,11 @@ def _columns(rows: Sequence[dict[str, Any]]) -> list[str]:
     return sorted(names, key=lambda name: kinds.index(name.partition(".")[0]))
 
 
-def _replace(path: Path, write: Callable[[Path], None], replace: bool) -> None:
-    """Write a file whole or not at all."""
+@contextlib.contextmanager
+def _draft(path: Path, replace: bool) -> Iterator[Path]:
+    """A place to write a file to, which takes its name whole or not at all."""
     try:
         with writing_output(path, replace=replace) as draft:
-            write(draft)
+            yield draft
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error}") from error

@@ -151,6 +151,7 @@ class Sampler:
         self._next_pss = 0.0
         self._peak_rss: int | None = None
         self._faults: dict[str, str] = {}
+        """The first failure of each reading, by the name of the reading."""
         self._unsaid: list[str] = []
         self._torn = False
         self._stopped = threading.Event()
@@ -160,11 +161,6 @@ class Sampler:
     def peak_rss(self) -> int | None:
         """The most bytes that the process tree was seen to hold; None before the first reading."""
         return self._peak_rss
-
-    @property
-    def faults(self) -> Mapping[str, str]:
-        """The first failure of each reading, by the name of the reading."""
-        return dict(self._faults)
 
     def start(self) -> None:
         """Write the header, and a row now and after every interval."""

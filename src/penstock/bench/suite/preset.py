@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, model_validator
 
-from ...base import Knobs, Natural, Positive, Refused, TrainConfig, UsageError, describe
+from ...base import Knobs, Natural, Positive, Refused, TrainConfig, UsageError, describe, plural
 
 PRESETS = {
     "laptop": "laptop_rtx3080ti",
@@ -130,8 +130,9 @@ def fit_preset(preset: SuitePreset, gpus: Sequence[str], anyway: bool) -> tuple[
     on_any = preset.device in ("cpu", "mps") or (preset.device == "auto" and wanted == 1)
     if on_any or have >= wanted:
         return preset, ""
-    lacking = f"preset {preset.name} is for {_gpus(wanted)} and torch finds {_gpus(have)} here"
-    lacking += f"; --anyway runs it {'on ' + _gpus(have) if have else 'without a GPU'}"
+    here = plural(have, "GPU")
+    lacking = f"preset {preset.name} is for {plural(wanted, 'GPU')} and torch finds {here} here"
+    lacking += f"; --anyway runs it {'on ' + here if have else 'without a GPU'}"
     if not anyway:
         raise Refused(f"{lacking}, and penstock suite quick is for any machine")
     there = {
@@ -140,7 +141,3 @@ def fit_preset(preset: SuitePreset, gpus: Sequence[str], anyway: bool) -> tuple[
         "train": {**(preset.train or {}), "device": "auto"},
     }
     return preset.model_copy(update=there), lacking
-
-
-def _gpus(count: int) -> str:
-    return f"{count} GPU{'s' * (count != 1)}"

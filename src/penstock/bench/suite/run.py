@@ -32,6 +32,7 @@ from ...base import (
     check_apart,
     check_folder,
     check_replaceable,
+    plural,
     write_json,
     writing_output,
 )
@@ -248,10 +249,7 @@ def launch_folder(case: Mapping[str, Any], launch: int) -> str:
 
 
 def suite_case_name(case: Mapping[str, Any]) -> str:
-    return (
-        f"{case['preset']}, batch {case['batch_size']}, "
-        f"{case['num_workers']} worker{'s' * (case['num_workers'] != 1)}"
-    )
+    return f"{case['preset']}, batch {case['batch_size']}, {plural(case['num_workers'], 'worker')}"
 
 
 def finished(record: Record, case: Mapping[str, Any]) -> Record:
