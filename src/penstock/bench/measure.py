@@ -178,19 +178,7 @@ def measure_scenario(
         steps = 1
         if rules.series is None:
             steps = block_size(statistics.median(warmup[-rules.min_samples :]), windows.overhead())
-        rule = StopRule(rules.precision, rules.min_samples, rules.seconds)
-        samples: dict[str, list[float]] = {}
-        count, done = 0, False
-        device.look()
-        while not done:
-            seconds = windows.sample(steps)
-            rule.add(seconds["step"] * steps)
-            for name, value in seconds.items():
-                samples.setdefault(name, []).append(value)
-            count += 1
-            done = rule.done is not None if rules.series is None else count == rules.series
-            if done or device.due():
-                device.look()
+        samples, stop = _sample(windows, steps, rules, device)
     if (verify := getattr(scenario, "verify", None)) is not None:
         report("verify")
         verify()
@@ -198,7 +186,7 @@ def measure_scenario(
         "work": dict(windows.work),
         "steps_per_sample": steps,
         "samples_s": samples,
-        "stop": rule.done if rules.series is None else None,
+        "stop": stop,
         "warmup": {
             "first_s": first_s,
             "compile_s": getattr(scenario, "compile_s", None),
@@ -221,6 +209,26 @@ def _warm_up(windows: Windows, rules: Rules) -> tuple[list[float], bool | None]:
         samples.append(windows.sample(1)["step"])
         rule.add(samples[-1])
     return samples, rule.settled
+
+
+def _sample(
+    windows: Windows, steps: int, rules: Rules, device: Device
+) -> tuple[dict[str, list[float]], str | None]:
+    """The seconds of a step in each window, by name, and why sampling ended."""
+    rule = StopRule(rules.precision, rules.min_samples, rules.seconds)
+    samples = defaultdict[str, list[float]](list)
+    done = False
+    device.look()
+    while not done:
+        seconds = windows.sample(steps)
+        rule.add(seconds["step"] * steps)
+        for name, value in seconds.items():
+            samples[name].append(value)
+        count = len(samples["step"])
+        done = rule.done is not None if rules.series is None else count == rules.series
+        if done or device.due():
+            device.look()
+    return dict(samples), rule.done if rules.series is None else None
 
 
 class Windows:

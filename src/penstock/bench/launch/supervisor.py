@@ -96,32 +96,37 @@ def run_launch(
     killed = [source for source, count in oom_kills().items() if count > kills.get(source, 0)]
     fate = fate_of(ending, timeout_s, killed, counted=bool(kills))
 
-    def record(answer: Mapping[str, Any]) -> Record:
-        stated = {"case": dict(request.case), **answer}
-        stated |= {"scenario": request.scenario, "launch": launch, "order": order}
-        stated |= {"id": uuid.uuid4().hex, "time": began, "key": ""}
-        bare = Record.model_validate(stated)
-        peaks = {"host_peak": ending.peak}
-        if bare.memory.host_peak_kernel is None:
-            peaks["host_peak_kernel"] = ending.peak_kernel
-        seen: dict[str, Any] = {
-            "key": case_key(bare.scenario, bare.case),
-            "case": scrubbed(bare.case),
-            "facts": scrubbed(bare.facts),
-            "error": bare.error and bare.error.model_copy(update=scrubbed(dict(bare.error))),
-            "memory": bare.memory.model_copy(update=peaks),
-            "environment": {**surroundings, **bare.environment},
-        }
-        if bare.ok and ending.exit != 0:  # unloading a driver, say; that takes nothing back
-            seen["facts"] = {**seen["facts"], "ended": fate[1]}
-        return bare.model_copy(update=seen)
-
+    stated = {"scenario": request.scenario, "launch": launch, "order": order}
+    stated |= {"id": uuid.uuid4().hex, "time": began, "key": ""}
     try:
-        return record(outcome(ending, fate))
+        record = _record(request, outcome(ending, fate) | stated, ending, surroundings)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         fault = f"its answer is no record: {'.'.join(map(str, first['loc']))}: {first['msg']}"
-        return record(failure("crash", "report", fault, ending))
+        failed = failure("crash", "report", fault, ending)
+        return _record(request, failed | stated, ending, surroundings)
+    if record.ok and ending.exit != 0:  # unloading a driver, say; that takes nothing back
+        return record.model_copy(update={"facts": {**record.facts, "ended": fate[1]}})
+    return record
+
+
+def _record(
+    request: LaunchRequest, stated: Mapping[str, Any], ending: Ending, surroundings: dict[str, Any]
+) -> Record:
+    """The record of what was stated, with what was seen from outside, and without secrets."""
+    bare = Record.model_validate({"case": dict(request.case), **stated})
+    peaks = {"host_peak": ending.peak}
+    if bare.memory.host_peak_kernel is None:
+        peaks["host_peak_kernel"] = ending.peak_kernel
+    seen = {
+        "key": case_key(bare.scenario, bare.case),
+        "case": scrubbed(bare.case),
+        "facts": scrubbed(bare.facts),
+        "error": bare.error and bare.error.model_copy(update=scrubbed(dict(bare.error))),
+        "memory": bare.memory.model_copy(update=peaks),
+        "environment": {**surroundings, **bare.environment},
+    }
+    return bare.model_copy(update=seen)
 
 
 def ask_worker(scenario: str, case: Mapping[str, Any], timeout_s: float) -> Record:

@@ -24,6 +24,8 @@ LAUNCHES = {"quick": 1, "standard": 5, "rigorous": 10}
 CERTAIN = ("oom_device", "oom_host", "unsupported", "wrong_result")
 """Failures that another launch of the same case would only meet again."""
 
+HOPELESS = "an earlier launch of the case ended with {}"
+
 Case = Mapping[str, Any]
 
 
@@ -84,30 +86,20 @@ def run_sweep(
     records = [r for r in ledger.records() if r.key in keys] if resume else []
     # One that failed is among them: that it ran out of memory or of time is its result.
     behind = {(record.key, record.launch) for record in records}
-    hopeless = {record.key: record.status for record in records if record.status in CERTAIN}
+    hopeless = {r.key: HOPELESS.format(r.status) for r in records if r.status in CERTAIN}
     pairs = launch_order(len(cases), launches, seed)
     for place, (index, number) in enumerate(pairs):
         case, key = cases[index], keys[index]
-        skipped = ""
-        if (key, number) in behind:
-            skipped = "the ledger has it"
-        elif key in hopeless:
-            skipped = f"an earlier launch of the case ended with {hopeless[key]}"
+        skipped = "the ledger has it" if (key, number) in behind else hopeless.get(key)
         if skipped:
             progress(SweepStep(place + 1, len(pairs), case, number, skipped=skipped))
             continue
         progress(SweepStep(place, len(pairs), case, number))
-        request = LaunchRequest(
-            task="measure",
-            scenario=scenario,
-            case=dict(case),
-            rules=dict(rules),
-            memory_limit=memory_limit,
-        )
+        request = LaunchRequest(scenario, dict(case), rules=dict(rules), memory_limit=memory_limit)
         record = run(request, launch=number, order=place, timeout_s=timeout_s)
         ledger.append(record)
         records.append(record)
         if record.status in CERTAIN:
-            hopeless[key] = record.status
+            hopeless[key] = HOPELESS.format(record.status)
         progress(SweepStep(place + 1, len(pairs), case, number, record))
     return records
