@@ -1,6 +1,6 @@
 """Measuring cases in fresh processes: scenarios, launches, sweeps, limits and the suite.
 
-What was measured is told in `reports`.
+What the records mean for a user is worked out in `reports`.
 """
 
 import lazy_loader

@@ -1,21 +1,21 @@
 """The memory boundary: the largest batch of each tile that fits, found in few launches.
 
-"Does this batch of this tile fit?" can only be answered by a fresh process that tries, so questions
-are spent with care. The peak of a step grows nearly as a straight line with the pixels in it,
+Whether a batch of a tile fits can only be answered by a fresh process that tries it, so trials are
+spent with care. The peak of a step grows nearly as a straight line with the pixels in it,
 
     peak = base + bytes_per_pixel * batch * pixels
 
-so the batches that fitted, of any tile, say where the edge should be, and the search begins there:
+so the batches that fitted, of any tile, say where the edge should be. The search begins there:
 
     batch   1    2               29   30
             ok   ok   - line ->  ok   oom     29 fits, 30 does not: both were run
 
-A search may end early, where what is left between the two sides is a small share of a batch.
+With a tolerance, the search ends when the two sides are a small share of a batch apart.
 
-A line that is wrong costs launches and never changes the answer: from its guess the search walks
-in steps that double until it has both sides, then halves what is between them. Within a tile, a
-batch larger than one that fails is taken to fail too. Where noise breaks that, the search still
-ends, for every trial leaves less to search; what it then reports are two neighbours that were run.
+A wrong line costs launches and never changes the answer: from its guess the search walks in steps
+that double until it has both sides, then it halves what is between them. Within a tile, a batch
+larger than one that fails is taken to fail too. Where noise breaks that rule, the search still
+ends, because every trial leaves less to search; the result is then two neighbours that were run.
 """
 
 from __future__ import annotations
@@ -29,55 +29,55 @@ from typing import Literal, NamedTuple
 from ..base import UsageError, format_bytes
 
 CLIFF_MARGIN = 0.05
-"""Less room than this is none: fragmentation and other tenants vary by as much."""
+"""The least share of a budget that counts as free; fragmentation and other tenants vary as much."""
 
 
 class Trial(NamedTuple):
-    """What one launch answered."""
+    """The answer of one launch."""
 
     outcome: Literal["ok", "oom", "failed"]
     peak: int | None = None
-    """Bytes at the worst moment."""
+    """The most bytes that the launch held."""
     budget: int | None = None
-    """Bytes that there were."""
+    """The bytes that it was allowed."""
     alloc_retries: int | None = None
-    """Times the allocator gave its cache back to go on."""
+    """The times that the allocator emptied its cache to go on."""
     reason: str = ""
-    """Why it failed, where that was not for want of memory."""
+    """The cause of a failure other than memory."""
 
 
 class Line(NamedTuple):
-    """Peak memory as a function of the pixels in a step."""
+    """Peak memory as a linear function of the pixels in a step."""
 
     base: float
     bytes_per_pixel: float
 
     def edge(self, budget: int) -> float:
-        """The pixels whose peak is the budget."""
+        """The pixels at which the peak is the budget."""
         return (budget - self.base) / self.bytes_per_pixel
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The boundary of one tile."""
+    """The memory boundary of one tile."""
 
     tile: str
     batch: int | None
-    """The largest that was seen to fit; None where none does, or where the search failed."""
+    """The largest batch that fitted; None where none does, or where the search failed."""
     failing_batch: int | None
-    """The smallest that was seen not to; None where the largest that was allowed still fits."""
+    """The smallest batch that did not fit; None where the largest that may be tried fits."""
     peak: int | None
-    """Bytes at the largest batch that fits."""
+    """The most bytes held at the largest batch that fits."""
     budget: int | None
     alloc_retries: int | None
     trials: int
-    """Launches that it took."""
+    """The number of launches that it took."""
     predicted: int | None
-    """The batch at which the search expected the edge before it went there."""
+    """The batch at which the search expected the edge."""
     line: Line | None
-    """Through all that fitted, this tile and those before."""
+    """The line through all batches that fitted, of this tile and those before."""
     reason: str = ""
-    """Why there is no limit, where a launch failed for another cause than memory."""
+    """The cause of a failure other than memory, for which there is no limit."""
 
     @property
     def margin(self) -> float | None:
@@ -88,7 +88,7 @@ class Limit:
 
     @property
     def cliff(self) -> bool:
-        """Whether the largest batch fits only just: do not choose it for a long run."""
+        """Whether the largest batch only just fits, and is no choice for a long run."""
         return bool(self.alloc_retries) or (
             self.failing_batch is not None
             and self.margin is not None
@@ -97,6 +97,7 @@ class Limit:
 
     @property
     def sentence(self) -> str:
+        """The limit in one sentence."""
         if self.reason:
             return f"Tile {self.tile}: no limit was found: {self.reason}."
         if self.batch is None:
@@ -118,7 +119,15 @@ class Limit:
 
 
 def pixels_of(tile: str, axes: int = 2) -> int:
-    """
+    """The pixels of a tile.
+
+    Args:
+        tile: its side, such as ``256``, or its sides, such as ``32x256x256``.
+        axes: how many axes a tile of one side has.
+
+    Returns:
+        Their product.
+
     >>> pixels_of("256"), pixels_of("64", axes=3), pixels_of("32x256x256")
     (65536, 262144, 2097152)
     """
@@ -133,11 +142,23 @@ def find_limits(
     pixels: Callable[[str], int] = pixels_of,
     tolerance: float = 0.0,
 ) -> list[Limit]:
-    """The limit of each tile, from the smallest tile on.
+    """The limit of each tile, from the first tile on.
 
-    Each tile costs two launches where the line holds, and the first two more. With a ``tolerance``
-    the search of a tile ends where the largest batch that fits and the smallest that does not are
-    no further apart than that share of the first.
+    Each tile costs two launches where the line holds, and the first tile two more.
+
+    Args:
+        tiles: the tiles, the smallest first.
+        fits: tries a batch of a tile in a fresh process.
+        max_batch: the largest batch that may be tried.
+        pixels: the pixels of a tile.
+        tolerance: the search of a tile ends when the largest batch that fits and the smallest that
+            does not are no further apart than this share of the first.
+
+    Returns:
+        A `Limit` for each tile.
+
+    Raises:
+        UsageError: a ``max_batch`` below 1.
 
     >>> def fits(tile, batch):
     ...     peak = 1000 + 2 * batch * pixels_of(tile)
@@ -153,16 +174,16 @@ def find_limits(
 
 
 class _Search:
-    """What the tiles so far have shown."""
+    """The search over all tiles, with the trials so far."""
 
     def __init__(self, fits: Callable[[str, int], Trial], max_batch: int, tolerance: float) -> None:
         self._fits = fits
         self._tolerance = tolerance
         self._max_batch = max_batch
         self._fitted: list[tuple[int, Trial]] = []
-        """The pixels of each step that fitted, and what its launch answered."""
+        """Each step that fitted: its pixels, and the answer of its launch."""
         self._bracket: tuple[int, int] | None = None
-        """Pixels of the two steps at the edge of the tile before: one fitted, one did not."""
+        """Pixels of the last step that fitted and the first that did not, of the tile before."""
 
     def tile(self, tile: str, pixels: int) -> Limit:
         """Walk from the expected edge, or from 1, until the answer turns, then halve."""
@@ -210,8 +231,9 @@ class _Search:
         )
 
     def _edge(self) -> float | None:
-        """Pixels of a step at the edge: where the line meets the budget, inside what the tile
-        before has shown, for what a process maps and what of it is resident differ by a constant.
+        """The pixels of a step at the edge: where the line meets the budget, kept between the two
+        sides of the tile before. What a process maps and what of it is resident differ by a
+        constant.
         """
         line = fit([(x, trial.peak) for x, trial in self._fitted if trial.peak is not None])
         budget = self._fitted[-1][1].budget if self._fitted else None
@@ -223,7 +245,7 @@ class _Search:
 
 
 def fit(points: Sequence[tuple[int, int]]) -> Line | None:
-    """The line of least squares through (pixels, peak); None where there is no rising one.
+    """The line of least squares through points (pixels, peak); None where no line rises.
 
     >>> fit([(1, 12), (2, 14), (4, 18)])
     Line(base=10.0, bytes_per_pixel=2.0)
@@ -235,7 +257,7 @@ def fit(points: Sequence[tuple[int, int]]) -> Line | None:
 
 
 def limits_table(limits: Sequence[Limit]) -> list[str]:
-    """The limits as lines of text: a table, then what each of them means."""
+    """The limits as lines of text: a table, then a sentence for each."""
     rows = [("tile", "fits", "fails", "peak", "margin", "expected", "launches")]
     rows += [
         (

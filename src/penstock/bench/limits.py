@@ -1,14 +1,14 @@
-"""What a machine can do: its roofs and its noise, measured; and what of a model fits into it.
+"""What a machine can do: its roofs and its noise, measured, and the batches of a model that fit it.
 
-A roof is what the hardware reaches when nothing else is asked of it: products of large matrices,
-copies, reads. The noise floor is how far the same work differs from itself, measured as a
-comparison would be (A/A): launches of one case by turns, A B B A, compared as if A and B were two
-things. A difference that is no larger than that says nothing.
+A roof is the rate that the hardware reaches when nothing else is asked of it: products of large
+matrices, copies, reads. The noise floor is how far the same work differs from itself, measured as a
+comparison would be (A/A): launches of one case in the order A B B A, compared as if A and B were
+two things. A difference that is no larger than the noise says nothing.
 
     roof    work of a step / its median seconds
     noise   the 95 % interval of the ratio A/A; its farther end from 1 is the threshold
 
-Both are kept as records in a ledger in the user's cache, for later runs to be held against.
+Both are kept as records in a ledger in the user's cache, where later runs find them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .launch.supervisor import LaunchRequest, run_launch
 from .launch.sweep import SweepStep, launches_of, run_sweep
 
 Launcher = Callable[..., Record]
-"""`run_launch`, or what stands in for it."""
+"""A function with the arguments of `run_launch`."""
 Progress = Callable[[SweepStep], None]
 
 RULES: Mapping[str, Mapping[str, float]] = {
@@ -41,9 +41,9 @@ RULES: Mapping[str, Mapping[str, float]] = {
     "standard": {"seconds": 2.0, "warmup_seconds": 1.0, "precision": 0.01},
     "rigorous": {"seconds": 5.0, "warmup_seconds": 2.0, "precision": 0.005},
 }
-"""By effort. A roof is no fine measurement."""
+"""The rules of a launch at each effort. A roof is no fine measurement."""
 LEAST_LAUNCHES = 3
-"""Of each side of an A/A run."""
+"""The fewest launches on each side of an A/A run."""
 TIMEOUT_S = 120.0
 DRAWS = 10_000
 SEED = 0
@@ -51,7 +51,7 @@ MIB = 2**20
 
 
 def default_ledger() -> Ledger:
-    """In the user's cache."""
+    """The ledger in the user's cache."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Ledger(Path(cache) / "penstock" / "doctor.ledger")
 
@@ -65,9 +65,21 @@ def measure_roofs(
     run: Launcher = run_launch,
     progress: Progress = lambda step: None,
 ) -> dict[str, dict[str, Any]]:
-    """Each roof by its name: unit, value, 95 % interval, launches, and what must be known of it.
+    """Measure the roofs of a device and of a disk.
 
-    On CUDA ``dtypes`` are joined by ``tf32``, float32 that is multiplied as TF32.
+    Args:
+        device: ``cpu``, ``cuda:0`` or ``mps``.
+        dtypes: the dtypes of the matrix products. On CUDA ``tf32``, float32 multiplied as TF32,
+            joins them.
+        folder: where the disk is measured.
+        effort: ``quick``, ``standard`` or ``rigorous``.
+        ledger: takes the records.
+        run: runs one launch.
+        progress: is called before and after each launch.
+
+    Returns:
+        Each roof by its name: ``unit``, ``value``, the 95 % interval ``low`` and ``high``, ``n``
+        launches, and a ``note`` on what limits its meaning.
     """
     dtypes = [*dtypes, "tf32"] if device.startswith("cuda") else dtypes
     disk = {"folder": str(Path(folder).resolve()), "bytes": 128 * MIB}
@@ -86,9 +98,16 @@ def measure_roofs(
 def known_roof(
     machine_key: str, device: str, dtype: str, ledger: Ledger | None = None
 ) -> float | None:
-    """Floating-point operations per second by this machine's newest measurement.
+    """The newest measurement of this machine's matrix product; ``penstock doctor`` makes one.
 
-    None where there is none: ``penstock doctor`` makes one.
+    Args:
+        machine_key: the machine, by `collect_environment`.
+        device: ``cpu``, ``cuda:0`` or ``mps``.
+        dtype: the dtype, or ``tf32``.
+        ledger: where to look; None for the one in the user's cache.
+
+    Returns:
+        Floating-point operations per second; None where there is no measurement.
     """
     rates = [
         _roof(records)["value"]
@@ -101,7 +120,7 @@ def known_roof(
 
 
 def _matmul_case(device: str, dtype: str) -> dict[str, Any]:
-    """As large as fills the device and takes no more than a tenth of a second."""
+    """A product that fills the device and takes no more than a tenth of a second."""
     cores = os.cpu_count() or 1
     size = 8192 if device != "cpu" else 1024 if cores <= 4 else 2048 if cores <= 32 else 4096
     if dtype == "tf32":
@@ -110,7 +129,7 @@ def _matmul_case(device: str, dtype: str) -> dict[str, Any]:
 
 
 def _copy_case(device: str) -> dict[str, Any]:
-    """Far larger than the caches: two arrays of this size."""
+    """Two arrays of this size, far larger than the caches."""
     return {"device": device, "bytes": (256 if device == "cpu" else 1024) * MIB}
 
 
@@ -142,7 +161,7 @@ def _roof(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def _note(record: Record) -> str:
-    """What must be known of a read that was to come from the device."""
+    """Where a read came from that should have come from the device."""
     if record.case.get("cached") is not False:
         return ""
     return {
@@ -158,10 +177,19 @@ def noise_floor(
     run: Launcher = run_launch,
     progress: Progress = lambda step: None,
 ) -> dict[str, Any]:
-    """How far the same work differs from itself on this machine.
+    """Measure how far the same work differs from itself on this machine.
 
-    ``n`` launches, ``disturbed`` of which began beside busy processes of others; ``spread``, the
-    slowest over the fastest less 1; ``ratio``, ``low`` and ``high`` of the A/A; ``threshold``.
+    Args:
+        device: ``cpu``, ``cuda:0`` or ``mps``.
+        effort: ``quick``, ``standard`` or ``rigorous``.
+        ledger: takes the records.
+        run: runs one launch.
+        progress: is called before and after each launch.
+
+    Returns:
+        ``n`` launches, ``disturbed`` of which began beside busy processes of others; ``spread``,
+        the slowest over the fastest less 1; ``ratio``, ``low`` and ``high`` of the A/A;
+        ``threshold``; and a ``note`` on why these are None.
     """
     launches = 2 * max(LEAST_LAUNCHES, launches_of(effort))
     records = _launches("matmul", _noise_case(device), launches, effort, ledger, run, progress)
@@ -225,7 +253,7 @@ def _launches(
 
 
 def _newest(machine_key: str, ledger: Ledger) -> Iterator[list[Record]]:
-    """The newest launches of each case on a machine: from the last that has number 0 on."""
+    """The newest launches of each case on a machine, from the last one with number 0."""
     runs: dict[str, list[Record]] = {}
     for record in ledger.records():
         if record.environment.get("machine_key") == machine_key:
@@ -239,7 +267,7 @@ def _newest(machine_key: str, ledger: Ledger) -> Iterator[list[Record]]:
 _TRY = {
     "seconds": 1e-6, "precision": 0.5, "min_samples": 1, "warmup_seconds": 1e-6, "warmup_samples": 1
 }  # fmt: skip
-"""Three steps: an optimizer's state is there from the second on, and with it the peak."""
+"""Rules of three steps: the state of an optimizer, and with it the peak, is there at the second."""
 
 
 def model_limits(
@@ -256,15 +284,27 @@ def model_limits(
     report: Callable[[Record], None] = lambda record: None,
     tolerance: float = 0.0,
 ) -> list[Limit]:
-    """The largest batch of each tile of a model, each question a fresh process that tries.
+    """The largest batch of each tile of a model; each trial is a fresh process.
 
-    ``tolerance`` is the share of a batch by which the answer may be too small.
+    Without a budget the limit is the memory that is free now, or all of the GPU's. `budget_note`
+    says what a budget counts.
 
-    ``case`` is one of scenario ``model`` that `check` has resolved; its tile, batch and budget are
-    replaced. The ledger should be one of its own: a launch that only tries is no measurement.
+    Args:
+        case: a case of scenario ``model`` that `check` has resolved; its tile, batch and budget are
+            replaced.
+        tiles: the tiles, the smallest first.
+        axes: the axes of a tile that is given by one side.
+        max_batch: the largest batch that may be tried.
+        budget: bytes that a launch may take; None for what there is.
+        ledger: takes the records; one of its own, because a trial is no measurement.
+        timeout_s: the seconds of a trial after which it is killed.
+        device_memory: the bytes of the GPU, for margins without a budget; it limits nothing.
+        run: runs one launch.
+        report: is called with each record.
+        tolerance: the share of a batch by which the answer may be too small.
 
-    What the budget covers is in `budget_note`. Without one it is the memory that is free now, or
-    all of the GPU's: ``device_memory``, against which peaks are held and which limits nothing.
+    Returns:
+        The limit of each tile.
     """
     on_cpu = case["device"] == "cpu"
     if on_cpu and budget is None:
@@ -286,7 +326,7 @@ def model_limits(
 
 
 def budget_note(device: str) -> str:
-    """What a budget and a peak count on such a device, to be said beside the limits."""
+    """What a budget and a peak count on such a device, in words."""
     if device == "cpu":
         return (
             "The kernel enforces the budget on all that a launch maps for itself: the interpreter "

@@ -1,18 +1,17 @@
-"""The measuring loop: the steps of a scenario under a clock, until they are known well enough.
+"""The measuring loop: the steps of a scenario under a clock, until their time is known well enough.
 
     first call | warm-up . . . . . . . . | window  window  window  window ...
                  until settled or capped   until precise, noise stable, or out of time
 
-A **window** is a block of steps between two readings of the clock, and one sample: its seconds
+A **window** is a block of steps between two readings of the clock. It gives one sample: its seconds
 divided by its steps. On a device it begins with nothing queued and ends with the only
-synchronisation, so that inside it the host runs ahead as it does in a program. ``step`` is the
-wall clock of the host over the window; ``device`` and the phases are read there from events on the
-current stream, and on a CPU from the same clock.
+synchronisation, so that the host runs ahead within it as it does in a program. ``step`` is the wall
+clock of the host over the window. ``device`` and the phases are read from events on the current
+stream, and on a CPU from the same clock.
 
 Everything else happens between windows: statistics, readings of the driver, reports. Python's
-garbage collector stays on, as in the program that a scenario stands for, so that cycles holding
-tensors do not pile up; but what is alive when sampling begins is frozen, so that a full collection
-does not walk through all of torch.
+garbage collector stays on, as in a program, so that cycles that hold tensors do not pile up. What
+is alive when sampling begins is frozen, so that a full collection does not walk through torch.
 
 Peaks of memory span the life of the process. A launch is a fresh process, so nothing is reset.
 """
@@ -39,29 +38,29 @@ if TYPE_CHECKING:
     from ..instruments import Gpu
 
 CLOCKS_EVERY_S = 0.5
-"""Between readings of a GPU's clocks; a reading takes a millisecond or so, outside of windows."""
+"""Seconds between readings of a GPU's clocks; a reading takes about a millisecond."""
 
 
 class Rules(BaseModel):
-    """When to begin sampling and when to end."""
+    """When sampling begins and when it ends."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     seconds: float
-    """Most seconds of samples."""
+    """The most seconds of samples."""
     precision: float
-    """Half width of the median's 95 % interval, as a share of it, that is good enough."""
+    """The half width of the median's 95 % interval, as a share of it, that is good enough."""
     min_samples: int = 10
     warmup_seconds: float = 5.0
-    """Most seconds of warm-up after the first call; what has not settled then is said to be so."""
+    """The most seconds of warm-up after the first call; what has not settled then is unstable."""
     warmup_samples: int = 300
     series: int | None = None
-    """Exactly so many steps, each a sample of its own, after ``warmup_samples`` of warm-up: for
-    steps that are not alike and must be the same ones for all, such as the waits for batches."""
+    """The exact number of steps, each a sample of its own, after ``warmup_samples`` of warm-up. It
+    is for steps that are not alike and must be the same for all, such as waits for batches."""
 
 
 class HostTimer:
-    """Times a window and the phases within it, for work that has ended when its call returns."""
+    """Times a window and its phases, for work that has ended when its call returns."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -76,15 +75,16 @@ class HostTimer:
         return self._spans[name]
 
     def stop(self, steps: int) -> dict[str, float]:
-        """Seconds for each of the window's steps: ``step``, and each phase."""
+        """The seconds of one of the window's steps: ``step``, and each phase."""
         seconds = {"step": self.clock() - self._started}
         seconds |= {name: span.seconds for name, span in self._spans.items()}
         return {name: value / steps for name, value in seconds.items()}
 
 
 class _HostSpan:
-    """Adds up the times between entering and leaving. A class, for it is thrice as quick as
-    a generator with `contextlib`."""
+    """Adds up the times between entering and leaving. A class, because it is three times as quick
+    as a generator with `contextlib`.
+    """
 
     __slots__ = ("_clock", "_entered", "seconds")
 
@@ -100,7 +100,7 @@ class _HostSpan:
 
 
 class DeviceTimer:
-    """For work that is queued: ``torch.cuda`` or ``torch.mps`` says when the device came to it."""
+    """Times a window and its phases by events of ``torch.cuda`` or ``torch.mps``."""
 
     def __init__(self, clock: Clock, backend: ModuleType) -> None:
         self.clock = clock
@@ -160,10 +160,19 @@ def measure_scenario(
     report: Callable[[str], None],
     clock: Clock = time.perf_counter,
 ) -> dict[str, Any]:
-    """Drive a scenario that is set up; ``report`` is told each stage as it begins.
+    """Measure a scenario that is set up.
 
-    Returns the fields of a record that this process knows. Raises `WrongResult` where one step did
-    other work than the first.
+    Args:
+        scenario: its steps are timed.
+        rules: when sampling begins and ends.
+        report: is called with the name of each stage as it begins.
+        clock: reads seconds.
+
+    Returns:
+        The fields of a record that this process knows.
+
+    Raises:
+        WrongResult: a step that did other work than the first.
     """
     windows = Windows(scenario, _timer(scenario.device, clock))
     device = Device(scenario, clock)
@@ -232,16 +241,16 @@ def _sample(
 
 
 class Windows:
-    """A scenario's steps, in windows of any length."""
+    """The steps of a scenario, in windows of any length."""
 
     def __init__(self, scenario: Scenario, timer: HostTimer | DeviceTimer) -> None:
         self._scenario = scenario
         self._timer = timer
         self.work: Mapping[str, float] = {}
-        """Of each step."""
+        """The work of each step."""
 
     def sample(self, steps: int) -> dict[str, float]:
-        """Run so many steps; the seconds of one."""
+        """Run so many steps, and return the seconds of one."""
         step, phase = self._scenario.step, self._timer.phase
         self._timer.start()
         for _ in range(steps):
@@ -251,7 +260,7 @@ class Windows:
         return self._timer.stop(steps)
 
     def overhead(self) -> float:
-        """Seconds that a window takes in which nothing happens."""
+        """The seconds that a window takes in which nothing happens."""
         empty = []
         for _ in range(20):
             self._timer.start()
@@ -265,7 +274,7 @@ class Windows:
 
 
 class Device:
-    """What a device says of its memory and its clocks; nothing where the work is the CPU's."""
+    """The memory and the clocks of a device; nothing where the work is the CPU's."""
 
     def __init__(self, scenario: Scenario, clock: Clock) -> None:
         self.clocks: list[dict[str, Any]] = []
@@ -287,8 +296,9 @@ class Device:
         return self._gpu is not None and self._clock() - self._looked >= CLOCKS_EVERY_S
 
     def look(self) -> None:
-        """Ask the driver. The allocator gives nothing back while all is well, so that what the
-        driver counts between windows is what it counted in them."""
+        """Ask the driver. The allocator frees nothing while all is well, so what the driver counts
+        between windows is what it counted in them.
+        """
         if self._gpu is None:
             return
         self._looked = self._clock()
@@ -298,7 +308,7 @@ class Device:
             self._most = max(used, self._most or 0)
 
     def memory(self) -> dict[str, int | None]:
-        """Fields of `record.Memory`."""
+        """The fields of `record.Memory` that the device knows."""
         if self._backend is None:
             return {}
         if self._gpu is None:  # MPS keeps no peaks
@@ -316,8 +326,9 @@ class Device:
 
 
 def backend_of(device: str) -> Any:
-    """``torch.cuda``, where the device is now the current one, or ``torch.mps``; None for the CPU,
-    which needs no torch."""
+    """``torch.cuda``, with this device as the current one, or ``torch.mps``; None for the CPU,
+    which needs no torch.
+    """
     kind = device.partition(":")[0]
     if kind == "cpu":
         return None
@@ -334,7 +345,7 @@ def _timer(device: str, clock: Clock) -> HostTimer | DeviceTimer:
 
 
 def host_memory() -> dict[str, int | None]:
-    """Fields of `record.Memory` that Linux counts for this process; null elsewhere."""
+    """The fields of `record.Memory` that Linux counts for this process; null elsewhere."""
     try:
         held = kernel_memory()
     except OSError:

@@ -1,6 +1,6 @@
 """Clocks, samplers and statistics: measuring, and keeping what was measured.
 
-What is measured, and what it means for a user, is decided in other wings.
+Other wings decide what is measured and what it means for a user.
 """
 
 import lazy_loader

@@ -20,7 +20,7 @@ Block = Mapping[str, Any]
 SYS = Path("/sys")
 CONDITIONS_WATCH_S = 1.0
 THROTTLE_COUNTS = "cpu*/thermal_throttle/package_throttle_count"
-"""Each core says the count of its package, since the machine was started."""
+"""Files with the count of each core's package since the machine was started."""
 THROTTLES = {
     # bits of NVML's clock event reasons
     0x04: "its power cap",
@@ -122,13 +122,18 @@ _OF_GPUS: Mapping[str, Question] = {
     "power_limit_w": lambda nvml, gpu: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000,
     "power_default_w": lambda nvml, gpu: nvml.nvmlDeviceGetPowerManagementDefaultLimit(gpu) / 1000,
 }
-"""Who uses a GPU and what holds its clocks down."""
+"""The questions on who uses a GPU and what holds its clocks down."""
 
 
 def condition_warnings(environment: Block, now: Block) -> list[str]:
-    """What makes measurements here worse than they could be, a sentence each.
+    """What makes measurements here worse than they could be.
 
-    ``environment`` is that of `collect_environment`, and ``now`` that of `read_conditions`.
+    Args:
+        environment: the machine, from `collect_environment`.
+        now: its conditions, from `read_conditions`.
+
+    Returns:
+        A sentence for each.
     """
     cores = environment["machine"]["cores"]
     return [
@@ -182,5 +187,6 @@ def _of_gpu(gpu: Block) -> Iterator[str]:
 
 
 def swap_in_use(now: Block) -> str:
+    """How much of the swap is in use, in words."""
     swap = now["swap"]
     return f"{format_bytes(swap['used'])} of {format_bytes(swap['total'])} in use"

@@ -37,9 +37,9 @@ class Gpu(Nvml):
         return {name: self._of_card(reading) for name, reading in _READINGS.items()}
 
     def _handle_of(self, index: int) -> Any:
-        """By its UUID, for torch counts the devices that CUDA_VISIBLE_DEVICES leaves and NVML all
-        of them; a slice of a card (MIG) has one too. None where NVML does not know it: only a card
-        that is alone and whole could be no other.
+        """The handle of torch's device, by its UUID: torch counts the devices that
+        CUDA_VISIBLE_DEVICES leaves, and NVML all of them. A slice of a card (MIG) has a UUID too.
+        None where NVML does not know it, unless there is one card only and it is whole.
         """
         cards = [handle for _, _, handle in self._find()]
         uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)  # torch 2.5

@@ -1,7 +1,7 @@
-"""The environment block of a record: on what a launch ran, and who else was there.
+"""The environment block of a record: the machine of a launch, and who else was there.
 
     machine      processor, cores, physical_cores, memory_bytes, architecture, system, kernel
-    machine_key  a hash of what of it stays: two records of unlike keys are not compared
+    machine_key  a hash of what stays the same; records with other keys are not compared
     limits       what this process may use of it: affinity, cgroup_cpus, cgroup_memory_bytes
     gpus         by NVML; empty where there are none, null where reading them failed
     libraries    versions
@@ -10,7 +10,7 @@
     load         one_minute, busy_processes: those of others above a tenth of a core
 
 What cannot be read is null. Nothing here imports torch: what only torch knows is in `torch_flags`,
-for the process that has it anyway.
+for the process that has imported it anyway.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ ENVIRONMENT_VARIABLES = (
     "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
 )  # fmt: skip
 BUSY = 0.1
-"""Cores."""
+"""Cores above which a process counts as busy."""
 WATCH_S = 0.25
-"""The kernel counts a process's time in ticks of 10 ms, so a tenth of a core needs some time."""
+"""Seconds to watch others: the kernel counts time in ticks of 10 ms, too coarse for less."""
 ANSWER_WITHIN_S = 5.0
 
 
 def collect_environment() -> Block:
-    """Read everything. It takes a quarter of a second, for which it watches the other processes."""
+    """Read everything. It takes a quarter of a second, in which it watches the other processes."""
     began, before = time.perf_counter(), _cpu_seconds_of_others()
     machine, gpus = _machine(), gpus_or_none(_OF_GPUS)
     block: Block = {
@@ -76,10 +76,10 @@ def collect_environment() -> Block:
 
 
 def machine_key(machine: Block, gpus: list[Block] | None) -> str:
-    """A hash of what of a machine stays the same from day to day.
+    """A hash of what stays the same of a machine from day to day.
 
-    Clocks and free memory do not; and the same machine says a few MB more or less of its memory
-    from one kernel to the next.
+    Clocks and free memory do not. The same machine says a few MB more or less of its memory from
+    one kernel to the next, so memory counts in GiB.
     """
     memory = machine["memory_bytes"]
     stable = [
@@ -93,7 +93,7 @@ def machine_key(machine: Block, gpus: list[Block] | None) -> str:
 
 
 def torch_flags() -> Block:
-    """What torch was built with, and the switches that change how fast or how exactly it counts."""
+    """How torch was built, and the switches that change how fast or how exactly it computes."""
     import torch
 
     cuda = torch.cuda.is_available()
@@ -124,7 +124,7 @@ def _machine() -> Block:
 
 
 def _processor() -> str | None:
-    """The model's name. `platform.processor` is empty on most Linux systems."""
+    """The name of its model. `platform.processor` is empty on most Linux systems."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             name, _, value = line.partition(":")
@@ -145,7 +145,7 @@ _OF_GPUS: Mapping[str, Question] = {
     "pcie_generation": lambda nvml, gpu: nvml.nvmlDeviceGetMaxPcieLinkGeneration(gpu),
     "pcie_width": lambda nvml, gpu: nvml.nvmlDeviceGetMaxPcieLinkWidth(gpu),
 }
-"""What stays the same while a job runs."""
+"""The questions whose answers stay the same while a job runs."""
 
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -174,8 +174,9 @@ def cgroup_folders(controller: str) -> list[Path]:
 
 
 def available_memory() -> int:
-    """Bytes that this process could still take: the machine's, or those of the control group that
-    leaves it least."""
+    """Bytes that this process could still take: those of the machine, or of the control group with
+    the fewest left.
+    """
     left = [_left_in(folder) for folder in cgroup_folders("memory")]
     available = [psutil.virtual_memory().available, *(n for n in left if n is not None)]
     return int(min(available))
@@ -184,7 +185,7 @@ def available_memory() -> int:
 def _left_in(folder: Path) -> int | None:
     """Bytes that a control group has left, by either version's files; None where it has no limit.
 
-    Pages of files that nobody uses count as free: the kernel drops them before it says no.
+    Pages of files that nobody uses count as free: the kernel drops them before it refuses memory.
     """
     for limit, used, unused in (
         ("memory.max", "memory.current", "inactive_file"),
@@ -234,7 +235,7 @@ def _version(library: str) -> str | None:
 
 
 def _git() -> Block | None:
-    """Files that git does not track, such as the results of a run, do not make it dirty."""
+    """Commit and changes. Files that git does not track, such as results, do not make it dirty."""
     # A file monitor is a program that a repository may name; it is not ours to start.
     command = "git --no-optional-locks -c core.fsmonitor=false status --porcelain=v2 --branch"
     status = _said([*command.split(), "--untracked-files=no"])
@@ -259,7 +260,7 @@ def _said(command: list[str]) -> str | None:
 
 
 def _cpu_seconds_of_others() -> dict[ProcessKey, float]:
-    """Of every process but this one and those below it."""
+    """Processor time of every process but this one and those below it."""
     this = psutil.Process()
     ours = {this.pid, *(child.pid for child in this.children(recursive=True))}
     return {
@@ -270,4 +271,5 @@ def _cpu_seconds_of_others() -> dict[ProcessKey, float]:
 
 
 def commit_of(git: Mapping[str, Any] | None) -> str | None:
+    """The commit of a git block, with ``+dirty``; None where there is none."""
     return f"{git['commit']}{'+dirty' * git['dirty']}" if git and git.get("commit") else None

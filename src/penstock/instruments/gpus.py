@@ -8,7 +8,7 @@ from typing import Any
 
 TelemetryRow = dict[str, Any]
 Question = Callable[[Any, Any], Any]
-"""What is asked of NVML, a module, and of the handle of a GPU."""
+"""A question to NVML, its module, about the handle of a GPU."""
 
 
 def memory_used(nvml: Any, handle: Any) -> int:
@@ -26,7 +26,7 @@ USE: Mapping[str, Question] = {
 class Nvml:
     """Reads every GPU through NVML; none where the library or the driver is absent.
 
-    Called, it gives a row for each GPU: its index, its name and the answer to each question, None
+    A call returns a row for each GPU: its index, its name and the answer to each question, None
     where a GPU has none. NVML begins at the first call, which may take seconds on a server with
     idle GPUs. It is never shut down: it counts its users, and the process may have others.
     """

@@ -4,8 +4,8 @@
 
 A launch is on the disk before the next begins. A process that is killed while it writes leaves a
 line without its newline: half a record, which a reader passes over and the next `append` cuts off.
-Anything else that is no record is an error that names its line. Nothing is rewritten, so a ledger
-may be read, copied and appended to by several processes at once. CSV and Parquet are exports.
+Anything else that is no record is an error that names its line. Nothing is rewritten, so several
+processes may read, copy and append to a ledger at once. CSV and Parquet are exports.
 """
 
 from __future__ import annotations
@@ -34,13 +34,16 @@ LEDGER_FILE = "records.jsonl"
 
 
 class Ledger:
-    """The records of a folder. It is made by the first `append`."""
+    """The records of a folder. The first `append` makes it."""
 
     def __init__(self, folder: Path) -> None:
         self.path = Path(folder) / LEDGER_FILE
 
     def append(self, record: Record) -> None:
-        """Add a record, whole and for good: it is on the disk when this returns."""
+        """Add a record. It is whole and on the disk when this returns.
+
+        Raises `UsageError` for a folder that cannot be written.
+        """
         line = record.line().encode() + b"\n"
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,12 +62,15 @@ class Ledger:
             raise UsageError(f"{self.path} cannot be written: {error}") from error
 
     def records(self) -> list[Record]:
-        """In the order in which they were appended; none where nothing was."""
+        """The records in the order in which they were appended; none where there is no file."""
         return read_ledger(self.path) if self.path.exists() else []
 
 
 def read_ledger(path: Path) -> list[Record]:
-    """The records of a ledger's folder, or of a file of such lines by any name, ``.gz`` or not."""
+    """The records of a ledger's folder, or of a file of such lines with any name, ``.gz`` or not.
+
+    Raises `UsageError` for a file that cannot be read, and for a line that is no record.
+    """
     path = Path(path)
     path = path / LEDGER_FILE if path.is_dir() else path
     try:
@@ -99,7 +105,7 @@ def _is_json(rest: bytes) -> bool:
 
 
 def _mend(file: IO[bytes]) -> None:
-    """End the last line, or cut off the half of one that a kill left."""
+    """End the last line, or cut off the half line that a kill left."""
     if file.seek(0, os.SEEK_END) == 0:
         return
     file.seek(-1, os.SEEK_END)
@@ -115,7 +121,7 @@ def _mend(file: IO[bytes]) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """The name of a new file is on the disk only when its folder is."""
+    """Put a folder on the disk: the name of a new file is there only then."""
     if fcntl is None:  # nor can a folder be opened there
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -126,7 +132,16 @@ def _sync_folder(folder: Path) -> None:
 
 
 def ledger_to_csv(records: Sequence[Record], path: Path, replace: bool = False) -> None:
-    """One row for each launch, with statistics in place of samples; what is not known is empty."""
+    """Write a row for each launch, with statistics in place of samples; what is not known is empty.
+
+    Args:
+        records: the launches.
+        path: the file, which is written whole or not at all.
+        replace: whether a file that Penstock did not write is replaced.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
     rows = [row(record) for record in records]
     with _draft(path, replace) as draft, draft.open("w", newline="", encoding="utf-8") as file:
         table = csv.DictWriter(file, _columns(rows), lineterminator="\n")
@@ -135,7 +150,17 @@ def ledger_to_csv(records: Sequence[Record], path: Path, replace: bool = False) 
 
 
 def ledger_to_parquet(records: Sequence[Record], path: Path, replace: bool = False) -> None:
-    """The rows of `ledger_to_csv`, and the raw samples as lists: ``samples.step`` and so on."""
+    """Write the rows of `ledger_to_csv`, and the raw samples as lists: ``samples.step`` and so on.
+
+    Args:
+        records: the launches.
+        path: the file, which is written whole or not at all.
+        replace: whether a file that Penstock did not write is replaced.
+
+    Raises:
+        UsageError: it cannot be written.
+        MissingDependency: pyarrow is not installed.
+    """
     arrow = require("pyarrow", "parquet")
     parquet = require("pyarrow.parquet", "parquet")
 
@@ -155,7 +180,7 @@ def ledger_to_parquet(records: Sequence[Record], path: Path, replace: bool = Fal
 
 
 def row(record: Record) -> dict[str, Any]:
-    """A record as flat cells, each named by where it stands: ``case.batch``, ``step.median_s``."""
+    """A record as flat cells, each named by its place: ``case.batch``, ``step.median_s``."""
     cells: dict[str, Any] = {
         name: getattr(record, name)
         for name in ("id", "time", "scenario", "key", "launch", "order", "status")
@@ -186,7 +211,7 @@ def _flat(value: Any) -> Any:
 
 
 def _columns(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Every name that any row has, each kind beside its like, as the rows first show them."""
+    """Every name that any row has, grouped by kind, in the order of the first row that has it."""
     names = dict.fromkeys(name for cells in rows for name in cells)
     kinds = list(dict.fromkeys(name.partition(".")[0] for name in names))
     return sorted(names, key=lambda name: kinds.index(name.partition(".")[0]))

@@ -12,20 +12,20 @@ from typing import NamedTuple, TypeVar
 import psutil
 
 ProcessKey = tuple[int, float]
-"""The process id and when that process began: ids are used again."""
+"""The process id and the time when that process began, because ids are used again."""
 Pair = tuple[int, int]
 """Bytes (read, written) or (sent, received), counted since a moment that does not move."""
 Answer = TypeVar("Answer")
 
 
 class Usage(NamedTuple):
-    """What one process holds, and what it has used since it began."""
+    """What one process holds now, and what it has used since it began."""
 
     cpu_seconds: float
     rss: int
     threads: int
     disk: Pair | None
-    """None where the system does not say."""
+    """Bytes (read, written); None where the system does not say."""
 
 
 Processes = Mapping[ProcessKey, Usage]
@@ -33,7 +33,8 @@ Processes = Mapping[ProcessKey, Usage]
 
 class ThisMachine:
     """What psutil reads of the machine it runs on, and of the tree below a process, this one by
-    default. A method may raise, or return None for what it cannot read."""
+    default. A method may raise, or return None for what it cannot read.
+    """
 
     def __init__(self, pid: int | None = None) -> None:
         self._root = psutil.Process(pid)
@@ -47,7 +48,7 @@ class ThisMachine:
         return usages
 
     def pss(self) -> int | None:
-        """Bytes, of the same processes."""
+        """Bytes of the same processes, with shared pages divided among them."""
         total = 0
         for process in self._tree():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -87,8 +88,8 @@ class ThisMachine:
 def peak_rss() -> int:
     """The most bytes that this process has held.
 
-    Linux tells it of what runs (VmHWM). What `getrusage` tells is also what the parent held as it
-    started this process, and that may be much more.
+    Linux counts it for the program that runs (VmHWM). `getrusage` also counts what the parent held
+    when it started this process, which may be much more.
     """
     with contextlib.suppress(OSError, KeyError):
         return kernel_memory()["VmHWM"]

@@ -1,9 +1,9 @@
 """The page cache of files: how much of them it holds, and how to have none or all of it there.
 
-A file that was read lately comes from memory and not from its device, so a reader that is timed
-must say which. `drop` asks the kernel to forget, `warm` reads, and `residency` says what came of
-it. Linux only: elsewhere nothing is dropped, and the residency is None, not known. It is also None
-for files that belong to somebody else, of which the kernel would claim that all is in memory.
+A file that was read lately comes from memory and not from its device, so a timed reader must say
+which. `drop_pages` asks the kernel to forget, `warm_pages` reads, and `residency` says what came of
+it. On systems other than Linux nothing is dropped, and the residency is None. It is also None for
+files of another user, of which the kernel would claim that all is in memory.
 
     drop     fsync, then posix_fadvise(DONTNEED): only clean pages can be dropped
     read     a plain read to the end
@@ -26,14 +26,14 @@ import psutil
 _LOCAL = frozenset("apfs bcachefs btrfs ext2 ext3 ext4 f2fs overlay ramfs tmpfs xfs zfs".split())
 """File systems whose files are on this machine."""
 PAGE_BLOCK = 8 * 2**20
-"""Bytes of one read: more gains nothing on the disks that we know, and fits in few caches."""
+"""The bytes of one read: more gains nothing on the disks that we know, and fits in few caches."""
 
 
 def is_safe_to_map(place: str) -> bool:
     """Whether a folder, given by path or URL, is on a file system of this machine.
 
     A page of a mapped file that cannot be read ends the process by a signal, where reading would
-    say what is wrong. Of a network that is to be expected; of a disk it is rare.
+    say what is wrong. On a network that is to be expected; on a disk it is rare.
     """
     if "://" in place:
         return False
@@ -51,14 +51,14 @@ def drop_pages(paths: Iterable[Path]) -> None:
 
 
 def drop_pages_of(descriptor: int) -> None:
-    """The same for a file that is open, which may have no name."""
+    """The same for an open file, which may have no name."""
     if hasattr(os, "posix_fadvise"):  # macOS has none
         os.fsync(descriptor)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def warm_pages(paths: Iterable[Path]) -> int:
-    """Read the files to their ends; the bytes that were read."""
+    """Read the files to their ends, and return the bytes that were read."""
     buffer = memoryview(bytearray(PAGE_BLOCK))
     count = 0
     for path in paths:
@@ -69,7 +69,7 @@ def warm_pages(paths: Iterable[Path]) -> int:
 
 
 def residency(paths: Iterable[Path]) -> float | None:
-    """The share of the files' pages that is in memory, 0 to 1; None where nobody can tell."""
+    """The share of the files' pages that is in memory, 0 to 1; None where it is not known."""
     if sys.platform != "linux":
         return None
     resident = total = 0
@@ -83,7 +83,7 @@ def residency(paths: Iterable[Path]) -> float | None:
 
 
 def _pages(path: Path) -> bytes | None:
-    """For every page of a file 1 or 0; None where the kernel would not tell us the truth."""
+    """A 1 or a 0 for every page of a file; None where the kernel would not answer truly."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         status = os.fstat(descriptor)

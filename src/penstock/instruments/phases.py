@@ -4,14 +4,14 @@
     begin      lap        lap       lap        lap             lap        lap
 
 A *lap* ends a phase: all since the lap before belongs to it, so the phases of a step add up to the
-step and nothing is counted twice. `communication` is what of it is exposed: from the moment when
-the last gradients were computed to that when all ranks had their sum; what is summed while other
+step and nothing is counted twice. `communication` is its exposed part: from the moment when the
+last gradients were computed to the moment when all ranks had their sum. What is summed while other
 gradients are still being computed costs nothing and is not seen.
 
 On a CPU a lap reads the clock. On a GPU it records an event on the stream, which costs a few
-microseconds and makes nobody wait; the times are read when `drain` is called, outside of the
-steps. All of them are the device's own, the wait for data too: a host that runs ahead may wait for
-a batch while the device computes, and that holds nothing up.
+microseconds and makes nobody wait; `drain` reads the times, outside of the steps. They are all
+times of the device, the wait for data too: a host that runs ahead may wait for a batch while the
+device computes, and that holds nothing up.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ PHASES = ("data_wait", "transfer", "forward", "backward", "communication", "opti
 
 
 Seconds = dict[str, float]
-"""Of one step: ``step`` and those of its phases that it had."""
+"""The seconds of one step: ``step``, and each phase that it had."""
 
 
 class Laps:
     """For work that has ended when its call returns."""
 
     drain_every = 1
-    """Steps after which to ask for their times."""
+    """The number of steps after which to ask for their times."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -43,7 +43,7 @@ class Laps:
         self._marks = [("", self._mark())]
 
     def lap(self, phase: str) -> None:
-        """A phase ends."""
+        """The phase of this name ends."""
         self._marks.append((phase, self._mark()))
 
     def end(self) -> None:
@@ -51,7 +51,7 @@ class Laps:
         self._steps.append(self._marks)
 
     def drain(self) -> list[Seconds]:
-        """The steps since the last call."""
+        """The seconds of the steps since the last call."""
         steps, self._steps = self._steps, []
         return [self._seconds(marks) for marks in steps]
 

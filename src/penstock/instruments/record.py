@@ -1,8 +1,8 @@
-"""The record of a launch: what was asked, what was measured, on what; one JSON line.
+"""The record of a launch: what was asked, what was measured, on what machine; one JSON line.
 
 A **case** is one point of a sweep: a scenario and all its knobs. A **launch** is one fresh process
-that measures one case. Its **record** holds the raw samples, so that statistics can be taken anew;
-what is not known is null, never 0. A launch that failed has a record too.
+that measures one case. Its **record** holds the raw samples, so that statistics can be taken anew.
+What is not known is null, never 0. A launch that failed has a record too.
 
 History of the schema (a file of any version loads for ever):
 
@@ -34,7 +34,7 @@ FAILED: Mapping[str, str] = {
     "unsupported": "is not supported here",
     "wrong_result": "gave a wrong result",
 }
-"""What a launch that is not ok did, in words."""
+"""The words for a launch that is not ok."""
 
 
 class _Part(BaseModel):
@@ -51,11 +51,11 @@ class Warmup(_Part):
     first_s: float | None = None
     """The first call alone: lazy initialisation, compilation, autotuning."""
     compile_s: float | None = None
-    """What of the first calls torch.compile took; null where nothing is compiled."""
+    """The part of the first calls that torch.compile took; null where nothing is compiled."""
     samples_s: tuple[float, ...] = ()
     """The calls after the first."""
     settled: bool | None = None
-    """Whether the rule saw a steady state before its caps; False is shown as "unstable"."""
+    """True where the rule saw a steady state before its caps; False is shown as "unstable"."""
 
 
 class Memory(_Part):
@@ -64,34 +64,34 @@ class Memory(_Part):
     host_baseline: int | None = None
     """Resident in the process before the scenario was built."""
     host_peak: int | None = None
-    """Process tree, sampled by the supervisor; PSS where several processes share pages."""
+    """The process tree, sampled by the supervisor; PSS where several processes share pages."""
     host_peak_kernel: int | None = None
     """The kernel's own high-water mark of the measured process (VmHWM)."""
     host_shared: int | None = None
-    """What of it are pages of files and of shared memory, which a memory limit does not count."""
+    """Pages of files and of shared memory within it, which a memory limit does not count."""
     host_counted: int | None = None
-    """Peak of what a memory limit counts: private mappings, touched or not."""
+    """The peak of what a memory limit counts: private mappings, touched or not."""
     device_allocated: int | None = None
     """Alive in tensors after the last step."""
     device_peak: int | None = None
-    """Most that was alive in tensors."""
+    """The most that was alive in tensors."""
     device_reserved: int | None = None
-    """Most that torch's allocator held."""
+    """The most that torch's allocator held."""
     device_driver: int | None = None
-    """Most that the driver (NVML) counted on the device above what it held before the launch."""
+    """The most that the driver (NVML) counted on the device above what it held before."""
     alloc_retries: int | None = None
-    """Times the allocator had to give its cache back to go on; above 0 is on the cliff."""
+    """The times that the allocator emptied its cache to go on; above 0 the batch hardly fits."""
 
 
 class Failure(_Part):
     """Why a launch is not ok."""
 
     stage: str
-    """What it was doing: start, setup, warmup, measure, report."""
+    """The stage in which it failed: start, setup, warmup, measure, verify, report."""
     message: str
     """One sentence."""
     stderr: str = ""
-    """The end of what it wrote there."""
+    """The end of its standard error."""
 
 
 class Record(_Part):
@@ -100,12 +100,12 @@ class Record(_Part):
     schema_version: int = Field(SCHEMA, alias="schema")
     id: str
     time: str
-    """ISO 8601 with its offset, when the launch began."""
+    """The time when the launch began, in ISO 8601 with its offset."""
     scenario: str
     case: dict[str, Any]
     """All knobs, plain values."""
     key: str
-    """`case_key` of the scenario and the case."""
+    """The `case_key` of the scenario and the case."""
     launch: int
     """Its number among the launches of the case, from 0."""
     order: int | None = None
@@ -116,16 +116,16 @@ class Record(_Part):
     steps_per_sample: int = 1
     """Each sample is a block of so many steps, timed together, divided by their number."""
     samples_s: dict[str, tuple[float, ...]] = {}
-    """Raw seconds per step: ``step`` (host wall clock), ``device`` (by device events), and one for
+    """Raw seconds per step: ``step`` (wall clock of the host), ``device`` (by device events), and
     each phase, such as forward, backward, optimizer."""
     stop: Literal["precise", "noise_stable", "budget"] | None = None
-    """Why sampling ended."""
+    """The reason why sampling ended."""
     warmup: Warmup = Warmup()
     memory: Memory = Memory()
     clocks: tuple[dict[str, Any], ...] = ()
     """GPU clocks (MHz), temperature, power and throttle reasons around the samples."""
     facts: dict[str, Any] = {}
-    """What the scenario says of itself: model, parameters, structure hash, uncounted operators."""
+    """Facts of the scenario: model, parameters, structure hash, uncounted operators."""
     environment: dict[str, Any] = {}
     error: Failure | None = None
 
@@ -145,6 +145,13 @@ def canonical(value: Any) -> str:
 
 def case_key(scenario: str, case: Mapping[str, Any]) -> str:
     """A hash of what a launch measures: equal cases have equal keys, on every machine.
+
+    Args:
+        scenario: the name of the scenario.
+        case: its knobs.
+
+    Returns:
+        16 hexadecimal digits.
 
     >>> case_key("model", {"batch": 1, "tile": [8]}) == case_key("model", {"tile": [8], "batch": 1})
     True

@@ -47,9 +47,9 @@ from .spans import Clock
 
 SCHEMA = 1
 PSS_EVERY_S = 10.0
-"""PSS makes the kernel walk the page tables of a process while it holds their lock."""
+"""Seconds between readings of PSS, which make the kernel walk the page tables under their lock."""
 STOP_WITHIN_S = 5.0
-"""How long a job waits at its end for a reading that hangs, on a dead mount for example."""
+"""Seconds that a job waits at its end for a reading that hangs, for example on a dead mount."""
 MIB = 2**20
 
 
@@ -92,8 +92,8 @@ def _growth(
 ) -> tuple[float | None, float | None, float | None]:
     """CPU seconds, bytes read and bytes written by the tree since ``before``.
 
-    A process that was not there before began since, so all that it has used counts. One that has
-    gone is in neither sum, so that its end never reads as negative use.
+    A process that was not there before has begun since, so all that it has used counts. One that
+    has ended is in neither sum, so that its end never reads as negative use.
     """
     if before is None or after is None:
         return None, None, None
@@ -105,13 +105,13 @@ def _growth(
 
 
 def _total(counts: Sequence[int | None]) -> int | None:
-    """None where any is None: part of a sum would read as the whole."""
+    """The sum, None where any is None: part of a sum would read as the whole."""
     counted = [count for count in counts if count is not None]
     return sum(counted) if len(counted) == len(counts) else None
 
 
 def _differences(before: Pair | None, after: Pair | None) -> tuple[int | None, int | None]:
-    """None too where a counter ran backwards: it began again, or an interface went away."""
+    """The growth of two counters, None where one ran backwards because it began again."""
     if before is None or after is None:
         return None, None
     first, second = after[0] - before[0], after[1] - before[1]
@@ -125,9 +125,17 @@ def _per_second(count: float | None, seconds: float) -> float | None:
 class Sampler:
     """Appends one row to ``path`` every ``interval`` seconds, until `stop`.
 
-    ``gauges`` returns the sizes of the queues now; ``queues`` names each with the most it holds,
-    0 where it has no bound. One file is one run: a file that exists is replaced. Only the
-    constructor and `open` raise, and only `UsageError`, before the job has begun.
+    One file is one run: a file that exists is replaced. Only the constructor and `open` raise, and
+    only `UsageError`, before the job has begun.
+
+    Args:
+        path: the file of rows.
+        interval: seconds between rows.
+        gauges: returns the sizes of the queues now.
+        queues: the most that each queue holds, 0 where it has no bound.
+        clock: reads seconds.
+        machine: reads the processes, disks and network; of this machine by default.
+        gpus: reads the GPUs; all that NVML shows by default.
     """
 
     def __init__(
@@ -250,7 +258,9 @@ class Sampler:
         self._unsaid.clear()
 
     def _attempt(self, name: str, read: Callable[[], Answer], otherwise: Answer) -> Answer:
-        """``read()``, or ``otherwise`` where it fails, which the next row says once per name."""
+        """The result of ``read()``, or ``otherwise`` where it fails; the next row names the
+        failure.
+        """
         try:
             return read()
         except Exception as error:  # a monitor must not end the job it watches
@@ -286,7 +296,7 @@ def read_rows(path: Path) -> tuple[TelemetryRow, list[TelemetryRow]]:
     """The header and the rows that `Sampler` wrote.
 
     A line that is not whole is left out: the writer was killed, or the disk was full, while it
-    was written.
+    wrote. Raises `UsageError` for a file without such a header.
     """
     records = []
     with Path(path).open(encoding="utf-8", errors="replace") as lines:

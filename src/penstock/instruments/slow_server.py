@@ -1,13 +1,14 @@
-"""A folder as a far away store: served over HTTP on loopback, every answer late by a stated delay.
+"""A folder as a remote store: served over HTTP on loopback, every answer late by a stated delay.
 
     with Loopback(folder, delay_s=0.05) as store:
         ...                                   # read from store.url
         store.served()                        # {"requests": 88, "bytes": 79630000}
 
-The delay is a sleep before each answer, of every request alike and of any number at a time: so it
-is latency without a limit of bandwidth, which is what threads can hide. The server is a process of
-its own, lest it take the interpreter's lock from who reads. It serves files and ranges of files to
-this machine alone, and ends when its standard input does, which is when its owner is gone.
+The delay is a sleep before each answer, the same for every request and for any number of them at a
+time: latency without a limit of bandwidth, which is what threads can hide. The server is a process
+of its own, so that it does not hold the interpreter's lock of the reader. It serves files and
+ranges of files to this machine alone, and ends with its standard input, which ends when its owner
+is gone.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from urllib.parse import unquote
 from ..base import PenstockError
 
 COUNTS = "/-/served"
-"""Where the server tells what it has served; told at once, and not counted."""
+"""The path that returns the counts, at once and not counted itself."""
 
 
 class Loopback(AbstractContextManager["Loopback"]):

@@ -1,8 +1,8 @@
 """Clocks: what each stage of a job did, on which block, and how long it waited for it.
 
-A stage wraps its work in ``with probe.span("read", block)`` and its waiting in
-``with probe.waiting("read")``. The probe keeps totals for each stage for ever, and every span
-only where a trace file was asked for; it is written while the job runs and opens in Perfetto or
+A stage wraps its work in ``with probe.span("read", block)`` and its waiting in ``with
+probe.waiting("read")``. The probe keeps totals for each stage, and every span only where a trace
+file was asked for. The trace is written while the job runs and opens in Perfetto or
 chrome://tracing. Stages of a job read no clock of their own.
 """
 
@@ -28,15 +28,20 @@ class StageTotals:
     """One stage of a job, all its threads added up."""
 
     busy: float = 0.0
-    """Thread-seconds of work."""
+    """Seconds of work, summed over threads."""
     waited: float = 0.0
-    """Thread-seconds spent waiting for input, for room or for a neighbour."""
+    """Seconds of waiting for input, for room or for a neighbour, summed over threads."""
     count: int = 0
     threads: int = 0
 
 
 class Probe:
-    """Collects spans from any number of threads."""
+    """Collects spans from any number of threads.
+
+    Args:
+        trace: the file for a trace; None for totals alone.
+        clock: reads seconds.
+    """
 
     def __init__(self, trace: Path | None = None, clock: Clock = time.perf_counter) -> None:
         self.clock = clock
@@ -53,23 +58,30 @@ class Probe:
 
     @contextlib.contextmanager
     def span(self, stage: str, what: object = "") -> Iterator[None]:
-        """Time one piece of work."""
+        """Time one piece of work.
+
+        Args:
+            stage: the stage that does it.
+            what: what it is done on, for the trace.
+        """
         start = self.clock()
         yield
         self.record(stage, start, self.clock(), what, waiting=False)
 
     @contextlib.contextmanager
     def waiting(self, stage: str) -> Iterator[None]:
-        """Time a wait."""
+        """Time a wait of a stage."""
         start = self.clock()
         yield
         self.record(stage, start, self.clock(), "", waiting=True)
 
     @property
     def elapsed(self) -> float:
+        """Seconds since the probe was made."""
         return self.clock() - self.started
 
     def totals(self) -> dict[str, StageTotals]:
+        """The totals of each stage so far."""
         with self._lock:
             return {
                 name: StageTotals(s.busy, s.waited, s.count, len(self._threads[name]))
@@ -83,7 +95,15 @@ class Probe:
             self._write(json.dumps(end) + "\n]\n", last=True)
 
     def record(self, stage: str, start: float, end: float, what: object, *, waiting: bool) -> None:
-        """A span that is over: seconds by the clock that this was given."""
+        """Count a span that is over.
+
+        Args:
+            stage: the stage that did it.
+            start: its first second, by the probe's clock.
+            end: its last second.
+            what: what it was done on, for the trace.
+            waiting: whether it was a wait.
+        """
         thread = threading.get_ident()
         with self._lock:
             totals = self.stages.setdefault(stage, StageTotals())
@@ -128,10 +148,19 @@ class Probe:
 def bottleneck(
     stages: Mapping[str, StageTotals], seconds: float, cpu_seconds: float, cores: int
 ) -> str:
-    """What held a job back, in one sentence, from its own numbers.
+    """What held a job back, in one sentence with its numbers.
 
-    Where the processor was nearly full, stages that compete for it cannot be told apart by how long
-    they took, so the processor is named, and beside it the stage that worked most.
+    Where the processor was nearly full, stages that compete for it cannot be told apart by their
+    times. So the processor is named, and the stage that worked most.
+
+    Args:
+        stages: the totals of each stage.
+        seconds: the time of the job.
+        cpu_seconds: the processor time of the job.
+        cores: the cores that it may use.
+
+    Returns:
+        The sentence.
     """
     if not any(stage.busy for stage in stages.values()):
         return "There was nothing left to do."

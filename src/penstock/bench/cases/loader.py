@@ -17,7 +17,18 @@ RUNGS = ("L0", "L1", "L2", "L3", "L4", "L5")
 
 
 def loader_cases(config: BenchLoaderConfig, data: str) -> list[Case]:
-    """Loaders x batch sizes x threads, each once."""
+    """The cases: loaders x batch sizes x threads, each once.
+
+    Args:
+        config: the knobs of the benchmark.
+        data: a folder of this machine, or a URL.
+
+    Returns:
+        A case of scenario ``loader`` for each point.
+
+    Raises:
+        UsageError: a loader that is not known, or a knob that does not go with such data.
+    """
     for name in config.loaders:
         if name not in CONTENDERS:
             raise UsageError(
@@ -59,7 +70,19 @@ def loader_cases(config: BenchLoaderConfig, data: str) -> list[Case]:
 def checked_loader_cases(
     cases: Sequence[Case], config: BenchLoaderConfig, say: Callable[[str], None]
 ) -> list[Case]:
-    """The cases with the hash of their data set. A process is started for each batch size."""
+    """The cases with the hash of their data set, which a process reads for each batch size.
+
+    Args:
+        cases: the cases, as `loader_cases` made them.
+        config: the knobs of the benchmark.
+        say: takes a sentence on the cost of the order of each batch size.
+
+    Returns:
+        The cases in the same order.
+
+    Raises:
+        UsageError: data that cannot be read in such batches.
+    """
     answers: dict[int, Record] = {}
     for case in cases:
         if case["batch"] not in answers:
@@ -82,17 +105,34 @@ def _check_enough(case: Case, samples: int, config: BenchLoaderConfig) -> None:
 
 
 def ladder_cases(cases: Sequence[Case], rungs: Sequence[str] = RUNGS) -> list[Case]:
-    """Every rung for every batch size and number of threads."""
+    """The cases of the ladder: every rung for every batch size and number of threads.
+
+    Args:
+        cases: cases of scenario ``loader``.
+        rungs: the rungs to measure, ``L0`` to ``L5``.
+
+    Returns:
+        Cases of scenario ``ladder``.
+    """
     points = {(case["batch"], case["threads"]): case for case in cases}.values()
     shared = [{knob: value for knob, value in case.items() if knob != "loader"} for case in points]
     return [{**case, "rung": rung} for case, rung in itertools.product(shared, rungs)]
 
 
 def loader_rules(batches: int, warmup: int) -> dict[str, Any]:
-    """Every wait is a sample, and for every loader there are equally many."""
+    """When to stop: every wait is a sample, and every loader has as many.
+
+    Args:
+        batches: the samples of a launch.
+        warmup: the batches before the first sample.
+
+    Returns:
+        The fields of `measure.Rules`.
+    """
     return {"seconds": 0.0, "precision": 0.0, "series": batches, "warmup_samples": warmup}
 
 
 def loader_case_name(case: Mapping[str, Any]) -> str:
+    """The words for a case in progress and in tables."""
     what = case.get("loader") or case["rung"]
     return f"{what}, batch {case['batch']}, {case['threads']} threads"

@@ -13,11 +13,13 @@ from ..launch.supervisor import LaunchRequest, ask_worker, run_launch
 
 Case = dict[str, Any]
 Facts = dict[str, Any]
-"""What is counted of a case without a measurement: see scenario ``model``."""
+"""Facts of a case that need no measurement: see `check` of scenario ``model``."""
 
 
 def model_cases(config: BenchModelConfig) -> list[Case]:
-    """The product of all axes, without what is in it twice."""
+    """The product of all axes, each point once. Raises `UsageError` for knobs that exclude each
+    other.
+    """
     weights = config.weights
     if weights is not None and not is_file(weights, f"--weights {weights}"):
         raise UsageError(f"--weights {weights}: there is no such file")
@@ -60,9 +62,18 @@ def model_cases(config: BenchModelConfig) -> list[Case]:
 def checked_model_cases(cases: Sequence[Case], timeout_s: float) -> tuple[list[Case], list[Facts]]:
     """The cases with their device and channels filled in, and the facts of each.
 
-    A process is started for each model and tile, not for each batch. Raises `UsageError` with the
-    sentence of the first that does not make sense. What ends otherwise is left for the sweep, where
-    it will be a row.
+    A process is started for each model and tile, not for each batch. A case that it cannot answer
+    for another reason than its knobs is left as it is: the sweep makes a row of it.
+
+    Args:
+        cases: the cases, as `model_cases` made them.
+        timeout_s: the seconds that a process may take.
+
+    Returns:
+        The cases and their facts, in the same order.
+
+    Raises:
+        UsageError: a case makes no sense; it has the sentence of the first.
     """
     answers: dict[str, Record] = {}
     resolved, facts = [], []
@@ -82,7 +93,13 @@ def checked_model_cases(cases: Sequence[Case], timeout_s: float) -> tuple[list[C
 
 
 def check_budget(budget: int, cases: Sequence[Case], facts: Sequence[Facts]) -> None:
-    """Raise `Refused` for a budget that no case keeps to even before its first sample."""
+    """Raise `Refused` for a budget that every case exceeds before its first sample.
+
+    Args:
+        budget: the bytes that a launch may take.
+        cases: the cases, on one device.
+        facts: the facts of each case.
+    """
     on_cpu = cases[0]["device"] == "cpu"
     counted = ("model_bytes", "process_bytes") if on_cpu else ("model_bytes",)
     least = min(sum(each.get(name) or 0 for name in counted) for each in facts)
@@ -95,8 +112,14 @@ def check_budget(budget: int, cases: Sequence[Case], facts: Sequence[Facts]) -> 
 
 
 def check_same_work(ledger: Ledger, cases: Sequence[Case], facts: Sequence[Facts]) -> None:
-    """Raise `UsageError` where the ledger's launches of these cases ran elsewhere or ran another
-    model of the same name: what is missing would be measured on unlike ground."""
+    """Raise `UsageError` where the ledger's launches of these cases ran on another machine, or with
+    another model of the same name: new launches could not be compared with them.
+
+    Args:
+        ledger: the ledger that ``--resume`` goes on with.
+        cases: the cases.
+        facts: the facts of each case.
+    """
     here = collect_environment()["machine_key"]
     structures = {
         case_key("model", case): each.get("structure")
@@ -117,7 +140,15 @@ def check_same_work(ledger: Ledger, cases: Sequence[Case], facts: Sequence[Facts
 
 
 def launch_with_flops(cases: Sequence[Case], facts: Sequence[Facts]) -> Callable[..., Record]:
-    """`run_launch`, its records with the floating-point operations that were counted apart."""
+    """`run_launch`, whose records get the floating-point operations that `check` counted.
+
+    Args:
+        cases: the cases.
+        facts: the facts of each case.
+
+    Returns:
+        A function that takes the arguments of `run_launch`.
+    """
     counted = {canonical(case): each for case, each in zip(cases, facts, strict=True)}
 
     def run(request: LaunchRequest, **how: Any) -> Record:
@@ -132,7 +163,7 @@ def launch_with_flops(cases: Sequence[Case], facts: Sequence[Facts]) -> Callable
 
 
 def model_case_namer(cases: Sequence[Case]) -> Callable[[Mapping[str, Any]], str]:
-    """What a case is called among others: its tile, its batch, and what else differs."""
+    """A function that names a case among these: its tile, its batch, and the knobs that differ."""
     differ = [n for n in cases[0] if len({canonical(case[n]) for case in cases}) > 1]
     differ = [name for name in differ if name not in ("tile", "batch")]
 

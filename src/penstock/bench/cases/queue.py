@@ -13,7 +13,18 @@ Case = dict[str, Any]
 
 
 def queue_cases(data: str, config: BenchQueueConfig) -> list[Case]:
-    """For each number of workers one case that only reads, then one for each size of the queue."""
+    """The cases: for each number of workers one that only reads, then one for each queue size.
+
+    Args:
+        data: a folder of this machine, or a URL.
+        config: the knobs of the benchmark.
+
+    Returns:
+        Cases of scenario ``queue``.
+
+    Raises:
+        UsageError: a folder that is not there, or too few iterations.
+    """
     if "://" not in data and not Path(data).exists():
         raise UsageError(f"{data}: there is no such folder")
     deepest = max(config.queue_sizes)
@@ -60,7 +71,22 @@ def reading_alone(
     missing: str,
     patch: Sequence[int] | None = None,
 ) -> Case:
-    """A case that computes nothing, with a queue so deep that its readers never stand still."""
+    """A case that computes nothing, with a queue so deep that its workers never wait for room.
+
+    Args:
+        data: a folder of this machine, or a URL.
+        workers: the threads that read; 0 for a step that reads for itself.
+        queue: the batches that may be read ahead.
+        batch: the samples of a batch.
+        iterations: the batches that are timed.
+        shuffle: the order of samples: ``none``, ``sample``, ``block`` or ``global``.
+        seed: the random seed of the order.
+        missing: what a missing chunk is: ``error`` or ``fill``.
+        patch: the shape of a patch, where samples are cut into patches.
+
+    Returns:
+        A case of scenario ``queue``.
+    """
     return {
         **({"patch": list(patch)} if patch else {}),
         "data": data,
@@ -80,21 +106,30 @@ def reading_alone(
 
 
 def queue_rules(iterations: int, warmup: int = 0) -> dict[str, Any]:
-    """Every iteration is a sample; what comes before the first is the prefill."""
+    """When to stop: every iteration is a sample, and the prefill comes before the first.
+
+    Args:
+        iterations: the samples of a launch.
+        warmup: the iterations between the prefill and the first sample.
+
+    Returns:
+        The fields of `measure.Rules`.
+    """
     return {"seconds": 0.0, "precision": 0.0, "warmup_samples": warmup, "series": iterations}
 
 
 def queue_case_name(case: Mapping[str, Any]) -> str:
+    """The words for a case in progress and in tables."""
     doing = "reading alone" if case["compute"] == "none" else f"beside {case['compute']}"
     queue = f", queue {case['queue']}" if case["workers"] else ""
     return f"workers {case['workers']}{queue}, {doing}"
 
 
 def lacks_package(record: Record) -> bool:
-    """Whether a launch said no more than that a package is not installed; see `errors.require`.
+    """Whether a launch failed only because a package is not installed; see `errors.require`.
 
-    All cases read the same data with the same loader, so that whatever else is unsupported is a
-    mistake of who asked.
+    All cases read the same data with the same loader, so anything else that is unsupported is a
+    mistake in the command.
     """
     said = record.error.message if record.error is not None else ""
     return record.status == "unsupported" and "run: pip install" in said

@@ -1,7 +1,7 @@
-"""What became of a launch: its answer, and where none came how its process ended.
+"""What became of a launch: its answer, and where none came, how its process ended.
 
-A worker that the kernel killed for memory is told from one that somebody killed by the kernel's own
-count of such kills.
+The kernel's own count of kills for memory tells a worker that it killed from one that somebody else
+killed.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from ...instruments import Failure, Status, cgroup_folders
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What was seen of a worker from outside."""
+    """What the supervisor saw of a worker."""
 
     exit: int | None
-    """As `subprocess` has it; None where it did not start, or would not die."""
+    """The exit code of `subprocess`; None where it did not start, or did not end when killed."""
     refused: str = ""
-    """Why it did not start."""
+    """The reason why it did not start."""
     timed_out: bool = False
     said: bytes = b""
-    """What came through the pipe."""
+    """The bytes that came through the pipe."""
     stderr: bytes = b""
     peak: int | None = None
     peak_kernel: int | None = None
 
 
 def outcome(ending: Ending, fate: tuple[Status, str]) -> dict[str, Any]:
-    """Fields of the record: what the worker said, or what its end says for it."""
+    """The fields of the record: what the worker said, or what its end says in its place."""
     stage, answer = _heard(ending.said)
     if "result" in answer:
         return {**answer["result"], "status": "ok"}
@@ -46,12 +46,13 @@ def outcome(ending: Ending, fate: tuple[Status, str]) -> dict[str, Any]:
 
 
 def failure(status: Status, stage: str, message: str, ending: Ending) -> dict[str, Any]:
+    """The fields of the record of a launch that failed."""
     stderr = ending.stderr.decode(errors="replace")
     return {"status": status, "error": Failure(stage=stage, message=message, stderr=stderr)}
 
 
 def _heard(said: bytes) -> tuple[str, dict[str, Any]]:
-    """The last stage, and the last message with a ``result`` or ``failed``, {} where none came."""
+    """The last stage, and the last message with a ``result`` or ``failed``; {} where none came."""
     stage, answer = "start", {}
     for line in said.split(b"\n")[:-1]:  # behind the last newline is what was cut short
         try:
@@ -70,8 +71,14 @@ def fate_of(
 ) -> tuple[Status, str]:
     """A status and a sentence for how a process ended.
 
-    ``killed`` lists the counters of kills for memory that rose meanwhile; ``counted`` says whether
-    there are any to be read.
+    Args:
+        ending: what was seen of it.
+        timeout_s: the seconds that it had.
+        killed: the counters of kills for memory that rose meanwhile.
+        counted: whether such counters can be read here.
+
+    Returns:
+        The status, and the sentence.
     """
     if ending.timed_out:
         return "timeout", f"it was killed after {timeout_s:g} s"
@@ -94,7 +101,7 @@ def fate_of(
 
 
 def oom_kills() -> dict[str, int]:
-    """How often the kernel has killed for memory, by the file that says so."""
+    """How often the kernel has killed for memory, by the file that counts it."""
     sources = [Path("/proc/vmstat")]
     for folder in cgroup_folders("memory"):
         sources += [folder / "memory.events", folder / "memory.oom_control"]

@@ -6,12 +6,12 @@
         | <-- stderr, its last 4 kB ----------- |   stdout goes nowhere: the model may print
         | -- the memory of its process tree ->  |   read from outside, ten times a second
 
-It waits for whichever comes first, a message, the end or the deadline, and takes no processor time
-meanwhile. The result is what came through the pipe; how the process ended only matters where none
-came (`ending`).
+The supervisor waits for a message, the end of the process or the deadline, whichever comes first,
+and takes no processor time meanwhile. The result is what came through the pipe. How the process
+ended matters only where no result came (`ending`).
 
-When the supervisor itself is interrupted it takes the worker's whole process group with it; when it
-is killed, the worker ends with it (`orphans`).
+A supervisor that is interrupted kills the worker's whole process group. When the supervisor is
+killed, the worker ends with it (`orphans`).
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ WORKER = (sys.executable, "-m", "penstock.bench.launch.worker")
 STDERR_BYTES = 4096
 SAMPLE_EVERY_S = 0.1
 SAMPLE_SHARE = 0.05
-"""Most of a core that watching a process tree may take."""
+"""The share of a core that watching a process tree may take."""
 DIE_WITHIN_S = 10.0
-"""How long a killed process may hang in the kernel, on a dead mount for example."""
+"""The time that a killed process may hang in the kernel, for example on a dead mount."""
 PIPE_BYTES = 2**20
 """The most that a pipe ever holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchRequest:
-    """What a worker is told."""
+    """What a worker is asked to do."""
 
     scenario: str
     case: Mapping[str, Any]
     task: Literal["measure", "check"] = "measure"
     """``ask_worker`` resolves and validates the case and measures nothing."""
     rules: Mapping[str, Any] = field(default_factory=dict)
-    """When to stop: `measure.Rules`."""
+    """The fields of `measure.Rules`: when to stop."""
     memory_limit: int | None = None
     """Bytes of private memory that the kernel lets the worker map; Linux only."""
 
@@ -79,10 +79,21 @@ def run_launch(
     timeout_s: float,
     command: Sequence[str] | None = None,
 ) -> Record:
-    """Run a worker to its end, or for ``timeout_s`` seconds. Its failure is a record too.
+    """Run a worker to its end, or until its time is over. Its failure is a record too.
 
-    ``command`` stands in for the worker's; the path of the request and the number of the file
-    descriptor to answer on are put behind it.
+    Args:
+        request: what to measure, and how.
+        launch: the number of the launch among those of its case.
+        order: its place in the sweep; None outside of one.
+        timeout_s: the seconds after which it is killed.
+        command: a program to run in place of the worker. It gets the path of the request and the
+            file descriptor to answer on as further arguments.
+
+    Returns:
+        The record of the launch, whatever became of it.
+
+    Raises:
+        UsageError: the system has no process groups.
     """
     if not hasattr(os, "killpg"):
         raise UsageError(
@@ -130,10 +141,19 @@ def _record(
 
 
 def ask_worker(scenario: str, case: Mapping[str, Any], timeout_s: float) -> Record:
-    """What a process of its own says of a case that it does not run.
+    """What a process of its own says of a case, without a measurement.
 
-    Raises `UsageError` with its sentence where the case does not make sense. Any other failure is
-    the record that is returned.
+    Args:
+        scenario: the name of the scenario.
+        case: its knobs.
+        timeout_s: the seconds that the process may take.
+
+    Returns:
+        A record with the resolved case and its facts, or with a failure other than that of the
+        case.
+
+    Raises:
+        UsageError: the case makes no sense; it has the case's sentence.
     """
     request = LaunchRequest(scenario, case, task="check")
     answer = run_launch(request, launch=0, order=None, timeout_s=timeout_s)
@@ -143,9 +163,18 @@ def ask_worker(scenario: str, case: Mapping[str, Any], timeout_s: float) -> Reco
 
 
 def ask_worker_or_fail(scenario: str, case: Mapping[str, Any], timeout_s: float) -> Record:
-    """`ask_worker`, where a case that cannot be measured leaves nothing to do.
+    """`ask_worker`, for when a case that cannot be measured leaves nothing to do.
 
-    Raises `PenstockError` with the sentence of any failure.
+    Args:
+        scenario: the name of the scenario.
+        case: its knobs.
+        timeout_s: the seconds that the process may take.
+
+    Returns:
+        A record with the resolved case and its facts.
+
+    Raises:
+        PenstockError: the case cannot be measured; it has the sentence of the failure.
     """
     answer = ask_worker(scenario, case, timeout_s)
     if answer.error is not None:
@@ -178,7 +207,7 @@ def _run(command: Sequence[str], request: LaunchRequest, timeout_s: float) -> En
 
 
 def _supervise(process: subprocess.Popen[bytes], pipe: IO[bytes], timeout_s: float) -> Ending:
-    """Listen until the process has ended; nothing of its group outlives this."""
+    """Listen until the process has ended. Nothing of its group outlives this call."""
     said, stderr = bytearray(), bytearray()
     timed_out = False
     deadline = time.monotonic() + timeout_s
@@ -234,7 +263,7 @@ def _take(key: selectors.SelectorKey) -> bytes:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Its group, by its number: until the leader is reaped nobody else can be given it."""
+    """Kill its group, by its number: nobody else can get that number until the leader is reaped."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
@@ -269,13 +298,13 @@ class _Exit:
 
 
 class _Watch:
-    """Samples the memory of a process tree in the background, and keeps the most."""
+    """Samples the memory of a process tree in the background, and keeps the highest."""
 
     def __init__(self, pid: int) -> None:
         self.peak: int | None = None
-        """Of the tree: RSS, or PSS where it is several processes, which share pages."""
+        """Bytes of the tree: RSS, or PSS of several processes, which share pages."""
         self.peak_kernel: int | None = None
-        """Of the root alone, by the kernel's own count."""
+        """Bytes of the root alone, as the kernel counts them."""
         self._status = Path(f"/proc/{pid}/status")
         self._tree = ThisMachine(pid)
         self._stopped = threading.Event()

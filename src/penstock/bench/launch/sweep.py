@@ -1,8 +1,8 @@
-"""A sweep: every case so many times, each time in a fresh process, in an order that is fair.
+"""A sweep: every case several times, each time in a fresh process, in a fair order.
 
-The launches of a case are spread over the whole sweep, a round of all cases for each, so that a
+The launches of a case are spread over the whole sweep, one in each round of all cases, so that a
 machine that grows warm or busy does so for all of them. Within a round the cases are shuffled by
-a stored seed; of two cases the second round mirrors the first (ABBA), which cancels a steady drift.
+the seed. Of two cases the second round mirrors the first (ABBA), which cancels a steady drift.
 
     round 0   C A B        round 1   B C A        round 2 ...
 
@@ -22,7 +22,7 @@ from .supervisor import LaunchRequest, run_launch
 
 LAUNCHES = {"quick": 1, "standard": 5, "rigorous": 10}
 CERTAIN = ("oom_device", "oom_host", "unsupported", "wrong_result")
-"""Failures that another launch of the same case would only meet again."""
+"""Failures that another launch of the same case would meet again."""
 
 HOPELESS = "an earlier launch of the case ended with {}"
 
@@ -30,22 +30,22 @@ Case = Mapping[str, Any]
 
 
 def launches_of(effort: str) -> int:
-    """Launches of each case. One launch is never compared with another."""
+    """The launches of each case at an effort. One launch is never compared with another."""
     return LAUNCHES[effort]
 
 
 @dataclass(frozen=True)
 class SweepStep:
-    """Where a sweep stands: before a launch, where there is no record yet, and after it."""
+    """The state of a sweep: before a launch, while it has no record yet, and after it."""
 
     number: int
-    """Of launches that are behind, those that were skipped too."""
+    """The launches so far, with those that were skipped."""
     total: int
     case: Case
     launch: int
     record: Record | None = None
     skipped: str = ""
-    """Why this launch was not run."""
+    """The reason why this launch was not run."""
 
 
 def launch_order(cases: int, launches: int, seed: int) -> list[tuple[int, int]]:
@@ -81,7 +81,24 @@ def run_sweep(
     run: Callable[..., Record] = run_launch,
     progress: Callable[[SweepStep], None] = lambda step: None,
 ) -> list[Record]:
-    """Run what is to be run and return the records of these cases, the resumed ones among them."""
+    """Run the launches that are missing, and return the records of all.
+
+    Args:
+        scenario: the name of the scenario.
+        cases: the knobs of each case.
+        launches: how often each case is launched.
+        ledger: takes each record as its launch ends.
+        rules: when a launch stops: the fields of `measure.Rules`.
+        timeout_s: the seconds of a launch after which it is killed.
+        memory_limit: the bytes that a launch may map; None for no limit.
+        seed: the random seed of the order.
+        resume: whether launches that the ledger holds are left out.
+        run: runs one launch.
+        progress: is called before and after each launch.
+
+    Returns:
+        The records of these cases, the resumed ones among them.
+    """
     keys = [case_key(scenario, case) for case in cases]
     records = [r for r in ledger.records() if r.key in keys] if resume else []
     # One that failed is among them: that it ran out of memory or of time is its result.

@@ -1,9 +1,10 @@
-"""The worker: measures one case in a process of its own, and says how it went on a pipe.
+"""The worker: measures one case in a process of its own, and says on a pipe how it went.
 
     python -m penstock.bench.launch.worker REQUEST.json FD
 
-A line of JSON on the descriptor FD for each stage as it begins, then one with the result or the
-failure. Standard output and standard error are left to the model. Started by `launch`.
+It writes a line of JSON on the descriptor FD for each stage as the stage begins, then a line with
+the result or the failure. Standard output and standard error are left to the model. `supervisor`
+starts it.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from ..scenarios import WrongResult, find, make
 from .supervisor import LaunchRequest
 
 BALLAST_BYTES = 4 * 2**20
-"""Held from the start and let go when memory runs out, so that this can still be said."""
+"""Bytes held from the start and freed when memory runs out, so that a failure can be said."""
 
 # Torch has a type for a device's memory only. What it says of the rest:
 _HOST = ("DefaultCPUAllocator", "std::bad_alloc", "Cannot allocate memory")
 _HOST_IF_LIMITED = ("could not create a memory", "could not create a primitive", "start new thread")
-"""oneDNN says so of any fault, and Python of too many threads; under a limit it is the limit."""
+"""Words of oneDNN for any fault, and of Python for too many threads; a limit explains them."""
 _DEVICE = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 
 
@@ -53,7 +54,9 @@ class Answers:
 
 
 def main(request_path: str, descriptor: str) -> int:
-    """The exit code: 0 with a result, 1 with a failure."""
+    """Measure or check the case of a request; the exit code is 0 with a result, 1 with a
+    failure.
+    """
     began = time.perf_counter()
     end_with_parent()
     faulthandler.enable(all_threads=False)
@@ -83,10 +86,11 @@ def main(request_path: str, descriptor: str) -> int:
 
 
 def limit_memory(most: int) -> None:
-    """From now on the kernel refuses this process more private memory than that.
+    """Have the kernel refuse this process more private memory than that.
 
-    It counts the heap and private mappings, touched or not, of torch and its libraries too; what
-    files and other processes share it does not. Linux alone enforces it on mappings.
+    It counts the heap and private mappings, touched or not, with those of torch and its libraries.
+    It does not count files and memory that other processes share. Only Linux enforces it on
+    mappings.
     """
     if sys.platform != "linux":
         raise UsageError(f"a memory limit ({most} bytes) can be enforced on Linux only")
@@ -98,7 +102,7 @@ def limit_memory(most: int) -> None:
 
 
 def status_of(error: BaseException, *, limited: bool) -> Status:
-    """What kind of failure an exception is, or the one that it was raised from."""
+    """The kind of failure of an exception, or of the one that caused it."""
     kinds = (_kind(link, limited) for link in _chain(error))
     return next((kind for kind in kinds if kind is not None), "crash")
 
@@ -127,7 +131,9 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _check(request: LaunchRequest) -> dict[str, Any]:
-    """By the ``check`` beside the scenario, or where it has none by setting it up."""
+    """The answer of ``check`` beside the scenario; without one the scenario is set up and
+    closed.
+    """
     check = getattr(find(request.scenario)[0], "check", None)
     if check is not None:
         from ..measure import host_memory

@@ -1,6 +1,6 @@
 """Scenarios: what a launch measures. A scenario is set up, steps, counts its work, and is closed.
 
-There are no clocks here: `measure` times the steps, and the phases that a step names.
+A scenario has no clock: `measure` times its steps, and the phases that a step names.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from ...base import UsageError, absent
 from ...models import find_reference
 
 Phase = Callable[[str], AbstractContextManager[None]]
-"""``with phase("forward"): ...`` names a part of a step."""
+"""A part of a step, named by ``with phase("forward"): ...``."""
 Work = Mapping[str, float]
-"""Counted work of one step by name: samples, pixels, useful_pixels, bytes, flops."""
+"""The counted work of one step by name: samples, pixels, useful_pixels, bytes, flops."""
 
 SCENARIOS = {
     "model": "penstock.bench.scenarios.model:ModelScenario",
@@ -32,26 +32,26 @@ SCENARIOS = {
 }
 
 EXTRAS = {"loader": "loaders", "ladder": "loaders", "queue": "loaders", "train": "train"}
-"""What brings a scenario's libraries, where that is not ``infer``."""
+"""The extra that installs a scenario's libraries, where that is not ``infer``."""
 
 
 class Scenario(Protocol):
-    """What `measure` drives."""
+    """The object that `measure` drives."""
 
     device: str
-    """``cpu``, ``cuda:0``, ``mps``: where the work happens, for its clock and its memory."""
+    """The place of the work, ``cpu``, ``cuda:0`` or ``mps``, for its clock and its memory."""
     facts: Mapping[str, Any]
-    """What to put into the record beside the case: model, parameters, structure hash."""
+    """Facts for the record beside the case: model, parameters, structure hash."""
 
     def step(self, phase: Phase) -> Work:
-        """Do the work once.
+        """Do the work once, and return it counted.
 
-        Raises `WrongResult` (of this module) where the result is not what it must be, and
-        `UsageError` where the case is not supported here.
+        Raises `WrongResult` (of this module) for a result that is not what it must be, and
+        `UsageError` for a case that is not supported here.
         """
         ...
 
-    # A scenario may have ``verify()`` too: whatever must be checked, after all that is timed.
+    # A scenario may have ``verify()`` too. It is called once, after all that is timed.
 
     def close(self) -> None: ...
 

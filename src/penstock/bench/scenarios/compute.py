@@ -2,12 +2,12 @@
 
     none    nothing: the batches come as fast as they are read
     sleep   the processor is idle, as while an accelerator works
-    busy    one core multiplies matrices, a count that takes the time when nobody else computes
+    busy    one core multiplies matrices, as often as takes the time when nobody else computes
     train   a training step of a real network on its own seeded input
 
-What contends with the readers for cores is busy and train; sleep hides that. Each says how long a
-step takes that never waits, ``seconds``: given for sleep, timed beforehand for the others, which is
-the one thing that this family needs a clock for.
+``busy`` and ``train`` contend with the workers for cores; ``sleep`` hides that. Each says how many
+``seconds`` a step takes that never waits: given for ``sleep``, timed beforehand for the others.
+That is all that this family needs a clock for.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from ...instruments import Clock
 from ..measure import backend_of
 
 _STACK, _SIDE = 64, 48
-"""Matrices of a piece of busy work. So small ones are multiplied by one thread, whatever the BLAS;
-so many release the interpreter's lock for about a millisecond."""
+"""Matrices of a piece of busy work. They are so small that any BLAS multiplies them by one thread,
+and so many that the interpreter's lock is free for about a millisecond."""
 _TRIALS = 3
 
 
 def make(case: Mapping[str, Any], clock: Clock = time.perf_counter) -> Compute:
-    """By ``case["compute"]``, for ``case["compute_time"]`` seconds where that can be chosen."""
+    """The step of ``case["compute"]``, of ``case["compute_time"]`` seconds where that can be
+    chosen.
+    """
     kind = case["compute"]
     if kind == "none":
         return Sleep(0.0)
@@ -45,7 +47,7 @@ def make(case: Mapping[str, Any], clock: Clock = time.perf_counter) -> Compute:
 
 
 class Sleep:
-    """What a step does between two batches; ``seconds`` is the time of a step that never waits."""
+    """A step between two batches. ``seconds`` is the time of a step that never waits."""
 
     def __init__(self, seconds: float, sleep: Callable[[float], None] = time.sleep) -> None:
         self.seconds, self._sleep = seconds, sleep
@@ -80,7 +82,7 @@ class Busy:
 
 
 class Train:
-    """A step of scenario ``model`` in mode train, of as many samples as a batch has."""
+    """A step of scenario ``model`` in mode ``train``, with as many samples as a batch."""
 
     def __init__(self, case: Mapping[str, Any], clock: Clock) -> None:
         from .model import ModelScenario, check
@@ -123,7 +125,7 @@ Compute = Sleep | Busy | Train
 
 
 def calibrated(piece: Callable[[], None], seconds: float, clock: Clock) -> int:
-    """How many times ``piece`` must run to take so long."""
+    """How many times ``piece`` must run to take so many seconds."""
     piece()
     count = 1
     while True:

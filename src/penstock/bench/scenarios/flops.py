@@ -21,10 +21,19 @@ Loss = Callable[[Heads, Heads], Tensor]
 def count_flops(
     model: Model, shape: tuple[int, ...], dtype: torch.dtype, loss: Loss | None
 ) -> tuple[int, dict[str, int]]:
-    """The operations of a step, and how often each operator without a formula was called.
+    """Count the operations of a step by playing it on shapes: it takes no memory and hardly any
+    time.
 
-    With a ``loss`` the step is one of training, without its optimizer. It takes no memory and
-    hardly any time. What the network itself raises on such shapes is raised.
+    Args:
+        model: the network.
+        shape: the shape of its input: batch, channels, sides.
+        dtype: the dtype of its input.
+        loss: the loss of a training step, which is played without its optimizer; None for
+            inference.
+
+    Returns:
+        The operations that have a formula, and the calls of each operator that has none. What the
+        network raises on such shapes is raised.
     """
     named = [*model.module.named_parameters(), *model.module.named_buffers()]
     meta = {
@@ -61,8 +70,9 @@ _MOVES = frozenset(
 
 
 class _Uncounted(TorchDispatchMode):
-    """Counts the calls of each operator that `FlopCounterMode` has no formula for. The optimizer's
-    are not played, and so in neither."""
+    """Counts the calls of each operator that `FlopCounterMode` has no formula for. The optimizer is
+    not played, so neither counts its operators.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Scenario ``ladder``: the same batches, a step further at each rung; see `reports.loader`.
+"""Scenario ``ladder``: the same batches, one step further at each rung; see `reports.loader`.
 
     L0  the bytes of the batch's chunks, which lie one after the other in a file of their own
     L1  its chunks' files, each opened and read
@@ -7,8 +7,8 @@
     L4  the loader
     L5  the loader, and its batch on the device
 
-Up to L3 so many threads take one chunk after the other until the batch is done. The file of L0 is
-in the folder of the data, and loses its name before it is filled: it is gone with its process.
+Up to L3, the threads take one chunk after the other until the batch is done. The file of L0 is in
+the folder of the data and loses its name before it is filled, so it goes with its process.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def rung(case: Mapping[str, Any]) -> Scenario:
 
 
 class Together:
-    """So many threads that share out a list of pieces."""
+    """Threads that share out a list of pieces."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
@@ -63,7 +63,7 @@ class Together:
 
 
 class Rung:
-    """A batch after the other, from the first again after the last."""
+    """Batches one after the other, from the first again after the last."""
 
     device = "cpu"
 
@@ -164,7 +164,7 @@ class DeviceRead(Rung):
 
 
 class FilesRead(Rung):
-    """L1."""
+    """L1: the threads read the files of the chunks."""
 
     def set_up(self) -> None:
         self.near()
@@ -179,7 +179,7 @@ class FilesRead(Rung):
 
 
 class Decode(FilesRead):
-    """L2."""
+    """L2: the threads read and decode the chunks."""
 
     def one(self, task: Any) -> None:
         stored = task.fetch()
@@ -191,7 +191,7 @@ class Decode(FilesRead):
 
 
 class Scatter(Rung):
-    """L3."""
+    """L3: the threads read, decode and copy the chunks into a batch."""
 
     def set_up(self) -> None:
         self.engine = engine_of(self.data, "auto")
@@ -216,14 +216,14 @@ class Scatter(Rung):
 
 
 class Queue(LoaderScenario):
-    """L4."""
+    """L4: our loader."""
 
     def __init__(self, case: Mapping[str, Any]) -> None:
         super().__init__({**case, "loader": OURS[0]})
 
 
 class Transfer(Queue):
-    """L5."""
+    """L5: our loader, and its batch copied to a GPU."""
 
     def __init__(self, case: Mapping[str, Any]) -> None:
         self._torch = require("torch", "infer")
@@ -264,4 +264,4 @@ def engine_of(data: CaseData, name: str) -> Any:
 
 
 def _go_on() -> None:
-    """What tells a task that its batch is still wanted."""
+    """Tells a task that its batch is still wanted."""

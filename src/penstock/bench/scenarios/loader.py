@@ -3,21 +3,21 @@
     setup     import the library; bring the page cache into the state that is asked for
     step 1    open the data and wait for the first batch, with all the threads that it takes
     step ...  wait for the next, in the same order for every loader
-    verify    the same batches again, from a loader made anew, by the checksums of the data set
+    verify    the same batches again, from a new loader, by the checksums of the data set
 
-Where the data set has fewer batches than are asked for, they come again, in one epoch without an
-end: at an end a loader would wait for what it could not read ahead, and then have the rest ready.
+Where the data set has fewer batches than are asked for, they repeat in one endless epoch: at the
+end of an epoch a loader would wait for what it could not read ahead, and then have the rest ready.
 
-What was read ahead of the samples comes for nothing. So the warm-up takes as many batches as a
-loader reads ahead, if need be, and ``facts["fresh"]`` says which share of the samples' bytes was
-read while they were waited for: with less than all, the waits are too short.
+What was read ahead of the samples costs nothing. So the warm-up takes at least as many batches as a
+loader reads ahead, and ``facts["fresh"]`` is the share of the samples' bytes that was read while
+they were waited for. With less than all of them, the waits are too short.
 
-A step is the wait alone: what is done with a batch is for others to add. The checksums of a batch
-take as long as reading it, and in between two waits they would be time in which a loader reads
-ahead; so all batches that were timed are delivered once more, untimed, and every byte of every row
-is checked there. Anything but 0 duplicates, 0 missing and 0 wrong is a wrong result.
+A step is the wait alone. The checksums of a batch take as long as reading it, and between two waits
+they would be time in which a loader reads ahead. So all batches that were timed are delivered once
+more, untimed, and every byte of every row is checked then. Anything but 0 duplicates, 0 missing and
+0 wrong is a wrong result.
 
-Bytes and processor time are counted from the first batch to the last, of the whole tree of
+Bytes and processor time are counted from the first batch to the last, over the whole tree of
 processes, so that what runs ahead at one end makes up for the other.
 """
 
@@ -51,11 +51,11 @@ from .sources import CaseData, Counters
 Batch = Mapping[str, NDArray[Any]]
 OURS = ("penstock", "penstock-native", "penstock-tensorstore")
 _PRICED = 64
-"""Batches whose reads are counted beforehand."""
+"""The number of batches whose reads are counted beforehand."""
 
 
 class LoaderScenario:
-    """A loader and the batches that it is to deliver."""
+    """A loader and the batches that it delivers."""
 
     device = "cpu"
 
@@ -84,16 +84,16 @@ class LoaderScenario:
         self.facts["ahead"] = self._ahead
         self._steps = 0
         self._stored: int | None = None
-        """What had been read when the samples began, or one batch before."""
+        """Bytes that had been read when the samples began, or one batch before."""
         self._lead = 0
-        """Batches from then on that are no samples."""
+        """The batches from then on that are no samples."""
         self._still = contextlib.ExitStack()
         self._contender: Contender | None = None
         self._batches: Iterator[Batch] = iter(())
         self._batch: Batch | None = None
         self._before: Counters | None = None
         self._taken = 0
-        """Batches, those of the steps and those that `_settle` takes."""
+        """The batches so far: those of the steps, and those that `_settle` takes."""
 
     def step(self, phase: Phase) -> Work:
         if self._steps and self._steps == self._timed_from - 1:
@@ -185,9 +185,9 @@ class LoaderScenario:
         self.facts["read_amplification"] = stored / (self._data.stored_bytes * share)
 
     def _share_read(self) -> float | None:
-        """Of the bytes of the samples, how much was read while they were waited for.
+        """The share of the samples' bytes that was read while they were waited for.
 
-        Where nobody counts, 0 if all of them may have been read before; else None.
+        Where nobody counts, it is 0 if all of them may have been read before; else None.
         """
         batches = self._steps - self._timed_from
         now = self._data.counters().stored
@@ -212,7 +212,7 @@ class LoaderScenario:
 
 
 def ahead_of(contender: Any) -> int:
-    """Batches that a contender reads, at most, before they are asked for."""
+    """The most batches that a contender reads before they are asked for."""
     ours = getattr(contender, "loader", None)
     return int(ours.config.queue if ours is not None else getattr(contender, "ahead", 0))
 

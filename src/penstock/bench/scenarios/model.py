@@ -3,9 +3,9 @@
     inference   | forward |
     train       | forward | backward | optimizer |
 
-The input is made on the host from a seed and lies on the device before the first step: what it
-costs to feed a network is for other scenarios to say. Everything else that a step needs is in the
-step, and nothing that it makes outlives it, so that no output of one step is alive in the next.
+The input is made on the host from a seed and lies on the device before the first step: the cost of
+feeding a network is for other scenarios. Everything else that a step needs is in the step. Nothing
+that it makes outlives it, so no output of one step is alive in the next.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class ModelScenario:
 
     @property
     def compile_s(self) -> float | None:
-        """Seconds that torch.compile has taken so far."""
+        """The seconds that torch.compile has taken so far; None where nothing is compiled."""
         if not self._compiled:
             return None
         from torch._dynamo.utils import calculate_time_spent
@@ -137,7 +137,7 @@ class ModelScenario:
         return torch.autocast(self._input.device.type, self._amp, self._has_amp)
 
     def _forward(self) -> dict[str, Tensor]:
-        """The heads, of the shapes that the first step gave."""
+        """The heads, with the shapes of the first step."""
         heads = self._model.heads(self._net(self._input))
         shapes = {name: head.shape for name, head in heads.items()}
         if self._heads and shapes != self._heads:
@@ -151,12 +151,11 @@ class ModelScenario:
 def check(case: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The case with what it leaves open filled in, and the facts of its model; nothing is measured.
 
-    Among the facts are ``flops`` of a step. They are counted here and not where a step is measured,
-    because to play a network on shapes makes torch import its compiler, 70 MB that would count as
+    Among the facts are the ``flops`` of a step. They are counted here and not where a step is
+    measured: to play a network on shapes makes torch import its compiler, 70 MB that would count as
     the model's.
 
-    Raises `UsageError` for what cannot be measured: a model, weights, a device, a dtype or a tile
-    that will not do.
+    Raises `UsageError` for a model, weights, a device, a dtype or a tile that cannot be measured.
     """
     device = _device(case)
     _try_dtype(case, device)
@@ -178,7 +177,7 @@ def check(case: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 def _try_for_real(
     model: Model, shape: tuple[int, ...], case: Mapping[str, Any], error: Exception
 ) -> None:
-    """A network that cannot be played on shapes (TorchScript, a choice by value) runs once."""
+    """Run a network once that cannot be played on shapes (TorchScript, a choice by value)."""
     try:
         if isinstance(error, ValueError):  # its own word on the shape
             raise error
@@ -199,7 +198,7 @@ def _device(case: Mapping[str, Any]) -> torch.device:
 def _try_dtype(case: Mapping[str, Any], device: torch.device) -> None:
     """Raise `UsageError` where the device has no arithmetic of the case's dtype.
 
-    What float32 does not get through either, as on a card that others fill, is raised as it is.
+    A fault that float32 meets too, as on a card that others fill, is raised as it is.
     """
     _multiply(torch.float32, device)
     try:
@@ -234,7 +233,7 @@ def _load(case: Mapping[str, Any]) -> Model:
 
 
 def _shape(case: Mapping[str, Any], model: Model) -> tuple[int, ...]:
-    """Of the input: batch, channels, sides."""
+    """The shape of the input: batch, channels, sides."""
     sides = tuple(int(side) for side in case["tile"].split("x"))
     if len(sides) == 1:
         sides *= model.spatial_axes or 2
@@ -252,7 +251,7 @@ def _shape(case: Mapping[str, Any], model: Model) -> tuple[int, ...]:
 
 
 def _prepare(case: Mapping[str, Any], model: Model) -> None:
-    """Put the module into the mode and the dtype that the case asks for, on the host."""
+    """Put the module into the mode and the dtype of the case, on the host."""
     train = case["mode"] == "train"
     if case["amp"] and case["dtype"] != "float32":
         raise UsageError(
@@ -321,7 +320,7 @@ def _facts(model: Model, shape: tuple[int, ...], device: torch.device) -> dict[s
 
 
 def structure(module: nn.Module) -> str:
-    """A hash of what a network is made of, whatever its weights hold."""
+    """A hash of what a network is made of, whatever values its weights hold."""
     tensors = [*module.named_parameters(), *module.named_buffers()]
     shapes = sorted([name, list(t.shape), str(t.dtype)] for name, t in tensors)
     classes = sorted([name, type(m).__qualname__] for name, m in module.named_modules())

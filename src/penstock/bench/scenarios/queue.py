@@ -1,11 +1,11 @@
 """Scenario ``queue``: a real loader, its queue, and a step that takes batches from it.
 
     first step         get a batch, then wait until the queue is full: the prefill
-    every other step   | get | compute |   and then the depth of the queue is looked at
+    every other step   | get | compute |   and then the depth of the queue is read
 
 So what is measured begins with a full queue, however long it took to fill. The batches are the
-loader's, read from the data and put into its buffers; a step holds its batch while it computes, as
-a training loop does. With no workers the same engine reads in the step itself.
+loader's, read from the data into its buffers. A step holds its batch while it computes, as a
+training loop does. With no workers the same engine reads in the step itself.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def check(case: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
 
 
 class FromLoader:
-    """The loader, with as many threads and as deep a queue as the case has."""
+    """The loader, with the threads and the depth of queue of the case."""
 
     def __init__(self, case: Mapping[str, Any]) -> None:
         self._queue = case["queue"]
@@ -95,7 +95,7 @@ class FromLoader:
         return next(self._batches)
 
     def depth(self) -> int:
-        """Batches that are ready and not taken."""
+        """The batches that are ready and not taken."""
         return self._loader.ready
 
     def fill(self) -> None:
@@ -112,7 +112,7 @@ class FromLoader:
 
 
 class InPlace:
-    """No readers: who wants a batch reads it, into the same memory each time."""
+    """No workers: each batch is read when it is asked for, into the same memory each time."""
 
     def __init__(self, case: Mapping[str, Any]) -> None:
         loader = _loader(case, workers=1, queue=0)  # for its engine and its order; never iterated

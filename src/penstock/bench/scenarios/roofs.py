@@ -4,7 +4,7 @@
     copy     an array far larger than the caches        bytes read and written per second
     disk     a file of its own, in large blocks         bytes read per second
 
-A roof is measured and never quoted: a share of it is only as good as the number below it.
+A roof is measured and never quoted: a share of a roof is only as good as the measurement of it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ...instruments import PAGE_BLOCK, drop_pages_of
 from . import Phase, Work, WrongResult, flags_of_bench
 
 FROM_DEVICE = 0.9
-"""Of a read that is said to come from the device, at least this share did."""
+"""The least share of a read that must come from the device for it to count as such."""
 
 
 class Matmul:
-    """The product of two square matrices, into memory that is there already."""
+    """The product of two square matrices, into memory that is already there."""
 
     def __init__(self, case: Mapping[str, Any]) -> None:
         torch = require("torch", "infer")
@@ -62,7 +62,7 @@ class Matmul:
         del self._left, self._right, self._product
 
     def verify(self) -> None:
-        """One element against float64; a product of length n has a deviation of about sqrt(n)."""
+        """Check one element against float64; a product of length n deviates by about sqrt(n)."""
         element = float(self._product[0, 0])
         exact = float(self._left[0].cpu().double() @ self._right[:, 0].cpu().double())
         if not abs(element - exact) <= 0.05 * len(self._left) ** 0.5:
@@ -114,12 +114,13 @@ class MemoryCopy:
 
 
 class DiskRead:
-    """A file read from end to end; the phase ``read`` leaves out what it takes to empty the cache.
+    """A file read from end to end; the phase ``read`` leaves out the time that it takes to empty
+    the cache.
 
-    Where the pages must come from the device they are dropped before each read, and the kernel is
-    asked how many bytes it fetched: ``facts["source"]`` is "device", "page cache" (it kept them,
-    or the folder is in memory), or "unknown" where the kernel does not say. What a hypervisor or
-    the device itself keeps cannot be seen from here.
+    Where the pages must come from the device, they are dropped before each read, and the kernel is
+    asked how many bytes it fetched. ``facts["source"]`` is "device", "page cache" (the kernel kept
+    them, or the folder is in memory), or "unknown" where the kernel does not say. What a hypervisor
+    or the device itself keeps cannot be seen from here.
     """
 
     def __init__(self, case: Mapping[str, Any]) -> None:
@@ -171,7 +172,9 @@ class DiskRead:
         self._file.close()
 
     def _fill(self) -> None:
-        """No two blocks alike and none that compresses: some file systems and disks would see."""
+        """Fill it with blocks that differ and do not compress, because some file systems would
+        notice.
+        """
         random = np.random.default_rng(0)
         for _ in range(self._size // PAGE_BLOCK):
             self._file.write(random.bytes(PAGE_BLOCK))

@@ -1,4 +1,4 @@
-"""What the scenarios of loaders read, and its counters."""
+"""The data that the scenarios of loaders read, and the counters of what they use."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from ...loading import Location, Order, cut_of, open_dataset_or_array
 
 
 class CaseData:
-    """A data set where a case wants it: a folder, the same behind a slow server, a bucket."""
+    """A data set where a case wants it: a folder, the same behind a slow server, or a bucket."""
 
     def __init__(self, case: Mapping[str, Any]) -> None:
         self._case, self._closing = case, contextlib.ExitStack()
         self.threads = int(case["threads"])
         self.patch = case.get("patch")
         self.further = 0
-        """Batches that may be read and are neither warm-up nor samples."""
+        """The batches that may be read and are neither warm-up nor samples."""
         self.remote = "://" in case["data"] or bool(case["latency_ms"])
         self.requests = case["threads"] if self.remote else 0
-        """Requests that may be under way at once, where it is they that hide latency."""
+        """The requests that may be under way at once for remote data, to hide latency."""
         if case["endpoint"]:
             os.environ["AWS_ENDPOINT_URL"] = case["endpoint"]
         self._server: Loopback | None = None
@@ -84,12 +84,12 @@ class CaseData:
         return [self.order.items(0, index) for index in range(number)]
 
     def rows(self, items: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-        """The sample and the patch of each, as an engine is asked for them."""
+        """The sample and the patch of each item, as an engine is asked for them."""
         samples, patches = self.order.split(items)
         return samples, None if self.patch is None else patches
 
     def files(self) -> list[Path]:
-        """What the batches are stored in, in the order of the plan; empty where it is far away."""
+        """The files that hold the batches, in the order of the plan; empty for remote data."""
         if "://" in self._case["data"]:
             return []
         of = [files for samples in self.batches() for files in self.files_of(samples)]
@@ -100,7 +100,7 @@ class CaseData:
         return [path for array in arrays for path in chunk_files(array, samples)]
 
     def prepare(self) -> dict[str, Any]:
-        """Bring the page cache into the state of the case; what it was in then."""
+        """Bring the page cache into the state of the case, and return what it holds."""
         files = self.files()
         if not files:
             return {"resident": None}
@@ -114,8 +114,9 @@ class CaseData:
         return state
 
     def read_again(self) -> float:
-        """Of what the batches after the first read, the share that one before them has read: it
-        comes from memory, however cold the cache was."""
+        """The share of what the batches after the first read that an earlier one has read: it comes
+        from memory, however cold the cache was.
+        """
         read = [self._pieces(samples) for samples in self.batches()]
         seen: set[Hashable] = set(*read[:1])
         again = total = 0
@@ -126,8 +127,9 @@ class CaseData:
         return again / total if total else 0.0
 
     def _pieces(self, samples: NDArray[np.int64]) -> dict[Hashable, int]:
-        """What a batch reads and the size of each: chunks along the samples in bytes; where patches
-        are cut, files, which count alike."""
+        """What a batch reads, and the size of each piece: chunks along the samples, in bytes; or
+        files, which count alike, where patches are cut.
+        """
         if self.patch is not None:
             return dict.fromkeys(self.files_of(samples), 1)
         return {
@@ -137,7 +139,7 @@ class CaseData:
         }
 
     def counters(self) -> Counters:
-        """What this process and those below it have used so far; the slow server left out."""
+        """What this process and those below it have used so far, without the slow server."""
         served = self._server.served()["bytes"] if self._server else None
         counted = Counters.of_tree(self._server.pid if self._server else None)
         if self.remote:
@@ -170,7 +172,7 @@ def order_of(case: Mapping[str, Any], packed: Packed) -> Order:
 
 
 def fingerprint(packed: Packed) -> str:
-    """A hash of what is in a data set: its description and the checksums of its samples."""
+    """A hash of a data set: its description and the checksums of its samples."""
     digest = hashlib.sha256(json.dumps(packed.document, sort_keys=True).encode())
     for name in sorted(packed.checks):
         digest.update(packed.checks[name].tobytes())
@@ -178,7 +180,7 @@ def fingerprint(packed: Packed) -> str:
 
 
 def chunk_files(array: PackedArray, samples: NDArray[np.int64]) -> list[Path]:
-    """The files that hold some samples of an array, each once: its chunks, or its shards."""
+    """The files of an array that hold some samples, each once: its chunks, or its shards."""
     grid = array.shards or array.chunks
     indices: Iterable[tuple[int, ...]]
     if cut_of(array) is None:
@@ -202,7 +204,7 @@ def chunk_files(array: PackedArray, samples: NDArray[np.int64]) -> list[Path]:
 
 
 def _fetch_documents(url: str, folder: Path) -> None:
-    """Copy what describes a far data set, and its checksums, into a folder; none of its chunks."""
+    """Copy the description of a remote data set, and its checksums, into a folder; no chunks."""
     from ...data import explained_errors, read_object
 
     def fetch(key: str, strict: bool = False) -> bytes | None:
@@ -233,10 +235,10 @@ class Counters:
 
     cpu_s: float
     stored: int | None
-    """Bytes that were asked for: of files, by the kernel's count, from memory or not; of the slow
-    server, by its own."""
+    """Bytes that were asked for: of files as the kernel counts them, from memory or not; of the
+    slow server as it counts them."""
     _counting: ClassVar[int] = 0
-    """Bytes that this process has read to count."""
+    """The bytes that this process has read in order to count."""
 
     @classmethod
     def of_tree(cls, without: int | None = None) -> Counters:
@@ -265,7 +267,7 @@ class Counters:
 
 
 def read_case_store() -> int:
-    """Bytes that this thread has read, 0 where nobody counts them."""
+    """Bytes that this thread has read; 0 where nobody counts them."""
     try:
         counters = Path("/proc/thread-self/io").read_text()
     except OSError:
@@ -274,8 +276,9 @@ def read_case_store() -> int:
 
 
 def mapped_bytes() -> int:
-    """Of files that this process has mapped by TensorStore, which the kernel counts as no reading:
-    their lengths, as often as they were mapped."""
+    """The bytes of files that TensorStore has mapped for this process, which the kernel counts as
+    no reading: the files' lengths, as often as they were mapped.
+    """
     if (tensorstore := sys.modules.get("tensorstore")) is None:
         return 0
     metrics = tensorstore.experimental_collect_matching_metrics("/tensorstore/file/mmap_bytes")

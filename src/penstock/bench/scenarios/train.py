@@ -3,17 +3,17 @@
     first step    what a run pays before it begins: libraries, the data opened   nothing is counted
     second step   the training, its validations and its checkpoints              samples, counted
 
-A sample is the time of a run, and a launch has one of it. The steps inside it have clocks of their
-own; what they say, the epochs, the scores and the memory stand in the run's folder, and without
-what grows with the epochs in the record's facts, under ``training``. The sampler of `telemetry`
-runs beside it, in ``OUT/telemetry.jsonl``.
+A sample is the time of a run, and a launch has one. The steps of the training have clocks of their
+own. Their times, the epochs, the scores and the memory are in the run's folder; the record has them
+under ``training`` among its facts, without what grows with the epochs. A `Sampler` runs beside the
+training and writes ``OUT/telemetry.jsonl``.
 
-The case is the knobs of ``penstock train`` with
+The case is the knobs of ``penstock train`` and
 
     workload       what is trained
-    world_size     ranks; with ``distributed`` they are torchrun's, children of this process
+    world_size     ranks; with ``distributed`` torchrun starts them, as children of this process
     profile_gpu    whether the use of GPUs is sampled
-    output_dir     added by whoever launches: of two launches of a case it differs
+    output_dir     the folder of the run; it differs between two launches of a case
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class TrainScenario:
 
 
 def check(case: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The case, and what of its data and of this machine can be told before anything is trained.
+    """The case, and the facts of its data and of this machine; nothing is trained.
 
     Raises `UsageError` for data that cannot be trained on.
     """
@@ -100,6 +100,7 @@ def config_of(case: Mapping[str, Any]) -> TrainConfig:
 
 
 def data_facts(case: Mapping[str, Any], config: TrainConfig) -> dict[str, Any]:
+    """Samples of each split, and which operators torchvision has; raises `UsageError` for none."""
     workload: Workload = make_workload(case["workload"], config)
     for split, samples in (("train", workload.train), ("val", workload.val)):
         path = getattr(config, f"{split}_chips_path")
@@ -117,14 +118,14 @@ def data_facts(case: Mapping[str, Any], config: TrainConfig) -> dict[str, Any]:
 
 
 def _results(out: Path) -> dict[str, Any]:
-    """As rank 0 wrote them: there they have no NaN, which a record cannot hold."""
+    """The results as rank 0 wrote them: there they have no NaN, which a record cannot hold."""
     results: dict[str, Any] = json.loads((out / RESULTS).read_text())
     del results["history"]
     return results
 
 
 def torchrun(workload: str, config: TrainConfig, ranks: int) -> None:
-    """Train on so many local ranks; the error of the first that failed is raised here."""
+    """Train on so many local ranks; the error of the first rank that failed is raised here."""
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         settings = Path(folder) / "train.json"  # which is YAML too
         settings.write_text(config.model_dump_json(exclude_unset=True))
@@ -136,10 +137,10 @@ def torchrun(workload: str, config: TrainConfig, ranks: int) -> None:
 
 
 def _run(command: Sequence[str]) -> None:
-    """Run to its end; what it writes to stderr goes to ours. Nothing of it outlives this process.
+    """Run a command to its end; its stderr goes to ours. Nothing of it outlives this process.
 
-    Its ranks have sessions of their own, so to kill our group would leave them behind. torchrun
-    ends them when it is told to end, which the kernel does when we are gone.
+    Its ranks have sessions of their own, so killing our group would leave them behind. torchrun
+    ends them when it is asked to end, and the kernel asks it when we are gone.
     """
     process = subprocess.Popen(
         command,
@@ -190,8 +191,9 @@ class _Used(Nvml):
 
 
 def _used_gpus(count: int) -> _Used:
-    """The first so many that torch sees. It knows a GPU of a partition by another name than NVML,
-    and then none is found."""
+    """The first so many GPUs that torch sees. Torch knows a GPU of a partition by another name than
+    NVML, and then there is none.
+    """
     import torch
 
     uuids = (getattr(torch.cuda.get_device_properties(i), "uuid", None) for i in range(count))

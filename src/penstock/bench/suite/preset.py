@@ -1,8 +1,8 @@
-"""Presets: what a suite measures, in JSON of the seed's keys, and the devices that it takes.
+"""Presets: what a suite measures, in JSON with the seed's keys, and the devices that it takes.
 
-Beside those keys a preset may have ``train``, with whatever else ``penstock train`` may be told:
-``{"amp": true, "backbone": "mobilenet"}``. One that names the device ``cuda`` there, or has several
-ranks, is for so many GPUs as it has ranks; any other runs on whatever there is.
+Beside those keys a preset may have ``train``, with further knobs of ``penstock train``: ``{"amp":
+true, "backbone": "mobilenet"}``. A preset that names the device ``cuda`` there, or has several
+ranks, needs as many GPUs as it has ranks. Any other runs on what there is.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ PRESETS = {
     "dgx-a100": "dgx_a100",
     "quick": "quick",
 }
-"""By what the user calls them. ``quick`` is for any machine, the others for those of the seed."""
+"""The file of each preset by its name. ``quick`` is for any machine, the others for the seed's."""
 PRESET_DEFAULTS = ("laptop", "gb200", "dgx-a100")
-"""What ``--use-default-configs`` means, as far as there are devices for them."""
+"""The presets of ``--use-default-configs``; those that have no devices here are left out."""
 
 OWN = frozenset(
     "train_data_root val_data_root train_label_file val_label_file train_chips_path val_chips_path "
     "output_dir epochs batch_size num_workers learning_rate distributed seed resume "
     "overwrite".split()
 )
-"""Knobs of a training that the suite sets; a preset's ``train`` may not."""
+"""Knobs of a training that the suite sets, and a preset's ``train`` may not."""
 
 
 class SuitePreset(Knobs):
     """What to measure: the keys of the seed's files, and ``train``."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]
-    """Part of the names of folders."""
+    """The name, which is part of the names of folders."""
     batch_sizes: Annotated[tuple[Positive, ...], Field(min_length=1)]
-    """Of each device."""
+    """The batch sizes of each device."""
     num_workers_list: Annotated[tuple[Natural, ...], Field(min_length=1)]
     epochs: Positive
     channels: str = "vh,vv,bathymetry"
-    """Those that the chips must have."""
+    """The channels that the chips must have."""
     learning_rate: Annotated[float, Field(gt=0)] = 0.005
     distributed: bool = False
     world_size: Positive = 1
-    """Devices, each with a rank of its own."""
+    """The number of ranks, each with a device of its own."""
     save_checkpoints: bool = False
-    """Without them a run keeps its best weights alone."""
+    """False keeps only the best weights of a run."""
     profile_memory: bool = True
     profile_gpu: bool = True
     train: dict[str, Any] | None = None
@@ -122,9 +122,18 @@ def _known(settings: Mapping[str, Any], names: Iterable[str], where: str) -> Non
 
 
 def fit_preset(preset: SuitePreset, gpus: Sequence[str], anyway: bool) -> tuple[SuitePreset, str]:
-    """The preset for a machine with these GPUs and, where it is no longer what it was, why.
+    """The preset for a machine with these GPUs.
 
-    Raises `Refused` with the two numbers where it is for more GPUs than there are.
+    Args:
+        preset: the preset.
+        gpus: the names of the GPUs that torch finds.
+        anyway: whether to run on fewer GPUs than the preset has ranks.
+
+    Returns:
+        The preset, and a sentence where it was changed.
+
+    Raises:
+        Refused: it is for more GPUs than there are; the sentence has both numbers.
     """
     wanted, have = preset.world_size, len(gpus)
     on_any = preset.device in ("cpu", "mps") or (preset.device == "auto" and wanted == 1)

@@ -3,11 +3,11 @@
     preset ── batch sizes × workers ──▶ cases ── check ──▶ launches ──▶ ledger ──▶ `suite_report`
 
     OUT/suite.ledger/records.jsonl          a line for each launch
-    OUT/system_info.json                    what it ran on
-    OUT/benchmark_NAME_batch8_workers4/     the folder of a training, as `train` draws it, and
+    OUT/system_info.json                    the machine that it ran on
+    OUT/benchmark_NAME_batch8_workers4/     the folder of a training, as `train` makes it, and
                                             telemetry.jsonl; a second launch has _launch1 behind it
 
-Data, labels and devices are checked in a process of its own before anything is created.
+Data, labels and devices are checked in a process of their own before anything is created.
 """
 
 from __future__ import annotations
@@ -47,27 +47,36 @@ from .preset import SuitePreset
 SUITE_LEDGER, SUITE_SYSTEM, SUITE_REPORT = "suite.ledger", "system_info.json", "benchmark_report"
 FOLDERS = "benchmark_*_batch*_workers*"
 _LEFT = (ARGS, "telemetry.jsonl", RECORDS)
-"""Files of which a part of a suite that is a folder has one at least."""
+"""Files of which each folder of a suite has at least one."""
 WORKLOAD = "detector"
 DATA = (
     "train_data_root val_data_root train_label_file val_label_file train_chips_path val_chips_path "
     "seed"
 ).split()
-"""Knobs of a training that are the suite's too."""
+"""Knobs of a training that the suite has too."""
 KEPT = ("world_size", "save_checkpoints", "profile_memory", "profile_gpu")
-"""Of a preset, what a case says beside the knobs of its training."""
+"""Keys of a preset that a case has beside the knobs of its training."""
 ROOTS: dict[str, Split] = {"train_data_root": "train", "val_data_root": "validation"}
 """Knobs of a training, and the splits whose folders they name."""
 RULES = {"seconds": 0.0, "precision": 0.0, "warmup_samples": 0, "series": 1}
-"""One training in a launch."""
+"""Rules of a launch with one training."""
 
 Case = dict[str, Any]
 
 
 def with_roots(config: SuiteConfig, presets: Iterable[SuitePreset]) -> SuiteConfig:
-    """The config with its roots spelled out, where all that it names is there.
+    """The config with its folders spelled out, once all that it names is there.
 
-    Raises `UsageError`, for chips that are not there with the command that makes them.
+    Args:
+        config: the knobs of the suite.
+        presets: the presets, whose channels the chips must have.
+
+    Returns:
+        The config with a folder for each split.
+
+    Raises:
+        UsageError: a folder, labels or chips that are not there; for chips the sentence has the
+            command that makes them.
     """
     if config.data_root is not None:
         given = {knob: getattr(config, knob) for knob in ROOTS}
@@ -97,19 +106,27 @@ def with_roots(config: SuiteConfig, presets: Iterable[SuitePreset]) -> SuiteConf
 
 
 def doubts_of_data(config: SuiteConfig) -> list[str]:
-    """What is to be said of the data before it is trained on."""
+    """Sentences on what is doubtful of the data, before it is trained on."""
     assert config.train_chips_path is not None and config.val_chips_path is not None
     note = seen_again(Chips(config.train_chips_path), Chips(config.val_chips_path))
     return [note] if note else []
 
 
 def roots_of(data_root: Path, given: Mapping[str, Path | None]) -> dict[str, Path]:
-    """The folder of each split: the one that is given, or the one in ``--data-root``."""
+    """The folder of each split.
+
+    Args:
+        data_root: the folder that holds the splits.
+        given: for each knob of `ROOTS`, the folder that the user gave, or None.
+
+    Returns:
+        For each knob the folder that was given, or the one in ``data_root``.
+    """
     return {knob: given[knob] or split_folder(data_root, split) for knob, split in ROOTS.items()}
 
 
 def _how_to_cut(config: SuiteConfig) -> str:
-    """The command, with what the user has said of it."""
+    """The command that makes the chips, with what the user has given of it."""
     chips = config.train_chips_path
     out = chips.parent if chips is not None and chips.name == "train" else Path("CHIPS")
     flags = {
@@ -123,7 +140,15 @@ def _how_to_cut(config: SuiteConfig) -> str:
 
 
 def suite_cases(preset: SuitePreset, config: SuiteConfig) -> list[Case]:
-    """Its batch sizes by its numbers of workers, each a case of scenario ``train``."""
+    """The cases: a preset's batch sizes by its numbers of workers.
+
+    Args:
+        preset: what to measure.
+        config: the data and the seed.
+
+    Returns:
+        Cases of scenario ``train``.
+    """
     of_others = frozenset().union(*TRAIN_KNOBS.values()) - TRAIN_KNOBS[WORKLOAD]
     left_out = {*of_others, "output_dir", "resume", "overwrite"}
     about = {"workload": WORKLOAD, "preset": preset.name}
@@ -145,8 +170,9 @@ def suite_cases(preset: SuitePreset, config: SuiteConfig) -> list[Case]:
 
 
 def check_suite_output(config: SuiteConfig) -> None:
-    """Raise `UsageError` where ``--output-dir`` holds a suite and nobody said what is to become of
-    it."""
+    """Raise `UsageError` where ``--output-dir`` holds a suite, and neither ``--resume`` nor
+    ``--overwrite`` is given.
+    """
     out = config.output_dir
     check_folder(out, "--output-dir")
     chips = {"--train-chips": config.train_chips_path, "--val-chips": config.val_chips_path}
@@ -169,7 +195,13 @@ def check_suite_output(config: SuiteConfig) -> None:
 
 
 def check_resumed_suite(config: SuiteConfig, cases: Iterable[Case], here: str) -> None:
-    """Raise `UsageError` where the ledger is of other runs, or of another machine than ``here``."""
+    """Raise `UsageError` where the ledger holds other runs, or runs of another machine.
+
+    Args:
+        config: its ``output_dir`` holds the ledger.
+        cases: the cases of this suite.
+        here: the key of this machine.
+    """
     ours = {case_key("train", case) for case in cases}
     for record in _ledger(config.output_dir).records():
         if record.key not in ours:
@@ -190,13 +222,19 @@ def _ledger(out: Path) -> Ledger:
 
 
 def _parts(out: Path) -> list[Path]:
-    """What of a suite there is in a folder: one that was killed may have no ledger yet."""
+    """The parts of a suite in a folder: one that was killed may have no ledger yet."""
     names = (SUITE_LEDGER, SUITE_SYSTEM, f"{SUITE_REPORT}.*", f"{SUITE_REPORT}_*.png", FOLDERS)
     return [path for name in names for path in out.glob(name)]
 
 
 def prepare_suite(config: SuiteConfig, system: Mapping[str, Any]) -> None:
-    """Make the folder, without what ``--overwrite`` replaces, and say in it what it is run on."""
+    """Make the folder, without what ``--overwrite`` replaces, and write the machine's facts into
+    it.
+
+    Args:
+        config: the knobs of the suite.
+        system: the facts of the machine.
+    """
     out = config.output_dir
     for path in out.glob(FOLDERS):
         check_alone(path / TRAIN_LOCK, TRAINS)
@@ -215,7 +253,16 @@ def prepare_suite(config: SuiteConfig, system: Mapping[str, Any]) -> None:
 def run_suite(
     cases: Sequence[Case], config: SuiteConfig, progress: Callable[[SweepStep], None]
 ) -> list[Record]:
-    """Launch what is to be launched; the records of all cases, the resumed ones among them."""
+    """Run the launches that are missing.
+
+    Args:
+        cases: the cases, as `suite_cases` made them.
+        config: the knobs of the suite.
+        progress: is called before and after each launch.
+
+    Returns:
+        The records of all cases, the resumed ones among them.
+    """
     out = config.output_dir
 
     def start(request: LaunchRequest, **how: Any) -> Record:
@@ -244,17 +291,28 @@ def run_suite(
 
 
 def launch_folder(case: Mapping[str, Any], launch: int) -> str:
+    """The name of a launch's folder.
+
+    Args:
+        case: a case of a suite.
+        launch: the number of the launch.
+
+    Returns:
+        The name, without the folder that it lies in.
+    """
     name = f"benchmark_{case['preset']}_batch{case['batch_size']}_workers{case['num_workers']}"
     return f"{name}_launch{launch}" if launch else name
 
 
 def suite_case_name(case: Mapping[str, Any]) -> str:
+    """The words for a case in progress and in tables."""
     return f"{case['preset']}, batch {case['batch_size']}, {plural(case['num_workers'], 'worker')}"
 
 
 def finished(record: Record, case: Mapping[str, Any]) -> Record:
-    """A launch under the case that its folder is no part of, with the training's own seconds beside
-    those of the whole run, and the peaks of the processes that trained."""
+    """A launch under its case without its folder, with the training's own seconds beside those of
+    the whole run, and the peaks of the processes that trained.
+    """
     fields: dict[str, Any] = {"case": dict(case), "key": case_key(record.scenario, case)}
     training = record.facts.get("training")
     if training is not None:
@@ -267,14 +325,23 @@ def finished(record: Record, case: Mapping[str, Any]) -> Record:
 
 
 def peak_of_ranks(training: Mapping[str, Any], name: str) -> int | None:
-    """The most of any rank."""
+    """The highest peak of any rank.
+
+    Args:
+        training: the results of a training.
+        name: the peak, such as ``device_peak``.
+
+    Returns:
+        Bytes; None where no rank knows it.
+    """
     peaks = (rank["memory"][name] for rank in training["ranks"])
     return max((peak for peak in peaks if peak is not None), default=None)
 
 
 def phases_of(training: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds of each phase of all steps, the mean over ranks; a phase that no rank had is left
-    out."""
+    """Seconds of each phase over all steps, the mean over ranks; a phase that no rank had is
+    left out.
+    """
     phases: dict[str, list[float]] = {}
     for rank in training["ranks"]:
         for name, times in rank["phases"].items():

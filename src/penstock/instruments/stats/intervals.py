@@ -16,14 +16,14 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate and where the truth may lie."""
+    """An estimate and where the true value may lie."""
 
     value: float
     low: float | None
     high: float | None
-    """None where so few values cannot bound it with the confidence asked for."""
+    """The upper end; None where so few values cannot bound it with the confidence."""
     n: int
-    """How many values, or launches of the smaller side, stand behind it."""
+    """The number of values, or of launches on the smaller side."""
 
     def excludes(self, value: float) -> bool:
         """Whether both ends are known and ``value`` is not between them."""
@@ -33,12 +33,20 @@ class Interval:
 
 
 def quantile(samples: ArrayLike, q: float) -> float:
-    """The ``q`` quantile (0 to 1), interpolated."""
+    """A quantile, interpolated.
+
+    Args:
+        samples: numbers, of any shape.
+        q: 0 for the least, 0.5 for the median, 1 for the greatest.
+
+    Returns:
+        The quantile.
+    """
     return float(np.quantile(np.asarray(samples, np.float64), q))
 
 
 def mad(samples: ArrayLike) -> float:
-    """Median absolute deviation from the median."""
+    """The median absolute deviation from the median."""
     values = np.asarray(samples, np.float64)
     return float(np.median(np.abs(values - np.median(values))))
 
@@ -46,8 +54,8 @@ def mad(samples: ArrayLike) -> float:
 def quantile_interval(samples: ArrayLike, q: float, confidence: float = CONFIDENCE) -> Interval:
     """A quantile between two order statistics, whatever the distribution.
 
-    The number of samples below the true quantile is binomial, so the ranks that enclose it with
-    the confidence follow from their number alone. An end is None where no rank is far enough out.
+    The number of samples below the true quantile is binomial, so their number alone gives the ranks
+    that enclose it with the confidence. An end is None where no rank is far enough out.
 
     >>> quantile_interval(range(1, 11), 0.5)
     Interval(value=5.5, low=2.0, high=9.0, n=10)
@@ -63,13 +71,23 @@ def quantile_interval(samples: ArrayLike, q: float, confidence: float = CONFIDEN
 
 
 def median_interval(samples: ArrayLike, confidence: float = CONFIDENCE) -> Interval:
-    """The median between two order statistics; for 95 % it takes six samples at least."""
+    """The median between two order statistics; for 95 % it takes six samples at least.
+
+    Args:
+        samples: numbers.
+        confidence: the probability that the interval holds the true median.
+
+    Returns:
+        The median and its interval.
+    """
     return quantile_interval(samples, 0.5, confidence)
 
 
 @lru_cache(maxsize=4096)
 def ranks_of(n: int, q: float, confidence: float) -> tuple[int | None, int | None]:
-    """Indices of the sorted values that enclose the quantile, each tail with half of the risk."""
+    """Indices of the sorted values that enclose the quantile, with half of the risk on each
+    side.
+    """
     k = np.arange(n + 1)
     log_factorial = np.concatenate([[0.0], np.cumsum(np.log(k[1:]))])
     log_choose = log_factorial[n] - log_factorial - log_factorial[::-1]
@@ -109,14 +127,21 @@ def theil_sen(y: ArrayLike, x: ArrayLike | None = None, confidence: float = CONF
 
 
 _POINTS = 400
-"""A longer series is condensed before its drift is taken: the pairs of points grow as n²."""
+"""The longest series whose drift is taken as it is: the pairs of points grow as n²."""
 
 
 def drift(samples: ArrayLike, confidence: float = CONFIDENCE) -> Interval:
     """How much a series rose from its first to its last value, as a part of its median.
 
-    0.03 is 3 % slower at the end. It is a drift only where the interval excludes 0. Of a long
-    series, the medians of equal stretches are taken.
+    0.03 is 3 % slower at the end. It is a drift only where the interval excludes 0. The slope is
+    that of Theil and Sen (`theil_sen`); of a long series, the medians of equal stretches are taken.
+
+    Args:
+        samples: numbers in the order of time.
+        confidence: the probability that the interval holds the true drift.
+
+    Returns:
+        The drift and its interval.
     """
     values = np.asarray(samples, np.float64)
     n = len(values)

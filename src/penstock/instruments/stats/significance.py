@@ -1,14 +1,4 @@
-"""Statistics of timings: medians with intervals, when to begin, when to stop, what differs.
-
-Times are skewed, have outliers and come in modes, so nothing here assumes a distribution and
-nothing is thrown away. A launch (a fresh process) is the unit of replication: its samples only
-estimate its median, and two medians of one process say nothing of the next process. Hence:
-
-    while samples come       `block_size`, `WarmupRule`, `StopRule`
-    samples of one launch    `median_interval`, `drift`
-    launches of one case     `hierarchical_bootstrap_ratio`, `mann_whitney`
-    a matrix of cases        `permutation_test`, `benjamini_hochberg`
-"""
+"""Medians of launches, the interval of a ratio of them, and which differences are real."""
 
 from __future__ import annotations
 
@@ -38,9 +28,19 @@ def hierarchical_bootstrap_ratio(
 ) -> Interval:
     """The median of ``b``'s launch medians over that of ``a``'s, with a bootstrapped interval.
 
-    Each draw takes launches with replacement and, within each of them, samples with replacement:
-    what is known of a launch is as uncertain as its samples are few. One launch on a side tells
-    nothing of the next one: the interval is open.
+    Each draw takes launches with replacement and, within each of them, samples with replacement: a
+    launch is known the less, the fewer its samples. One launch on a side says nothing of the next
+    one, so the interval is open.
+
+    Args:
+        a: the samples of each launch on one side.
+        b: the samples of each launch on the other side.
+        draws: how often launches are drawn.
+        rng: the source of random numbers.
+        confidence: the probability that the interval holds the true ratio.
+
+    Returns:
+        The ratio, its interval, and the launches of the smaller side.
     """
     value = float(np.median(launch_medians(b)) / np.median(launch_medians(a)))
     n = min(len(a), len(b))
@@ -56,10 +56,10 @@ def _resampled_medians(
 ) -> Floats:
     """Medians of resampled launches' medians of resampled samples.
 
-    To take n of n sorted samples with replacement and find their median is to look up the median
-    of n uniform random ranks, and that rank is beta distributed: one random number for each launch
-    and not n. Where n is even, the upper of the two middle ranks is the least of the n/2 that are
-    above the lower one.
+    Taking n of n sorted samples with replacement and finding their median is looking up the median
+    of n uniform random ranks. That rank is beta distributed: one random number for each launch and
+    not n. Where n is even, the upper of the two middle ranks is the least of the n/2 above the
+    lower one.
     """
     samples = [np.sort(np.asarray(launch, np.float64)) for launch in launches]
     sizes = np.array([len(launch) for launch in samples])
@@ -80,8 +80,8 @@ def _resampled_medians(
 
 _RELABELLINGS = 4000
 _NEGLIGIBLE = 1e-4
-"""Added to every standard error, relative: launches that are equal to the tick of the clock are not
-infinitely sure."""
+"""A relative part added to every standard error: launches that are equal to the tick of the clock
+are not infinitely sure."""
 
 
 def permutation_test(
@@ -90,10 +90,17 @@ def permutation_test(
     """Two-sided p for each pair of launch medians, in a matrix of such pairs.
 
     Where nothing changed, which launches are called A is arbitrary: relabelled in every other way
-    they show what chance does. Five launches against five can be relabelled in 252 ways, so that
-    alone no p is less than 0.008, and after a correction for 200 cases one large change would be
-    lost. So the statistic is one without a unit (Welch's t of the logarithms), and a difference
-    is looked up among the relabellings of all cases with as many launches.
+    they show what chance does. Five launches against five can be relabelled in 252 ways, so that no
+    p would be less than 0.008, and after a correction for 200 cases one large change would be lost.
+    So the statistic has no unit (Welch's t of the logarithms), and a difference is looked up among
+    the relabellings of all cases with as many launches.
+
+    Args:
+        pairs: the launch medians of the two sides of each case.
+        rng: the source of random numbers, for cases of many launches.
+
+    Returns:
+        A p for each pair; 1 where a side has one launch.
     """
     p = np.ones(len(pairs))
     alike: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -112,7 +119,17 @@ def permutation_test(
 
 
 def relabellings(n: int, m: int, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """Which of n + m launches are called A: first those that are, then all ways or some."""
+    """Which of n + m launches are called A: as they are in the first row, then all other ways, or
+    some.
+
+    Args:
+        n: the launches that are called A.
+        m: the others.
+        rng: the source of random numbers, where there are too many ways.
+
+    Returns:
+        A row of n + m booleans for each way.
+    """
     total = math.comb(n + m, n)
     if total <= _RELABELLINGS:
         chosen = np.array(list(combinations(range(n + m), n)))  # the first is 0 .. n-1
@@ -139,7 +156,7 @@ def _welch(logs: Floats, labels: NDArray[np.bool_]) -> Floats:
 
 
 def benjamini_hochberg(p: ArrayLike) -> Floats:
-    """p adjusted for their number: those at 0.05 or less hold 5 % false alarms at most.
+    """p adjusted for their number: of those at 0.05 or less, 5 % are false alarms at most.
 
     >>> benjamini_hochberg([0.01, 0.04, 0.03]).tolist()
     [0.03, 0.04, 0.04]

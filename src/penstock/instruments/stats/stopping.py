@@ -13,13 +13,18 @@ import numpy as np
 from .intervals import CONFIDENCE, mad, ranks_of
 
 NOISES = 64
-"""So many values of the noise in a row are looked at to say that it is stable."""
+"""The number of values of the noise in a row that must agree for it to be stable."""
 
 
 def block_size(step_seconds: float, timer_overhead: float) -> int:
     """How many steps to time together, so that reading the clock costs 1/10,000 at most.
 
-    A block is 1 ms at least.
+    Args:
+        step_seconds: the time of a step.
+        timer_overhead: the time of reading the clock.
+
+    Returns:
+        The steps of a block, which takes 1 ms at least.
 
     >>> block_size(2e-5, 5e-8), block_size(0.3, 5e-8)
     (50, 1)
@@ -32,12 +37,16 @@ class WarmupRule:
     """When the steady state has begun: two windows in a row that look alike.
 
     The rule is that of pyperf: the first value is no upper outlier among the others, the mean fell
-    by 10 % at most from one window to the next, quartiles moved by 5 % at most, the spread (MAD)
-    by 10 % of the median. Where the steps are noisier than that, quartiles may move by the spread.
+    by 10 % at most from one window to the next, quartiles moved by 5 % at most, the spread (MAD) by
+    10 % of the median. Where the steps are noisier than that, quartiles may move by the spread.
 
-    Windows are of 20 values, of fewer where the steps are slow: both together take half of
+    Windows have 20 values, and fewer where the steps are slow: both together take half of
     ``seconds`` at most, so that steps of 2 s with 5 s to warm up are settled when two in a row
-    agree. At the caps (``seconds`` spent, ``count`` values) the rule gives up: not settled.
+    agree. At the caps the rule gives up: not settled.
+
+    Args:
+        seconds: the most seconds of warm-up.
+        count: the most steps of warm-up.
     """
 
     def __init__(self, seconds: float, count: int = 300) -> None:
@@ -45,14 +54,14 @@ class WarmupRule:
         self._values: list[float] = []
         self._spent, self._fastest = 0.0, math.inf
         self.settled: bool | None = None
-        """None until the rule is done."""
+        """True, False, or None until the rule is done."""
 
     @property
     def done(self) -> bool:
         return self.settled is not None
 
     def add(self, seconds: float) -> None:
-        """One more call and how long it took."""
+        """Take one more step and its seconds."""
         self._values.append(seconds)
         self._spent += seconds
         # The fastest, because the first calls may be slow a thousandfold.
@@ -86,10 +95,15 @@ def _same_spread(earlier: Sequence[float], later: Sequence[float]) -> bool:
 class StopRule:
     """When a launch has been sampled enough, and why.
 
-    ``precise``: half the 95 % interval of the median is within ``precision`` of it, with
+    ``precise``: half the 95 % interval of the median is within ``precision`` of it, after
     ``min_samples`` at least. ``noise_stable``: the noise (standard deviation over mean of all
-    samples so far) no longer changes, so more samples of this process would tell the same.
+    samples so far) no longer changes, so more samples of this process would say the same.
     ``budget``: the samples took ``seconds``.
+
+    Args:
+        precision: the half width that is good enough, as a share of the median.
+        min_samples: the fewest samples.
+        seconds: the most seconds of samples.
     """
 
     def __init__(self, precision: float, min_samples: int, seconds: float) -> None:
@@ -101,7 +115,7 @@ class StopRule:
         self.done: Literal["precise", "noise_stable", "budget"] | None = None
 
     def add(self, seconds: float) -> None:
-        """One more sample and how long it took, a block of steps as a whole."""
+        """Take one more sample and its seconds, a block of steps as a whole."""
         insort(self._sorted, seconds)
         n = len(self._sorted)
         self._spent += seconds
