@@ -52,7 +52,7 @@ def launch_order(cases: int, launches: int, seed: int) -> list[tuple[int, int]]:
     """Pairs (case, launch), round by round.
 
     >>> launch_order(2, 4, seed=0)
-    [(1, 0), (0, 0), (0, 1), (1, 1), (1, 2), (0, 2), (0, 3), (1, 3)]
+    [(0, 0), (1, 0), (1, 1), (0, 1), (0, 2), (1, 2), (1, 3), (0, 3)]
     """
     rng = random.Random(seed)
     row = list(range(cases))
