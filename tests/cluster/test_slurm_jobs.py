@@ -23,8 +23,8 @@ from penstock.base.config.cluster import SLURM_PRESETS, SlurmConfig
 from penstock.base.config.knobs import build
 from penstock.base.errors import PenstockError, UsageError
 from penstock.cli import main
+from penstock.cluster import batch_script, slurm_states
 from penstock.cluster import slurm_jobs as slurm
-from penstock.cluster import slurm_states
 from penstock.cluster.slurm_states import JobState
 
 from ..places import DATA
@@ -111,7 +111,7 @@ def test_every_resource_has_its_line() -> None:
         partition="gpudev", account="a.b", qos="normal", array="0-3%2", dependency="afterok:1:2",
         exclusive=True, requeue=False, signal=0, error="e-%a", output="o-%A_%a", gpus_per_node="2",
     )  # fmt: skip
-    assert directives(slurm.slurm_script(config, SPIRAL, "python")) == {
+    assert directives(batch_script.slurm_script(config, SPIRAL, "python")) == {
         "--job-name": "penstock", "--nodes": "1", "--ntasks-per-node": "2", "--gres": "gpu:2",
         "--partition": "gpudev", "--account": "a.b", "--qos": "normal", "--array": "0-3%2",
         "--dependency": "afterok:1:2", "--exclusive": "", "--output": "o-%A_%a", "--error": "e-%a",
@@ -145,8 +145,8 @@ def test_what_is_asked_is_what_is_run(
 ) -> None:
     """Bash itself is asked: nothing is expanded, split or run."""
     config = config_of(env=(f"VALUE={value}",), job_name=name, output=f"out/{name}")
-    text = slurm.slurm_script(config, [*SPIRAL, *words], str(recorder))
-    plain = slurm.slurm_script(config_of(), SPIRAL, "python")
+    text = batch_script.slurm_script(config, [*SPIRAL, *words], str(recorder))
+    plain = batch_script.slurm_script(config_of(), SPIRAL, "python")
     assert directives(text).keys() == directives(plain).keys()
     assert directives(text)["--job-name"] == name
     assert directives(text)["--output"] == f"out/{name}"
@@ -163,7 +163,7 @@ def test_an_environment_with_a_hostile_name_is_activated(tmp_path: Path, recorde
     (home / "bin").mkdir(parents=True)
     (home / "bin" / "activate").write_text('PATH="$HERE:$PATH"\n')
     config = config_of(venv=str(home), env={"VALUE": 1})
-    text = slurm.slurm_script(config, [*SPIRAL, "--epochs", "2"], "elsewhere")
+    text = batch_script.slurm_script(config, [*SPIRAL, "--epochs", "2"], "elsewhere")
     subprocess.run(
         ["bash"], input=text.encode(), cwd=tmp_path, check=True,
         env={"PATH": os.environ["PATH"], "HERE": str(recorder.parent)},
@@ -231,7 +231,7 @@ def test_a_hostile_value_is_refused_in_a_sentence(settings: dict[str, Any], sent
 @pytest.mark.parametrize("word", ["a\n#SBATCH --nodes=9", "a\0b", "\x1b[2J", "\x7f"])
 def test_a_word_with_a_control_character_is_refused(word: str) -> None:
     with pytest.raises(UsageError, match="control character"):
-        slurm.slurm_script(config_of(), [*SPIRAL, word], "python")
+        batch_script.slurm_script(config_of(), [*SPIRAL, word], "python")
 
 
 def test_a_login_enters_no_script_and_no_message(capsys: pytest.CaptureFixture[str]) -> None:
@@ -261,7 +261,9 @@ def test_the_shell_s_sign_for_home_is_a_path(
 
 def test_a_study_is_sized_from_its_nodes() -> None:
     node = config_of(SLURM_PRESETS["raven-4gpu"], job_name="spiral")
-    jobs = [slurm.with_ranks(node, ranks) for ranks in slurm.parse_sizes("1,2,4,8,12")]
+    jobs = [
+        batch_script.with_ranks(node, ranks) for ranks in batch_script.parse_sizes("1,2,4,8,12")
+    ]
     assert [(j.nodes, j.tasks, j.gpus_per_node, j.mem) for j in jobs] == [
         (1, 1, "a100:1", "125000"),
         (1, 2, "a100:2", "250000"),

@@ -1,3 +1,8 @@
+from .batch_script import parse_sizes as parse_sizes
+from .batch_script import slurm_preset as slurm_preset
+from .batch_script import slurm_script as slurm_script
+from .batch_script import with_job_number as with_job_number
+from .batch_script import with_ranks as with_ranks
 from .place import NOT_A_RANK as NOT_A_RANK
 from .place import Place as Place
 from .place import find_place as find_place
@@ -10,13 +15,8 @@ from .slurm_jobs import check_copies as check_copies
 from .slurm_jobs import collect_job as collect_job
 from .slurm_jobs import complaint_of as complaint_of
 from .slurm_jobs import copies_of as copies_of
-from .slurm_jobs import parse_sizes as parse_sizes
 from .slurm_jobs import read_study as read_study
-from .slurm_jobs import slurm_preset as slurm_preset
-from .slurm_jobs import slurm_script as slurm_script
 from .slurm_jobs import submit_job as submit_job
-from .slurm_jobs import with_job_number as with_job_number
-from .slurm_jobs import with_ranks as with_ranks
 from .slurm_jobs import write_jobs as write_jobs
 from .slurm_states import JobState as JobState
 from .slurm_states import cancel_jobs as cancel_jobs

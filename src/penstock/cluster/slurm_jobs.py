@@ -1,22 +1,17 @@
-"""Jobs of SLURM: the script of one, a study of several sizes, and the list of what was submitted.
+"""Jobs of SLURM: submitted, listed in a folder, and collected from it.
 
-    SlurmConfig ──script()──▶ text ──submit()──▶ sbatch ──▶ number ──▶ FOLDER/study.json
-                                                                           │
-    FOLDER/slurm-12.out, FOLDER/12/training_results.json ◀──collect()──────┘
-
-A script ends by becoming ``penstock launch slurm``, which starts the ranks, hears SLURM's signals
-and goes on after a restart; see `cli.launch`. No shell reads a user's words unquoted, no value
-holds a newline, behind which sbatch could find directives, and none a login: SLURM keeps scripts.
+SlurmConfig ──slurm_script()──▶ text ──submit_job()──▶ sbatch ──▶ number ──▶ FOLDER/study.json
+                                                                                 │
+FOLDER/slurm-12.out, FOLDER/12/training_results.json ◀──collect_job()────────────┘
 """
 
 from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -26,7 +21,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from ..base import (
     ARGS,
     RESULTS,
-    SLURM_PRESETS,
     STEPS,
     PenstockError,
     SlurmConfig,
@@ -34,149 +28,15 @@ from ..base import (
     check_folder,
     check_local,
     check_outputs,
-    has_login,
     lock_file,
-    scrub,
     write_json,
     writing_output,
 )
+from .batch_script import log_of, slurm_script, with_job_number
 
 STUDY_FILE, JOBS = "study.json", "jobs.json"
 SAY_WITHIN_S = 60.0
 """A controller that is busy answers late; one that is gone would never."""
-
-
-def slurm_script(config: SlurmConfig, words: Sequence[str], python: str) -> str:
-    """The text of a job that trains, ``words`` being ``train spiral ...``.
-
-    ``python`` is the interpreter where no environment is activated.
-    """
-    _check_words(words)
-    variables = (variable.partition("=") for variable in config.env)
-    exports = [f"export {name}={shlex.quote(value)}" for name, _, value in variables]
-    environment: list[str] = []
-    if config.modules:
-        environment += ["module purge", f"module load {shlex.join(config.modules)}"]
-    if config.venv is not None:
-        environment.append(f"source {shlex.quote(f'{config.venv}/bin/activate')}")
-        python = "python"
-    launch = [python, "-m", "penstock", "launch", "slurm", *["--requeue"] * config.requeue]
-    lines = [
-        "#!/bin/bash -l" if config.modules else "#!/bin/bash",
-        *(f"#SBATCH {option}" for option in _resources(config)),
-        "",
-        "set -e",
-        *environment,
-        *exports,
-        # exec, so that SLURM's signals to the script reach the launcher.
-        f"exec {shlex.join([*launch, '--', *words])}",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def log_of(config: SlurmConfig) -> str:
-    """The pattern, for sbatch, of the file of a job's output."""
-    return config.output or f"{config.folder}/slurm-{'%A_%a' if config.array else '%j'}.out"
-
-
-def with_job_number(pattern: str, job: str) -> str:
-    """A pattern with the number of a job: 12, or 12_3 of an array, which is %A_%a.
-
-    >>> with_job_number("runs/%j", "12"), with_job_number("slurm-%A_%a.out", "12_3")
-    ('runs/12', 'slurm-12_3.out')
-    >>> with_job_number("%j", "12_3")
-    '12_3'
-    """
-    array, _, task = job.partition("_")
-    return pattern.replace("%A", array).replace("%a", task).replace("%j", job)
-
-
-def _check_words(words: Iterable[str]) -> None:
-    for word in words:
-        if re.search(r"[\x00-\x1f\x7f]", word):
-            raise UsageError(f"{word!r} holds a control character, which no job script may")
-        if has_login(word):
-            raise UsageError(
-                f"{scrub(word)} was given with a login, which does not belong in a job script: "
-                "SLURM keeps that, and others may read it"
-            )
-
-
-def _resources(config: SlurmConfig) -> Iterator[str]:
-    """Options of sbatch that were asked for; True is one without a value."""
-    gpus, signal = config.gpus_per_node, config.signal
-    options = {
-        "job-name": config.job_name,
-        "nodes": config.nodes,
-        "ntasks-per-node": config.tasks,
-        "cpus-per-task": config.cpus_per_task,
-        "mem": config.mem,
-        "time": config.time,
-        "constraint": config.constraint,
-        "partition": config.partition,
-        "account": config.account,
-        "qos": config.qos,
-        "gres": None if gpus is None else f"gpu:{gpus}",
-        "array": config.array,
-        "dependency": config.dependency,
-        "exclusive": config.exclusive or None,
-        "output": log_of(config),
-        "error": config.error,
-        "open-mode": "append",  # what a job said before a restart stays
-        "requeue" if config.requeue else "no-requeue": True,
-        "signal": f"B:USR1@{signal}" if signal else None,
-    }
-    for name, value in options.items():
-        if value is not None:
-            yield f"--{name}" if value is True else f"--{name}={shlex.quote(str(value))}"
-
-
-def slurm_preset(name: str | None) -> Mapping[str, Any]:
-    if name is None:
-        return {}
-    if name not in SLURM_PRESETS:
-        raise UsageError(
-            f"--preset {name}: there is none of that name; there are {', '.join(SLURM_PRESETS)}"
-        )
-    return SLURM_PRESETS[name]
-
-
-def parse_sizes(text: str) -> list[int]:
-    """Numbers of ranks from ``1,4,8``."""
-    if not re.fullmatch(r"[1-9]\d{0,6}(,[1-9]\d{0,6})*", text, re.ASCII):
-        raise UsageError(f"--study {text!r} is not a list of numbers of devices such as 1,4,8")
-    sizes = [int(number) for number in text.split(",")]
-    if len(set(sizes)) < len(sizes):
-        raise UsageError(f"--study {text} names a size twice")
-    return sizes
-
-
-def with_ranks(config: SlurmConfig, ranks: int) -> SlurmConfig:
-    """The same job on so many ranks: part of a node, or whole nodes.
-
-    A node takes as many as it has GPUs or was said to take, and any number where nothing was said.
-    Of a node that is used in part it asks for its share of memory.
-    """
-    full = ranks if config.on_one_node else config.tasks
-    nodes = -(-ranks // full)
-    if ranks > full and ranks % full:
-        raise UsageError(
-            f"--study {ranks}: {ranks} ranks do not fill {nodes} nodes of {full} each; take a "
-            f"multiple of {full}"
-        )
-    tasks = min(ranks, full)
-    changes: dict[str, Any] = {
-        "job_name": f"{config.job_name}-{ranks}",
-        "nodes": nodes,
-        "ntasks_per_node": tasks,
-    }
-    if config.gpus_per_node is not None:
-        kind, colon, _ = config.gpus_per_node.rpartition(":")
-        changes["gpus_per_node"] = f"{kind}{colon}{tasks}"
-    if config.mem is not None and tasks < full:
-        number, unit = re.fullmatch(r"(\d+)([KMGT]?)", config.mem).groups()  # type: ignore[union-attr]
-        changes["mem"] = f"{-(-int(number) * tasks // full)}{unit}"
-    return SlurmConfig.model_validate({**config.model_dump(exclude_unset=True), **changes})
 
 
 class SlurmJob(BaseModel):
