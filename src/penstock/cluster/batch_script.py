@@ -22,9 +22,18 @@ from ..base import (
 
 
 def slurm_script(config: SlurmConfig, words: Sequence[str], python: str) -> str:
-    """The text of a job that trains, ``words`` being ``train spiral ...``.
+    """The batch script of a job that trains.
 
-    ``python`` is the interpreter where no environment is activated.
+    Args:
+        config: Resources, modules and environment of the job.
+        words: The command after ``penstock``, such as ``train spiral ...``.
+        python: The interpreter to use if the job activates no environment.
+
+    Returns:
+        The text for sbatch.
+
+    Raises:
+        UsageError: A word holds a control character or a login.
     """
     _check_words(words)
     variables = (variable.partition("=") for variable in config.env)
@@ -50,12 +59,19 @@ def slurm_script(config: SlurmConfig, words: Sequence[str], python: str) -> str:
 
 
 def log_of(config: SlurmConfig) -> str:
-    """The pattern, for sbatch, of the file of a job's output."""
+    """The pattern of the path of a job's output, for sbatch."""
     return config.output or f"{config.folder}/slurm-{'%A_%a' if config.array else '%j'}.out"
 
 
 def with_job_number(pattern: str, job: str) -> str:
-    """A pattern with the number of a job: 12, or 12_3 of an array, which is %A_%a.
+    """A path with the number of a job in the place of %j, or of %A and %a.
+
+    Args:
+        pattern: The path as it was given to sbatch.
+        job: ``12``, or ``12_3`` for one job of an array, which is ``%A_%a``.
+
+    Returns:
+        The path of that job.
 
     >>> with_job_number("runs/%j", "12"), with_job_number("slurm-%A_%a.out", "12_3")
     ('runs/12', 'slurm-12_3.out')
@@ -78,7 +94,7 @@ def _check_words(words: Iterable[str]) -> None:
 
 
 def _resources(config: SlurmConfig) -> Iterator[str]:
-    """Options of sbatch that were asked for; True is one without a value."""
+    """The options of sbatch that are set; one with the value True has no argument."""
     gpus, signal = config.gpus_per_node, config.signal
     options = {
         "job-name": config.job_name,
@@ -107,6 +123,8 @@ def _resources(config: SlurmConfig) -> Iterator[str]:
 
 
 def slurm_preset(name: str | None) -> Mapping[str, Any]:
+    """The settings of a preset, none if it has no name. Raises `UsageError` if there is no such
+    preset."""
     if name is None:
         return {}
     if name not in SLURM_PRESETS:
@@ -117,7 +135,7 @@ def slurm_preset(name: str | None) -> Mapping[str, Any]:
 
 
 def parse_sizes(text: str) -> list[int]:
-    """Numbers of ranks from ``1,4,8``."""
+    """The numbers of ranks in a text such as ``1,4,8``. Raises `UsageError` for other texts."""
     if not re.fullmatch(r"[1-9]\d{0,6}(,[1-9]\d{0,6})*", text, re.ASCII):
         raise UsageError(f"--study {text!r} is not a list of numbers of devices such as 1,4,8")
     sizes = [int(number) for number in text.split(",")]
@@ -127,10 +145,20 @@ def parse_sizes(text: str) -> list[int]:
 
 
 def with_ranks(config: SlurmConfig, ranks: int) -> SlurmConfig:
-    """The same job on so many ranks: part of a node, or whole nodes.
+    """The same job on another number of ranks: part of a node, or whole nodes.
 
-    A node takes as many as it has GPUs or was said to take, and any number where nothing was said.
-    Of a node that is used in part it asks for its share of memory.
+    A node takes as many ranks as it has GPUs, or as ``config`` says. A job on part of a node asks
+    for that share of the node's memory.
+
+    Args:
+        config: The job on one full node.
+        ranks: The number of ranks.
+
+    Returns:
+        The settings of the job.
+
+    Raises:
+        UsageError: The ranks do not fill whole nodes.
     """
     full = ranks if config.on_one_node else config.tasks
     nodes = -(-ranks // full)

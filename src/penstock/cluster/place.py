@@ -4,8 +4,8 @@
     srun         SLURM_PROCID, SLURM_STEP_...      the step's own counts, not the job's
     neither      one rank, or those that Fabric starts itself
 
-A job's counts (SLURM_NTASKS) stand in a batch script too, which is no rank, and differ from those
-of a step that was started with others; so only a step's are believed.
+A batch script also has the counts of its job (SLURM_NTASKS), and is no rank. A step may have other
+counts than its job. So only the counts of a step are used.
 """
 
 from __future__ import annotations
@@ -18,14 +18,21 @@ from ..base import UsageError
 
 
 def job_of(environ: Mapping[str, str]) -> str:
-    """The number of this process's job: 12, or 12_3 of an array."""
+    """The number of this process's SLURM job: 12, 12_3 for one of an array, nothing without a job.
+
+    Args:
+        environ: Variables of the environment.
+
+    Returns:
+        The number as SLURM writes it.
+    """
     if "SLURM_ARRAY_JOB_ID" in environ and "SLURM_ARRAY_TASK_ID" in environ:
         return f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
     return environ.get("SLURM_JOB_ID", "")
 
 
 PORT, PORTS = 15_000, 10_000
-"""A job's ranks meet at a port of their own: PORT + the number of the job, modulo PORTS."""
+"""The ranks of a job meet at port PORT + (number of the job modulo PORTS)."""
 
 NOT_A_RANK = "another rank has ended, and told why; this one cannot go on without it"
 
@@ -37,17 +44,17 @@ class Place:
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
-    """Among those of its node."""
+    """The number of the rank among those of its node."""
     node: int = 0
     nodes: int = 1
     address: str = "127.0.0.1"
-    """Where all meet."""
+    """The host where all ranks meet."""
     port: int = 0
     started: bool = False
-    """Whether something has started the ranks, of which this is one."""
+    """True if torchrun or srun started this process as a rank."""
 
     def variables(self) -> dict[str, str]:
-        """As torchrun sets them, for whoever asks for those."""
+        """The variables that torchrun would set for this rank."""
         named = {
             "RANK": self.rank,
             "WORLD_SIZE": self.world_size,
@@ -61,7 +68,17 @@ class Place:
 
 
 def find_place(environ: Mapping[str, str]) -> Place:
-    """The place of a process with these variables."""
+    """The place of a process among its ranks.
+
+    Args:
+        environ: Variables of the environment, as torchrun, srun or Fabric set them.
+
+    Returns:
+        Its rank, the number of ranks, and where they meet; one rank if nothing started any.
+
+    Raises:
+        UsageError: A variable is no number, or the first host of several nodes is not known.
+    """
     if all(name in environ for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")):
         return Place(
             rank=_number(environ, "RANK"),
@@ -87,20 +104,29 @@ def find_place(environ: Mapping[str, str]) -> Place:
             ),
             started=True,
         )
-    # What Fabric starts itself, on the devices of one machine, has these two.
+    # Ranks that Fabric starts on the devices of one machine have these two.
     rank = _number(environ, "LOCAL_RANK", 0)
     return Place(rank=rank, world_size=_number(environ, "WORLD_SIZE", 1), local_rank=rank)
 
 
 def tasks_elsewhere(environ: Mapping[str, str]) -> int:
-    """How many ranks the SLURM job of this process has room for, where it is none of them: in a
-    batch script, or in the shell of an interactive job, which is a step of one task."""
+    """How many tasks the SLURM job of this process has, if this process is not one of them.
+
+    That is so in a batch script, and in the shell of an interactive job, which is a step of one
+    task.
+
+    Args:
+        environ: Variables of the environment.
+
+    Returns:
+        The number of tasks; 0 if this process is a rank or in no job.
+    """
     started = "LOCAL_RANK" in environ or find_place(environ).world_size > 1
     return 0 if started or "SLURM_JOB_ID" not in environ else _number(environ, "SLURM_NTASKS", 1)
 
 
 def first_host(nodes: str) -> str:
-    """The first of a list of hosts as SLURM writes it.
+    """The first host of a list that SLURM wrote.
 
     >>> first_host("raven[0123,0124]"), first_host("n[1-2],m3"), first_host("rack[1-2]n[3-4]")
     ('raven0123', 'n1', 'rack1n3')
@@ -109,7 +135,7 @@ def first_host(nodes: str) -> str:
 
 
 def _meeting_point(environ: Mapping[str, str], nodes: int) -> str:
-    """The first node by its name; ranks of one node meet where nobody else can reach them."""
+    """The host where ranks meet: the first node, or loopback if there is one node."""
     if nodes == 1:
         return "127.0.0.1"
     hosts = environ.get("SLURM_STEP_NODELIST", "")

@@ -36,11 +36,11 @@ from .batch_script import log_of, slurm_script, with_job_number
 
 STUDY_FILE, JOBS = "study.json", "jobs.json"
 SAY_WITHIN_S = 60.0
-"""A controller that is busy answers late; one that is gone would never."""
+"""The most seconds that a command of SLURM may take: a busy controller answers late."""
 
 
 class SlurmJob(BaseModel):
-    """A job as it was submitted. Paths are as seen from the folder of the study."""
+    """A job as it was submitted. Relative paths begin at the folder of the study."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -49,16 +49,16 @@ class SlurmJob(BaseModel):
     ranks: int
     nodes: int
     log: str
-    """%j and %A_%a stand for its number."""
+    """The path of its log, in which %j or %A_%a stands for its number."""
     error: str | None = None
     output_dir: str
-    """Of the training; likewise."""
+    """The folder of its training; %j may stand for its number."""
     command: tuple[str, ...]
     submitted: str
 
 
 class SlurmStudy(BaseModel):
-    """What was submitted from one folder."""
+    """The jobs that were submitted from one folder."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -68,7 +68,7 @@ class SlurmStudy(BaseModel):
 
 
 def read_study(path: Path) -> SlurmStudy:
-    """The study in a file, or in a folder."""
+    """The study in a file, or in a folder. Raises `UsageError` if it cannot be read."""
     path = path / STUDY_FILE if path.is_dir() else path
     try:
         study = SlurmStudy.model_validate_json(path.read_text())
@@ -82,7 +82,20 @@ def read_study(path: Path) -> SlurmStudy:
 
 
 def submit_job(config: SlurmConfig, words: Sequence[str], output_dir: str, python: str) -> SlurmJob:
-    """Submit one job and enter it in the folder's list. What SLURM refuses is a `UsageError`."""
+    """Submit one job and add it to the list in its folder.
+
+    Args:
+        config: Resources of the job, and its folder.
+        words: The command after ``penstock``, such as ``train spiral ...``.
+        output_dir: The folder of the training.
+        python: The interpreter to use if the job activates no environment.
+
+    Returns:
+        The job, with its number.
+
+    Raises:
+        UsageError: SLURM is not there or refuses the job, or the folder cannot be used.
+    """
     _need("sbatch")
     text = slurm_script(config, words, python)
     folder = Path(config.folder)
@@ -90,11 +103,11 @@ def submit_job(config: SlurmConfig, words: Sequence[str], output_dir: str, pytho
     for path in (log_of(config), config.error):
         check_local(Path(path or ""), "--output and --error")
     folder.mkdir(parents=True, exist_ok=True)
-    for path in (log_of(config), config.error):  # SLURM makes no folders, and loses what has none
+    for path in (log_of(config), config.error):  # SLURM makes no folders, and then loses the log
         if path is not None and "%" not in str(Path(path).parent):
             Path(path).parent.mkdir(parents=True, exist_ok=True)
     if (folder / STUDY_FILE).exists():
-        read_study(folder)  # what cannot be added to is no place to submit from
+        read_study(folder)  # refuse before the job is submitted
     ended = ask_slurm(["sbatch", "--parsable"], text)
     number = ended.stdout.strip().partition(";")[0]
     if ended.returncode or not re.fullmatch(r"\d+", number):
@@ -115,7 +128,7 @@ def submit_job(config: SlurmConfig, words: Sequence[str], output_dir: str, pytho
 
 
 def _enter(folder: Path, job: SlurmJob) -> None:
-    """Add a job to the folder's list, to which others may be adding theirs."""
+    """Add a job to the folder's list. Other processes may do so at the same time."""
     with (folder / f".{STUDY_FILE}.lock").open("a") as lock:
         lock_file(lock, wait=True)
         before = read_study(folder) if (folder / STUDY_FILE).exists() else SlurmStudy()
@@ -129,9 +142,17 @@ def _seen_from(folder: Path, path: str) -> str:
 def collect_job(
     job: SlurmJob, element: str, source: Path, target: Path, replace: bool = False
 ) -> dict[str, bool]:
-    """Bring one job's log and results to TARGET/slurm-ID.out and TARGET/ID/; what was there.
+    """Copy the log and the results of one job to TARGET/slurm-ID.out and TARGET/ID/.
 
-    ``element`` is the job's number, or that of one of its array.
+    Args:
+        job: The job as it was submitted.
+        element: Its number, or that of one job of its array.
+        source: The folder of the study.
+        target: The folder to copy to.
+        replace: Replace files that Penstock did not write.
+
+    Returns:
+        Whether there was a ``log``, and whether there were ``results``.
     """
     log = target / f"slurm-{element}.out"
     results = target / element / RESULTS
@@ -145,7 +166,17 @@ def collect_job(
 
 
 def copies_of(job: SlurmJob, element: str, source: Path, target: Path) -> list[tuple[Path, Path]]:
-    """What there is of a job, and where each file of it goes, which may be where it is."""
+    """The files of a job that are there, each with the path that it is copied to.
+
+    Args:
+        job: The job as it was submitted.
+        element: Its number, or that of one job of its array.
+        source: The folder of the study.
+        target: The folder to copy to, which may be the same.
+
+    Returns:
+        Pairs of old and new paths.
+    """
     run = source / with_job_number(job.output_dir, element)
     logs = {"out": job.log, "err": job.error}
     copies = [
@@ -160,19 +191,50 @@ def copies_of(job: SlurmJob, element: str, source: Path, target: Path) -> list[t
 
 
 def check_copies(places: Sequence[tuple[Path, Path]], target: Path, replace: bool) -> None:
-    """Raise `UsageError` where collecting would replace what is not ours."""
+    """Refuse to replace files that Penstock did not write.
+
+    Args:
+        places: Pairs of old and new paths.
+        target: The folder to copy to.
+        replace: Replace such files.
+
+    Raises:
+        UsageError: A file is in the way.
+    """
     moved = [new for old, new in places if not (new.exists() and new.samefile(old))]
     check_outputs(*(("--into", new) for new in (*moved, target / JOBS)), replace=replace)
 
 
 def write_jobs(target: Path, rows: Sequence[Mapping[str, Any]], replace: bool = False) -> Path:
+    """Write the states of jobs to TARGET/jobs.json.
+
+    Args:
+        target: The folder to write to.
+        rows: A mapping for each job.
+        replace: Replace a file that Penstock did not write.
+
+    Returns:
+        The path of the file.
+    """
     with writing_output(target / JOBS, replace=replace) as draft:
         write_json(draft, {"format": "penstock-jobs", "version": 1, "jobs": list(rows)})
     return target / JOBS
 
 
 def ask_slurm(command: Sequence[str], text: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Run one of SLURM's commands, ``text`` on its standard input."""
+    """Run one of SLURM's commands.
+
+    Args:
+        command: The command and its arguments.
+        text: Its standard input.
+
+    Returns:
+        The command that has ended, with its exit code, output and errors.
+
+    Raises:
+        UsageError: The command is not on PATH.
+        PenstockError: It did not answer in time.
+    """
     _need(command[0])
     try:
         return subprocess.run(
@@ -183,7 +245,7 @@ def ask_slurm(command: Sequence[str], text: str | None = None) -> subprocess.Com
             encoding="utf-8",
             errors="surrogateescape",
             stdin=subprocess.DEVNULL if text is None else None,
-            # Of an array those that wait are told in a row, all of them.
+            # Without a limit, the row of an array names all elements that wait.
             env={**os.environ, "SLURM_BITSTR_LEN": "0"},
             timeout=SAY_WITHIN_S,
             check=False,
@@ -199,7 +261,7 @@ def _need(name: str) -> None:
 
 
 def complaint_of(ended: subprocess.CompletedProcess[str]) -> str:
-    """What a command complained of, without its own name."""
+    """The error that a command printed, without the name of the command."""
     lines = [line for line in (ended.stderr or ended.stdout).splitlines() if line.strip()]
     for line in lines:
         if "error: " in line:

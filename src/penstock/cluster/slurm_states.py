@@ -1,11 +1,11 @@
-"""What has become of jobs, by SLURM's own words.
+"""The states of jobs, as SLURM tells them.
 
     squeue ──▶ scontrol show job ──▶ sacct -D ──▶ sacct -c
     waits, runs   has just ended    accounting    a file of ended jobs, without accounting
 
-Each is asked for what those before it did not know. Their text is read: not every SLURM in use
-writes JSON. A job that was preempted or put back into the queue has not ended; it comes back
-under the same number, and accounting then has a row for each of its lives, of which the last tells.
+Each command is asked about the jobs that the commands before it do not know. Their text is read,
+because not every SLURM in use writes JSON. A job that was preempted or requeued has not ended: it
+comes back under the same number. Accounting has a row for each life of a job; the last one counts.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from .slurm_jobs import ask_slurm, complaint_of
 ENDS = frozenset(
     "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY REVOKED TIMEOUT".split()
 )
-"""After these a job does not come back. After PREEMPTED and REQUEUED it does."""
+"""The states after which a job does not come back. After PREEMPTED and REQUEUED it does."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """Of a job, or of one of an array."""
+    """The state of a job, or of one job of an array."""
 
     id: str
-    """12, or 12_3 of an array."""
+    """The number: 12, or 12_3 for one job of an array."""
     state: str
     reason: str | None = None
-    """Why it waits, or has failed."""
+    """The reason why it waits or has failed, None if SLURM gives none."""
     exit_code: int | None = None
     signal: int | None = None
-    """Of which it died."""
+    """The number of the signal that ended it, None if it ended by itself."""
     restarts: int | None = None
     nodes: str | None = None
 
@@ -48,6 +48,7 @@ class JobState:
         return self.state == "COMPLETED"
 
     def words(self) -> str:
+        """The state, its reason and the exit code, for people."""
         words = [self.state]
         if self.exit_code == Incomplete.exit_code and self.ended:
             words.append(f"exit code {self.exit_code}: it was stopped, and --resume goes on")
@@ -55,7 +56,7 @@ class JobState:
             words.append(f"exit code {self.exit_code}")
         if self.signal:
             words.append(f"killed by signal {self.signal}")
-        if self.reason is not None and not self.exit_code:  # of which it is NonZeroExitCode
+        if self.reason is not None and not self.exit_code:  # else the reason is NonZeroExitCode
             words.append(self.reason)
         if self.restarts:
             words.append(f"{self.restarts} restart{'s' if self.restarts > 1 else ''}")
@@ -63,7 +64,17 @@ class JobState:
 
 
 def job_states(jobs: Sequence[str]) -> dict[str, list[JobState]]:
-    """Of each job what is known, an array's elements one by one; [] where nothing is."""
+    """The states of jobs: one for each, or one for each element of an array; none if unknown.
+
+    Args:
+        jobs: Numbers of jobs.
+
+    Returns:
+        The states by number.
+
+    Raises:
+        PenstockError: SLURM does not answer.
+    """
     if not jobs:
         return {}
     wanted = [job.partition("_")[0] for job in jobs]
@@ -74,7 +85,7 @@ def job_states(jobs: Sequence[str]) -> dict[str, list[JobState]]:
 def _of(job: str, queue: Iterable[JobState]) -> list[JobState]:
     rows = _pick(job, queue)
     if rows and ("_" in job or "_" not in rows[0].id):
-        return rows  # all of it
+        return rows  # of all its elements
     ended = _pick(job, _scontrol(_heard(["scontrol", "--oneliner", "show", "job", job])))
     queued = {row.id for row in rows}
     rows += [row for row in ended if row.id not in queued]
@@ -90,11 +101,11 @@ _BOOKS = (
     (("--allocations", "--duplicates"), ("JobID", "State", "ExitCode", "NodeList")),
     (("--completion",), ("JobID", "State", "NodeList")),
 )
-"""Options of sacct and what is asked for: of accounting, and of a file of ended jobs."""
+"""Options and fields of sacct: for accounting, and for a file of ended jobs."""
 
 
 def cancel_jobs(jobs: Sequence[str]) -> None:
-    """Cancel jobs; those that have ended are no fault."""
+    """Cancel jobs; those that have ended are no error. Raises `UsageError` if SLURM refuses."""
     ended = ask_slurm(["scancel", *jobs])
     if ended.returncode or "error: " in ended.stderr:
         complaint = complaint_of(ended)
@@ -107,7 +118,7 @@ def _jobs(jobs: Sequence[str]) -> str:
 
 
 def _pick(job: str, rows: Iterable[JobState]) -> list[JobState]:
-    """The last of each element of a job, in their order."""
+    """The last row of each element of a job, in order."""
     last = {}
     for row in rows:
         if _waits_in(job, row.id):
@@ -118,7 +129,7 @@ def _pick(job: str, rows: Iterable[JobState]) -> list[JobState]:
 
 
 def _waits_in(job: str, row: str) -> bool:
-    """Whether an element of an array is one of those that wait, which share a row.
+    """Whether an element of an array is among those that wait, which share one row.
 
     >>> _waits_in("5_4", "5_[1,4-6%2]"), _waits_in("5_4", "5_[0-8:2]"), _waits_in("5_4", "5_[5-9]")
     (True, True, False)
@@ -136,7 +147,7 @@ def _waits_in(job: str, row: str) -> bool:
 
 
 def _heard(command: Sequence[str]) -> str:
-    """What a command says of jobs, "" where it knows none of them."""
+    """The output of a command about jobs, "" if it does not know them."""
     ended = ask_slurm(command)
     if ended.returncode == 0:
         return ended.stdout
@@ -151,7 +162,7 @@ def _squeue(text: str) -> list[JobState]:
     rows = []
     for line in text.split("\n"):
         job, state, nodes, reason = (*line.strip().split("|", 3), "", "", "")[:4]
-        job = re.sub(r"\[(\d+)\]$", r"\1", job)  # one that waits alone is like others
+        job = re.sub(r"\[(\d+)\]$", r"\1", job)  # one element that waits alone
         if re.match(r"\d", job) and state:
             rows.append(JobState(job, state, _or_none(reason), nodes=_or_none(nodes)))
     return rows
@@ -161,13 +172,13 @@ def _scontrol(text: str) -> list[JobState]:
     """One job a line, ``Key=Value`` after ``Key=Value``."""
     rows = []
     for line in text.split("\n"):
-        values = dict(re.findall(r"(\S+?)=(\S*)", line)[::-1])  # the first of a name wins
+        values = dict(re.findall(r"(\S+?)=(\S*)", line)[::-1])  # the first value of a name counts
         state = re.search(r" JobState=([A-Z_]+) Reason=(.*?) Dependency=", line)
         if "JobId" not in values or state is None:
             continue
         job = values["JobId"]
         if "ArrayJobId" in values:
-            tasks = values.get("ArrayTaskId", "")  # those that wait share a row, as in squeue
+            tasks = values.get("ArrayTaskId", "")  # elements that wait share one row
             job = f"{values['ArrayJobId']}_{tasks if tasks.isdecimal() else f'[{tasks}]'}"
         code, signal = _exit(values.get("ExitCode", ""))
         restarts = values.get("Restarts", "")
@@ -186,7 +197,7 @@ def _scontrol(text: str) -> list[JobState]:
 
 
 def _sacct(text: str, fields: Sequence[str]) -> list[JobState]:
-    """Rows of these fields; each further row of a job is another of its lives."""
+    """The states in rows of these fields. Each further row of a job is another life of it."""
     rows: list[JobState] = []
     lives = Counter[str]()
     for line in text.split("\n"):
@@ -207,6 +218,6 @@ def _exit(text: str) -> tuple[int | None, int | None]:
 
 
 def _or_none(text: str) -> str | None:
-    """SLURM's many words for nothing are None."""
+    """The text, or None for each of SLURM's words for nothing."""
     text = text.strip()
     return None if text in ("", "None", "(null)", "None assigned", "Unknown") else text
