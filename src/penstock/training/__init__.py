@@ -1,5 +1,5 @@
-"""One training loop with its workloads, checkpoints, ranks and trackers; predicting with what was
-trained.
+"""One training loop with its workloads, checkpoints, ranks and trackers; prediction with a trained
+detector.
 
 Batches come from `loading`; jobs of SLURM are written in `cluster`.
 """

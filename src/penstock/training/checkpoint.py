@@ -1,12 +1,12 @@
-"""The state of a training on disk, whole or not at all.
+"""The state of a training on disk, written completely or not at all.
 
     OUT/checkpoints/last.pt                        the state after the last checkpoint
     OUT/checkpoints/epoch=03-val_acc=0.9512.pt     the best few, by the workload's judge
     OUT/best_model.pth                             the weights of the best, nothing else
 
-Every file is written under another name and then renamed, so a killed run leaves the one before.
-Files hold tensors, numbers, strings, lists and dicts only: they are read with
-``weights_only=True``, which executes nothing.
+Every file is written under another name and then renamed, so a killed run leaves the file before.
+Files hold tensors, numbers, strings, lists and dicts only. They are read with
+``weights_only=True``, which executes no code.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CHECKPOINTS, LAST, BEST = "checkpoints", "last.pt", "best_model.pth"
 
 State = dict[str, Any]
 Write = Callable[[Path, Mapping[str, Any]], None]
-"""Writes a state to a path; of several ranks it is called on all, and one of them writes."""
+"""Writes a state to a path. All ranks call it, and one of them writes."""
 
 
 class Checkpoints:
@@ -44,14 +44,14 @@ class Checkpoints:
         self._write, self._writes, self._keep = write, writes, keep
         self._judge, self._sign = judge, 1.0 if higher else -1.0
         self.best: list[dict[str, Any]] = []
-        """The best epochs, best first: ``score``, ``epoch``, ``file`` and all ``scores``."""
+        """The best epochs, best first: each with ``score``, ``epoch``, ``file`` and ``scores``."""
 
     def save(self, state: State) -> None:
-        """The state as the last one."""
+        """Write a state as the last checkpoint."""
         self._put(self.last, {"format": FORMAT, "version": VERSION, **state})
 
     def rank(self, epoch: int, scores: Mapping[str, float]) -> bool:
-        """Enter an epoch among the best; whether it is the best of all. Ties go to the earlier."""
+        """Rank an epoch among the best; whether it is the best. The earlier of equal ones wins."""
         score = scores[self._judge]
         file = f"epoch={epoch:02d}-{self._judge}={score:.4f}.pt"
         entry = {"score": score, "epoch": epoch, "file": file, "scores": dict(scores)}
@@ -64,8 +64,8 @@ class Checkpoints:
         return self.best[0] is entry
 
     def tidy(self, epoch: int) -> None:
-        """Give the last state, that of an epoch, its name among the best, if it is one of them;
-        remove those that were."""
+        """Keep the last checkpoint under the name of its epoch, if it is one of the best; remove
+        checkpoints that no longer are."""
         if not self._writes:
             return
         wanted = {entry["file"]: entry["epoch"] for entry in self.best[: self._keep]}
@@ -81,14 +81,15 @@ class Checkpoints:
 
     def _put(self, path: Path, state: Mapping[str, Any]) -> None:
         if not self._writes:
-            self._write(path, state)  # which no other rank does without
+            self._write(path, state)  # every rank must call it
             return
         with replacing(path) as draft:
             self._write(draft, state)
 
 
 def _same(old: Path, new: Path) -> None:
-    """A second name for a file that is only ever replaced; a copy where there are no links."""
+    """Give a file a second name by a hard link, or copy it where there are no links. A link is safe
+    because the file is only ever replaced."""
     with replacing(new) as draft:
         try:
             os.link(old, draft)
@@ -97,7 +98,7 @@ def _same(old: Path, new: Path) -> None:
 
 
 def read(path: Path, workload: str) -> State:
-    """The state in a file. Raises `UsageError` where it is none, or another workload's."""
+    """The state in a file. Raises `UsageError` if it holds none, or one of another workload."""
     state = read_tensors(path, "--resume")
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise UsageError(f"--resume: {path} is no checkpoint of penstock train")
@@ -114,7 +115,7 @@ def read(path: Path, workload: str) -> State:
 
 
 def load_state(module: nn.Module, weights: Mapping[str, Any], where: str) -> None:
-    """Put weights into a model that has exactly those, by name and shape."""
+    """Load weights into a model. Raises `UsageError` unless names and shapes are the same."""
     expected = module.state_dict()
     for name in {**expected, **weights}:
         there, here = (_shape(state, name) for state in (weights, expected))
@@ -131,7 +132,7 @@ def _shape(state: Mapping[str, Any], name: str) -> object:
 
 
 def random_state(device: torch.device) -> State:
-    """Where this process stands in its random numbers: torch's, numpy's and Python's."""
+    """The states of this process's random numbers: torch's, numpy's and Python's."""
     numpys: Any = np.random.get_state(legacy=True)
     name, keys, position, has_gauss, gauss = numpys
     version, words, next_gauss = random.getstate()
@@ -146,6 +147,7 @@ def random_state(device: torch.device) -> State:
 
 
 def set_random_state(state: State, device: torch.device) -> None:
+    """Set the random numbers of torch, numpy and Python to what `random_state` returned."""
     torch.set_rng_state(state["torch"])
     name, keys, position, has_gauss, gauss = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
@@ -156,7 +158,7 @@ def set_random_state(state: State, device: torch.device) -> None:
 
 
 def seed_rank(seed: int, rank: int) -> None:
-    """From here on each rank draws numbers of its own."""
+    """Seed torch, numpy and Python, so that each rank draws its own random numbers."""
     drawn = int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])
     torch.manual_seed(drawn)
     np.random.seed(drawn)

@@ -1,4 +1,4 @@
-"""What `lightning_fabric` is to do otherwise: about ranks that it did not start, and in half."""
+"""Changes to `lightning_fabric`: for ranks that it did not start, and for mixed precision."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from lightning_fabric.strategies.ddp import DDPStrategy
 
 
 class StartedRanks(TorchElasticEnvironment):
-    """Ranks that torchrun or srun has started, on any number of nodes, on each any number."""
+    """Ranks that torchrun or srun has started, any number on each of any number of nodes."""
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None: ...
 
 
 class OneDevice(DDPStrategy):
-    """A rank that was started has one device, whatever its number among the ranks."""
+    """DDP for a rank that was started and so has one device, whatever its rank is."""
 
     @property
     def root_device(self) -> torch.device:
@@ -26,8 +26,8 @@ class OneDevice(DDPStrategy):
 
 
 class Autocast(MixedPrecision):
-    """Leaves inputs as they are. Autocast casts what an operator should have in half, and
-    coordinates of boxes are not to be rounded to it."""
+    """Mixed precision that leaves inputs as they are: autocast casts what an operator needs, and
+    coordinates of boxes must not be rounded."""
 
     def convert_input(self, data: Any) -> Any:
         return data

@@ -1,9 +1,8 @@
-"""Samples by index into batches, in the order of an `Order`, by processes or by threads.
+"""Samples by index, put into batches in the order of an `Order`, by processes or by threads.
 
     Order.items(epoch, batch) ──▶ samples[index] in workers ──▶ collate ──▶ (items, batch)
 
-The order is arithmetic, so a feed begins at any batch of any epoch without going through those
-before it.
+The order is computed, so a feed begins at any batch of any epoch without reading those before it.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from .workloads import Batch, Feed, IndexedSamples, Workload
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name)
 )
-"""What a batch system, or Ctrl-C, ends a job with; Windows has no SIGUSR1."""
+"""The signals of a batch system and of Ctrl-C that end a training; Windows has no SIGUSR1."""
 
 
 class TorchFeed:
@@ -58,8 +57,8 @@ class TorchFeed:
                 prefetch_factor=config.prefetch_factor if workers > 0 else None,
                 pin_memory=pin,
                 worker_init_fn=_leave_signals_to_the_parent,
-                # Of its own, or each iterator would draw its seed from the numbers of the run, and
-                # a run that goes on inside an epoch makes one iterator more.
+                # A generator of its own: else each iterator would draw its seed from the random
+                # numbers of the run, and a run that resumes inside an epoch makes one more.
                 generator=torch.Generator().manual_seed(order.seed),
             )
 
@@ -71,7 +70,7 @@ class TorchFeed:
 
     def close(self) -> None:
         """End the workers. Torch ends them with its iterator, which the traceback of an error may
-        hold on to; and multiprocessing waits for them before the interpreter ends."""
+        keep alive, and multiprocessing waits for them before the interpreter ends."""
         end_workers = getattr(self._iterator, "_shutdown_workers", None)
         if end_workers is not None:
             end_workers()
@@ -79,7 +78,7 @@ class TorchFeed:
 
 
 class ThreadFeed:
-    """Samples by index, read by threads: for stores that do not live on in a forked process."""
+    """Samples by index, read by threads, for stores that do not work in a forked process."""
 
     def __init__(
         self,
@@ -120,7 +119,7 @@ class ThreadFeed:
 
 
 def feed_of(split: str, workload: Workload, order: Order, config: TrainConfig, pin: bool) -> Feed:
-    """The batches of ``train`` or ``val``: the workload's own, by threads, or by processes."""
+    """The feed of ``train`` or ``val``: the workload's own, or one by threads or by processes."""
     own_feed = getattr(workload, "feed", None)
     if own_feed is not None:
         feed: Feed = own_feed(split, order)
@@ -138,7 +137,7 @@ def _or_raised(batches: Iterator[tuple[Items, Batch]]) -> Iterator[tuple[Items, 
 
 
 def _note(workers: int) -> str:
-    """What the user should know of so many processes; nothing where there is a core for each."""
+    """A sentence for the user if there are more workers than cores, else nothing."""
     cores = usable_cores()
     if workers <= cores:
         return ""
@@ -150,7 +149,7 @@ def _note(workers: int) -> str:
 
 @contextlib.contextmanager
 def _torch_says_nothing() -> Iterator[None]:
-    """Of too many workers: torch says so at each loader and epoch, and we have said it once."""
+    """Silence torch's warning of too many workers, which it repeats; ours is said once."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
         yield
@@ -163,11 +162,11 @@ def _pinned(batch: Batch) -> Batch:
 
 
 def _leave_signals_to_the_parent(worker: int) -> None:
-    """A batch system signals every process of a job; workers that died of it would take the run
-    with them before its checkpoint. They end when their parent does."""
+    """Ignore signals in a worker. A batch system signals every process of a job, and a worker that
+    ended would end the run before its checkpoint. Workers end when their parent does."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    if ask := death_signal():  # torch looks every few seconds
+    if ask := death_signal():  # torch looks for its parent every few seconds only
         ask()
 
 
@@ -189,10 +188,10 @@ class _Batches:
 
 @dataclass
 class _Indexed:
-    """Samples together with their indices.
+    """Samples with their indices.
 
-    What is wrong with one travels in its place: raised in a worker, torch would bury its sentence
-    in a traceback.
+    The error of a sample is returned in its place: if it were raised in a worker, torch would hide
+    its sentence in a traceback.
     """
 
     samples: IndexedSamples
@@ -205,12 +204,12 @@ class _Indexed:
             return index, self.samples[index]
         except UsageError as error:
             return index, error
-        except PenstockError as error:  # others may not survive a pipe
+        except PenstockError as error:  # other types may not be picklable
             return index, PenstockError(str(error))
 
 
 def _collated(workload: Workload, pairs: Sequence[tuple[int, Any]]) -> tuple[Items, Batch]:
-    """Items and their batch; what is wrong with one of them takes its place."""
+    """Items and their batch, or the error of one of them in the place of the batch."""
     indices, samples = zip(*pairs, strict=True)
     fault = next((sample for sample in samples if isinstance(sample, PenstockError)), None)
     return np.array(indices, np.int64), fault or _batch(workload, samples)

@@ -3,11 +3,11 @@
     from penstock.training.lightning import Records
     Trainer(callbacks=[Records("OUT")]).fit(model, data)
 
-It writes what `train` writes of its steps: OUT/steps/rankN.csv, and OUT/training_results.json with
-the totals of the phases, counted samples and peaks of memory of every rank; validation is apart
-from both, wherever in an epoch it is. Lightning moves a batch
-to its device before any callback hears of it, so here the transfer is part of ``data_wait``. It is
-for automatic optimisation with one optimiser step to a batch.
+It writes the same records of steps as `train`: OUT/steps/rankN.csv, and OUT/training_results.json
+with the totals of the phases, the counted samples and the peaks of memory of every rank. Validation
+is counted apart, wherever in an epoch it is. Lightning moves a batch to its device before any
+callback, so the transfer is part of ``data_wait`` here. The callback is for automatic optimisation
+with one optimiser step for each batch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .step_log import StepLog, memory
 
 
 def _callback() -> Any:
-    """Lightning's base class, from whichever of its two packages is there."""
+    """Lightning's class of callbacks, from the one of its two packages that is installed."""
     for package in ("pytorch_lightning", "lightning.pytorch"):
         with contextlib.suppress(ImportError):
             return importlib.import_module(package).Callback
@@ -41,7 +41,7 @@ def _callback() -> Any:
 
 
 class Records(_callback()):  # type: ignore[misc]
-    """Times every step of a Trainer."""
+    """A callback that times every step of a Trainer."""
 
     def __init__(self, out: str | Path, clock: Clock = time.perf_counter) -> None:
         self.out, self._clock = Path(out), clock
@@ -63,7 +63,8 @@ class Records(_callback()):  # type: ignore[misc]
         self._laps.begin()
 
     def on_validation_start(self, trainer: Any, module: Any) -> None:
-        """Inside an epoch, or as its last part; before the first, and alone, it is not ours."""
+        """Validation inside or at the end of an epoch is counted; before the first epoch, or alone,
+        it is not."""
         if self._in_epoch:
             self._account("training_s")
 
@@ -125,7 +126,7 @@ class Records(_callback()):  # type: ignore[misc]
             write_json(self.out / RESULTS, results)
 
     def _account(self, name: str) -> None:
-        """What a device still has to do is of the part that ends here."""
+        """Add the time since the last call to a total; wait for the device first."""
         if self._cuda:
             torch.cuda.synchronize()
         self._drain()
@@ -143,7 +144,7 @@ class Records(_callback()):  # type: ignore[misc]
 
 
 def _tensors(batch: Any) -> Iterator[Tensor]:
-    """The tensors of a batch, depth first; the first axis of the first is the samples'."""
+    """The tensors of a batch, depth first. The first axis of the first one counts the samples."""
     if isinstance(batch, Tensor):
         yield batch
     elif isinstance(batch, Mapping | list | tuple):

@@ -1,7 +1,7 @@
-"""The lines of a training's log that `penstock scaling` and grep know: the scaling seed's own.
+"""The lines of a training's log that `penstock scaling` and grep read, as in the scaling seed.
 
-A log may hold several lives of one job, each of which begins with the number of the job and ends,
-if it was not cut short, with its times.
+A log may hold several lives of one job. Each begins with the number of the job and ends with its
+times, unless it was cut short.
 """
 
 from __future__ import annotations
@@ -14,13 +14,23 @@ from ..base import TrainConfig
 from ..cluster import Place, job_of
 
 TRAIN_LOCK, TRAINS = "train.lock", "trains"
-"""Held while a training runs in a folder, and what is said of who holds it."""
+"""The file that is locked while a training runs in a folder, and the verb for its owner."""
 
 
 def first_lines(
     workload: str, config: TrainConfig, place: Place, environ: Mapping[str, str]
 ) -> list[str]:
-    """What is known before the first step."""
+    """The lines before the first step.
+
+    Args:
+        workload: Its name.
+        config: The settings of the training.
+        place: The rank of this process, and how many there are.
+        environ: Variables of the environment, for those of SLURM.
+
+    Returns:
+        The lines, without ends.
+    """
     lines = []
     if "SLURM_JOB_ID" in environ:
         lines += [
@@ -51,11 +61,19 @@ def first_lines(
 
 
 def last_lines(results: Mapping[str, Any], out: Path) -> list[str]:
-    """What `training_results.json` says of a run that is complete, over all its lives."""
+    """The lines after the last step of a run, over all its lives.
+
+    Args:
+        results: The document `training_results.json`.
+        out: The folder of the run.
+
+    Returns:
+        The lines, without ends.
+    """
     seconds, epochs = results["training_s"] + results["validation_s"], results["epochs"]
     lines = [f"Total training time: {seconds:.2f} seconds ({seconds / 60:.2f} minutes)"]
     if epochs:
-        # What an epoch trained on, which of the seed's "Number of samples" is a part.
+        # The samples that an epoch trains on: a part of the seed's "Number of samples".
         lines += [
             f"Time per epoch: {seconds / epochs:.2f} seconds",
             f"Epochs done: {epochs}",

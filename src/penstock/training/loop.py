@@ -4,22 +4,22 @@
       ▲                                                                              │
       └───────────── step boundary: stop? checkpoint? progress ◀─────────────────────┘
 
-Devices, precision, DDP and the environments that launch ranks are `lightning_fabric`'s. The order
-of samples, the times, the checkpoints and what is reported are ours. Which samples a step sees
-follows from (seed, epoch, batch) alone, so a run that goes on from a checkpoint, inside an epoch or
-not, takes the steps that it would have taken: on a CPU to the last bit,
-on a GPU as far as its kernels are deterministic.
+`lightning_fabric` provides devices, precision, DDP and the environments of ranks. The order of
+samples, the times, the checkpoints and the results are ours. The samples of a step follow from
+(seed, epoch, batch) alone. So a run that resumes from a checkpoint, also inside an epoch, takes the
+same steps as a run that was not stopped: to the last bit on a CPU, and on a GPU as far as its
+kernels are deterministic.
 
-    OUT/train.lock              who trains; gone at its end
-    OUT/args.json               what was asked, and of which job; the first that a run writes
-    OUT/training_results.json   what became of it, rewritten at each epoch's end
+    OUT/train.lock              the process that trains; removed at the end
+    OUT/args.json               the arguments and the job; the first file that a run writes
+    OUT/training_results.json   the results, rewritten at the end of each epoch
     OUT/steps/rank0.csv         every step of a rank: its phases in seconds, its samples, its loss
     OUT/checkpoints/            see `checkpoint`
-    OUT/best_model.pth
-    OUT/events.jsonl            what trackers hear of the run, see `events`; only with --track
+    OUT/best_model.pth          the weights of the best epoch
+    OUT/events.jsonl            the events for trackers, see `events`; only with --track
     OUT/profile/                see `profiling`; only with --profile
 
-A signal (SIGTERM, SIGUSR1) sets a flag. The ranks agree on it at a step's boundary, save, and end.
+A signal (SIGTERM, SIGUSR1) sets a flag. All ranks read it at the end of a step, save, and end.
 """
 
 from __future__ import annotations
@@ -68,19 +68,19 @@ from .workloads import Workload, make_workload
 
 @dataclass(frozen=True, slots=True)
 class TrainProgress:
-    """Where a run stands, at a step's boundary."""
+    """The progress of a run, at the end of a step."""
 
     step: int
-    """Steps done."""
+    """The number of steps done."""
     steps: int
-    """Steps that the whole run has."""
+    """The number of steps of the whole run."""
     epoch: int
     loss: float
-    """The newest that is known."""
+    """The newest loss that was read from the device."""
     scores: Mapping[str, float]
-    """Those of the last epoch that was validated."""
+    """The scores of the last epoch that was validated."""
     validated: bool = False
-    """Whether this is said because the epoch was validated just now."""
+    """True right after the validation of an epoch."""
 
 
 def train_workload(
@@ -91,12 +91,22 @@ def train_workload(
     say: Callable[[str], None] = lambda sentence: None,
     clock: Clock = time.perf_counter,
 ) -> dict[str, Any]:
-    """Train a workload, by name or ``package.module:Class``; what `training_results.json` says,
-    and ``rank``, that of the process which asks.
+    """Train a workload.
 
-    Raises `UsageError` for what cannot be trained so, `Incomplete` where a signal ended the run
-    after its checkpoint, and `PenstockError` where the loss is no longer a number. ``say`` is told
-    what of this machine makes the run slower than it could be, and that a tracker is waited for.
+    Args:
+        workload: Its name, ``package.module:Class`` or ``file.py:Class``.
+        config: The settings of the training.
+        progress: Called on the first rank after steps and validations.
+        say: Called with sentences for the user, such as notes on a slow setting.
+        clock: Seconds, for the times of steps.
+
+    Returns:
+        The document `training_results.json`, and ``rank``, the rank of this process.
+
+    Raises:
+        UsageError: The settings or the data cannot be trained on.
+        Incomplete: A signal ended the run after it had saved a checkpoint.
+        PenstockError: The loss is no finite number, or there is too little memory.
     """
     check_trackers(config.track)
     with (
@@ -124,10 +134,19 @@ def train_workload(
 
 @speaks_python(TrainConfig)
 def run_training(workload: str, **knobs: Any) -> dict[str, Any]:
-    """Train a workload, by name or ``package.module:Class``; ``knobs`` are the fields of
-    `TrainConfig`, which are the flags of ``penstock train``.
+    """Train a workload, as ``penstock train`` does.
 
-    Returns what ``training_results.json`` says. Raises as `train_workload` does.
+    Args:
+        workload: Its name, ``package.module:Class`` or ``file.py:Class``.
+        knobs: Fields of `TrainConfig`, which are the flags of ``penstock train``.
+
+    Returns:
+        The document ``training_results.json``, and ``rank``, the rank of this process.
+
+    Raises:
+        UsageError: The settings or the data cannot be trained on.
+        Incomplete: A signal ended the run after it had saved a checkpoint.
+        PenstockError: The loss is no finite number, or there is too little memory.
     """
     return train_workload(workload, build(TrainConfig, TRAIN_DEFAULTS.get(workload, {}), knobs))
 
@@ -212,7 +231,7 @@ class _Training:
         return self._results("complete", self.clock() - began)
 
     def close(self) -> None:
-        self.tracking.finish("failed", {})  # a run that has ended otherwise has said so
+        self.tracking.finish("failed", {})  # without effect if the run has ended
         if self.profiled is not None:
             self.profiled.close()
         self.log.close()
@@ -220,7 +239,7 @@ class _Training:
         self.val_feed.close()
 
     def _epoch(self, epoch: int) -> bool:
-        """The steps of an epoch from where the run stands; whether there was one to take."""
+        """Take the steps that an epoch still has; whether the epoch has any."""
         number, last = self.state.position.batch, self.order.num_batches
         self._since = self.clock()
         if number < last:
@@ -234,13 +253,13 @@ class _Training:
         return self.state.tally.steps > 0
 
     def _boundary(self, epoch: int, done: int, taken: StepTaken) -> None:
-        """A step has ended, and nothing of the next has begun."""
+        """Account for a step that has ended; save or end the run where that is due."""
         self.state.step += 1
         step = self.state.step
         self.state.position = Position(epoch, done)
         self.pending.append((step, epoch, taken))
         every = self.config.checkpoint_every
-        # At an epoch's end, too: it may be long until all of it is validated.
+        # The end of an epoch is saved, too, because its validation may take long.
         ends = done == self.order.num_batches or step == self.schedule.num_steps
         save = ends or (every is not None and step % every == 0)
         stop = self.stop.agreed()
@@ -256,7 +275,7 @@ class _Training:
             self._leave()
 
     def _leave(self) -> NoReturn:
-        """A signal was heard, and the last checkpoint holds all that was done."""
+        """End the run after a signal; the last checkpoint holds all steps."""
         self._results("stopped", None)
         raise Incomplete(
             f"stopped by {self.stop.raised or 'a signal to another rank'} after step "
@@ -265,7 +284,7 @@ class _Training:
         )
 
     def _drain(self) -> None:
-        """Take the times and losses of the steps since the last time."""
+        """Read the times and losses of the steps since the last call, and write them."""
         times = self.stepper.laps.drain()
         now = self.clock()
         tally, history = self.state.tally, self.state.history
@@ -306,7 +325,7 @@ class _Training:
         }
         state.history.append(row)
         self.tracking.epoch(row)
-        # Unless it ended inside the epoch, by --max-steps.
+        # --max-steps may end a run inside an epoch, which then goes on.
         if state.position.batch == self.order.num_batches:
             state.tally, state.position = Tally(), Position(epoch + 1, 0)
         best = self.checkpoints.rank(epoch, scores)
@@ -322,7 +341,7 @@ class _Training:
         self.state.save()
 
     def _results(self, status: str, seconds: float | None) -> dict[str, Any]:
-        """What the run has come to, on disk; called on all ranks."""
+        """Write the results and return them; every rank calls this."""
         results = self.report.results(status, seconds, self.log)
         if self.profiled is not None:
             results["profile"] = self.profiled.profile

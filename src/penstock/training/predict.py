@@ -1,14 +1,13 @@
-"""A trained detector over whole scenes: what there is in them, each object once.
+"""A trained detector over whole scenes: it finds each object once.
 
     scene ── rows of windows, one ahead ──▶ batches ──▶ detections in each window's core ──▶ joined
 
-A scene is cut into windows as the chips were that the detector learned from, and each is shown to
-it as they were (`windows`). What two windows both claim along a border is one object. Windows in
-which the radar has no value are passed over. How the detector was built, cut for and judged is read
-from the run beside its weights; what the user says comes first.
+A scene is cut into windows like the chips that the detector was trained on. Two detections of
+neighbouring windows near their border are one object. Windows without radar values are skipped. The
+settings of the detector are read from the run beside its weights; those of the user come first.
 
-What each scene holds is kept in OUTPUT.parts as soon as it is known, and OUTPUT is written when all
-are: a run that was stopped goes on with ``--resume`` at the first scene that it did not finish.
+The objects of each finished scene are kept in OUTPUT.parts, and OUTPUT is written at the end. A
+run that was stopped goes on with ``--resume`` at the first scene that it did not finish.
 """
 
 from __future__ import annotations
@@ -60,32 +59,32 @@ from .workloads.detector import joined, owned, picture
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a detector was built, and how it is to be asked."""
+    """The settings of a detector and of its windows."""
 
     channels: tuple[str, ...]
     backbone: str
     chip_size: int
     overlap: int
     threshold: float
-    """Least score of a detection."""
+    """The least score of a detection."""
     because: str
-    """Where the threshold is from."""
+    """The source of the threshold, in words."""
 
 
 @dataclass(frozen=True, slots=True)
 class PredictionSummary:
-    """What became of it."""
+    """The objects of all scenes, and what was looked at."""
 
     scenes: int
-    """That were looked at."""
+    """The number of scenes that were looked at."""
     skipped: int
-    """Scenes that an earlier run had finished."""
+    """The number of scenes that an earlier run had finished."""
     windows: int
-    """That the detector saw."""
+    """The number of windows that the detector saw."""
     empty: int
-    """Windows without a valid pixel, which it did not see."""
+    """The number of windows without a valid pixel, which were skipped."""
     objects: Objects
-    """Of all scenes."""
+    """The objects of all scenes."""
     settings: Settings
 
 
@@ -95,13 +94,22 @@ def predict_scenes(
     *,
     begin: Callable[[int], Callable[[int], None]] = lambda total: lambda done: None,
 ) -> PredictionSummary:
-    """Detect in every scene and write ``--output``.
+    """Detect objects in every scene and write ``--output``.
 
-    ``begin`` is told how many windows there are when nothing is wrong with what was asked, and
-    returns what is told how many are done. Raises `UsageError`.
+    Args:
+        weights: The weights of a trained detector, such as ``best_model.pth`` of a run.
+        config: The scenes, the output and the settings.
+        begin: Called with the number of windows when all was checked; returns a function that is
+            called with the number of windows done.
+
+    Returns:
+        The objects and the counts.
+
+    Raises:
+        UsageError: The weights, the scenes or the output cannot be used.
     """
     _check_output(config, weights)
-    if weights.is_file():  # what is no such file is told before what would be asked of its run
+    if weights.is_file():  # refuse a damaged file before its run is read
         read_state(weights, "WEIGHTS")
     settings = settings_of(weights, config)
     folders = wanted_scenes(config.data_root, config.scenes, settings.channels)
@@ -134,16 +142,16 @@ def predict_scenes(
 
 
 class _Parts:
-    """The scenes of a run that are finished, a file each, until all are."""
+    """The finished scenes of a run, one file each, until all are finished."""
 
     def __init__(self, folder: Path, asked: Mapping[str, Any]) -> None:
         self._folder, self._asked = folder, asked
 
     @classmethod
     def open(cls, config: PredictConfig, weights: Path, settings: Settings) -> _Parts:
-        """What an earlier run left, if this one goes on with it; else its place, empty.
+        """The scenes that an earlier run finished, or an empty folder for this run.
 
-        Raises `UsageError` where that run was asked otherwise, or may not be thrown away.
+        Raises `UsageError` if the earlier run had other settings, or may not be removed.
         """
         folder = config.output.with_name(config.output.name + ".parts")
         asked = {
@@ -157,7 +165,7 @@ class _Parts:
         if not folder.exists():
             return parts
         before = _json(folder / _ASKED)
-        if not before:  # stopped as it began, if it is ours
+        if not before:  # a run that was stopped as it began, or another folder
             if any(path.suffix != ".part" for path in folder.iterdir()):
                 raise UsageError(f"{folder} is in the way of what is finished, and is none of ours")
         elif config.overwrite:
@@ -193,7 +201,7 @@ _ASKED = "asked.json"
 
 
 def settings_of(weights: Path, config: PredictConfig) -> Settings:
-    """What the user says, and for the rest what the run says whose weights these are."""
+    """The user's settings, and for the rest those of the run that trained the weights."""
     if not weights.is_file():
         raise UsageError(f"there are no weights {weights}")
     args, results = (_json(weights.parent / name) for name in (ARGS, RESULTS))
@@ -238,7 +246,7 @@ def _threshold(
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """Nothing where there is no file."""
+    """The document in a file of a run, empty if there is no file."""
     document = read_json(path) if path.exists() else {}
     if not isinstance(document, dict):
         raise UsageError(f"{path} is not of a run")
@@ -248,7 +256,8 @@ def _json(path: Path) -> dict[str, Any]:
 def wanted_scenes(
     root: Path, names: Sequence[str] | None, channels: Sequence[str]
 ) -> dict[str, Path]:
-    """The scenes of a folder, or those of them that are named. Every raster is there."""
+    """The scenes of a folder, or the named ones. Raises `UsageError` if a scene or a raster of it
+    is missing."""
     if not root.is_dir():
         raise UsageError(f"--data-root {root} is not a folder")
     scenes = scenes_in(root)
@@ -300,7 +309,7 @@ def _detect(
     device: torch.device,
     advance: Callable[[int, int], None],
 ) -> Objects:
-    """What is in a scene. ``advance`` is told how many windows were passed, how many looked at."""
+    """The objects of a scene. ``advance`` is called with the windows done and those looked at."""
     rows, columns = cuts
     half = torch.float16 if device.type == "cuda" else torch.bfloat16
     parts: list[dict[str, NDArray[Any]]] = []
@@ -331,10 +340,10 @@ def _picture(
 def _rows_ahead(
     scene: Scene, rows: Cut, columns: Cut, side: int
 ) -> Iterator[tuple[NDArray[np.float16], NDArray[np.int64]]]:
-    """The radar of each row of windows (column, channel, y, x) and how many valid pixels each has.
+    """The radar of each row of windows, float16 (column, channel, y, x), and the number of valid
+    pixels of each window.
 
-    The next row is read meanwhile, into a second buffer; the first is good until the next is asked
-    for. Values are held in 16 bits, as they are in chips.
+    The next row is read ahead into a second buffer. An array is valid until the next is asked for.
     """
     radar = radar_of(scene.channels)
     shape = (columns.num, len(radar), side, side)

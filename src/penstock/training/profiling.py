@@ -6,17 +6,17 @@
     OUT/profile/rank0.json       a trace that Perfetto and chrome://tracing open, of each rank
     OUT/profile/operators.txt    the operators that took most, and the phases of a step; of rank 0
 
-Our phases stand in the trace as annotations. A lap says which phase it was when the phase ends, and
-an annotation wants its name when it begins, so each is given a number then and its name at the end.
+Our phases are annotations in the trace. A phase has its name when it ends, and an annotation needs
+one when it begins, so an annotation gets a number first and its name in the file.
 
     annotation 7    ├───────────────────────────────────┤   begun and ended by the main thread
     laps                               ▲ backward        ▲ communication
-                                       told by autograd's thread
+                                       ended by autograd's thread
 
-Of several ranks on GPUs, a thread of autograd's ends the backward pass, and cannot end what another
-began: the annotation goes on until the gradients are summed. On the host's clock it is cut in two
-where that lap was told. Of a device nobody knows the place, so there, and in the table of
-operators, such a stretch is called ``backward + communication``.
+With several ranks on GPUs, a thread of autograd ends the backward pass. It cannot end an annotation
+of another thread, so the annotation goes on until the gradients are summed. On the host's clock it
+is cut in two at the end of that lap. The place on a device is not known, so there, and in the table
+of operators, the annotation is called ``backward + communication``.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from ..instruments import Clock, Laps, Seconds
 PROFILE_FOLDER = "profile"
 USUAL_STEPS, WARM_STEPS = 3, 2
 MOST_ROWS = 30
-"""Of the table."""
+"""The number of rows of the table."""
 MOST_TOLD = 5
-"""Of the operators, in a few lines."""
+"""The number of operators in the lines for the user."""
 _MARK = "penstock phase "
 _BY = ("self_cpu_time_total", "self_device_time_total")
-"""What an operator takes by itself, of the host and of a GPU."""
+"""The attributes with an operator's own time, on the host and on a GPU."""
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-"""What a GPU does, as a trace calls it."""
+"""The categories of a trace's events that a GPU works on."""
 
 Part = tuple[str, float]
 
@@ -60,7 +60,7 @@ def check_profiling(profiled: int, left: int) -> None:
 
 
 class ProfiledLaps(Laps):
-    """The laps that it is given, each of which also names a stretch of the profiler's trace."""
+    """Laps that also name the annotations of the profiler's trace."""
 
     def __init__(
         self, laps: Laps, out: Path, rank: int, steps: int, cuda: bool, clock: Clock
@@ -69,13 +69,13 @@ class ProfiledLaps(Laps):
         self._folder, self._rank, self._profiled = out / PROFILE_FOLDER, rank, steps
         self._cuda = cuda
         self.profile: dict[str, Any] | None = None
-        """What was found; None until the steps were taken."""
+        """The profile, None until its steps were taken."""
         self._thread = threading.get_ident()
         self._parts: dict[str, list[Part]] = {}
-        """Of each annotation the phases in it and their shares of its time."""
+        """The phases in each annotation and their fractions of its time."""
         self._mark: Any = None
         self._ended: list[tuple[str, float]] = []
-        """Laps since the annotation began, and when they were told."""
+        """The laps since the annotation began, and when they ended."""
         self._number = 0
         activities = [torch.profiler.ProfilerActivity.CPU]
         if cuda:
@@ -90,8 +90,8 @@ class ProfiledLaps(Laps):
         self._runs = False
 
     def begin(self) -> None:
-        if not self._number:  # here begins the run, and what may fail before it is over
-            os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it says when it starts and stops
+        if not self._number:  # the run begins
+            os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else it prints its start and its end
             self._profiler.start()
             self._runs = True
         self._laps.begin()
@@ -114,7 +114,7 @@ class ProfiledLaps(Laps):
         return self._laps.drain()
 
     def close(self) -> None:
-        """The run ends, perhaps before the steps that were to be recorded."""
+        """Stop the profiler if the run ends before the steps that it was to record."""
         if self._runs:
             self._runs = False
             self._profiler.stop()
@@ -138,7 +138,7 @@ class ProfiledLaps(Laps):
     # --- what is written ------------------------------------------------------------------------
 
     def _save(self, profiler: torch.profiler.profile) -> None:
-        """The steps were taken; or the run ended within them, and there is nothing to tell."""
+        """Write the trace and the table, unless the run ended within the steps to record."""
         if not self._runs:
             return
         self._runs = False
@@ -174,7 +174,7 @@ class ProfiledLaps(Laps):
             (self._folder / "operators.txt").write_text(text)
 
     def _named(self, event: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """An event of the trace under the names of its phases; a stretch between two steps has
+        """An event of the trace with the names of its phases; an annotation between two steps has
         none, and is left out."""
         name = str(event.get("name", ""))
         if not name.startswith(_MARK):
@@ -191,7 +191,7 @@ class ProfiledLaps(Laps):
     def _phases(
         self, events: Sequence[dict[str, Any]]
     ) -> tuple[dict[str, float], dict[str, float]]:
-        """Seconds of each phase in a step, by the host's clock and, on a GPU, by the device's."""
+        """The seconds of each phase in a step, by the clocks of the host and of a GPU."""
         clocks: dict[str, dict[str, float]] = {"user_annotation": {}, "gpu_user_annotation": {}}
         names = {phase for parts in self._parts.values() for phase, _ in parts}
         names |= set(map(_joined, self._parts.values()))
@@ -206,10 +206,10 @@ class ProfiledLaps(Laps):
 def busiest(
     events: Sequence[Mapping[str, Any]], averages: Sequence[Any], cuda: bool
 ) -> tuple[float, list[dict[str, Any]]]:
-    """Seconds in all, and each operator's own, the most first; of the device where there is one.
+    """The total seconds and each operator's own, the most first: of the device if there is one.
 
-    A kernel stands in ``averages`` by itself, with the operator that launched it and with every
-    annotation around that, such as the optimizer's: in all it counts once, as the trace has it.
+    ``averages`` counts a kernel several times: by itself, with its operator, and with each
+    annotation around it, such as the optimizer's. The total counts it once, from the trace.
     """
     by = _BY[cuda]
     if cuda:
@@ -225,7 +225,7 @@ def busiest(
 
 
 def _shares(began: float, laps: Sequence[tuple[str, float]]) -> list[Part]:
-    """Laps that were told since a moment as shares of the time until the last.
+    """Laps that ended since a moment, as fractions of the time until the last.
 
     >>> _shares(1.0, [("backward", 4.0), ("communication", 5.0)])
     [('backward', 0.75), ('communication', 0.25)]
@@ -243,7 +243,7 @@ def _joined(parts: Sequence[Part]) -> str:
 
 
 def profile_lines(profile: dict[str, Any]) -> list[str]:
-    """What was found, for people."""
+    """Lines about a profile, for people."""
     said = []
     clocks = (("phases_s", "the host"), ("device_phases_s", "the device"))
     for phases, whose in ((profile[key], whose) for key, whose in clocks if profile[key]):

@@ -22,15 +22,16 @@ from .feed import SIGNALS
 T = TypeVar("T")
 
 _NO_MEMORY = ("out of memory", "_STATUS_ALLOC_FAILED", "DefaultCPUAllocator")
-"""Of a device, of what it computes with, and of the host: torch has a type for the first only."""
+"""The words of errors for too little memory: of a device, of its libraries, and of the host. Torch
+has an error type for the first only."""
 
 
 @contextlib.contextmanager
 def ranks_of(config: TrainConfig) -> Iterator[Any]:
-    """Devices and ranks. A process group that is made here ends here, where all ranks end it.
+    """Start or join the ranks of a training, and end their process group when all ranks end.
 
-    A rank that fails leaves it as it is: NCCL's ends for all at once, and the others wait for the
-    sum that this one does not come to. Whoever started the ranks ends them when one is gone.
+    A rank that fails does not end the group: NCCL ends it on all ranks together, and the others
+    wait in a sum that this rank does not join. What started the ranks ends them when one is gone.
     """
     ours = not dist.is_initialized()
     fabric = _fabric(config)
@@ -39,8 +40,8 @@ def ranks_of(config: TrainConfig) -> Iterator[Any]:
     try:
         yield fabric
     except Incomplete as error:
-        # All ranks raise it. What started them ends the others when one leaves, and the first
-        # is still to write what became of the run: Fabric would kill it, so it is told of none.
+        # All ranks raise it, and the first rank still has to write the results. Fabric would end
+        # all ranks when one leaves, so its list of processes is cleared.
         children.clear()
         fabric.barrier()
         stopped = error
@@ -58,7 +59,7 @@ def ranks_of(config: TrainConfig) -> Iterator[Any]:
 
 
 def _no_defect(error: BaseException, config: TrainConfig, ranks: int) -> str | None:
-    """What is said of an error of torch's that is no defect."""
+    """A sentence for an error of torch that is no defect: too little memory, or a lost rank."""
     if not isinstance(error, RuntimeError):
         return None
     text = str(error)
@@ -76,7 +77,14 @@ def _no_defect(error: BaseException, config: TrainConfig, ranks: int) -> str | N
 
 
 def this_place(config: TrainConfig) -> Place:
-    """The place of this process, as it is before Fabric starts what ranks it starts itself."""
+    """The place of this process among its ranks, before Fabric starts any.
+
+    Args:
+        config: The settings of the training.
+
+    Returns:
+        The place, with the number of ranks that there will be.
+    """
     place = find_place(os.environ)
     if config.distributed and not place.started and config.device in ("auto", "cuda"):
         return replace(place, world_size=torch.cuda.device_count() or 1)
@@ -106,7 +114,7 @@ def _fabric(config: TrainConfig) -> Any:
 
 
 def _check_started(place: Place, config: TrainConfig) -> None:
-    """Refuse ranks that would not train together."""
+    """Refuse ranks that would each train alone."""
     if place.world_size > 1 and not config.distributed:
         raise UsageError(
             f"{place.world_size} ranks were started, and without --distributed each would train "
@@ -120,7 +128,7 @@ def _check_started(place: Place, config: TrainConfig) -> None:
 
 
 def _devices(place: Place, config: TrainConfig, device: torch.device) -> int | list[int]:
-    """How many devices Fabric starts ranks on, or the number of the one that this rank has."""
+    """The number of devices that Fabric starts ranks on, or a list with the device of this rank."""
     if device.type != "cuda":
         return 1
     if place.started:
@@ -142,7 +150,7 @@ def _plugins(place: Place, config: TrainConfig, device: torch.device) -> list[An
 
     from .fabric_plugins import Autocast, StartedRanks
 
-    # Left to itself, Fabric believes the counts of a job, and warns wherever there is an srun.
+    # By itself, Fabric would use the counts of a SLURM job, and warn wherever there is an srun.
     plugins: list[Any] = [StartedRanks() if place.started else LightningEnvironment()]
     if config.amp:
         plugins.append(Autocast("16-mixed" if device.type == "cuda" else "bf16-mixed", device.type))
@@ -152,7 +160,10 @@ def _plugins(place: Place, config: TrainConfig, device: torch.device) -> list[An
 
 
 def device_of(name: str) -> torch.device:
-    """What ``--device`` means: with ``auto`` a CUDA device where there is one, and else the CPU."""
+    """The device that ``--device`` names; ``auto`` is a CUDA device if there is one, else the CPU.
+
+    Raises `UsageError` if torch finds no such device.
+    """
     there = {
         "cuda": torch.cuda.is_available(),
         "mps": torch.backends.mps.is_available(),
@@ -166,7 +177,7 @@ def device_of(name: str) -> torch.device:
 
 
 def own_device(place: Place, visible: int) -> int:
-    """The number of a rank's GPU: that of the rank on its node, or the one that it is shown."""
+    """The number of a rank's GPU: the rank's number on its node, or 0 if it sees one GPU only."""
     if visible == 1:
         return 0
     if place.local_rank >= visible:
@@ -178,7 +189,7 @@ def own_device(place: Place, visible: int) -> int:
 
 
 class Stop:
-    """A flag that signals set, and on which the ranks agree."""
+    """A flag that signals set, and that all ranks read alike."""
 
     def __init__(self) -> None:
         self.raised: str | None = None
@@ -187,7 +198,7 @@ class Stop:
         self._vote: tuple[Any, Tensor] | None = None
 
     def __enter__(self) -> Stop:
-        if threading.current_thread() is threading.main_thread():  # no other may set handlers
+        if threading.current_thread() is threading.main_thread():  # others may set no handlers
             self._before = {number: signal.signal(number, self._raise) for number in SIGNALS}
         return self
 
@@ -201,10 +212,11 @@ class Stop:
             signal.signal(number, signal.default_int_handler)
 
     def agreed(self) -> bool:
-        """Whether to stop at this boundary: the same answer on every rank.
+        """Whether to stop after this step: the same answer on every rank.
 
-        A rank alone knows at once. Of several, each casts its vote at one boundary and reads the
-        sum at the next, when it has long arrived; the group is gloo's, so that no GPU waits.
+        A single rank answers from its own flag. Of several, each adds its flag to a sum after one
+        step and reads the sum after the next step, when it has arrived. The group is gloo's, so
+        that no GPU waits.
         """
         if not (dist.is_initialized() and dist.get_world_size() > 1):
             return self.raised is not None
@@ -220,7 +232,7 @@ class Stop:
         return stop
 
     def forget(self) -> None:
-        """Read the vote that is under way, as every rank does before it ends."""
+        """Wait for the sum that is under way, as every rank does before it ends."""
         if self._vote is not None:
             self._vote[0].wait()
             self._vote = None
@@ -231,12 +243,12 @@ def device_name(device: torch.device) -> str:
 
 
 def host_name() -> str:
-    """The node as SLURM calls it, where it does: several of its nodes may be one machine."""
+    """The name of this node, as SLURM has it if it does: its nodes may share a machine."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def job_facts(hosts: Sequence[str]) -> dict[str, Any]:
-    """Where a run runs, and as which job, from the hosts of its ranks."""
+    """The nodes and the SLURM job of a run, from the host of each rank."""
     restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
     return {
         "nodes": len(set(hosts)),
@@ -248,7 +260,7 @@ def job_facts(hosts: Sequence[str]) -> dict[str, Any]:
 
 
 def gather(mine: T, ranks: int) -> list[T]:
-    """What each of so many ranks has, on all of them."""
+    """The values of all ranks, in order, on every rank."""
     every = [mine] * ranks
     if ranks > 1:
         dist.all_gather_object(every, mine)

@@ -1,5 +1,8 @@
-"""What is said of a run: OUT/args.json as it begins, OUT/training_results.json as it goes on, and
-to trackers."""
+"""The documents of a run: its arguments, its results, and its facts for trackers.
+
+OUT/args.json               written as the run begins
+OUT/training_results.json   written at the end of each epoch and of the run
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from .workloads import Workload
 
 
 class RunReport:
-    """Says what a run is and how it stands. Every rank makes the same calls; the first writes."""
+    """Writes the documents of a run. Every rank makes the same calls; the first rank writes."""
 
     def __init__(
         self,
@@ -34,14 +37,14 @@ class RunReport:
         checkpoints: Checkpoints,
         global_batch: int,
     ) -> None:
-        """``global_batch``: the samples of a step, of all ranks."""
+        """``global_batch`` is the number of samples of a step, of all ranks together."""
         self._fabric, self._workload, self._name, self._config = fabric, workload, name, config
         self._stepper, self._state, self._checkpoints = stepper, state, checkpoints
         self._global_batch = global_batch
         self._job = job_facts(gather(host_name(), fabric.world_size))
 
     def write_args(self) -> None:
-        """The first file that a run leaves: it tells whose all the others are."""
+        """Write the arguments, first of all files: they tell which run the others belong to."""
         args = {
             "workload": self._name,
             **self._config.model_dump(mode="json"),
@@ -53,7 +56,7 @@ class RunReport:
         self._fabric.barrier()
 
     def facts(self) -> dict[str, Any]:
-        """What trackers are told that a run is."""
+        """The name, tags, parameters and environment of the run, for trackers."""
         device = self._fabric.device
         facts = run_facts(self._name, self._config, self._fabric.world_size, device.type)
         facts["parameters"] |= {
@@ -69,7 +72,10 @@ class RunReport:
         return {**facts, "environment": environment}
 
     def results(self, status: str, seconds: float | None, log: StepLog) -> dict[str, Any]:
-        """How the run stands, with what each rank knows of itself; ``seconds`` of this session."""
+        """The results so far, with the times and memory of every rank.
+
+        ``seconds`` is the length of this session; None while it goes on.
+        """
         fabric, stepper, rows = self._fabric, self._stepper, self._state.history
         mine = {
             "rank": fabric.global_rank,
@@ -115,5 +121,5 @@ class RunReport:
 
 
 def scores_of(row: Mapping[str, Any]) -> dict[str, float]:
-    """The validation's scores in a row of the history."""
+    """The scores of the validation in a row of the history."""
     return {k: v for k, v in row.items() if k.startswith("val_") and k != "val_s"}

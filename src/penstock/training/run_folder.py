@@ -1,4 +1,4 @@
-"""The folder of a run: no two runs are mixed in one, and what is not a run's is left alone."""
+"""The folder of a run: two runs are never mixed in it, and files of others are never removed."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ OURS = (
     PROFILE_FOLDER,
     TRACEBACK_FILE,
 )
-"""What one run leaves in its folder and another must not find there."""
+"""The files and folders that a run leaves, and that another run must not find."""
 
 
 def data_folders(config: TrainConfig) -> dict[str, Path | None]:
-    """Folders that hold nothing but data, by flag: chips and packed data sets. Scenes lie in
-    folders of their own, beside which there is room."""
+    """The folders of chips and packed data sets, by flag, inside which no run may write. Folders of
+    scenes are not among them, because each scene lies in a folder of its own."""
     roots = {
         "--train-data-root": config.train_data_root,
         "--val-data-root": config.val_data_root,
@@ -41,11 +41,16 @@ def data_folders(config: TrainConfig) -> dict[str, Path | None]:
 
 
 def take_folder(config: TrainConfig, is_first: bool) -> bool:
-    """Refuse to mix two runs; make way where that was asked for. Whether the run goes on with one
-    that is there, as the first rank sees it.
+    """Make the folder ready for a run, on its first rank.
 
-    A run that was stopped before its first checkpoint has nothing to go on from, so to resume it is
-    to begin anew.
+    With --overwrite an earlier run is removed. With --resume it goes on from its last checkpoint;
+    if it was stopped before the first one, it begins anew.
+
+    Returns:
+        True if the run goes on from a checkpoint; False on other ranks.
+
+    Raises:
+        UsageError: The folder holds another run, or files that may not be a run's.
     """
     if config.resume and config.overwrite:
         raise UsageError("--resume goes on with what --overwrite would remove; give one")
@@ -62,7 +67,7 @@ def take_folder(config: TrainConfig, is_first: bool) -> bool:
 
 
 def _has_checkpoint(out: Path) -> bool:
-    """Raises `UsageError` where there is none, and the run was past its first."""
+    """Whether there is a last checkpoint. Raises `UsageError` if it was there and is gone."""
     last = out / CHECKPOINTS / LAST
     if last.is_file():
         return True
@@ -76,7 +81,7 @@ def _has_checkpoint(out: Path) -> bool:
 
 
 def _left_by_a_run(out: Path, *, replaced: bool) -> list[Path]:
-    """What stands there of an earlier run. Raises `UsageError` where it may not be removed."""
+    """The files of an earlier run. Raises `UsageError` if they may not be removed."""
     there = [out / name for name in OURS if (out / name).exists()]
     has_args = (out / ARGS).exists()
     args = read_json(out / ARGS) if has_args else {"workload": None}

@@ -1,4 +1,4 @@
-"""Where a run stands: what a checkpoint holds of it, and how a run goes on from one."""
+"""The state of a run: how it is put into a checkpoint, and how a run resumes from one."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from .step import Stepper, StepTaken
 
 @dataclass
 class Tally:
-    """What a rank has of an epoch that is under way; small enough for every checkpoint."""
+    """The sums of the epoch that is under way, on one rank."""
 
     steps: int = 0
     samples: int = 0
-    """Of all ranks."""
+    """The number of samples, of all ranks together."""
     seconds: float = 0.0
-    """By the clock on the wall: the steps, what lies between them, and checkpoints."""
+    """The wall-clock seconds of the steps, of the time between them, and of checkpoints."""
     sums: dict[str, float] = field(default_factory=dict)
-    """Of the loss and the workload's metrics, this rank's, one for each step."""
+    """The sums over steps of the loss and of the workload's metrics, of this rank."""
 
     def add(self, taken: StepTaken, ranks: int) -> None:
         self.steps += 1
@@ -31,11 +31,12 @@ class Tally:
             self.sums[name] = self.sums.get(name, 0.0) + float(value)
 
     def means(self) -> dict[str, float]:
+        """The mean loss and metrics of a step."""
         return {name: total / max(1, self.steps) for name, total in self.sums.items()}
 
 
 class RunState:
-    """Where a run stands on one rank; `save` and `resume` are called on all of them."""
+    """The state of a run on one rank. All ranks call `save` and `resume`."""
 
     def __init__(
         self,
@@ -50,14 +51,15 @@ class RunState:
         self._checkpoints, self._name, self._config = checkpoints, name, config
         self.position = Position(0, 0)
         self.step = 0
-        """Steps done."""
+        """The number of steps done."""
         self.tally = Tally()
         self.history: list[dict[str, Any]] = []
-        """A row of numbers for each epoch that was validated."""
+        """The rows of numbers, one for each epoch that was validated."""
         self.resumed: list[int] = []
         """The steps from which the run went on after a stop."""
 
     def save(self) -> None:
+        """Write the state as the last checkpoint."""
         fabric, stepper, ranks = self._fabric, self._stepper, self._fabric.world_size
         self._checkpoints.save(
             {
@@ -78,20 +80,20 @@ class RunState:
         )
 
     def resume(self) -> None:
-        """Go on where the last checkpoint stands. Raises `UsageError` where it is another run's,
-        or damaged."""
+        """Take the state from the last checkpoint. Raises `UsageError` if the checkpoint is of
+        another run or damaged."""
         state = read(self._checkpoints.last, self._name)
         try:
             self._load(state)
             self._make_up_for_the_end_of_an_epoch()
         except PenstockError:
             raise
-        except Exception as error:  # what is in a damaged file may be anything
+        except Exception as error:  # a damaged file may hold anything
             kind = f"{type(error).__name__}: {describe(error)}"
             raise UsageError(f"--resume: {self._checkpoints.last} is damaged ({kind})") from error
 
     def _settings(self) -> dict[str, Any]:
-        """What must be as it was for a run to go on as the same."""
+        """The settings that must be unchanged for a run to resume."""
         settings = self._config.model_dump(mode="json", include=set(TRAIN_FIXED))
         return {**settings, "world_size": self._fabric.world_size}
 
@@ -118,14 +120,14 @@ class RunState:
         set_random_state(state["random"][rank], self._fabric.device)
 
     def _make_up_for_the_end_of_an_epoch(self) -> None:
-        """The run may have ended before an epoch's validation, inside one, or after it."""
+        """Go on correctly if the run ended before, inside or after an epoch's validation."""
         if self.tally.steps and self.position.batch == 0:
             self.position = Position(self.position.epoch - 1, self._order.num_batches)
         last = self.history[-1]["epoch"] if self.history else None
         if last == self.position.epoch:  # --max-steps ended inside an epoch that now goes on
             self.history.pop()
         elif last == self.position.epoch - 1 and not self.tally.steps:
-            # It may have been killed between this checkpoint and what follows one.
+            # The run may have been killed after this checkpoint and before the best was written.
             self._checkpoints.tidy(last)
             if self._checkpoints.best[0]["epoch"] == last:
                 self._checkpoints.save_weights(self._stepper.module.state_dict())

@@ -10,22 +10,22 @@ from ..base import TrainConfig
 
 @dataclass(frozen=True)
 class Schedule:
-    """The steps of a run."""
+    """The number of steps of a run, and the learning rate of each."""
 
     config: TrainConfig
     steps_per_epoch: int
     num_steps: int
-    """Of the whole run."""
+    """The number of steps of the whole run."""
 
     @classmethod
     def of(cls, config: TrainConfig, num_batches: int) -> Schedule:
-        """The schedule of a run with so many batches of a rank to an epoch."""
+        """The schedule of a run in which an epoch has ``num_batches`` batches on each rank."""
         steps_per_epoch = -(-num_batches // config.grad_accum_steps)
         num_steps = config.epochs * steps_per_epoch
         return cls(config, steps_per_epoch, min(num_steps, config.max_steps or num_steps))
 
     def rate(self, step: int) -> float:
-        """The learning rate at a step, as a share of --learning-rate."""
+        """The learning rate at a step, as a fraction of --learning-rate."""
         config = self.config
         rise = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
         if config.schedule == "cosine":

@@ -1,4 +1,4 @@
-"""A training as a step of a SLURM job: started, stopped in time and requeued."""
+"""A training as a step of a SLURM job: started, stopped before the time limit, and requeued."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from ..base import (
 from ..cluster import ask_slurm, complaint_of, find_place, job_of, with_job_number
 
 WAIT_S = 60
-"""When one rank has ended, the others have so long. They may have to write what became of it."""
+"""The seconds that ranks have after one has ended. They may have to write the results."""
 REQUEUED = "requeued.json"
-"""In the folder of a run: the last life that was put back into the queue with nothing saved."""
+"""The file in a run's folder that names the last job that was requeued with nothing saved."""
 
 
 def time_of_last_checkpoint(out: Path) -> int | None:
-    """When a run's last checkpoint was written, in nanoseconds; None where there is none."""
+    """The time of a run's last checkpoint in nanoseconds, None if there is none."""
     try:
         return (out / "checkpoints" / "last.pt").stat().st_mtime_ns
     except OSError:
@@ -40,6 +40,21 @@ def time_of_last_checkpoint(out: Path) -> int | None:
 def run_in_step(
     words: Sequence[str], config: TrainConfig, environ: Mapping[str, str], *, requeue: bool
 ) -> int:
+    """Run a training on all tasks of this SLURM job by srun.
+
+    Args:
+        words: The command after ``penstock``, such as ``train spiral ...``.
+        config: The settings of the training.
+        environ: Variables of the environment, those of the job among them.
+        requeue: Put the job back into the queue if it was told to save and did.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        UsageError: This process is in no job, or is a rank already; or the folder is another job's.
+        PenstockError: The job could not be requeued, or gets no further.
+    """
     if "SLURM_JOB_ID" not in environ:
         raise UsageError(
             "launch slurm runs inside a job, and SLURM_JOB_ID is not set; penstock slurm submit "
@@ -61,7 +76,7 @@ def run_in_step(
 
 
 def _requeue(job: str, out: Path, *, saved: bool) -> None:
-    """Put a job back into the queue, unless the life before it got no further either."""
+    """Put a job back into the queue, unless neither this life of it nor the last saved anything."""
     became = "has saved" if saved else "was stopped before it had saved anything new"
     if not saved:
         now = {"job_id": job, "checkpoint": time_of_last_checkpoint(out)}
@@ -77,7 +92,7 @@ def _requeue(job: str, out: Path, *, saved: bool) -> None:
                 f"job {job} {became} and is not put back into the queue: {out / REQUEUED} cannot "
                 f"be written: {error.strerror}"
             ) from error
-    # Said before it is asked for: SLURM ends the job at once, and nothing that follows is sure.
+    # Written before SLURM is asked, because it ends the job at once.
     sys.stderr.write(f"penstock launch: job {job} {became} and goes back into the queue\n")
     sys.stderr.flush()
     ended = ask_slurm(["scontrol", "requeue", job])
@@ -86,15 +101,15 @@ def _requeue(job: str, out: Path, *, saved: bool) -> None:
 
 
 def srun(environ: Mapping[str, str]) -> list[str]:
-    """The job's nodes and tasks, which srun knows, and what it would do otherwise."""
+    """The command srun, which knows the job's nodes and tasks, with the options that we need."""
     flags = ["srun", "--mpi=none", "--kill-on-bad-exit=0", f"--wait={WAIT_S}"]
-    if "SLURM_CPUS_PER_TASK" in environ:  # which srun no longer takes from the job since 22.05
+    if "SLURM_CPUS_PER_TASK" in environ:  # since 22.05 srun does not take it from the job
         flags.append(f"--cpus-per-task={environ['SLURM_CPUS_PER_TASK']}")
     return flags
 
 
 def added(config: TrainConfig, environ: Mapping[str, str]) -> list[str]:
-    """What a job knows beyond the words that it was given: its number, and its life."""
+    """The words that a job adds to the command: its folder, and how a restarted job goes on."""
     out = _folder(config, environ)
     words = ["--distributed"]
     if out != config.output_dir:
@@ -105,17 +120,17 @@ def added(config: TrainConfig, environ: Mapping[str, str]) -> list[str]:
 
 
 def _folder(config: TrainConfig, environ: Mapping[str, str]) -> Path:
-    """Of the run, with the number of its job."""
+    """The folder of the run, with the number of its job."""
     return Path(with_job_number(str(config.output_dir), job_of(environ)))
 
 
 def _again(config: TrainConfig, out: Path, job: str) -> list[str]:
-    """How a later life of a job goes on with a run in its folder, if that is its own."""
+    """The words with which a restarted job goes on with the run in its folder, if it is its own."""
     asked = _read(out / ARGS)
     launch = asked.get("launch") if isinstance(asked, dict) else None
     owner = launch.get("job_id") if isinstance(launch, dict) else None
     if owner == job:
-        # Killed before its first checkpoint, it begins again, over what it had begun.
+        # A run that was killed before its first checkpoint begins again.
         saved = time_of_last_checkpoint(out) is not None
         return ["--resume", "--no-overwrite"] if saved else ["--no-resume", "--overwrite"]
     if asked is not None and not (config.resume or config.overwrite):
@@ -124,11 +139,11 @@ def _again(config: TrainConfig, out: Path, job: str) -> list[str]:
             f"{job} had not begun its own when it was restarted: say --resume or --overwrite, or "
             "put %j, the number of a job, into --output-dir"
         )
-    return []  # it begins as it was asked to
+    return []  # the run begins as the user asked
 
 
 def _read(path: Path) -> Any:
-    """A file of JSON; None where there is none that is whole."""
+    """The document in a JSON file, None if there is no complete one."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):
@@ -136,10 +151,10 @@ def _read(path: Path) -> Any:
 
 
 def _supervise(command: Sequence[str], environ: Mapping[str, str]) -> tuple[int, bool]:
-    """Run srun; its exit code, and whether it was told to save and go back into the queue.
+    """Run srun; its exit code, and whether SLURM sent the signal to save and requeue.
 
-    From then on the process is deaf to both signals, and so are the commands that it starts:
-    `scontrol requeue` has SLURM send SIGTERM to all of the job, scontrol itself included.
+    Afterwards this process and the commands that it starts ignore both signals: after `scontrol
+    requeue` SLURM sends SIGTERM to all processes of the job, scontrol among them.
     """
     heard: list[int] = []
     process: subprocess.Popen[bytes] | None = None
@@ -147,7 +162,7 @@ def _supervise(command: Sequence[str], environ: Mapping[str, str]) -> tuple[int,
     def tell(number: int, frame: FrameType | None) -> None:
         heard.append(number)
         if process is not None:
-            process.send_signal(signal.SIGUSR1)  # srun hands this one on, and dies of others
+            process.send_signal(signal.SIGUSR1)  # srun passes this one on, and ends at others
 
     for number in (signal.SIGUSR1, signal.SIGTERM):
         signal.signal(number, tell)
@@ -167,12 +182,13 @@ def _supervise(command: Sequence[str], environ: Mapping[str, str]) -> tuple[int,
 
 
 def _was_stopped(code: int) -> bool:
-    """By the signal: at the boundary of a step, or so early that nobody could listen yet."""
+    """Whether a run was stopped by the signal, after a step or before it had a handler."""
     return code in (Incomplete.exit_code, 128 + signal.SIGUSR1)
 
 
 @contextmanager
 def signals_handled(handlers: Mapping[int, object]) -> Iterator[None]:
+    """Set handlers of signals, and restore the ones before at the end."""
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}  # type: ignore[arg-type]
     try:
         yield

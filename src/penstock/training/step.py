@@ -1,8 +1,8 @@
-"""One step of training: batches in, weights changed, each phase of it timed.
+"""One step of training: it takes batches and changes weights, and each phase is timed.
 
 batch ──▶ transfer ──▶ forward ──▶ backward ──┬──▶ (sum over ranks) ──▶ optimizer
   ▲                                           │
-  └────── of --grad-accum-steps batches ──────┘
+  └────── for --grad-accum-steps batches ─────┘
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .workloads import Batch, Workload, optimizer_of
 
 @dataclass(frozen=True, slots=True)
 class StepTaken:
-    """A step that was taken. Its numbers are the device's; to look at them is to wait for it."""
+    """The results of one step. Its tensors are on the device; to read them waits for the device."""
 
     samples: int
     loss: Tensor
@@ -34,7 +34,7 @@ class StepTaken:
 
 
 class Stepper:
-    """A model on its device, its optimiser, and the clock of their steps."""
+    """A model on its device, its optimiser, and the clock of its steps."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Stepper:
         rate: Callable[[int], float],
         clock: Clock,
     ) -> None:
-        """``rate`` gives the learning rate at a step, as a share of --learning-rate."""
+        """``rate(step)`` is the learning rate at a step, as a fraction of --learning-rate."""
         self.fabric, self.workload, self.config = fabric, workload, config
         torch.manual_seed(config.seed)
         with float32_default():
@@ -66,7 +66,7 @@ class Stepper:
         trained = [p for p in module.parameters() if p.requires_grad]  # in the dtype of the run
         self.trainable_parameters = sum(p.numel() for p in trained)
         self.gradient_bytes = sum(p.numel() * p.element_size() for p in trained)
-        # Fabric moved the module; where its own layers went, the optimizer's parameters are.
+        # Fabric moved the module to its device, and with it the optimizer's parameters.
         self.optimizer: Optimizer = self._optimizer.optimizer
         self.scheduler = LambdaLR(self.optimizer, rate)
         self._sums = any(isinstance(m, DistributedDataParallel) for m in self._model.modules())
@@ -74,7 +74,7 @@ class Stepper:
         self.laps = DeviceLaps(torch.cuda) if on_cuda else Laps(clock)
 
     def take(self, batches: Iterator[tuple[Items, Batch]], share: int) -> StepTaken:
-        """A step on the gradients of so many batches."""
+        """Take a step on the mean gradient of ``share`` batches."""
         laps, config = self.laps, self.config
         laps.begin()
         samples, losses, metrics_of = 0, list[Tensor](), list[Mapping[str, Tensor]]()
@@ -95,7 +95,8 @@ class Stepper:
             losses.append(loss.detach())
             metrics_of.append({name: value.detach() for name, value in metrics.items()})
         if config.clip_norm is not None:
-            # A gradient that is not finite is the scaler's to skip; without one, the loss tells.
+            # The scaler skips a step with a gradient that is not finite; without a scaler the loss
+            # becomes no number, which ends the run.
             self.fabric.clip_gradients(
                 self._model, self._optimizer, max_norm=config.clip_norm, error_if_nonfinite=False
             )
@@ -119,8 +120,8 @@ class Stepper:
 def mark_computed(loss: Tensor, laps: Laps) -> None:
     """End the lap of the backward pass when all gradients are computed, before DDP waits for sums.
 
-    Autograd calls back when its work is done, in the order in which that was asked for: DDP asks
-    when its last gradient is there, and we ask when the first begins.
+    Autograd runs callbacks at its end in the order in which they were queued. DDP queues its own
+    when its last gradient is computed; ours is queued when the first gradient is.
     """
     engine = torch.autograd.Variable._execution_engine
 

@@ -1,4 +1,4 @@
-"""The steps of a rank on disk, a row each, and what its process held at most."""
+"""The steps of a rank on disk, one row each, and the most memory that its process held."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COLUMNS = ("step", "epoch", "samples", "loss", "step_s", *(f"{phase}_s" for pha
 
 
 class StepLog:
-    """The steps of a rank, a row each. A run that goes on drops the rows that it takes again."""
+    """The steps of a rank, one row each. A run that resumes drops the rows that it repeats."""
 
     def __init__(self, out: Path, rank: int, done: int) -> None:
         self.path = out / STEPS / f"rank{rank}.csv"
@@ -37,11 +37,11 @@ class StepLog:
         self._writer.writerow({**row, **times})
 
     def flush(self) -> None:
-        """What was added outlives a process that is killed."""
+        """Write the rows to the file, so that they are kept if the process is killed."""
         self._file.flush()
 
     def summary(self) -> dict[str, dict[str, float] | None]:
-        """Of the step and each phase the seconds in all and the median; None where it had none."""
+        """The total and median seconds of the step and of each phase; None for one without any."""
         self.flush()
         rows = self._rows()
         totals: dict[str, dict[str, float] | None] = {}
@@ -57,12 +57,12 @@ class StepLog:
         if not self.path.is_file():
             return []
         text = self.path.read_text()
-        whole = text[: text.rfind("\n") + 1]  # a process that was killed may leave half a row
+        whole = text[: text.rfind("\n") + 1]  # a killed process may leave half a row
         return list(csv.DictReader(whole.splitlines()))
 
 
 def memory(device: torch.device) -> dict[str, int | None]:
-    """Peaks of this process, in bytes: of the host, and of its device where that keeps them."""
+    """The peaks of memory of this process in bytes: on the host, and on a CUDA device."""
     peaks: dict[str, int | None] = {
         "host_peak": peak_rss(),
         "device_peak": None,

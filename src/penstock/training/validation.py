@@ -1,4 +1,4 @@
-"""The validation of an epoch: every sample answered once, on whichever rank, and all scored."""
+"""The validation of an epoch: each sample is answered once, on any rank, and all are scored."""
 
 from __future__ import annotations
 
@@ -20,9 +20,17 @@ def validate(
     feed: Feed,
     at_batch: Callable[[], None],
 ) -> dict[str, float]:
-    """The scores of all validation samples, each counted once; the same on every rank.
+    """Score all validation samples, each counted once.
 
-    ``at_batch`` is called after each batch, and may end the run.
+    Args:
+        fabric: The ranks and their devices.
+        workload: The workload that answers and scores.
+        stepper: The model on its device.
+        feed: The batches of validation samples of this rank.
+        at_batch: Called after each batch; it may end the run.
+
+    Returns:
+        The scores by name, the same on every rank.
     """
     stepper.module.eval()
     mine: dict[int, Answer] = {}
@@ -34,7 +42,7 @@ def validate(
     every = gather(mine, fabric.world_size)
     scores = None
     if fabric.is_global_zero:
-        # The last batches are filled up with samples that other ranks have answered too.
+        # The last batches are filled up with samples that other ranks have answered, too.
         answered = {index: answer for part in every for index, answer in part.items()}
         missing = len(workload.val) - len(answered)
         assert not missing, f"{missing} validation samples were not answered"

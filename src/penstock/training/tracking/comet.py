@@ -19,13 +19,13 @@ from .protocol import TRACKING_FOLDER, Keep, flat
 
 
 class Comet:
-    """The experiment at comet.com where there is a key and a network, else an archive of it.
+    """A tracker that sends to comet.com with a key and a network, and else writes an archive.
 
-    A run stays what it began as: one that is live goes on live, or waits, and one that is an
-    archive goes on as one. Only so is it one experiment, with its parts in order.
+    A run that began live goes on live, or waits, and one that began as an archive goes on as one.
+    Only so is it one experiment with its parts in order.
 
-    The time of a metric at Comet is that of its sending: its `log_metric` knows no other. Live that
-    is a second late; the true ones stand in OUT/events.jsonl.
+    Comet's `log_metric` takes no time, so the time of a metric is when it was sent: about a second
+    late for a live run. OUT/events.jsonl has the true times.
     """
 
     package = "comet_ml"
@@ -48,7 +48,7 @@ class Comet:
         key = str(begin["run"])
         if self.durable and not self._key:
             raise PenstockError("the run is there, and there is no key of Comet's to go on with it")
-        if self.durable and not _answers(self._address):  # Comet itself would wait for minutes
+        if self.durable and not _answers(self._address):  # Comet would wait for minutes
             raise PenstockError("it does not answer")
         self._forget()
         silent = (
@@ -57,7 +57,7 @@ class Comet:
         )
         options = {**dict.fromkeys(silent, False), "project_name": begin["project"]}
         folder = self._folder
-        if self.durable:  # what Comet would keep of a connection that breaks, events.jsonl has
+        if self.durable:  # Comet's copy for broken connections: events.jsonl has all
             self._spare = tempfile.TemporaryDirectory(prefix="penstock-")
             folder = Path(self._spare.name)
         folder.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ class Comet:
             raise PenstockError("it began no experiment")
         if self.durable:
             keep(key)
-        if self.durable or run is None:  # of one that is known, too: it may have failed here
+        if self.durable or run is None:  # also for one that is there: it may have failed here
             experiment.set_name(begin["name"])
             experiment.add_tags(begin["tags"])
             experiment.log_parameters(flat(begin["parameters"]))
@@ -84,7 +84,7 @@ class Comet:
                 self._experiment.log_metric(
                     name, value, step=event["step"], epoch=event.get("epoch")
                 )
-        # Of a server that has gone, flush says nothing.
+        # flush does not tell that a server is gone.
         if self.durable and not (self._experiment.flush() and _answers(self._address)):
             raise PenstockError("it did not take the metrics in time")
 
@@ -99,7 +99,7 @@ class Comet:
             raise PenstockError(f"it left no archive in {self.where}")
 
     def _forget(self) -> None:
-        """An experiment that failed would leave half an archive as it ends."""
+        """Drop an experiment that failed: it would leave half an archive at its end."""
         if self._experiment is not None:
             self._experiment.alive = False
             if self.durable:
@@ -114,14 +114,14 @@ _COMET = {
     "COMET_LOGGING_CONSOLE": "CRITICAL",
     "COMET_TIMEOUT_CLEANING": "60",
 }
-"""It patches no other library, reports nothing of itself to its makers, prints nothing, and gives
-up on a server soon: we try again."""
+"""The variables with which Comet patches no other library, reports nothing to its makers, prints
+nothing, and gives up on a server soon; we try again."""
 _REACHED_WITHIN_S = 10.0
 
 
 def comet_account() -> tuple[str | None, str]:
-    """A key and the address that it is for, as Comet's own client finds them: from variables, from
-    its files or from the key; what Comet says of the key afterwards is told without it."""
+    """The key, None if there is none, and the address, as Comet's own client finds them: in
+    variables, in its files, or in the key. Later messages are printed without the key."""
     from comet_ml import config as comet
 
     settings = comet.get_config()
@@ -132,8 +132,8 @@ def comet_account() -> tuple[str | None, str]:
 
 
 def _answers(address: str) -> bool:
-    """By the way that Comet's client takes, through a proxy where there is one. Somebody whose
-    certificate is not trusted answers: what is wrong with it, Comet says."""
+    """Whether a server answers, through the same proxy as for Comet's client. One with a
+    certificate that is not trusted does answer: Comet says what is wrong with it."""
     requests = require("requests", "track")
     try:
         requests.head(address, timeout=_REACHED_WITHIN_S, allow_redirects=False).close()
@@ -145,16 +145,22 @@ def _answers(address: str) -> bool:
 
 
 def _is_whole(archive: Path) -> bool:
-    """Comet leaves an empty archive where it only tries whether it may write one."""
+    """Whether an archive is complete. Comet leaves an empty one where it tries to write."""
     return zipfile.is_zipfile(archive) and "experiment.json" in zipfile.ZipFile(archive).namelist()
 
 
 def upload_to_comet(out: Path) -> list[str]:
-    """Send the archives of a run to comet.com, as ``comet upload`` does; their names. Without a key
-    there is nothing that could be done."""
+    """Send the archives of a run to comet.com, as ``comet upload`` does.
+
+    Returns:
+        Their names; none if there is no key.
+
+    Raises:
+        PenstockError: The server does not answer, or the upload failed.
+    """
     folder = out / TRACKING_FOLDER / "comet"
     archives = [path for path in folder.glob("*.zip") if _is_whole(path)]
-    archives.sort(key=lambda path: path.stat().st_mtime)  # a run's first part comes first
+    archives.sort(key=lambda path: path.stat().st_mtime)  # the oldest part of a run first
     require("comet_ml", "track")
     key, address = comet_account() if archives else (None, "")
     if not key:

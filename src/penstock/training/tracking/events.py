@@ -1,12 +1,11 @@
-"""What a training tells of itself, an event a line: a bounded queue, one thread, one file.
+"""The events of a training, one JSON line each: a bounded queue, one thread, one file.
 
     steps ────▶ put, without waiting ──▶ [ at most 4,096 ] ──▶ thread ──▶ OUT/events.jsonl
     sampler ──▶
 
-The file is the truth and the queue of every tracker: each follows it at its own pace, while the
-training goes on or years later, so what is slow or broken behind the file is never felt before it.
-Whoever tells something builds a small dict and no more. An event that finds no room, because the
-disk hangs, is left out and counted.
+Every tracker reads the file at its own pace, while the training goes on or years later, so a slow
+or broken tracker does not slow the training. To tell an event costs the training one small dict.
+An event that finds no room in the queue, because the disk hangs, is dropped and counted.
 
     begin    run, name, project, tags, parameters, environment; step, from which a run goes on
     step     metrics of one step; epoch
@@ -14,9 +13,8 @@ disk hangs, is left out and counted.
     system   metrics of the machine
     end      status, metrics of the whole run
 
-Every event has ``time`` (unix) and ``step`` (done when it was told). ``metrics`` are finite numbers
-by name. A run that is killed and goes on takes steps
-again: `was_retaken` tells which events those are.
+Every event has ``time`` (unix) and ``step``, the number of steps done. ``metrics`` are finite
+numbers by name. A run that was killed and resumed repeats steps; `was_retaken` finds their events.
 """
 
 from __future__ import annotations
@@ -35,45 +33,45 @@ from ...base import UsageError, describe
 
 EVENTS = "events.jsonl"
 ROOM = 4096
-"""Events; some 2 MB."""
+"""The most events in the queue, some 2 MB."""
 CLOSE_WITHIN_S = 5.0
-"""How long a run waits at its end for a disk that hangs."""
+"""The seconds that a run waits at its end for a disk that hangs."""
 
 Event = dict[str, Any]
 
 
 class EventLog:
-    """Appends what it is told to a file, in a thread of its own."""
+    """Appends events to a file, in a thread of its own."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         self.path, self._clock = path, clock
         self.lost = 0
-        """Events that are not in the file."""
+        """The number of events that are not in the file."""
         self.fault: str | None = None
-        """Why the first of them is not."""
+        """The reason for the first of them, None if there is none."""
         self._queue: queue.Queue[Event | None] = queue.Queue(ROOM)
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
 
     def begin(self, **fields: Any) -> None:
-        """Write the first event before anything follows the file; raises what is wrong with it."""
+        """Write the first event at once. Raises `UsageError` if the file cannot be written."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("ab", buffering=0)
-            # A run that was killed may have left half a line.
+            # A killed run may have left half a line.
             self._file.write(b"\n" * bool(self.path.stat().st_size) + _line(self._event(**fields)))
         except OSError as error:
             raise UsageError(f"{self.path} cannot be written: {error.strerror}") from error
         self._thread.start()
 
     def tell(self, event: str, step: int, **fields: Any) -> None:
-        """Never waits and never raises: all that a step pays for being watched."""
+        """Queue an event. It never waits and never raises."""
         try:
             self._queue.put_nowait(self._event(event=event, step=step, **fields))
         except queue.Full:
             self._lose("the disk takes events too slowly")
 
     def close(self) -> None:
-        """Write what was told. It may be called twice."""
+        """Write the events in the queue. A second call does nothing."""
         if self._thread.is_alive():
             with contextlib.suppress(queue.Full):
                 self._queue.put(None, timeout=CLOSE_WITHIN_S)
@@ -92,12 +90,12 @@ class EventLog:
         torn = False
         while (event := self._queue.get()) is not None:
             try:
-                # After a write that failed half way, the next event begins a line of its own.
+                # After half a line, the next event begins a new one.
                 line = b"\n" * torn + _line(event)
                 torn = self._file.write(line) != len(line)
                 if torn:
                     self._lose("the disk is full")
-            except (OSError, TypeError, ValueError) as error:  # a watcher ends no training
+            except (OSError, TypeError, ValueError) as error:  # tracking ends no training
                 torn = isinstance(error, OSError)
                 self._lose(describe(error))
         self._file.close()
@@ -110,7 +108,7 @@ def _line(event: Event) -> bytes:
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """What a tracker can draw: a value that is missing or no number is left out."""
+    """The metrics that are finite numbers; others are left out."""
     return {
         name: float(value)
         for name, value in metrics.items()
@@ -119,13 +117,13 @@ def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 MOST_BYTES = 2**16
-"""Read at a time, so that a follower that is far behind stays small, and is seen to get on."""
+"""The most bytes to read at a time, so that a tracker that is far behind stays small."""
 
 
 def read_from(path: Path, offset: int) -> tuple[list[tuple[int, Event]], int]:
-    """Whole events from a place in the file on, each with its place, and the place after them.
+    """The events from an offset in the file on, each with its offset, and the offset after them.
 
-    A line that is still being written waits; one that was torn is left out.
+    A line that is not yet complete is left for the next call; a broken line is left out.
     """
     with path.open("rb") as file:
         file.seek(offset)
@@ -142,7 +140,7 @@ def read_from(path: Path, offset: int) -> tuple[list[tuple[int, Event]], int]:
 
 
 def read_events(path: Path) -> Iterator[tuple[int, Event]]:
-    """All events and their places, in the order in which they were told."""
+    """All events of a file and their offsets in bytes, in order."""
     offset, before = 0, -1
     while offset != before:
         before = offset
@@ -151,7 +149,7 @@ def read_events(path: Path) -> Iterator[tuple[int, Event]]:
 
 
 def begins_of(out: Path) -> Iterator[tuple[int, Event]]:
-    """The first event of each life of the run in a folder, with its place; none without a file."""
+    """The event ``begin`` of each life of a run, with its offset; none if there is no file."""
     with contextlib.suppress(FileNotFoundError):
         yield from (
             (place, event)
@@ -170,8 +168,8 @@ def _parsed(line: bytes) -> Event | None:
 
 
 def was_retaken(begins: Sequence[tuple[int, Event]], place: int, event: Event) -> bool:
-    """Whether an event tells of a step that the run took again after it was killed, by all events
-    ``begin`` and their places.
+    """Whether a killed run repeated the step of an event, by all events ``begin`` and their
+    offsets.
 
     >>> begins = [(0, {"step": 0}), (900, {"step": 40})]
     >>> was_retaken(begins, 500, {"event": "step", "step": 41})

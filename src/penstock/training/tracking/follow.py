@@ -1,8 +1,8 @@
 """The events of a run, sent to one of its trackers: while the run goes on, or years later.
 
-A tracker that fails is tried again, later and later, and told of once. How far it came stands in
-OUT/track/NAME.json, so nothing is sent twice, and a run that goes on goes on there too. ``penstock
-track sync OUT`` sends what a tracker lacks: the same code, with nobody to wait for.
+A tracker that fails is tried again after longer and longer waits; its failure is reported once.
+OUT/track/NAME.json says how far a tracker has come, so no event is sent twice, and a resumed run
+goes on in the same run of the tracker. ``penstock track sync OUT`` sends the missing events.
 """
 
 from __future__ import annotations
@@ -26,18 +26,23 @@ from .trackers import TRACKERS, check_trackers
 LOOK_EVERY_S = 1.0
 TRY_AGAIN_WITHIN_S = 60.0
 IDLE_WITHIN_S = 60.0
-"""How long a run that is complete waits for a tracker that gets no further. What gets on may take
-longer, on a machine that is busy or to a server that is slow."""
+"""The seconds that a complete run waits for a tracker that makes no progress. One that makes
+progress may take longer."""
 LEAST_WORK_S = 0.1
-"""Processor time. A process that waits in vain takes less of it meanwhile, and one that imports a
-library more."""
+"""The least processor time in seconds that counts as progress. A process that only waits uses less,
+and one that imports a library uses more."""
 _MOST_DOUBLINGS = 10
-"""Of the wait for a tracker that fails. A run may go on for weeks without it."""
+"""The most doublings of the wait for a tracker that fails: it may fail for weeks."""
 
 
 class Stalled:
-    """Whether a follower has got no further for `IDLE_WITHIN_S`: has neither worked nor had
-    anything taken."""
+    """Tells whether a process that sends events has made no progress for `IDLE_WITHIN_S` seconds:
+    it used no processor time, and its tracker took nothing.
+
+    Args:
+        pid: The process.
+        progress: The file that says how far its tracker has come.
+    """
 
     def __init__(self, pid: int, progress: Path) -> None:
         self._progress = progress
@@ -57,7 +62,15 @@ class Stalled:
 
 
 def outcome_of_tracker(outcome: Mapping[str, Any], out: Path) -> str:
-    """What became of a tracker, in a sentence."""
+    """A sentence about the state of a tracker at the end of a run.
+
+    Args:
+        outcome: The tracker's entry in `training_results.json`.
+        out: The folder of the run.
+
+    Returns:
+        Where the events are, or how many are missing and how to send them.
+    """
     name, where = outcome["name"], outcome["where"]
     where = where if "://" in where else str(out / where)
     if outcome["status"] == "ok":
@@ -79,13 +92,24 @@ class TrackerProgress:
     where: str
     run: str | None = None
     sent: int = 0
-    """The place in the file of events before which it has all."""
+    """The offset in the file of events up to which it has all events."""
     error: str | None = None
-    """Why it has no more."""
+    """The reason why it has no more, None if there is none."""
 
     @staticmethod
     def load(out: Path, name: str) -> list[TrackerProgress]:
-        """To every place where this tracker of a run ever was, the newest last."""
+        """The progress at every place where this tracker of a run was.
+
+        Args:
+            out: The folder of the run.
+            name: The tracker.
+
+        Returns:
+            The progress of each place, the newest last; none if there is no file.
+
+        Raises:
+            UsageError: The file was not written by Penstock.
+        """
         path = out / TRACKING_FOLDER / f"{name}.json"
         try:
             places = [TrackerProgress(**entry) for entry in json.loads(path.read_text())]
@@ -98,6 +122,12 @@ class TrackerProgress:
         return places
 
     def save(self, out: Path, name: str) -> None:
+        """Write this progress after that of other places.
+
+        Args:
+            out: The folder of the run.
+            name: The tracker.
+        """
         others = [other for other in TrackerProgress.load(out, name) if other.where != self.where]
         path = out / TRACKING_FOLDER / f"{name}.json"
         text = json.dumps([asdict(each) for each in (*others, self)], indent=1)
@@ -111,11 +141,21 @@ def deliver_events(
     goes_on: Callable[[float], bool] = lambda seconds: False,
     tell: Callable[[str], None] = lambda sentence: None,
 ) -> TrackerProgress:
-    """Send a tracker the events that it lacks; where it failed, `TrackerProgress.error` says why.
+    """Send a tracker the events that it lacks.
 
-    ``goes_on(seconds)`` waits at most so long, and says whether more events may come. While they
-    may, a failure is told once and tried again. Raises `UsageError` where there is no run, and
-    where another process sends its events.
+    Args:
+        out: The folder of the run.
+        name: The tracker.
+        goes_on: Called with seconds to wait at most; whether more events may come. While they may,
+            a failure is tried again.
+        tell: Called with a sentence about the first of several failures.
+
+    Returns:
+        How far the tracker has come; its ``error`` says why no further.
+
+    Raises:
+        UsageError: There is no run, or another process sends its events.
+        PenstockError: Another run has taken its place.
     """
     begins = list(begins_of(out))
     if not begins:
@@ -133,7 +173,7 @@ def deliver_events(
 
 
 class _Sending:
-    """What `deliver_events` does, when nobody else does it."""
+    """Sends the events of a run to one tracker, while it alone holds the lock."""
 
     def __init__(
         self, out: Path, name: str, file: IO[bytes], begins: list[tuple[int, Event]]
@@ -150,14 +190,14 @@ class _Sending:
     def run(self, goes_on: Callable[[float], bool], tell: Callable[[str], None]) -> TrackerProgress:
         progress, wait, failures = self._progress, 0.0, 0
         while True:
-            going = goes_on(wait)  # asked first, so that all that was told before the end is read
+            going = goes_on(wait)  # asked first, so that all events before the end are read
             events, place = read_from(self._out / EVENTS, self._place)
             if not (self._run or events or going):
-                return progress  # it had all
+                return progress  # it has all
             try:
                 over = self._send(events, place, going)
                 failures = 0
-            except Exception as error:  # theirs have no type in common
+            except Exception as error:  # trackers share no type of error
                 progress.error = scrub(f"{type(error).__name__}: {describe(error)}")
                 if not failures:
                     tell(f"{self._name} at {progress.where}: {progress.error}")
@@ -173,7 +213,7 @@ class _Sending:
                 wait = 0.0
 
     def _send(self, events: list[tuple[int, Event]], place: int, going: bool) -> bool:
-        """Whether that was all."""
+        """Send events; whether they were the last."""
         tracker, progress = self._tracker, self._progress
         if not self._run:
             self._run = tracker.open(self._begins[0][1], progress.run, self._keep)
@@ -193,14 +233,14 @@ class _Sending:
         self._save()
 
     def _save(self) -> None:
-        """Unless another run has taken the place of this one: it is told of from its beginning."""
+        """Write the progress. Raises `PenstockError` if another run has taken this one's place."""
         if not os.path.samestat(os.fstat(self._file.fileno()), (self._out / EVENTS).stat()):
             raise PenstockError(f"{self._out / EVENTS} is of another run now")
         self._progress.save(self._out, self._name)
 
 
 def trackers_of(out: Path) -> list[str]:
-    """The trackers that a run was started with."""
+    """The trackers that a run was started with. Raises `UsageError` if the folder holds no run."""
     names = [name for _, event in begins_of(out) for name in event.get("trackers", ())]
     if not names:
         raise UsageError(f"{out} holds no {EVENTS} of a run; train with --track")

@@ -13,12 +13,12 @@ from .protocol import Keep, flat
 
 
 class MLflow:
-    """A server, or a database in the run's folder."""
+    """A tracker that sends to an MLflow server, or to a database in the run's folder."""
 
     package = "mlflow"
     durable = True
     MOST_TEXT = 500
-    """Characters of a parameter or a tag that its oldest servers take."""
+    """The most characters of a parameter or a tag: old servers take no more."""
 
     def __init__(self, out: Path, before: Sequence[str] = ()) -> None:
         given = os.environ.get("MLFLOW_TRACKING_URI")
@@ -39,7 +39,7 @@ class MLflow:
 
         database = self._out / "mlflow.db"
         if self.where == database.name and not database.exists():
-            # Whole or not at all: killed while it makes its tables, MLflow cannot go on with them.
+            # MLflow cannot use a database if it was killed while it made the tables.
             with replacing(database) as draft:
                 MlflowClient(f"sqlite:///{draft}").search_experiments()
         self._client = client = MlflowClient(self._uri)
@@ -50,7 +50,7 @@ class MLflow:
             run = str(made.info.run_id)
             keep(run)
         self._run = run
-        # Of a run that is known, too: it may have failed here when it was made. The same again
+        # Also for a run that is there: it may have failed here before, and to send the same again
         # changes nothing.
         tags = flat(begin["environment"]) | {"tags": " ".join(begin["tags"]), "run": begin["run"]}
         params = flat(begin["parameters"])
@@ -62,7 +62,7 @@ class MLflow:
         return run
 
     def _experiment(self, project: str) -> str:
-        """In a database of ours, artifacts lie beside it, and not where somebody happens to be."""
+        """Make an experiment; artifacts of our database lie beside it."""
         ours = self.where == "mlflow.db"
         artifacts = (self._out / "mlruns").as_uri() if ours else None
         return str(self._client.create_experiment(project, artifact_location=artifacts))
@@ -98,4 +98,5 @@ _MLFLOW = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
 }
-"""It sends nothing to its makers, prints nothing, and gives up on a server soon: we try again."""
+"""The variables with which MLflow sends nothing to its makers, prints nothing, and gives up on a
+server soon; we try again."""

@@ -1,4 +1,4 @@
-"""What a tracker is, to those who send it events."""
+"""The protocol of trackers, to which the events of a run are sent."""
 
 from __future__ import annotations
 
@@ -11,26 +11,33 @@ from .events import Event
 Keep = Callable[[str], None]
 
 TRACKING_FOLDER = "track"
-"""In a run's folder: what trackers keep there, and how far each has come."""
+"""The folder in a run's folder with the trackers' files, and how far each tracker has come."""
 
 
 class Tracker(Protocol):
-    """Takes the events of one run. Every method may raise anything."""
+    """Takes the events of one run. Every method may raise any error."""
 
     package: str
     where: str
-    """For people: a path within the run's folder, or a URL without its login."""
+    """The place of the run for people: a path within the run's folder, or a URL without login."""
     durable: bool
-    """Whether what was sent is there at once, and not only when the tracker was closed."""
+    """True if events are stored when they were sent, not only when the tracker is closed."""
 
     def __init__(self, out: Path, before: Sequence[str] = ()) -> None:
-        """``before``: every ``where`` at which the run has begun."""
+        """``before`` holds every ``where`` at which the run has begun."""
         ...
 
     def open(self, begin: Event, run: str | None, keep: Keep) -> str:
-        """Begin a run, or go on with one that began here before; its name at the tracker.
+        """Begin a run, or go on with one that began here before.
 
-        ``keep`` hears that name as soon as there is one: what fails after it goes on with it.
+        Args:
+            begin: The first event of the run.
+            run: The run's name at the tracker, None if it has not begun there.
+            keep: Called with that name as soon as there is one, so that the run goes on under it
+                after an error.
+
+        Returns:
+            The run's name at the tracker.
         """
         ...
 
@@ -40,7 +47,7 @@ class Tracker(Protocol):
 
 
 def flat(value: Mapping[str, Any], before: str = "") -> dict[str, str]:
-    """Nested settings as texts by dotted names; what is not known is left out.
+    """Nested settings as texts by dotted names, without those that are None.
 
     >>> flat({"launch": {"job_id": "7", "hosts": ["a", "b"]}, "git": None})
     {'launch.job_id': '7', 'launch.hosts': 'a b'}

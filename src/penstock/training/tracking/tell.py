@@ -1,10 +1,10 @@
-"""What a training tells those who watch it, and the processes that carry it to its trackers.
+"""The events that a tracked training writes, and the processes that send them to its trackers.
 
     train ──▶ OUT/events.jsonl ──▶ penstock track sync OUT --to mlflow --follow ──▶ a server
                    (`events`)  ──▶ penstock track sync OUT --to comet  --follow ──▶ OUT/track/
 
-For the training a tracker is a file that grows. What a tracker has not taken when the run ends is
-counted, and ``penstock track sync OUT`` sends it later; see `follow`.
+The training only appends to a file. Events that a tracker has not taken when the run ends are
+counted, and ``penstock track sync OUT`` sends them later; see `follow`.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from .protocol import TRACKING_FOLDER
 METRICS = "metrics.jsonl"
 SYSTEM_EVERY_S = 10.0
 STOP_WITHIN_S = 5.0
-"""How long one waits that a signal stops: it will go on, and its trackers with it."""
+"""The seconds that a run that was stopped waits for its trackers: they go on when it resumes."""
 
 
 class Untracked:
-    """Nobody watches."""
+    """A run without trackers."""
 
     def step(
         self, step: int, epoch: int, loss: float, rate: float, seconds: Mapping[str, float]
     ) -> None:
-        """A step was taken, at a learning rate; seconds of it and of its phases."""
+        """Tell of a step: its loss, its learning rate, and the seconds of it and of its phases."""
 
     def epoch(self, row: Mapping[str, Any]) -> None:
-        """An epoch and its validation have ended."""
+        """Tell of an epoch that was trained and validated."""
 
     def finish(
         self,
@@ -49,43 +49,49 @@ class Untracked:
         stopped: Callable[[], bool] = lambda: False,
         say: Callable[[str], None] = lambda sentence: None,
     ) -> list[dict[str, Any]]:
-        """The run has ended; what became of each tracker.
+        """Tell that the run has ended, and wait for its trackers.
 
-        ``stopped`` says whether to wait no longer for those that are behind, and ``say`` is told
-        that there are such.
+        Args:
+            status: How the run ended: complete, stopped or failed.
+            results: The document `training_results.json`.
+            stopped: Whether to stop waiting.
+            say: Called with a sentence for each tracker that is waited for.
+
+        Returns:
+            The outcome of each tracker.
         """
         return []
 
 
 class Tracking(Untracked):
-    """Of rank 0: tells what happens, and keeps a process for each tracker that is to hear it.
+    """Writes the events of rank 0, and starts a process for each tracker.
 
-    It may refuse a run that has not begun, one whose file of events cannot be written. From then on
-    nothing that is wrong with it, or with a file of it, is the run's.
+    The constructor raises `UsageError` if the file of events cannot be written. After that no error
+    of tracking ends the run.
     """
 
     def __init__(self, config: TrainConfig, step: int, facts: Mapping[str, Any]) -> None:
-        """``run_facts``: project, name, tags, parameters, environment."""
+        """``facts`` are project, name, tags, parameters and environment, see `run_facts`."""
         out = config.output_dir
         self._out, self._every, self._step = out, config.track_every, step
         self._trackers = config.track
         self._outcome: list[dict[str, Any]] | None = None
         self._log = EventLog(out / EVENTS)
         earlier = None
-        with contextlib.suppress(OSError):  # `begin` says what is wrong with the file
+        with contextlib.suppress(OSError):  # `begin` raises what is wrong with the file
             earlier = next((event.get("run") for _, event in begins_of(out)), None)
         run = {"run": earlier or uuid.uuid4().hex, "trackers": list(config.track)}
         self._log.begin(event="begin", step=step, **scrubbed({**run, **facts}))
         self._followers = dict[str, subprocess.Popen[bytes]]()
         for name in config.track:
-            with contextlib.suppress(OSError):  # no process can be had; the file stays
+            with contextlib.suppress(OSError):  # without a process the file stays
                 self._followers[name] = _follower(out, name)
         rows = out / TRACKING_FOLDER / METRICS
         self._sampler = _TellingSampler(rows, SYSTEM_EVERY_S, dict, {})
         self._sampler.tell = lambda row: self._log.tell(
             "system", self._step, metrics=system_metrics(row)
         )
-        with contextlib.suppress(OSError, PenstockError):  # a run without metrics of its machine
+        with contextlib.suppress(OSError, PenstockError):  # then without metrics of the machine
             set_aside(rows)
             self._sampler.start()
 
@@ -111,15 +117,15 @@ class Tracking(Untracked):
     ) -> list[dict[str, Any]]:
         if self._outcome is not None:
             return self._outcome
-        self._outcome = []  # one that is interrupted here is not asked again
+        self._outcome = []  # if it is interrupted here, it is not called again
         with contextlib.suppress(OSError):
             self._sampler.stop()
         self._log.tell("end", self._step, status=status, metrics=_totals(results))
         self._log.close()
         for follower in self._followers.values():
             assert follower.stdin is not None
-            with contextlib.suppress(OSError):  # it died before
-                follower.stdin.write(b"\n")  # processes that make batches hold the pipe open
+            with contextlib.suppress(OSError):  # it has ended
+                follower.stdin.write(b"\n")  # worker processes hold the pipe open, too
                 follower.stdin.close()
         until = time.monotonic() + STOP_WITHIN_S
         for name, follower in self._followers.items():
@@ -156,8 +162,8 @@ def _wait_for(
     stopped: Callable[[], bool],
     say: Callable[[str], None],
 ) -> None:
-    """Wait until a follower has ended, and end it where it gets no further; after ``until`` also
-    where the run was not complete, or the user wants to go."""
+    """Wait for the process of a tracker. End it if it makes no progress, and after ``until`` also
+    if the run was not complete or the user does not want to wait."""
     said = not complete
     while follower.poll() is None:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -171,7 +177,7 @@ def _wait_for(
 
 
 class _TellingSampler(Sampler):
-    """A sampler that tells each row when it is written."""
+    """A sampler that also calls ``tell`` with each row."""
 
     tell: Callable[[TelemetryRow], None]
 
@@ -182,7 +188,7 @@ class _TellingSampler(Sampler):
 
 
 def run_facts(workload: str, config: TrainConfig, world_size: int, device: str) -> dict[str, Any]:
-    """How a run is called and what it was told, less what says nothing of it."""
+    """The project, name, tags and parameters of a run, without knobs that do not affect it."""
     kind = "gpu" if device == "cuda" else device
     label = re.sub(r"\W+", "_", workload.rpartition(":")[2])
     settings = config.model_dump(mode="json", exclude_none=True)
@@ -204,11 +210,11 @@ _SILENT = frozenset(
     "output_dir resume overwrite track track_every project experiment_name profile "
     "profile_steps".split()
 )
-"""Knobs that change nothing of what is learned or how fast."""
+"""The knobs that change neither what is learned nor how fast."""
 
 
 def system_metrics(row: TelemetryRow) -> dict[str, Any]:
-    """A row of `telemetry` as metrics: rank 0's process tree, and its node's disks, network and
+    """A row of telemetry as metrics: of rank 0's process tree, and of its node's disks, network and
     GPUs."""
     names = [name for name in row if name.endswith(("_percent", "_bytes", "_per_s"))]
     metrics = {f"system/{name}": row[name] for name in names}
@@ -228,8 +234,9 @@ def _totals(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _follower(out: Path, name: str) -> subprocess.Popen[bytes]:
-    """It ends when its standard input has something to say or ends, and so when the run does,
-    however that was. What kills the group of the run leaves it alone: it has still to send."""
+    """Start the process that sends events to a tracker. It ends when its standard input has data or
+    ends, so it notices the end of the run in every case. It is in a session of its own, so that a
+    signal to the group of the run leaves it alone: it still has to send."""
     where = str(out.resolve())
     command = [sys.executable, "-m", "penstock", "track", "sync", where, "--to", name, "--follow"]
     return subprocess.Popen(

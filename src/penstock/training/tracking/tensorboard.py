@@ -12,7 +12,7 @@ from .protocol import TRACKING_FOLDER, Keep, flat
 
 
 class TensorBoard:
-    """Files of events, as TensorBoard reads them; torch is not needed."""
+    """A tracker that writes TensorBoard's files; it needs no torch."""
 
     package = "tensorboard"
     durable = True

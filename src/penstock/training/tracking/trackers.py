@@ -1,15 +1,15 @@
-"""Comet, MLflow and TensorBoard: what each makes of the events of a run, offline first.
+"""The trackers Comet, MLflow and TensorBoard, and where each stores a run.
 
     comet         the experiment at comet.com, with a key and a network; else OUT/track/comet/*.zip
     mlflow        the server of MLFLOW_TRACKING_URI; else OUT/mlflow.db
     tensorboard   OUT/track/tensorboard
 
-All of them run in a process that does nothing else (`tracking`), so what they import, patch or wait
-for is no part of a training. They read keys from their own environment variables. Whatever is told
-of a tracker, where it is or why it failed, goes through `keys.scrub` first.
+Each runs in a process of its own (see `tell`), so what it imports, patches or waits for does not
+affect the training. Trackers read keys from their own environment variables. Every sentence about a
+tracker goes through `base.scrub` before it is printed.
 
-They hear of rank 0: its steps, the scores of all ranks, and as metrics of the system those of its
-process tree and of its node, GPUs included. Of the others, OUT/steps/ and the results tell.
+Trackers get the steps of rank 0, the scores of all ranks, and the metrics of rank 0's process tree
+and of its node with its GPUs. The other ranks are in OUT/steps/ and in the results.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .tensorboard import TensorBoard
 
 
 def check_trackers(trackers: Sequence[str]) -> None:
-    """Refuse what is not installed, without importing what is."""
+    """Refuse trackers that are not installed, without importing those that are."""
     for name in trackers:
         package = TRACKERS[name].package
         if find_spec(package) is None:

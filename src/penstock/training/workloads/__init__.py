@@ -1,8 +1,8 @@
 """Workloads: what can be trained, behind one protocol.
 
-A workload knows its data, its model, its loss and its scores. It knows no device, no rank, no
-clock and no file of results: those are `train`'s, and are the same for all of them. A further one
-is a class anywhere that Python finds, named as ``package.module:Class``.
+A workload has data, a model, a loss and scores. It has no device, no rank, no clock and no file of
+results: the training has them, the same for all workloads. A user's workload is a class that
+``package.module:Class`` or ``file.py:Class`` names.
 
     train[index] ──▶ collate ──▶ loss(model, batch)        one step
       val[index] ──▶ collate ──▶ answers(model, batch) ──▶ scores(all answers by index)
@@ -34,13 +34,13 @@ _GROUP = "penstock.workloads"
 _MOMENTUM = 0.9
 
 Batch = Any
-"""Tensors on the CPU, in whatever tuples, lists and dicts hold them."""
+"""A batch: tensors on the CPU in any nesting of tuples, lists and dicts."""
 Answer = Mapping[str, Any]
-"""What a model made of one sample, as far as scores need it: numbers and numpy arrays."""
+"""A model's answer to one sample, as numbers and numpy arrays that scores need."""
 
 
 class IndexedSamples(Protocol):
-    """Samples by index. The same index is the same sample, whoever asks and however often."""
+    """Samples by index. An index is the same sample on every rank and at every call."""
 
     def __len__(self) -> int: ...
 
@@ -48,57 +48,77 @@ class IndexedSamples(Protocol):
 
 
 class Workload(Protocol):
-    """What is trained: made by ``Class(config)`` in every rank, and alike there.
+    """A training's data, model, loss and scores. Every rank makes it alike by ``Class(config)``.
 
-    Random numbers are torch's, numpy's or Python's global ones and are drawn in `loss`: those are
-    saved with a checkpoint, so that a run which goes on draws what it would have drawn.
+    Random numbers are drawn in `loss`, from the global generators of torch, numpy or Python. Those
+    are saved with a checkpoint, so a resumed run draws the same numbers.
 
-    A workload may also have, where what is done without them does not suit it:
+    These members are optional:
 
-        optimizer(model)       its optimiser; else the one that --optimizer names
-        collate(samples)       a batch of samples; else as torch puts them together
+        optimizer(model)       the optimiser; without it, the one that --optimizer names
+        collate(samples)       a batch of samples; without it, torch's default
         feed(split, order)     the batches of ``train`` or ``val``, a `Feed`
-        feeds_by_threads       True where samples are not to be read by forked processes
-        notes, facts           sentences for the user, and what goes into the results
+        feeds_by_threads       True if forked processes cannot read the samples
+        notes, facts           sentences for the user, and facts for the results
     """
 
     name: str
     judge: str
-    """Which of the `scores` tells the best model."""
+    """The name of the score by which the best model is chosen."""
     higher_is_better: bool
-    """Whether a greater score is a better one."""
+    """True if a greater score is better."""
     train: IndexedSamples
     val: IndexedSamples
 
     def model(self) -> nn.Module:
-        """A new model, its weights from torch's global random numbers."""
+        """A new model with weights from torch's global random numbers."""
         ...
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """The mean loss of a batch, and what else of it is to be told, as scalars."""
+        """The loss of a batch.
+
+        Args:
+            model: The model in training mode, perhaps wrapped for ranks.
+            batch: A batch on the model's device.
+
+        Returns:
+            The mean loss, a scalar, and further scalars to report, by name.
+        """
         ...
 
     def answers(self, model: nn.Module, batch: Batch) -> Sequence[Answer]:
-        """One answer for each sample of a batch of `val`; the model is in eval mode."""
+        """The model's answers to a batch of `val`.
+
+        Args:
+            model: The model in evaluation mode.
+            batch: A batch on the model's device.
+
+        Returns:
+            One answer for each sample.
+        """
         ...
 
     def scores(self, answers: Mapping[int, Answer]) -> dict[str, float]:
-        """Scores of all of `val`, each index once, whichever rank it was answered on."""
+        """The scores by name, from the answers to all samples of `val` by index."""
         ...
 
 
 class Feed(Protocol):
-    """Batches of one rank in the order of an `Order`."""
+    """The batches of one rank, in the order of an `Order`."""
 
     def epoch(self, epoch: int, first: int) -> Iterator[tuple[Items, Batch]]:
-        """Each batch of an epoch from number ``first`` on, with its items."""
+        """The batches of an epoch from number ``first`` on, each with the indices of its
+        samples."""
         ...
 
     def close(self) -> None: ...
 
 
 def check_workload(name: str) -> None:
-    """Refuse the name of a workload that there is not, before anything of it is imported."""
+    """Refuse the name of a workload that does not exist, without importing any.
+
+    Raises `UsageError`.
+    """
     if ":" not in WORKLOADS.get(name, name) and find_extension(_GROUP, name) is None:
         names = ", ".join(dict.fromkeys([*WORKLOADS, *extension_names(_GROUP)]))
         raise UsageError(
@@ -108,7 +128,18 @@ def check_workload(name: str) -> None:
 
 
 def make_workload(name: str, config: TrainConfig) -> Workload:
-    """A workload by name, with its settings."""
+    """Make a workload.
+
+    Args:
+        name: Its name, ``package.module:Class`` or ``file.py:Class``.
+        config: The settings of the training.
+
+    Returns:
+        The workload, with its data open.
+
+    Raises:
+        UsageError: There is no such workload, or its data cannot be used.
+    """
     check_workload(name)
     text = WORKLOADS.get(name, name)
     if ":" not in text:
@@ -119,7 +150,7 @@ def make_workload(name: str, config: TrainConfig) -> Workload:
         except (AttributeError, ModuleNotFoundError) as error:
             missing = error.name if isinstance(error, ModuleNotFoundError) else text
             if missing is None or not text.startswith(missing):
-                raise  # of what the module of the workload imports
+                raise  # the module of the workload imports something that is missing
             raise UsageError(f"there is no workload {name!r}: {error}") from error
         return cast(Workload, workload(config))
 
@@ -136,15 +167,15 @@ def _added(name: str) -> Callable[[TrainConfig], Any]:
 
 
 def epsilon_of(dtype: torch.dtype) -> float:
-    """What Adam adds to a root that may be zero, for weights of this dtype: the usual 1e-8, or the
-    least normal number where that is more, as in float16, in which 1e-8 is zero."""
+    """The epsilon of Adam for weights of this dtype: 1e-8, or the least normal number if that is
+    greater, as in float16, in which 1e-8 is zero."""
     from torch import finfo
 
     return max(1e-8, finfo(dtype).tiny)
 
 
 def optimizer_of(model: nn.Module, config: TrainConfig) -> Optimizer:
-    """The optimiser that the settings name; its weights decay apart from the gradients."""
+    """The optimiser that the settings name: SGD with momentum, or AdamW."""
     import torch
     from torch.optim import SGD, AdamW
 

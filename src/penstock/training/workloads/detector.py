@@ -3,8 +3,8 @@
     chip ── image and validity masks, boxes ──▶ losses
     chip ──▶ detections in its core ──▶ joined by scene, doubles dropped ──▶ xView3 score, COCO AP
 
-An object belongs to the chip in whose core it is, so a scene is put together from its chips without
-counting anything twice; what two chips both claim along a border is one object.
+An object belongs to the chip that has it in its core, so no object of a scene is counted twice. Two
+detections of neighbouring chips near their border are one object.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from ...models import COMPILED, NOTE, make_detector, points_of, targets_of, torc
 from . import Answer
 
 RULES = XView3Rules(drop_low_detect=True, costly_dist=True)
-"""Those of the challenge's leaderboard."""
+"""The rules of the challenge's leaderboard."""
 _SAME_OBJECT = 5.0
-"""Pixels between detections of overlapping chips that are one object."""
+"""The most pixels between detections of overlapping chips that are one object."""
 
 
 class DetectorWorkload:
-    """Finds ships."""
+    """The workload that detects ships."""
 
     name = "detector"
     judge = "val_best_loc_fscore"
-    """At the least score that suits the model best, which is what `predict` then takes."""
+    """The F score of locations at the best threshold, which `predict` then uses."""
     higher_is_better = True
 
     def __init__(self, config: TrainConfig) -> None:
@@ -135,7 +135,7 @@ class DetectorWorkload:
         return {name: math.nan if value is None else value for name, value in scores.items()}
 
     def joined(self, answers: Mapping[int, Answer]) -> Objects:
-        """The detections of whole scenes, whatever their score, each object once."""
+        """The detections of whole scenes with any score, each object once."""
         parts = []
         for scene in self.chips.scenes:
             chips = [of for index, of in answers.items() if self.chips.scene_of(index) == scene]
@@ -143,7 +143,8 @@ class DetectorWorkload:
         return Objects.join(parts)
 
     def _shorelines(self) -> Any:
-        """The shorelines of all scenes, beside them or in a folder ``shoreline``, or None."""
+        """A function that reads a scene's shoreline, beside the scenes or in a folder
+        ``shoreline``; None if one is missing."""
         root = self.config.val_data_root
         if root is None:
             return None
@@ -154,7 +155,7 @@ class DetectorWorkload:
 
 
 class Pictures:
-    """Some of the chips, as tensors: the image, what is in it, and its place in the scene."""
+    """Some of the chips as tensors: the image, its objects, and its place in the scene."""
 
     def __init__(self, chips: Chips, which: Any) -> None:
         self.chips, self._which = chips, which
@@ -172,12 +173,12 @@ class Pictures:
 
 
 def picture(image: NDArray[np.float32], valid: NDArray[np.bool_]) -> Tensor:
-    """(planes, row, column): the channels and the masks, which are 1 where those have values."""
+    """The channels and their masks, (planes, row, column); a mask is 1 where there is a value."""
     return torch.from_numpy(np.concatenate([image, valid.astype(np.float32)]))
 
 
 def turn(image: Tensor, target: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-    """One of the eight ways to lay a square down; all are as likely at sea."""
+    """Turn or mirror an image and its boxes in one of eight ways, at random."""
     flip_rows, flip_columns, swap = (torch.rand(3) < 0.5).tolist()
     x0, y0, x1, y1 = target["boxes"].unbind(1)
     height, width = image.shape[-2:]
@@ -191,8 +192,8 @@ def turn(image: Tensor, target: dict[str, Tensor]) -> tuple[Tensor, dict[str, Te
 
 
 def chosen(num_points: Any, background: float, seed: int) -> Any:
-    """Numbers of the chips to train on: all that have an object in their core and, for each of
-    them, ``background`` that have none."""
+    """The numbers of the chips to train on: all with an object in their core and, for each of
+    those, ``background`` chips without any."""
     full, empty = np.flatnonzero(num_points > 0), np.flatnonzero(num_points == 0)
     wanted = min(len(empty), round(background * len(full)))
     some = np.random.default_rng(seed).permutation(empty)[:wanted]
@@ -202,11 +203,11 @@ def chosen(num_points: Any, background: float, seed: int) -> Any:
 def owned(
     found: Mapping[str, Tensor], core: Sequence[int], offset: tuple[int, int]
 ) -> dict[str, NDArray[Any]]:
-    """What was found in the core of a chip (row0, row1, column0, column1), in the coordinates of
-    its scene: columns of `Objects`.
+    """The detections in the core of a chip (row0, row1, column0, column1) and a little around it,
+    in the coordinates of the scene: columns of `Objects`.
 
-    And a little around it: two chips place an object by a pixel differently, and of one on the
-    border of their cores each could take it for the other's. `joined` makes one of what both claim.
+    Two chips may place an object on the border of their cores a pixel apart, so that neither has it
+    in its core. The margin keeps both detections, and `joined` makes them one.
     """
     columns = points_of(found)
     at = columns["points"]
@@ -220,7 +221,7 @@ def owned(
 
 
 def joined(scene: str, chips: Sequence[Mapping[str, Any]]) -> Objects:
-    """What the chips of a scene own, each object once, strongest first."""
+    """The detections of all chips of a scene, each object once, strongest first."""
     names = ("points", "is_vessel", "is_fishing", "length_m", "score")
     if not chips:
         return Objects.of([], [])
@@ -230,7 +231,8 @@ def joined(scene: str, chips: Sequence[Mapping[str, Any]]) -> Objects:
 
 
 def _open(config: TrainConfig, split: Literal["train", "val"]) -> Chips:
-    """The chips of a split; the scenes and labels that were named are those they were cut from."""
+    """The chips of a split. Raises `UsageError` unless they were cut from the given scenes and
+    labels."""
     path, root, file = (
         (config.train_chips_path, config.train_data_root, config.train_label_file)
         if split == "train"
@@ -247,7 +249,8 @@ def _open(config: TrainConfig, split: Literal["train", "val"]) -> Chips:
 
 
 def _check_scenes(chips: Chips, root: Path, split: Literal["train", "val"]) -> None:
-    """``root`` has the scenes of the chips, or a folder of this split that has them."""
+    """Refuse a folder that does not hold the scenes of the chips, itself or in one of its
+    splits."""
     flag = f"--{split}-data-root {root}"
     if not root.is_dir():
         raise UsageError(f"{flag} is not a folder")
@@ -271,7 +274,7 @@ def _check_scenes(chips: Chips, root: Path, split: Literal["train", "val"]) -> N
 
 
 def _check_labels(chips: Chips, file: Path, split: Literal["train", "val"]) -> None:
-    """The labels of a scene are those its chips were cut with, all of them and in their order."""
+    """Refuse labels of a scene that are not those its chips were cut with, in the same order."""
     flag, given = f"--{split}-label-file {file}", read_labels(file)
     for scene, cut_with in chips.labels.items():
         if scene not in given:
@@ -292,7 +295,7 @@ def _check_labels(chips: Chips, file: Path, split: Literal["train", "val"]) -> N
 
 
 def _differing(labels: Objects, others: Objects) -> list[int]:
-    """Which labels are not the same, wherever in a file they stand."""
+    """The indices of labels that differ, whatever lines of a file they stand on."""
     same = np.ones(len(labels), bool)
     for field in fields(Objects):
         if field.name != "lines":

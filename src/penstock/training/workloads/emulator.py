@@ -1,10 +1,10 @@
-"""A weather emulator on packed fields: what the next step is, from the last ones.
+"""A weather emulator on packed fields: it forecasts the next step from the last ones.
 
-The net says how a field will change; forecasting no change at all is *persistence*, and what a
-forecast is worth is its error as a share of persistence's, channel by channel, area by area.
-Batches come from `penstock.Loader`. As in the seed's process, an epoch may be read in pieces,
-``--chunks-per-epoch`` of them, each held in memory whole: the more pieces, the less memory. The
-order of the samples, and with it the result, is the same however an epoch is cut.
+The net forecasts the change of a field. To forecast no change is called *persistence*. The score is
+the error relative to that of persistence, the mean over channels, weighted by area. Batches come
+from `penstock.Loader`. As in the seed, an epoch may be read in ``--chunks-per-epoch`` pieces, each
+held in memory as a whole: more pieces need less memory. The order of samples, and so the result, is
+the same for any number of pieces.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from ...models import Emulator, latitudes
 from . import Answer
 
 MERIDIONAL = {"v", "v10", "vgrd", "vgrd10m"}
-"""Variables that point northward, and change their sign when the globe is held to a mirror."""
+"""The variables that point northward, which change sign when the globe is mirrored."""
 _SAMPLES_FOR_SCALE = 16
 
 
 class EmulatorWorkload:
-    """Forecasts packed fields."""
+    """The workload that forecasts packed fields."""
 
     name = "emulator"
     judge = "val_relative_rmse"
@@ -102,7 +102,7 @@ class EmulatorWorkload:
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Mapping[str, Tensor]]:
         inputs, targets = self._fields(batch)
-        # Through the wrapped module, so that ranks share their gradients.
+        # The wrapped module is called, so that ranks sum their gradients.
         said, scaled, area = model(inputs, targets)
         return ((said - scaled) ** 2 * area).mean(), {}
 
@@ -138,14 +138,14 @@ class EmulatorWorkload:
         return scores
 
     def _fields(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Inputs and targets, (sample, channel, row, column)."""
+        """Inputs and targets as float32 (sample, channel, row, column)."""
         step = self.config.grid_step
         inputs = batch["inputs"].movedim(self._inputs_axis, 1)[..., ::step, ::step]
         targets = batch["targets"].movedim(self._targets_axis, 1)[..., ::step, ::step]
         return inputs.float(), targets.float()
 
     def _change(self) -> NDArray[np.float64]:
-        """How much each target changes in a step: the root mean square, over some samples."""
+        """The root mean square change of each target in a step, over some samples."""
         packed = self._packed["train"]
         some = min(packed.num_samples, _SAMPLES_FOR_SCALE)
         squares = []
@@ -159,7 +159,7 @@ class EmulatorWorkload:
 
 
 class Forecast(nn.Module):
-    """A net between physical units: fields in, the next step's fields out."""
+    """A net with inputs and outputs in physical units: from fields to those of the next step."""
 
     mean: Tensor
     deviation: Tensor
@@ -187,7 +187,7 @@ class Forecast(nn.Module):
         southern = latitude < 0
         for name, per_channel in (("mean", mean), ("deviation", deviation), ("change", change)):
             value = np.asarray(per_channel)
-            if name != "mean":  # what never varies stays as it is
+            if name != "mean":  # a channel that never varies is not scaled
                 value = np.where(value > 0, value, 1.0)
             self.register_buffer(name, torch.from_numpy(value).float()[:, None, None])
         self.register_buffer("last", torch.tensor(list(last)))
@@ -197,8 +197,8 @@ class Forecast(nn.Module):
             self.register_buffer(name, torch.from_numpy(signs).float()[:, :, None])
 
     def forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The change that is forecast and the one that came, as shares of the usual one, and the
-        weights of the rows."""
+        """The forecast change and the true one, divided by the usual change, and the weights of
+        rows."""
         came = (targets - inputs[:, self.last]) / self.change
         return self._said(inputs), came, self.area
 
@@ -206,14 +206,14 @@ class Forecast(nn.Module):
         return inputs[:, self.last] + self._said(inputs) * self.change
 
     def _said(self, inputs: Tensor) -> Tensor:
-        # Meridional winds are turned poleward, which the net cannot tell apart by hemisphere.
+        # Meridional winds are turned poleward, because the net does not know the hemisphere.
         fields = (inputs - self.mean) / self.deviation * self.turned_in
         said: Tensor = self.net(fields).float()
         return said * self.turned_out
 
 
 class LoaderFeed:
-    """Batches by `penstock.Loader`, read ahead, or in pieces that are held in memory whole."""
+    """Batches by `penstock.Loader`, read ahead, or in pieces that are held in memory as a whole."""
 
     def __init__(self, root: Path, order: Order, config: TrainConfig, pieces: int | None) -> None:
         self._order, self._pieces = order, pieces
@@ -236,7 +236,7 @@ class LoaderFeed:
             for batch in batches:
                 items = batch.indices
                 yield items, {name: torch.from_numpy(array) for name, array in batch.items()}
-                del batch  # its memory is the loader's, and the next batch may want it
+                del batch  # the loader uses its memory again for the next batch
             return
         for piece in range(self._pieces):
             start, stop = (i * len(self._loader) // self._pieces for i in (piece, piece + 1))
@@ -273,7 +273,8 @@ def _open(root: Path | None, flag: str) -> Packed:
 
 
 def _base(channel: str) -> tuple[str, int]:
-    """
+    """A channel's variable and time step.
+
     >>> _base("tmp_500_t-1"), _base("land")
     (('tmp_500', -1), ('land', 0))
     """
@@ -292,7 +293,10 @@ def _mirrored(array: PackedArray) -> list[bool]:
 
 
 def last_seen(inputs: PackedArray, targets: PackedArray) -> list[int]:
-    """For each channel of the targets, where the inputs have it, as late as they do."""
+    """The place in the inputs of each target's variable, at the time step nearest to the target's.
+
+    Raises `UsageError` if the inputs do not have a variable.
+    """
     places: dict[str, list[tuple[int, int]]] = {}
     for place, (base, offset) in enumerate(map(_base, inputs.channels)):
         places.setdefault(base, []).append((offset, place))

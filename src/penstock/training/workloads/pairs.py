@@ -3,10 +3,10 @@
     in_spec      ├──────────── train ────────────┼── val ──┤      the same cut of both arrays
     target_spec  ├──────────── train ────────────┼── val ──┤
 
-Whatever `infer` can run and read can be trained here, and `infer` runs the ``best_model.pth`` that
-comes of it: noisy to clean, one modality to another, coarse labels to fine. The part for validation
-is held back whole at the end of one axis, so no voxel is in both. Both arrays are scaled alike, by
-the input's own percentiles; the score is the PSNR on that scale, where the range is 1.
+Any model and array of `infer` can be trained on here, and `infer` runs the ``best_model.pth`` of
+the training: noisy to clean, one modality to another, coarse labels to fine. The part for
+validation is the end of one axis, so no voxel is in both parts. Both arrays are scaled alike, by
+percentiles of the input; the score is the PSNR on that scale, on which the range is 1.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from ...models import load_model
 from . import Answer
 
 _VAL = 0.15
-"""Share of the array that is held back, at least."""
+"""The least fraction of the array that is kept for validation."""
 _CHANNEL = AXES.index("c")
 
 
 class Pairs:
-    """Makes a target of an input."""
+    """The workload that makes one array of another."""
 
     name = "pairs"
     judge = "val_psnr"
     higher_is_better = True
-    feeds_by_threads = True  # a store that is open does not live on in a forked process
+    feeds_by_threads = True  # an open store does not work in a forked process
 
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
@@ -121,12 +121,12 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Tiles:
-    """Tiles of a part of two arrays, by index: float32 (channels, sides), both scaled."""
+    """The tiles of a part of two arrays, by index: pairs of scaled float32 (channels, *sides)."""
 
     source: Source
     target: Source
     part: Box
-    """Of t c z y x, from 0: what may be read."""
+    """The part of t c z y x that may be read, counted from 0."""
     tile: PatchGrid
     scaling: Scaling
 
@@ -141,7 +141,7 @@ class Tiles:
 
     @property
     def _outer(self) -> tuple[int, ...]:
-        """The axes that a tile has one point of."""
+        """The axes along which a tile has length 1."""
         return tuple(i for i in range(len(AXES)) if i != _CHANNEL and i not in self.tile.axes)
 
     @property
@@ -171,8 +171,8 @@ class Tiles:
 
 
 def split(shape: Sequence[int], tile: PatchGrid) -> tuple[Box, Box]:
-    """The parts for training and validation of t c z y x: a cut across the axis where the least
-    has to be held back. Raises `UsageError` where there is no room for a tile in each.
+    """Cut t c z y x into parts for training and validation, across the axis where validation needs
+    the smallest fraction. Raises `UsageError` if a part has no room for a tile.
 
     >>> tile = PatchGrid((64, 64), axes=(3, 4))
     >>> [part.shape for part in split((1, 1, 20, 128, 512), tile)]
@@ -213,7 +213,7 @@ def _tile(config: TrainConfig, spatial_axes: int | None) -> PatchGrid:
 
 
 def _scaling(tiles: Tiles, config: TrainConfig) -> Scaling:
-    """Of both arrays: exact percentiles of the input's part for training, or a range."""
+    """The scaling of both arrays: exact percentiles of the input's training part, or a range."""
     lower, upper = config.norm_lower, config.norm_upper
     if config.normalize == "none":
         return Scaling()
@@ -228,7 +228,7 @@ def _scaling(tiles: Tiles, config: TrainConfig) -> Scaling:
 
 
 def _errors(made: Tensor, target: Tensor) -> list[float]:
-    """The mean square of each sample's."""
+    """The mean square error of each sample."""
     errors: list[float] = ((made - target) ** 2).flatten(1).mean(1).tolist()
     return errors
 

@@ -1,8 +1,8 @@
-"""Two spirals and a small network: the workload of the scaling seed, for a machine's first steps.
+"""Two spirals and a small network: the workload of the scaling seed, quick on any machine.
 
 Each class is an Archimedean spiral of two turns, the second turned by half a circle, and normal
-noise on both coordinates. The arms lie 0.225 apart along a radius, so the noise decides what any
-model can reach: 97.9 % at 0.05, 94 % at 0.06, and 57 % at 0.2.
+noise on both coordinates. The arms are 0.225 apart along a radius, so the noise limits the accuracy
+of any model: 97.9 % at 0.05, 94 % at 0.06, and 57 % at 0.2.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ...base import TrainConfig
 from . import Answer
 
 _TRAIN, _VAL = 0.70, 0.15
-"""Shares of the points; the rest are held out of both, as in the seed."""
+"""The fractions of points for training and validation; the rest is in neither, as in the seed."""
 
 
 class Spiral:
-    """Tells two spirals apart."""
+    """The workload that tells two spirals apart."""
 
     name = "spiral"
     judge = "val_acc"
@@ -81,7 +81,7 @@ def spirals(number: int, noise: float, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def mlp(hidden: Sequence[int], dropout: float) -> nn.Sequential:
-    """Two numbers in, two logits out."""
+    """A network from two numbers to two logits."""
     layers: list[nn.Module] = []
     for width, wider in zip((2, *hidden), hidden, strict=False):
         layers += [nn.Linear(width, wider), nn.ReLU(), nn.Dropout(dropout)]
