@@ -24,17 +24,12 @@ if TYPE_CHECKING:
 
 
 WORDS = "--num-samples 203 --batch-size 8 --epochs 2 --hidden-dims 8 4 --device cpu".split()
-
-
+"""The flags of a small run: two spirals, 18 steps to an epoch."""
 KEY = "planted-4f1c9e77a0b24d6c"
-
-
 NO_NETWORK = {"HTTPS_PROXY": "http://127.0.0.1:9"}
-
+"""The variables of a machine whose proxy is not there."""
 
 PACKAGES = {name: tracker.package for name, tracker in trackers.TRACKERS.items()}
-
-
 needs = {
     name: pytest.mark.skipif(not find_spec(package), reason=f"{package} is not installed")
     for name, package in PACKAGES.items()
