@@ -300,7 +300,7 @@ NOT_FIRST = (
 """An attribute's text says what it is, so it does not begin with one of these."""
 
 
-NOT_YET = {*ranks()} - {"bench", "data", "instruments", "loading", "scaling"}
+NOT_YET = {*ranks()} - {"bench", "data", "inference", "instruments", "loading", "models", "scaling"}
 """Wings whose words are still to be gone through. None may be added."""
 
 

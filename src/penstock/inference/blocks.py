@@ -1,4 +1,4 @@
-"""A block under way: as it was read, and as it is computed."""
+"""A block on its way through a job: as read, and as computed."""
 
 from __future__ import annotations
 
@@ -23,43 +23,43 @@ class Loaded:
 
     block: Block
     array: NDArray[Any] | None
-    """Shape (channels, z, y, x) of ``block.read``; None once the lane has taken it in."""
+    """Shape (channels, z, y, x), the voxels of ``block.read``; None once the lane has taken it."""
     scaling: Scaling
     invalid: NDArray[np.bool_] | None = None
-    """Voxels of ``block.support`` that were not finite, None where all were."""
+    """True for each voxel of ``block.support`` that was not finite; None where all were."""
     native: Tensor | None = None
-    """The array on the device, once its upload has begun; None once the lane has taken it in."""
+    """The array on the device, once its upload has begun; None once the lane has taken it."""
     arrived: torch.cuda.Event | None = None
-    """The end of the upload, where it is not over when it is begun."""
+    """The end of the upload on a GPU; None on the CPU."""
 
 
 @dataclass(slots=True)
 class Computed:
-    """A block on its way through a lane: whole once no patch of it remains."""
+    """A block in a lane. It is whole when no patch of it remains to be computed."""
 
     loaded: Loaded
     outputs: list[Tensor]
-    """One for each head, shape (channels, z, y, x) of ``block.support`` or, where it is not
-    blended, of ``block.core``; on the host once the lane gives the block out."""
+    """One tensor for each head, shape (channels, z, y, x). A blended head holds ``block.support``,
+    any other ``block.core``. The tensors are on the host once the lane gives the block out."""
     buffers: list[NDArray[Any]]
-    """What the outputs lie in, for the pool; empty where they do not come from it."""
+    """The arrays of the pool that the outputs lie in; empty on a GPU."""
     tally: Tensor
-    """Shape (heads, 4): see `values`."""
+    """Shape (heads, 4), int64; see `values`."""
     job: Job
     remaining: int
-    """Patches that are still to come back."""
+    """Patches that are still to be computed."""
     ready: torch.cuda.Event | None = None
-    """The end of the download, where it is not over when it is begun."""
+    """The end of the download from a GPU; None on the CPU."""
 
     @property
     def block(self) -> Block:
         return self.loaded.block
 
     def wait(self) -> None:
-        """Wait for the end of the download.
+        """Wait for the end of the download, and check the values.
 
-        Raises `PenstockError` if the model made a value that is not finite out of finite ones, in
-        an integer it would hide, or a label that the output cannot hold.
+        Raises `PenstockError` if the model made a value that is not finite out of finite ones (an
+        output of integers would hide it), or a label that the output cannot hold.
         """
         if self.ready is not None:
             self.ready.synchronize()
@@ -75,13 +75,13 @@ class Computed:
 
     @property
     def clipped(self) -> list[int]:
-        """Values of each head that were clipped to the range of its output, once waited for."""
+        """Number of values of each head that were clipped to its output's range. `wait` first."""
         return [int(count) for count in self.tally[:, CLIPPED]]
 
     def arrays(self) -> list[NDArray[Any]]:
-        """The outputs, once waited for.
+        """The outputs as arrays. Call `wait` first.
 
-        A voxel whose input was not finite becomes NaN, or 0 where the output holds integers.
+        A voxel whose input was not finite becomes NaN, or 0 in an output of integers.
         """
         arrays = [output.numpy() for output in self.outputs]
         invalid = self.loaded.invalid
@@ -95,10 +95,10 @@ class Computed:
 
 @dataclass(slots=True)
 class Slot:
-    """A patch of the batch under way."""
+    """A patch in the batch that is being filled."""
 
     owner: Computed
     index: tuple[int, ...]
-    """The patch in the patch grid."""
+    """The index of the patch in the patch grid."""
     place: tuple[int, ...]
-    """Where it begins in what its block reads, and what it owns in what its block owns."""
+    """Its first voxel in the block's read box, and the first that it owns in the block's core."""

@@ -1,4 +1,4 @@
-"""Gathers what a plan must know of an opened job and of the machine."""
+"""Gathers the facts that a plan needs: of the opened job, and of the machine."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def gather_facts(
     num_volumes: int,
     judging_bytes: int,
 ) -> Facts:
-    """``judging_bytes`` is what judging heads left in memory: the forwards use it again, and they
-    are counted apart."""
-    # Asking a GPU makes its context, which this process then holds: base counts it.
+    """The facts of a job. ``judging_bytes`` is the memory that judging heads left in the heap: the
+    forwards use it again and are counted apart, so the base does not count it."""
+    # The question makes a GPU's context, which takes memory of this process: ask it before base.
     device_bytes = _free_device_memory(devices)
     return Facts(
         domain=source.domain[2:],
@@ -76,7 +76,7 @@ def _notes(
     net: Net,
     outputs: Sequence[Output],
 ) -> Iterator[str]:
-    """What the plan should say of how the model is run."""
+    """Sentences that the plan prints about how the model is run."""
     yield from filter(None, (why_no_lock(output.sink) for output in outputs))
     if is_wide(source.dtype) and net.model.dtype != torch.float64:
         dtype = str(net.model.dtype).removeprefix("torch.")

@@ -21,11 +21,11 @@ class Block:
     """What travels the pipeline: some neighbouring patches of one volume."""
 
     number: int
-    """Place in the visiting order of the whole job."""
+    """Position in the visiting order of the whole job."""
     volume: int
-    """Which of the job's (t, channel group) volumes."""
+    """Index of the volume, a pair of time point and channel group, in the job."""
     region: int
-    """Which region of that volume."""
+    """Flat index of the region in that volume."""
     patches: Box
     """Indices in the patch grid."""
     core: Box
@@ -50,10 +50,10 @@ class Geometry:
     unit: tuple[int, ...]
     """Shape of a write unit."""
     anchor: tuple[int, ...]
-    """Where the sink's own chunk grid begins, in source coordinates."""
+    """A corner of the sink's chunk grid, z y x, in source coordinates."""
     region: tuple[int, ...]
-    """Shape of a region, whole units: within one, each patch is computed once, and what is
-    half done is held in memory; a patch on a border is computed for each side."""
+    """Shape of a region, in whole units. Inside a region each patch is computed once and unfinished
+    units are held in memory. A patch on a border is computed once for each side."""
     patches_per_block: tuple[int, ...]
 
     @property
@@ -139,7 +139,7 @@ class Geometry:
         return math.prod(int((stop - first).sum()) for first, stop in self._patches_by_axis())
 
     def _patches_by_axis(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        # Regions form a product grid, so what they sum to is a product of one short sum an axis.
+        # Regions form a product grid, so a sum over them is a product of one short sum an axis.
         return (self.patches_along(axis) for axis in range(len(self.patch)))
 
     def regions_along(self, axis: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -212,10 +212,10 @@ def patch_shape(config: InferConfig, has_z: bool, model_axes: int | None) -> Pat
 
 
 def block_halo(config: InferConfig, geometry: Geometry) -> tuple[int, ...]:
-    """Voxels around a write unit, z y x, that count in its own percentiles: no more than its
-    patches see on either side of it, so that it is as many around every unit.
+    """Voxels around a write unit, z y x, that count in its percentiles.
 
-    Nothing else depends on a halo here: a patch always sees its true neighbours, whatever unit
+    The halo is never wider than what its patches see on either side, so it is the same around
+    every unit. Nothing else depends on it: a patch always sees its true neighbours, whatever unit
     they belong to.
     """
     if config.halo is not None:

@@ -1,9 +1,9 @@
-"""What a model's heads are, judged by what it makes of a patch of the input.
+"""Finds the kind of each head of a model by running the model on one patch of the input.
 
-Integers and booleans are labels. Floats are taken for intensities, and that is said. But floats
-that lie within [0, 1], or that sum to 1 over their channels, where the input does neither, look
-like probabilities, and nothing tells those of a denoiser from those of a classifier: the user has
-to say. A patch of zeros would tell nothing, so a place is looked for where the input varies.
+Integers and booleans are labels. Floats are assumed to be intensities, and the plan says so. But
+floats that lie within [0, 1], or sum to 1 over their channels, look like probabilities where the
+input does neither. Nothing tells the output of a denoiser from that of a classifier then, so the
+user has to say. A patch of zeros shows nothing, so a place is searched where the input varies.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .net import Net, fixed_scaling
 from .selection import Volume
 
 _PLACES = (1 / 2, 1 / 4, 3 / 4)
-"""Of the volume along each axis, where patches are looked at until one of them varies."""
+"""Positions along each axis, as fractions of the volume, that are tried until a patch varies."""
 _SUM_TOLERANCE = 1e-2
-"""Of a sum of 1: probabilities in half precision are off by less."""
+"""The largest difference of a sum from 1. Probabilities in half precision are off by less."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class Seen:
 
     stored: NDArray[Any]
     shown: NDArray[np.float64]
-    """Normalised and clipped, as the net is shown it."""
+    """The same patch normalised and clipped: the input of the net."""
 
 
 def split(heads: Sequence[Head], num_outputs: int, model: str) -> list[HeadPart]:
-    """What each output takes: a head, or a channel of the only one.
+    """The part of the model that each output takes: a head, or a channel of the only head.
 
-    Raises `UsageError` where outputs are more or fewer.
+    Raises `UsageError` where the number of outputs fits neither.
     """
     dtypes = [str(head.dtype).removeprefix("torch.") for head in heads]
     if len(heads) == 1 < num_outputs == heads[0].channels:
@@ -62,10 +62,10 @@ def split(heads: Sequence[Head], num_outputs: int, model: str) -> list[HeadPart]
 def head_kinds(
     config: InferConfig, parts: Sequence[HeadPart], net: Net, candidates: Iterator[Seen]
 ) -> list[tuple[HeadKind, Origin]]:
-    """The kind of each part, and who says so.
+    """The kind of each part, and where it comes from.
 
-    ``candidates`` are looked at only where nobody says it. Raises `UsageError` for a head that
-    looks like probabilities.
+    ``candidates`` are patches of the input. They are read only if a kind is neither said nor known.
+    Raises `UsageError` for a head that looks like probabilities.
     """
     kinds: list[tuple[HeadKind, Origin] | None] = []
     for part, said in zip(parts, said_kinds(config.head_kind, parts), strict=True):
@@ -91,8 +91,10 @@ def seen_patches(
     shape: Sequence[int],
     clip: tuple[float, float] | None,
 ) -> Iterator[Seen]:
-    """Patches of a volume at its middle and around it, as they are stored and as the net is shown
-    them. Each is normalised by itself, which stands for its block or volume."""
+    """Patches from the middle of a volume and around it, as stored and as the net sees them.
+
+    Each is normalised by its own percentiles, which stand for those of its block or volume.
+    """
     for patch in _patches(source, volume, shape):
         scaling = fixed_scaling(config) or block_scaling(
             patch, config.norm_lower, config.norm_upper, config.eps
@@ -104,7 +106,7 @@ def seen_patches(
 
 
 def _patches(source: Source, volume: Volume, shape: Sequence[int]) -> Iterator[NDArray[Any]]:
-    """Shape (channels, z, y, x), reflected where the volume is thinner."""
+    """Patches of shape (channels, z, y, x), reflected where the volume is thinner."""
     domain = source.domain[2:]
     for places in itertools.product(_PLACES, repeat=3):
         axes = []
@@ -119,7 +121,7 @@ def _patches(source: Source, volume: Volume, shape: Sequence[int]) -> Iterator[N
 
 
 def _varied(candidates: Iterator[Seen]) -> Seen:
-    """The first patch that is not all one value, or the first of all."""
+    """The first patch that holds more than one value, or else the first patch."""
     first = next(candidates)
     varied = (seen for seen in itertools.chain([first], candidates) if np.ptp(seen.shown) > 0)
     return next(varied, first)
@@ -129,13 +131,13 @@ def _returned(net: Net, seen: Seen) -> dict[str, Tensor]:
     """The heads of one patch in float64, shape (channels, spatial...); run on the CPU."""
     model = net.model
     patch = torch.from_numpy(seen.shown).to(model.dtype).reshape(model.in_channels, *net.shape.seen)
-    # Programs that were exported for one size of batch take no other.
+    # A program that was exported for one size of batch takes no other.
     fixed = isinstance(model.module, torch.fx.GraphModule)
     failed: Exception | None = None
     for rows in (net.forward,) if fixed else (min(2, net.forward), net.forward):
         batch = patch.expand(rows, *patch.shape).contiguous(memory_format=net.layout)
         try:
-            with torch.no_grad():  # what the net keeps of a forward stays of use for a training
+            with torch.no_grad():  # what the net caches must serve a training, too
                 heads = model.heads(model.module(batch))
             return {name: head[0].double() for name, head in heads.items()}
         except Exception as error:
@@ -171,7 +173,7 @@ def _within_one(values: NDArray[Any]) -> bool:
 
 
 def _sums_to_one(values: NDArray[Any]) -> bool:
-    """Over the channels, of which there are several."""
+    """Whether several channels sum to 1 at every voxel."""
     return len(values) > 1 and bool(
         np.all(np.abs(values.astype(np.float64).sum(axis=0) - 1) < _SUM_TOLERANCE)
     )

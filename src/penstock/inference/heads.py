@@ -1,12 +1,12 @@
-"""What the heads of a model are, and what becomes of their values for it.
+"""The kinds of a model's heads, and how the values of each kind are treated.
 
-    intensity   brought back to the range of the input, blended; in the dtype of the input
+    intensity   brought back to the range of the input, and blended; dtype of the input
     scores      blended, never brought back; float32
-    labels      never brought back, never blended: the patch that owns a voxel decides; in the
-                integers of the net, and never through a float
+    labels      never brought back, never blended: the patch that owns a voxel decides; the
+                integers of the net, never converted to floats
 
-An output that exists, or ``--out-dtype``, says another dtype. What a head is, the user says, the
-registry of models knows, or `judge` finds on a patch of the input.
+An existing output, or ``--out-dtype``, sets another dtype. The kind of a head comes from the user,
+from the registry of models, or from a test on a patch of the input (`head_kinds`).
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ def is_wide(dtype: np.dtype[Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class HeadPart:
-    """What one output takes of the model: a head, or a channel of the only one."""
+    """The part of a model that one output takes: a head, or a channel of the only head."""
 
     name: str
     channels: int
     dtype: str
-    """Of the head, by torch's name."""
+    """Dtype of the head, by torch's name."""
     channel: int | None = None
-    """Of the only head, where its channels are dealt out."""
+    """Channel of the only head, where each channel has an output of its own; else None."""
 
     @property
     def head(self) -> str:
@@ -53,16 +53,16 @@ class HeadPart:
 
 @dataclass(frozen=True, slots=True)
 class HeadPlan:
-    """How the values of a head get from the net to the output."""
+    """How the values of a head are treated between the net and the output."""
 
     name: str
     channels: int
     kind: HeadKind
     origin: Origin
     dtype: np.dtype[Any]
-    """Of the output."""
+    """Dtype of the output."""
     work: np.dtype[Any]
-    """What values are brought back in and blended patches are added up in: float32, or float64
+    """Dtype in which values are brought back and blended patches are summed: float32, or float64
     where the dtypes need it."""
     blended: bool
     denormalized: bool
@@ -81,9 +81,9 @@ class HeadPlan:
 
 
 def said_kinds(said: Sequence[str] | None, parts: Sequence[HeadPart]) -> list[HeadKind | None]:
-    """What ``--head-kind`` says of each part, None where it says nothing.
+    """The kind that ``--head-kind`` gives each part, None where it gives none.
 
-    Raises `UsageError` for a name that no head has, and for too few or too many.
+    Raises `UsageError` for a name that no head has, and for too few or too many kinds.
     """
     if said is None:
         return [None] * len(parts)
@@ -122,8 +122,8 @@ def plan_heads(
     *,
     fine: bool,
 ) -> tuple[HeadPlan, ...]:
-    """How each head gets to its output, of one of ``dtypes``; ``fine`` where patches are normalised
-    in float64."""
+    """How each head is treated. ``dtypes`` are those of the outputs; ``fine`` says that patches are
+    normalised in float64."""
     heads = []
     for part, (kind, origin), dtype in zip(parts, kinds, dtypes, strict=True):
         wide = (fine or part.dtype == "float64") and is_wide(dtype)
@@ -159,8 +159,8 @@ def whole_range(dtype: np.dtype[Any]) -> tuple[int, int]:
 
 @lru_cache
 def float_range(dtype: np.dtype[Any]) -> tuple[float, float] | None:
-    """Below the first and from the second on, a float is clipped on its way into a dtype; None
-    where none is.
+    """The range of floats that a dtype takes without clipping: from the first number up to, but
+    without, the second. None where nothing is clipped.
 
     >>> float_range(np.dtype("uint8"))
     (-0.5, 255.5)
@@ -181,7 +181,7 @@ class Clipped:
     dtype: str
     clipped: int
     values: int
-    """Voxels, each channel counted."""
+    """Number of values: voxels times channels."""
 
     @property
     def share(self) -> float:

@@ -1,8 +1,9 @@
-"""What decides the voxels of a run beside its settings: for the fingerprint that resume compares.
+"""Hashes of what decides a run's voxels beside its settings. A resumed run compares them.
 
-Sources of the user's model with all that they import from their own folder, what a module holds
-beside its weights, the content of an array in memory; and the maker: the code of Penstock, versions
-of libraries and the kind of machine, in which two parts of one run may differ where the user says.
+They cover the source files of the user's model with all that these import from their own folder,
+what a module holds beside its weights, and the content of an array in memory. The maker is the code
+of Penstock, the versions of libraries and the kind of machine: two parts of one run may differ in
+it, if the user allows that.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from ..base import UsageError, format_bytes
 from ..data import Sink, Source
 
 CONTENT_BYTES = 256 * 2**20
-"""Of an array in memory that is hashed; a larger one takes too long for each start."""
+"""Size of the largest array in memory that is hashed. A larger one takes too long at each start."""
 VOXEL_CODE = (
     "data/box.py",
     "data/grid.py",
@@ -37,7 +38,7 @@ VOXEL_CODE = (
     "models",
     "inference",
 )
-"""Where voxels are computed: rooms, and wings as a whole."""
+"""The files and folders of code that computes voxels."""
 _PACKAGE = Path(__file__).parents[1]
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, np.dtype,
           np.generic, range, slice, Path)  # fmt: skip
@@ -47,7 +48,7 @@ Feed = Callable[[bytes], None]
 
 
 def maker(source: Source, sinks: Sequence[Sink], devices: Sequence[torch.device]) -> dict[str, Any]:
-    """What may change the last bits of a voxel though nothing that the user asked for is other."""
+    """What may change the last bits of a voxel while all settings stay the same."""
     versions: dict[str, str | None] = {"torch": torch.__version__, "numpy": np.__version__}
     for store in {type(store).__module__.rpartition(".")[2] for store in (source, *sinks)}:
         for library in {"tensorstore": ["tensorstore"], "ometiff": ["tifffile", "imagecodecs"]}.get(
@@ -72,7 +73,7 @@ def _version(library: str) -> str | None:
 
 @functools.cache
 def code_of_voxels() -> str:
-    """A hash of the modules that compute voxels. The version number tells less: it stays."""
+    """A hash of the modules that compute voxels. The version number does not change as often."""
     places = [_PACKAGE / name for name in VOXEL_CODE]
     files = [file for place in places for file in [*place.rglob("*.py")] or [place]]
     named = [(str(file.relative_to(_PACKAGE)), _hash(file.read_bytes())) for file in files]
@@ -80,9 +81,9 @@ def code_of_voxels() -> str:
 
 
 def of_input(source: Source, *, resumes: bool) -> str:
-    """The fingerprint of an input; of an array in memory by its content.
+    """The fingerprint of an input. That of an array in memory is made of its content.
 
-    Raises `UsageError` where a run over an array too large for that is to be resumed.
+    Raises `UsageError` if ``resumes`` and the array is too large to be hashed.
     """
     if not source.address.startswith("memory:"):
         return source.fingerprint
@@ -104,14 +105,14 @@ def of_input(source: Source, *, resumes: bool) -> str:
 
 def attributes(module: nn.Module) -> str:
     """A hash of what a module holds beside its state dict: buffers that are not saved, plain
-    attributes, hooks on its forward, and the source of classes that no file tells of."""
+    attributes, hooks on its forward, and the source of classes that are in no file."""
     digest = hashlib.sha256()
     _feed_module(module, digest.update, frozenset())
     return digest.hexdigest()[:16]
 
 
 def weights(module: torch.nn.Module) -> str:
-    """A hash of every weight, and of what else a module keeps with them."""
+    """A hash of every weight, and of the extra state that modules keep with them."""
     digest = hashlib.sha256()
     state: dict[str, Any] = module.state_dict()
     for name, held in sorted(state.items()):
@@ -126,8 +127,8 @@ def weights(module: torch.nn.Module) -> str:
 
 
 def sources(reference: Any, module: nn.Module) -> str:
-    """A hash of the user's files that a model is made of, with what they import from their own
-    folders; empty for one that is Penstock's or a library's alone."""
+    """A hash of the user's source files of a model, with what they import from their own folders.
+    Empty for a model of Penstock or of a library."""
     digests: dict[str, str] = {}
     for file, root in sorted(_roots(reference, module)):
         files: dict[str, Path] = {}
@@ -145,22 +146,22 @@ def _feed_module(module: nn.Module, feed: Feed, seen: frozenset[int]) -> None:
     for name, part in module.named_modules():
         feed(f"{name} {type(part).__qualname__}".encode())
         if isinstance(part, torch.jit.ScriptModule | torch.fx.GraphModule):
-            feed(str(getattr(part, "code", "")).encode())  # and nothing of it is plain
+            feed(str(getattr(part, "code", "")).encode())  # it has no plain attributes
             continue
         if _is_users(type(part).__module__) and _file_of(type(part).__module__) is None:
             feed(_source(type(part)).encode())
         held = {key: value for key, value in vars(part).items() if key not in _OF_TORCH}
-        # Their keys count the hooks of this process.
+        # Without their keys, which count the hooks of this process.
         held["hooks"] = [[*part._forward_pre_hooks.values()], [*part._forward_hooks.values()]]
         _feed(dict(sorted(held.items())), feed, seen)
 
 
 def _feed(value: Any, feed: Feed, seen: frozenset[int]) -> None:
-    """Give the bytes that tell a value from others, in an order that is the same every time."""
+    """Feed bytes that tell a value from others, in an order that is the same every time."""
     feed(type(value).__qualname__.encode())
     if isinstance(value, _PLAIN):
         feed(repr(value).encode())
-    elif id(value) not in seen:  # else it holds itself
+    elif id(value) not in seen:  # else it contains itself
         feeders = (feeder for kinds, feeder in _FEEDERS if isinstance(value, kinds))
         next(feeders, _feed_other)(value, feed, seen | {id(value)})
 
@@ -211,7 +212,7 @@ def _feed_named(value: Any, feed: Feed, seen: frozenset[int]) -> None:
 
 
 def _feed_other(value: Any, feed: Feed, seen: frozenset[int]) -> None:
-    """An object of the user's by what it holds, one of a library as it shows itself."""
+    """Feed an object of the user's by its attributes, one of a library by its representation."""
     if _is_users(type(value).__module__):
         _feed(dict(sorted(getattr(value, "__dict__", {}).items())), feed, seen)
     elif " at 0x" not in (shown := repr(value)):
@@ -230,7 +231,7 @@ _FEEDERS: tuple[tuple[Any, Callable[[Any, Feed, frozenset[int]], None]], ...] = 
     (types.FunctionType, _feed_function),
     (type | types.BuiltinFunctionType | types.ModuleType, _feed_named),
 )
-"""The first kind of which a value is says how it is fed."""
+"""Types of values, each with the function that feeds them. The first type that fits counts."""
 
 
 def _filled(cell: types.CellType) -> bool:
@@ -250,7 +251,7 @@ def _source(thing: Any) -> str:
 
 
 def _roots(reference: Any, module: nn.Module) -> set[tuple[Path, Path]]:
-    """The user's files that a model is made of, each with the folder that it imports from."""
+    """The user's files of a model's code, each with the folder that it imports from."""
     names = {type(part).__module__ for part in module.modules()}
     roots: set[tuple[Path, Path]] = set()
     if isinstance(reference, str) and ":" in reference:
@@ -317,8 +318,8 @@ def _with_parents(name: str) -> Iterator[str]:
 
 
 def _file_of(module: str) -> Path | None:
-    """The file of a loaded module; None for the script that was started, which a resumed run may
-    have changed elsewhere."""
+    """The file of a loaded module. None for the script that was started: it may have changed
+    elsewhere before a run is resumed."""
     file = getattr(sys.modules.get(module), "__file__", None)
     return Path(file).resolve() if file and module != "__main__" else None
 

@@ -1,6 +1,6 @@
-"""A job opened: source, model and sinks looked at, every knob checked, the plan made.
+"""A job, opened: its source, model and sinks are open, its settings checked, its plan made.
 
-Opening touches nothing: a `Job` may be planned, shown and thrown away. `run` carries it out.
+Opening changes nothing: a `Job` may be planned, shown and thrown away. `run` carries it out.
 """
 
 from __future__ import annotations
@@ -32,6 +32,14 @@ class Job:
     """One inference, opened and planned."""
 
     def __init__(self, config: InferConfig) -> None:
+        """Open what the settings name.
+
+        Args:
+            config: The settings of the job.
+
+        Raises:
+            UsageError: What the settings ask for cannot be done. Nothing was created.
+        """
         self.config = config
         with torch_threads(config.threads):
             self._open()
@@ -42,7 +50,7 @@ class Job:
         model = load_model(
             config.model_type, config.weights, config.in_channels, trust=config.trust_model
         )
-        # Before the net is tried: what it keeps of a forward is no part of what it is.
+        # Before the net is run: what it caches in a forward is no part of it.
         self.attributes = identity.attributes(model.module)
         source = open_source(config.in_spec, level=config.level)
         shape = patch_shape(config, "z" in source.axes, model.spatial_axes)
@@ -80,8 +88,8 @@ class Job:
     def _kinds(
         self, source: Source, parts: Sequence[HeadPart]
     ) -> tuple[list[tuple[HeadKind, Origin]], int]:
-        """What each head is, and the bytes that judging them left in the heap: they serve the
-        forwards, which the plan counts."""
+        """The kind of each head, and the bytes that finding out left in the heap. Later forwards
+        use these bytes again, and the plan counts those."""
         before: list[int] = []
 
         def candidates() -> Iterator[Seen]:
@@ -93,7 +101,7 @@ class Job:
         return kinds, max(0, resident_bytes() - before[0]) if before else 0
 
     def _check_files(self, source: Source) -> None:
-        """Refuse a run folder, a trace or metrics in the place of something else."""
+        """Refuse a run folder, a trace or metrics that would lie inside the input or an output."""
         config = self.config
         if config.run_dir is not None:
             check_local(config.run_dir, "--run-dir")
@@ -110,11 +118,11 @@ class Job:
         check_outputs(*named, replace=config.replace, inputs=read)
 
     def maker(self) -> dict[str, Any]:
-        """What may change the last bits of a run that goes on with another of it."""
+        """What may change the last bits of voxels though the fingerprint is the same."""
         return identity.maker(self.source, self.sinks, self.devices)
 
     def fingerprint(self) -> dict[str, Any]:
-        """What must be equal for two runs to write the same voxels into the same units."""
+        """What must be equal in two runs for them to write the same voxels into the same units."""
         config, geometry, model = self.config, self.geometry, self.net.model
         return {
             "input": identity.of_input(self.source, resumes=config.resumes),

@@ -1,4 +1,4 @@
-"""What a run leaves beside its output, so that a killed one can go on: the run folder.
+"""The run folder: what a run keeps beside its output, so that a killed run can be resumed.
 
     run.json         name, settings and fingerprint of the run; the makers of its units: versions,
                      code and kind of machine
@@ -8,8 +8,8 @@
     metrics.jsonl    rows of telemetry
     summary.json     written last, by a run that succeeded
 
-A line that a kill tore is ignored, and its unit is written again: writing a unit twice does no
-harm, and counting on one that was never written would.
+A line that is not whole, because the run was killed, is ignored and its unit is written again. To
+write a unit twice does no harm; to leave out one that was never written would.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ except ImportError:  # Windows
 
 Key = tuple[int, ...]
 _OLDER = {"code": "of an older version"}
-"""The maker of a run whose version noted none."""
+"""The maker of a run that was begun by a version which noted none."""
 
 
 class Journal:
@@ -52,16 +52,16 @@ class Journal:
         self.fingerprint: dict[str, Any] = scrubbed(json.loads(json.dumps(fingerprint)))
         self.makers: list[dict[str, Any]] = [json.loads(json.dumps(maker or {}))]
         self.maker = 0
-        """Which of the makers this process is."""
+        """Index of this process among the makers."""
         self.run = uuid.uuid4().hex
-        """Names the run, in the marker of its output too; a resumed run keeps its name."""
+        """Name of the run, also in the marker of its output. A resumed run keeps its name."""
         self.lacking: list[str] = []
-        """Why the run folder is not locked, a sentence or none."""
+        """One sentence that says why the run folder is not locked; empty if it is."""
         self.done: set[Key] = set()
         self.statistics: dict[str, dict[str, Any]] = {}
         self.written = self.skipped = self.voxels = 0
         self._replaces: list[str | None] = []
-        """Runs that made the outputs which this one is to make anew."""
+        """Names of the runs that made the outputs which this run replaces."""
         self._before: Mapping[str, Any] | None = None
         self._anyway = False
         self._log: IO[str] | None = None
@@ -77,10 +77,10 @@ class Journal:
         resume: bool,
         anyway: bool = False,
     ) -> Journal:
-        """Read what an earlier run left, where ``resume``; creates nothing.
+        """Open a run folder, and if ``resume`` read what an earlier run left. Creates nothing.
 
-        Raises `UsageError` where that run was another one, naming the first difference, and where
-        the folder is not one of a run. A difference in ``maker`` is let pass ``anyway``.
+        Raises `UsageError` if the earlier run had other settings, naming the first difference, or
+        if the folder is no run folder. ``anyway`` allows another ``maker``.
         """
         journal = cls(folder, fingerprint, maker)
         if folder is not None:
@@ -113,7 +113,7 @@ class Journal:
             )
 
     def _join(self, makers: list[dict[str, Any]], anyway: bool) -> None:
-        """Take the place of this process among those that have made units of the run."""
+        """Add this process to the makers of the run, or find it among them."""
         (mine,) = self.makers
         name = _differing(makers[-1], mine)
         if mine not in makers:
@@ -128,15 +128,15 @@ class Journal:
         self.makers, self.maker = makers, makers.index(mine)
 
     def check_maker(self, output: str, made_by: str | None) -> None:
-        """Raise `UsageError` where a run is resumed whose output is no longer its own.
+        """Raise `UsageError` if a run is resumed whose output belongs to another run by now.
 
-        ``made_by`` is the run that the marker of the output names, None where it names none.
+        ``made_by`` is the run that the marker of the output names, or None.
         """
         if self._before is None:
-            self._replaces = list({*self._replaces, made_by})  # asked again while it waits
+            self._replaces = list({*self._replaces, made_by})  # called again while the job waits
             return
         if not self.done and made_by in self._replaces:
-            return  # killed before the marker named it: the output is all to be written anyway
+            return  # killed before the marker named it: all of the output is written anyway
         mine = self._before.get("run")
         if made_by is None and (mine is None or self._anyway or not self._before.get("locked")):
             return  # made before there were markers, or where none could be
@@ -152,9 +152,9 @@ class Journal:
             )
 
     def lock(self) -> None:
-        """Make the folder and lock its log, which is left as it is.
+        """Make the folder and lock its log. The log is not changed.
 
-        Raises `UsageError` where another process is at this run.
+        Raises `UsageError` if another process writes this run.
         """
         if self.folder is None or self._log is not None:
             return
@@ -171,10 +171,10 @@ class Journal:
             self.lacking.append(f"--run-dir {self.folder} has no lock: {why}")
 
     def begin(self, settings: Mapping[str, Any], *, locked: bool = False) -> None:
-        """Make the folder and start the log, keeping the units that were done before.
+        """Make the folder and start the log. Units that were done before stay in it.
 
         ``locked`` says that the output's marker names this run. Raises `UsageError`, and changes
-        nothing, where another process is at this run.
+        nothing, if another process writes this run.
         """
         if self.folder is None:
             return
@@ -184,15 +184,15 @@ class Journal:
             self._log.truncate(0)
             (self.folder / "statistics.json").unlink(missing_ok=True)
         elif not (self.folder / "done.log").read_bytes().endswith(b"\n"):
-            # Only appended to: a kill must not take what is done. A torn line is spoilt as it is
-            # ended, or half of "0 1 1 12" would say that 0 1 1 1 is done.
+            # The log is only appended to, so a kill cannot lose what is done. A torn line is made
+            # invalid before it is ended: half of "0 1 1 12" would say that 0 1 1 1 is done.
             self._log.write("?\n")
             self._log.flush()
         for old in ("summary.json", TRACEBACK_FILE):
             (self.folder / old).unlink(missing_ok=True)
-        if self.done:  # by the run that this one goes on with
+        if self.done:  # by the run that is resumed
             set_aside(self.folder / "metrics.jsonl")
-        # Before anything else: it says whose the folder is.
+        # Written first: it says which run the folder belongs to.
         run = {
             "run": self.run,
             "locked": locked,
@@ -207,7 +207,7 @@ class Journal:
             self._append(f"# maker {self.maker}\n")
 
     def note(self, key: Key, voxels: int) -> None:
-        """A unit has been written."""
+        """Note that a unit of so many voxels has been written."""
         with self._lock:
             self.written += 1
             self.voxels += voxels
@@ -224,7 +224,7 @@ class Journal:
         self.save("statistics.json", self.statistics)
 
     def save(self, name: str, content: Mapping[str, Any]) -> None:
-        """Write a JSON file of the folder, whole or not at all."""
+        """Write a JSON file of the folder, completely or not at all."""
         path = self.path(name)
         if path is not None:
             with replacing(path) as draft:
@@ -235,15 +235,16 @@ class Journal:
 
     def close(self) -> None:
         if self._log is not None:
-            with contextlib.suppress(OSError):  # of a line that could not be written: `note` told
+            with contextlib.suppress(OSError):  # `note` has raised it already
                 self._log.close()
             self._log = None
 
 
 def default_run_dir(sink: Sink) -> Path | None:
-    """Beside a local store; in this folder for a remote one; nowhere for an array in memory.
+    """The run folder of an output: beside a local store, in the working folder for a remote one.
+    None for an array in memory.
 
-    Where the name alone does not say which array is meant, a hash of its address does.
+    If the name of the store does not say which array is meant, a hash of its address is added.
     """
     store = sink.local_path
     if store is not None and str(store.resolve()) == sink.address:
@@ -257,10 +258,10 @@ def default_run_dir(sink: Sink) -> Path | None:
 
 
 def _claim(file: IO[str]) -> str | None:
-    """Lock an open file for this process, until it is closed or the process ends; why not, where
-    the file system knows no locks.
+    """Lock an open file for this process, until it is closed or the process ends.
 
-    Raises `BlockingIOError` where another process has locked it.
+    Returns the reason why there is no lock, or None. Raises `BlockingIOError` if another process
+    has locked the file.
     """
     if fcntl is None:
         return "this system has no flock"
@@ -274,9 +275,9 @@ def _claim(file: IO[str]) -> str | None:
 
 
 def _check_ours(folder: Path) -> None:
-    """Refuse a folder that holds files and is no run folder, before anything of it is changed."""
+    """Refuse a folder that holds files and is no run folder. Nothing in it is changed."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    # A run leaves these also where it ends before it has begun.
+    # A run that ends before it has begun may leave these.
     names = {name for name in names if name != TRACEBACK_FILE and not is_draft(name)}
     if not names or _is_ours(folder, names):
         return
@@ -287,7 +288,8 @@ def _check_ours(folder: Path) -> None:
 
 
 def _is_ours(folder: Path, names: set[str]) -> bool:
-    """By its run.json; by its log where that is damaged or was not yet written."""
+    """Whether a folder is a run folder: by its run.json, or by its log if that is damaged or
+    missing."""
     with contextlib.suppress(ValueError, OSError):
         run = json.loads((folder / "run.json").read_bytes())
         if isinstance(run, dict) and {"settings", "fingerprint"} <= run.keys():
@@ -302,7 +304,7 @@ def _is_ours(folder: Path, names: set[str]) -> bool:
 
 
 def _settled(fingerprint: dict[str, Any]) -> dict[str, Any]:
-    """Older versions noted the folder of a model's file as well."""
+    """A fingerprint as this version writes it: older ones kept the folder of a model's file."""
     if "model" in fingerprint:
         name, *rest = fingerprint["model"]
         fingerprint["model"] = [Path(name).name, *rest]
@@ -310,7 +312,7 @@ def _settled(fingerprint: dict[str, Any]) -> dict[str, Any]:
 
 
 def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """The first thing that is not as before; what an older version did not note is the same."""
+    """The first key whose value differs. What an older version did not note counts as equal."""
     return next((name for name, value in now.items() if before.get(name, value) != value), None)
 
 
@@ -319,7 +321,7 @@ def _line(key: Key) -> str:
 
 
 def _parse(line: bytes) -> Key | None:
-    """The unit of a line; None for one that is torn or damaged, whose unit is written again."""
+    """The unit that a line names. None for a line that is damaged or not whole."""
     whole = re.fullmatch(rb"(\d+) (-?\d+) (-?\d+) (-?\d+)\n", line)
     return tuple(int(part) for part in whole.groups()) if whole else None
 

@@ -2,11 +2,11 @@
 
     upload | gather | normalise | forward | scatter | download
 
-A lane is fed blocks in order and gives them back in order. Batches cross block borders, and the
-last one is padded to the full size, so the net sees one input shape from first to last and a
-patch's result does not depend on what else is in its batch. On the CPU upload and download are
-free; on CUDA a block crosses the bus once each way, in the dtype of the store, and the next one
-comes while the present one is at work (`transfers`). Everything between is the same code.
+A lane takes blocks in order and gives them back in order. Batches cross the borders of blocks, and
+the last batch is padded to the full size. So the net always sees one input shape, and the result of
+a patch does not depend on what else is in its batch. On the CPU upload and download cost nothing.
+On CUDA a block crosses the bus once each way, in the dtype of the store, and the next block is
+uploaded while the net works on this one (`transfers`). Everything between is the same code.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .values import NOTHING
 
 
 class Lane:
-    """Feeds one device."""
+    """Runs the blocks of one device."""
 
     def __init__(
         self,
@@ -42,8 +42,8 @@ class Lane:
         pools: tuple[Pool, Pool],
         before_batch: Callable[[int], None],
     ) -> None:
-        """``pools`` are those of the arrays that come in and of those that go out;
-        ``before_batch`` is told how many patches a forward will run and may raise to stop it."""
+        """``pools`` hold the arrays of blocks as read, and of blocks as computed. ``before_batch``
+        is called with the number of patches before each batch; it may raise to stop the lane."""
         self.device, self.job, self.probe = device, job, probe
         self.read_pool, self.block_pool = pools
         self.before_batch = before_batch
@@ -59,7 +59,7 @@ class Lane:
         self._open: deque[Computed] = deque()
 
     def push(self, loaded: Loaded) -> Iterator[Computed]:
-        """Take a block; yield those that it completes, oldest first."""
+        """Take a block, and yield each block that is whole by then, oldest first."""
         array, native = self.transfers.take(loaded)
         opened = self._opened(loaded)
         self._open.append(opened)
@@ -75,7 +75,7 @@ class Lane:
             yield from self._whole()
 
     def flush(self) -> Iterator[Computed]:
-        """Run what is left in a padded batch."""
+        """Pad the last batch and run it; yield the blocks that are left."""
         if self._slots:
             rest = self._batch[len(self._slots) :]
             rest.copy_(self._batch[:1].expand_as(rest))
@@ -85,7 +85,7 @@ class Lane:
             self.clock.report(wait=True)
 
     def _opened(self, loaded: Loaded) -> Computed:
-        """A block none of whose patches is computed; on the CPU its outputs lie in buffers."""
+        """The empty outputs of a block. On the CPU they lie in arrays of a pool."""
         opened = Computed(
             loaded, [], [], self._empty_tally.clone(), self.job, loaded.block.patches.size
         )
@@ -118,8 +118,8 @@ class Lane:
     def _run_batch(self) -> None:
         """Run the batch and put its patches into their blocks.
 
-        A CPU takes as many at a time whatever the batch: the kernels that torch picks there, and
-        with them the last bits of a result, depend on how many there are.
+        A CPU takes the same number of patches at a time, whatever the batch: the kernels that torch
+        picks, and with them the last bits of a result, depend on that number.
         """
         self.before_batch(len(self._slots))
         if self.clock is not None:
@@ -129,10 +129,10 @@ class Lane:
             slots = self._slots[start : start + step]
             block = slots[0].owner.block
             try:
-                # Not in inference mode, in which autocast would keep no weights that it has cast.
+                # Not in inference mode: autocast would not keep the weights that it casts.
                 with self._span("forward", block), torch.no_grad():
                     outputs = self.forward.run(self._batch[start : start + step])
-            except PenstockError as error:  # of what it returned
+            except PenstockError as error:  # it returned other heads
                 raise StageError("forward", str(block), error) from error
             with self._span("stitch", block), torch.inference_mode(), one_thread():
                 for head, output_BCZYX in enumerate(outputs):
@@ -151,7 +151,7 @@ class Lane:
 
 
 class Forward:
-    """The net on a device: a batch in, its heads out, each checked to be as at first."""
+    """The net on a device. It checks that each forward returns heads like those of the first."""
 
     def __init__(self, device: torch.device, job: Job) -> None:
         self.device, self.job = device, job
@@ -161,11 +161,11 @@ class Forward:
             dynamic = {"auto": None, "true": True, "false": False}[config.compile_dynamic]
             self.module = torch.compile(self.module, mode=config.compile_mode, dynamic=dynamic)  # type: ignore[assignment]
         self._dtypes: list[torch.dtype] = []
-        """Of the heads, once one forward has returned them."""
+        """Dtypes of the heads, known after the first forward."""
 
     def autocast(self) -> torch.autocast:
-        """What the model runs in. To be entered around all of a lane's work as well: torch keeps
-        the weights that it has cast until it leaves the outermost one."""
+        """The context that the model runs in. Enter one around all of a lane's work as well: torch
+        keeps the weights that it has cast until the outermost context ends."""
         amp = self.job.net.amp
         return torch.autocast(self.device.type, amp, amp is not None)
 
@@ -180,10 +180,10 @@ class Forward:
         return outputs if self.job.net.shape.model_axes == 3 else [o.unsqueeze(2) for o in outputs]
 
     def _checked(self, heads: Mapping[str, Tensor], sides: tuple[int, ...]) -> list[Tensor]:
-        """The heads in the order in which they were found.
+        """The heads in their order. ``sides`` are (batch, spatial axes of a patch).
 
-        Raises `PenstockError` where a forward returns others than the first, or of another shape
-        or dtype. Floats of half precision are what autocast makes of others.
+        Raises `PenstockError` if a forward returns other heads than the first one did, or heads of
+        another shape or dtype. Autocast may turn floats into half precision.
         """
         expected = self.job.net.footprint.heads
         if heads.keys() != {head.name for head in expected}:
@@ -210,6 +210,6 @@ class Forward:
 
 
 def one_thread() -> AbstractContextManager[None]:
-    """Copies of a patch are made by one thread: waking others, on cores that decode and encode,
-    takes longer than the copy."""
+    """Let one thread copy a patch. To wake others, on cores that decode and encode, takes longer
+    than the copy."""
     return torch_threads(1)

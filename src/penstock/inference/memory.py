@@ -1,4 +1,4 @@
-"""The bytes that a plan needs on the host and on a device."""
+"""The memory that a job needs on the host and on a device, in bytes."""
 
 from __future__ import annotations
 
@@ -12,62 +12,62 @@ from ..data import Box
 from .traffic import BlockShape
 
 RUNTIME_BYTES = 80 * 2**20
-"""Thread stacks, arenas and what codecs hold: measured, see benchmarks/README.md."""
+"""Bytes of thread stacks, arenas and codecs, as measured: see benchmarks/README.md."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a plan must know of source, sinks, model and machine."""
+    """The facts about source, sinks, model and machine that a plan is computed from."""
 
     domain: Box
     """Spatial domain of the source, z y x."""
     source_itemsize: int
     source_chunk: tuple[int, ...]
-    """Spatial, z y x."""
+    """Spatial shape of a chunk, z y x."""
     chunk_bytes: int
-    """Of a chunk when it is decoded, all its axes."""
+    """Bytes of a decoded chunk, all its axes."""
     source_origin: tuple[int, ...]
     """A corner of the source's chunk grid."""
     source_is_float: bool
     source_cache: int | None
-    """Bytes of decoded chunks that the source keeps by the user's own word; None: ours to set."""
+    """Bytes of decoded chunks that the user's spec lets the source keep. None: the plan chooses."""
     source_caches: bool
-    """Whether the source can keep decoded chunks at all."""
+    """True if the source can keep decoded chunks."""
     num_volumes: int
-    """(t, channel group) pairs."""
+    """Number of volumes: pairs of time point and channel group."""
     batch: int
     """Patches gathered before a forward."""
     in_channels: int
     out_channels: tuple[int, ...]
-    """Of each head."""
+    """Channels of each head."""
     out_itemsizes: tuple[int, ...]
     sum_itemsizes: tuple[int, ...]
-    """Of what each head's patches are added up in; 0 for a head that is not blended."""
+    """Bytes of a value in the sums of each head. 0 for a head that is not blended."""
     write_grids: tuple[tuple[int, ...], ...]
     """Spatial write grid of each sink."""
     anchor: tuple[int, ...]
-    """Where the sinks' chunk grids begin, in source coordinates."""
+    """A corner of the sinks' chunk grids, z y x, in source coordinates."""
     weight_bytes: int
     forward_bytes: int | None
-    """Most bytes in one forward of a full batch, None where unknown."""
+    """Most bytes in one forward of a full batch. None if unknown."""
     devices: tuple[str, ...]
     """Device types, one for each device."""
     base_bytes: int
-    """What this process holds already, model weights included."""
+    """Bytes that this process holds already, model weights included."""
     available_bytes: int
-    """What the machine could still give it."""
+    """Bytes that the machine can still give to this process."""
     cores: int
-    """That decode chunks at once."""
+    """Number of cores that can decode chunks at once."""
     device_bytes: int | None
-    """Free memory of the smallest device, None on the CPU."""
+    """Free bytes of the device that has the fewest. None on the CPU."""
     cast_bytes: int = 0
-    """Of the weights in half precision, which autocast keeps beside them."""
+    """Bytes of the weights in half precision, which autocast keeps beside the others."""
     work_itemsize: int = 4
-    """Of what patches are normalised and brought back in."""
+    """Bytes of a value while patches are normalised and brought back."""
     heads: tuple[str, ...] = ()
-    """What each head is taken for, for a reader."""
+    """One line about each head for the printed plan."""
     notes: tuple[str, ...] = ()
-    """What the plan should say of how the model is run."""
+    """Sentences for the printed plan about how the model is run."""
 
     @property
     def on_host(self) -> bool:
@@ -97,7 +97,7 @@ class HostMemory:
     writing: int
     cache: int
     decoding: int
-    """Chunks that are decoded, and too many for the cache."""
+    """Bytes of decoded chunks that do not fit into the cache."""
     runtime: int = RUNTIME_BYTES
 
     @property
@@ -106,7 +106,7 @@ class HostMemory:
 
 
 def resident_bytes() -> int:
-    """Memory that this process holds."""
+    """Bytes of memory that this process holds."""
     return int(psutil.Process().memory_info().rss)
 
 
@@ -117,30 +117,31 @@ def chunks_of_block(facts: Facts, block: BlockShape) -> int:
 
 
 def block_bytes_of(facts: Facts, read: int, support: int) -> int:
-    """What was read and what came of it: memory of both is kept for the next block. Of floats, also
-    a byte for each voxel that says whether it was finite."""
+    """Bytes of a block: the array as read and the outputs. Both are kept for the next block. An
+    input of floats adds one byte a voxel that says whether it was finite."""
     came = support * (sum(block_voxel_bytes(facts)) + facts.source_is_float)
     return read * facts.in_bytes + came
 
 
 def block_voxel_bytes(facts: Facts) -> list[int]:
-    """Bytes for each voxel of a block, head by head: of sums where it is blended."""
+    """Bytes of a voxel of a block, for each head. A blended head holds sums."""
     each = zip(facts.out_channels, facts.out_itemsizes, facts.sum_itemsizes, strict=True)
     return [channels * (sums or out) for channels, out, sums in each]
 
 
 def unit_voxel_bytes(facts: Facts) -> list[int]:
-    """The same of a unit, whose buffers hold sums and, cast from these, what is written."""
+    """Bytes of a voxel of a unit, for each head. A buffer serves sums and what is written."""
     each = zip(facts.out_channels, facts.out_itemsizes, facts.sum_itemsizes, strict=True)
     return [channels * max(sums, out) for channels, out, sums in each]
 
 
 def block_budget(facts: Facts, patch: int, block: int, workers: int, batches: int | None) -> int:
-    """Bytes of blocks under way for each device; ``patch`` and ``block`` are those of a block of
-    one patch and of the largest, ``batches`` is the most that the user allows.
+    """Bytes that blocks under way may take, for each device.
 
-    A batch under way can hold patches of as many blocks as it has rows, and none of these is let
-    go before the batch is full: there must be room for all of them and for one block more.
+    ``patch`` is the size of a block of one patch, ``block`` that of the largest block, ``batches``
+    the most batches that the user allows. A batch can hold patches of as many blocks as it has
+    rows, and releases none of them before it is full. So there must be room for all of them, and
+    for one more block.
     """
     least = facts.batch * patch + 2 * block
     budget = least + max(1, workers // len(facts.devices)) * block
@@ -148,7 +149,8 @@ def block_budget(facts: Facts, patch: int, block: int, workers: int, batches: in
 
 
 def blocks_bytes(facts: Facts, budget: int, read: int) -> int:
-    """Blocks under way on the host, for all devices; ``read`` is what the largest block sees."""
+    """Bytes of blocks under way on the host, for all devices. ``read`` counts the voxels that the
+    largest block sees."""
     blocks = len(facts.devices) * budget
     if not facts.on_host:
         # Two blocks of each go up at a time; torch pins memory in powers of two.
@@ -157,18 +159,18 @@ def blocks_bytes(facts: Facts, budget: int, read: int) -> int:
 
 
 def computing_bytes(facts: Facts, patch: int) -> tuple[int, int]:
-    """A forward of a full batch at its peak, and its patches on their way in and out."""
+    """Bytes of a full batch's forward at its peak, and of its patches on the way in and out."""
     channels = facts.in_channels + sum(facts.out_channels)
     buffers = facts.batch * patch * facts.work_itemsize * channels
     return max(facts.forward_bytes or 0, buffers) + facts.cast_bytes, buffers
 
 
 def cache_bytes(facts: Facts, voxels: int) -> int:
-    """A read cache that holds so many voxels of each channel."""
+    """Bytes of a read cache that holds so many voxels of each channel."""
     if facts.source_cache is not None:
         return facts.source_cache
-    # What a store notes of each chunk counts, too; a cache that holds all but one chunk of what
-    # comes round again holds none of it.
+    # A store's notes about each chunk count, too. The margin matters: a cache that is one chunk too
+    # small for what comes round again is of no use at all.
     held = voxels * facts.in_bytes
     return held + held // 32 + 2**20 if held else 0
 

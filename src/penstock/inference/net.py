@@ -1,4 +1,4 @@
-"""The model of a job as it is run: its arithmetic, how many patches at a time, what that holds."""
+"""The model as a job runs it: dtypes, patches at a time, memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .geometry import PatchShape
 from .heads import is_wide
 
 GPU_BATCH = 16
-"""Patches in one forward on a GPU where the user does not say."""
+"""Patches in one forward on a GPU, if the user does not say."""
 CPU_FORWARD = 2
 """Patches in one forward on a CPU, whatever the batch, so that a result does not depend on it. Of a
 single one torch takes small convolutions to kernels of its own that are a quarter to a third slower
@@ -32,18 +32,18 @@ class Net:
     amp: torch.dtype | None
     """The dtype of autocast; None: off."""
     carrier: torch.dtype
-    """What patches are normalised in: float32, or float64 where the input's dtype needs it."""
+    """Dtype in which patches are normalised: float32, or float64 if the input needs it."""
     clip: tuple[float, float] | None
-    """The range that normalised values are held to."""
+    """Range that normalised values are clipped to; None: no clipping."""
     batch: int
     """Patches gathered before a forward."""
     forward: int
-    """Patches in one forward: a CPU takes so many of a batch at a time."""
+    """Patches in one forward. On a CPU a batch is run in several forwards."""
     footprint: Footprint
 
     @property
     def layout(self) -> torch.memory_format:
-        """How batches lie in memory."""
+        """Memory layout of batches."""
         axes = 2 + self.shape.model_axes
         return CHANNELS_LAST[axes] if self.footprint.channels_last else torch.contiguous_format
 
@@ -55,16 +55,16 @@ def fit_net(
     shape: PatchShape,
     dtype: np.dtype[np.generic],
 ) -> Net:
-    """Fit a model to patches of an input of ``dtype``, and to the devices that run it.
+    """Fit a model to the patches of an input of ``dtype``, and to its devices.
 
-    Raises `UsageError` where the model does not take such a batch.
+    Raises `UsageError` if the model does not take such a batch.
     """
     on_cpu = all(device.type == "cpu" for device in devices)
     amp = choose_amp(config, devices, model.dtype)
     # A Mac's GPU has no float64.
     fine = is_wide(dtype) and all(device.type != "mps" for device in devices)
     if fine and not model.weight_bytes:
-        with contextlib.suppress(UsageError):  # of a net that makes float32 of its own
+        with contextlib.suppress(UsageError):  # a net that makes float32 tensors itself fails
             wide = replace(model, weightless_dtype=torch.float64)
             fit_batch(wide, shape, config.batch, on_cpu=on_cpu)
             model = wide
@@ -86,7 +86,7 @@ def fit_net(
 def fit_batch(
     model: Model, shape: PatchShape, batch: int | None, *, on_cpu: bool
 ) -> tuple[int, Footprint]:
-    """Patches in one forward, and what that holds; ``batch`` is what the user says."""
+    """The number of patches in one forward, and its footprint. ``batch`` is what the user says."""
     # A net that was exported for one size of batch takes no other.
     if on_cpu:
         *sizes, last = (CPU_FORWARD, 1, batch) if batch else (CPU_FORWARD, 1)
@@ -100,7 +100,7 @@ def fit_batch(
 
 
 def fixed_scaling(config: InferConfig) -> Scaling | None:
-    """What patches are normalised by; None where percentiles of the data are."""
+    """The scaling of patches, or None if percentiles of the data decide it."""
     low, high = config.norm_lower, config.norm_upper
     if config.normalize == "none":
         return Scaling()
@@ -112,9 +112,12 @@ def fixed_scaling(config: InferConfig) -> Scaling | None:
 def choose_amp(
     config: InferConfig, devices: Sequence[torch.device], dtype: torch.dtype
 ) -> torch.dtype | None:
-    """fp16 on CUDA unless told otherwise: it keeps 11 bits of an intensity where bf16 keeps 8. But
-    it ends at 65,504, so it is only for values that are brought to a range, and it is for a net of
-    ``dtype`` float32: one of half precision has what it wants."""
+    """The dtype of autocast for a net of ``dtype``; None: off.
+
+    By default it is fp16 on CUDA, which keeps 11 bits of an intensity where bf16 keeps 8. But fp16
+    ends at 65,504, so it is used only for values that are normalised to a range, and only for a net
+    of float32.
+    """
     chosen = config.amp
     if chosen == "auto":
         ranged = config.normalize in ("percentile", "global") or (

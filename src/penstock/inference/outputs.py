@@ -1,4 +1,4 @@
-"""The outputs of a job: a sink for each head, and where in it the units of each volume land."""
+"""The outputs of a job: a sink for each head, and the place of each volume in it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .heads import HeadPart, Origin, default_dtype
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A sink, and where in it the units of each volume land."""
+    """A sink, and the place of each volume in it."""
 
     sink: Sink
     channels: int
-    """Of the head that it takes."""
+    """Channels of the head that it takes."""
     offset: tuple[int, ...]
-    """From the source's spatial coordinates to the sink's."""
+    """Shift from the source's spatial coordinates to the sink's, z y x."""
     places: tuple[tuple[int, int], ...]
     """The time point and the first channel of each volume, in the sink's coordinates."""
 
@@ -40,7 +40,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Outputs:
-    """Opens the sinks of a job that runs over some times and channels of a source."""
+    """Opens the sinks of a job that runs over ``times`` and ``channels`` of a source."""
 
     config: InferConfig
     source: Source
@@ -52,10 +52,10 @@ class Outputs:
     def open(
         self, parts: Sequence[HeadPart], kinds: Sequence[tuple[HeadKind, Origin]]
     ) -> list[Output]:
-        """An output for each part of the model; creates nothing.
+        """Open an output for each part of the model. Creates nothing.
 
-        Raises `UsageError` for a sink that cannot take its part, and for two that do not go
-        together.
+        Raises `UsageError` for a sink that cannot take its part, and for two sinks that overlap or
+        whose chunks do not line up.
         """
         config, source = self.config, self.source
         groups = len(self.channels) // self.at_once
@@ -87,7 +87,7 @@ class Outputs:
     def _dtypes(
         self, parts: Sequence[HeadPart], kinds: Sequence[tuple[HeadKind, Origin]]
     ) -> list[np.dtype[Any]]:
-        """The dtype of each output, where it is new."""
+        """The dtype of each output, if it is new."""
         said = self.config.out_dtype
         if said is None:
             pairs = zip(parts, kinds, strict=True)
@@ -134,7 +134,7 @@ class Outputs:
     def _places(
         self, sink: Sink, axis: int, selected: Sequence[int], size: int, *, whole: bool
     ) -> list[int]:
-        """Where the selected along t or c begin in a sink, ``size`` for each of them."""
+        """The first index in a sink of each selected time or channel, which takes ``size``."""
         have, domain = sink.domain, self.source.domain
         if have.shape[axis] == len(selected) * size:
             return [have.start[axis] + i * size for i in range(len(selected))]
@@ -165,8 +165,10 @@ def _dtype(name: str) -> np.dtype[Any]:
 
 
 def _chunks(config: InferConfig) -> tuple[int, ...] | None:
-    """Chunks of a new output: what the user said, or what divides their block evenly; None,
-    for those of any other output, where nothing of a sensible size does."""
+    """The chunks of a new output: what the user said, or what divides their block evenly.
+
+    None if nothing of a sensible size does: then the store chooses.
+    """
     if config.chunks is not None:
         return per_axis(config.chunks, plane=False, thin=1)
     if config.block is None or config.shards is not None:
@@ -176,8 +178,11 @@ def _chunks(config: InferConfig) -> tuple[int, ...] | None:
 
 
 def chunk_side(block: int) -> int:
-    """The side of a chunk, nearest 128, that divides a block's evenly; 0 where none within 4 times
-    of it does: one voxel is as many files, and one chunk for all takes the memory of all."""
+    """The side of a chunk, nearest 128, that divides a block's side evenly.
+
+    0 if none between a quarter of 128 and 4 times 128 does: tiny chunks make too many files, and
+    huge ones take too much memory.
+    """
     divisors = (n for n in range(1, min(block, 4 * 128) + 1) if block % n == 0)
     side = min(divisors, key=lambda n: max(n / 128, 128 / n))
     return side if side >= min(block, 128 // 4) else 0

@@ -29,13 +29,13 @@ from .memory import (
 from .traffic import BlockShape, CacheLevel, largest_block, open_peak, reads
 
 BLOCK_VOXELS = 3_000_000
-"""A compute block grows until its read region would hold more. Small blocks are cheap to have in
-flight and touch little fresh memory; below this the cost of a block as such begins to show."""
+"""Most voxels in the read region of a compute block. Small blocks are cheap to have in flight and
+touch little fresh memory; below this size the fixed cost of a block begins to show."""
 UNIT_VOXELS = 2**22
-"""A fitted write unit grows until it would hold more; small ones are let go, and safe, sooner."""
+"""Most voxels in a fitted write unit. Small units are written, and so safe, sooner."""
 OWN_UNIT_VOXELS = 2**24
-"""The same where each unit has percentiles, and so patches, of its own: 256 cubed, as small ones
-would share few patches."""
+"""The same where each unit has its own percentiles, and so its own patches: 256 cubed. Small units
+would compute too many patches twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Plan:
     memory_limit: int
     device_peak: int | None
     voxels: int
-    """Voxels of all volumes, one channel: what throughput is counted in."""
+    """Voxels of all volumes, each channel group counted once. Throughput counts them."""
     read_bytes: int
     """Decoded bytes that reading must touch, amplification included."""
     statistics_bytes: int
@@ -79,11 +79,18 @@ class Plan:
 
     @property
     def write_amplification(self) -> float:
-        """1: a unit is whole chunks and is written once. Anything else was refused."""
+        """Always 1: a unit is whole chunks and is written once. Anything else is refused."""
         return 1.0
 
     def block_bytes(self, block: Block | BlockShape) -> int:
-        """What a block holds on the host: what was read of it, and later what came of it."""
+        """Bytes that a block takes on the host.
+
+        Args:
+            block: A block, or the shape of one.
+
+        Returns:
+            Bytes of the array as read and of the outputs.
+        """
         return block_bytes_of(self.facts, block.read.size, block.support.size)
 
     @property
@@ -92,21 +99,21 @@ class Plan:
 
     @property
     def read_buffer_bytes(self) -> int:
-        """Room for what is read of any block."""
+        """Bytes that hold the array of any block as read."""
         return largest_block(self.geometry).hull.size * self.facts.in_bytes
 
     @property
     def block_buffer_bytes(self) -> int:
-        """Room for one head of any block."""
+        """Bytes that hold one head of any block."""
         return largest_block(self.geometry).support.size * max(block_voxel_bytes(self.facts))
 
     @property
     def unit_buffer_bytes(self) -> int:
-        """Room for one head of any unit, sums as well as what is written of them."""
+        """Bytes that hold one head of any unit, as sums or as it is written."""
         return math.prod(self.geometry.unit) * max(unit_voxel_bytes(self.facts))
 
     def refuse(self) -> None:
-        """Raise `Refused` where host or device cannot hold the job."""
+        """Raise `Refused` if the host or a device cannot hold the job."""
         if self.memory.total > self.memory_limit:
             causes = ("base", "forward", "assembly", "blocks", "writing", "decoding")
             parts = {name: getattr(self.memory, name) for name in causes}
@@ -130,7 +137,7 @@ class Plan:
             )
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """The plan for a reader: (what, how much)."""
+        """The plan for a reader, line by line: (what, how much)."""
         geometry, memory, facts, size = self.geometry, self.memory, self.facts, format_bytes
         yield "volume", f"{in_words(geometry.domain.shape)} voxels, {facts.num_volumes} volume(s)"
         patches = f"{format_count(self.num_patches)} patches in batches of {self.batch}"
@@ -181,7 +188,7 @@ class Plan:
 
 
 def make_plan(config: InferConfig, facts: Facts, shape: PatchShape) -> Plan:
-    """Fit what the user left open, check what they set, count everything.
+    """Choose what the user left open, check what they set, count everything.
 
     Of all regions and read caches that fit the memory, the plan takes the one that computes and
     reads least: a region is the whole volume where that fits.
@@ -203,7 +210,10 @@ def make_plan(config: InferConfig, facts: Facts, shape: PatchShape) -> Plan:
 
 
 def fit_unit(config: InferConfig, facts: Facts, shape: PatchShape) -> tuple[int, ...]:
-    """The write unit: what the user said, if it is whole chunks of every sink, or a fitted one."""
+    """The shape of a write unit: what the user said, or a fitted one.
+
+    Raises `UsageError` if what the user said is not whole chunks of every sink.
+    """
     grid = tuple(math.lcm(*axis) for axis in zip(*facts.write_grids, strict=True))
     extent = facts.domain.shape
     if config.block is None:
@@ -229,7 +239,7 @@ def fit_unit(config: InferConfig, facts: Facts, shape: PatchShape) -> tuple[int,
 
 
 def _regions(config: InferConfig, facts: Facts, unit: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Region shapes to weigh, largest first; z is swept, so it is never cut."""
+    """Region shapes to compare, largest first. They are never cut along z, which is swept."""
     if config.normalize == "percentile":
         yield unit
         return
@@ -306,7 +316,7 @@ def _count(
     unit = min(math.prod(geometry.unit), volume)
     waiting = min((config.writer_workers + 1) * unit, volume * num_volumes)
     writing = waiting * sum(unit_voxel_bytes(facts))
-    if geometry.seam == "blend":  # each writer makes the dtype of the sink out of the sums
+    if geometry.seam == "blend":  # each writer converts sums to the dtype of the sink
         writing += config.writer_workers * unit * facts.out_bytes
     cached, decoded = reads(geometry, facts.source_chunk, level, origin=facts.source_origin)
     cache = cache_bytes(facts, cached)

@@ -1,4 +1,4 @@
-"""What waits between the stages of a job, and the memory that it may take."""
+"""The queues between the stages of a job, and the memory that waiting items may take."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ class Queues:
         self.block_pool = Pool(plan.block_buffer_bytes)
         self.unit_pool = Pool(plan.unit_buffer_bytes)
         self.readers = max(1, job.config.prep_workers // lanes)
-        """Threads that read for each lane."""
+        """Number of threads that read for each lane."""
         self.room = [Budget(self.flow, plan.block_budget) for _ in job.devices]
-        """Of each lane: bytes of blocks from the start of reading to the end of stitching."""
+        """Budgets of bytes, one for each lane, for blocks from the start of reading to the end of
+        stitching."""
         self.loaded: list[Channel[Loaded]] = [Channel(self.flow, self.readers) for _ in job.devices]
         self.computed: Channel[tuple[int, Computed]] = Channel(self.flow, lanes)
-        """Blocks, each with the number of its lane."""
+        """Computed blocks, each with the index of its lane."""
         self.write_room = Budget(self.flow, plan.write_budget)
         self.whole: Channel[Unit] = Channel(self.flow)
 
     def limits(self) -> dict[str, int]:
-        """Items that fit into each queue, by the names that metrics have for it."""
+        """How many items fit into each queue, by its name in the metrics."""
         plan = self.job.plan
         blocks = len(self.room) * plan.block_budget // plan.largest_block_bytes
         return {"prep": blocks, "stitch": blocks, "write-0": self.job.config.writer_workers + 1}
 
     def lengths(self) -> dict[str, float]:
-        """Items that wait in each queue now."""
+        """How many items wait in each queue now."""
         return {
             "prep": sum(map(len, self.loaded)),
             "stitch": len(self.computed),

@@ -1,4 +1,4 @@
-"""Reads blocks: which ones, what each sees, its own percentiles, and what of it is not finite."""
+"""Reads blocks: which ones, the voxels that each sees, its own percentiles, what is not finite."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from .traffic import read_range
 
 
 def wanted_blocks(job: Job, written: Set[tuple[int, ...]]) -> Iterator[Block]:
-    """Blocks in visiting order, renumbered without those all of whose units are written."""
+    """The blocks of a job in visiting order, without those whose units are all ``written``.
+
+    The numbers of the blocks are consecutive.
+    """
     number = itertools.count()
     for volume in range(len(job.volumes)):
         for block in job.geometry.blocks(volume=volume):
@@ -33,13 +36,15 @@ class BlockReader:
     """Reads the blocks of a job, in any number of threads."""
 
     def __init__(self, job: Job, scalings: Mapping[int, Scaling], pool: Pool) -> None:
-        """``scalings`` are those of volumes, where blocks have none of their own."""
+        """``scalings`` are those of whole volumes; empty if each block has its own."""
         self.job, self.scalings, self.pool = job, scalings, pool
         self.chunks = ChunkCounter(job.source, job.volumes, job.config.missing)
 
     def fetch(self, block: Block) -> NDArray[Any]:
-        """The voxels that a block sees, reflected where it reaches past the volume's edge; a view
-        of an array of the pool."""
+        """The voxels that a block sees, (channels, z, y, x), reflected past the volume's edge.
+
+        The result is a view of an array of the pool.
+        """
         job, domain = self.job, self.job.geometry.domain
         # Every voxel past the edge has its mirror image in ``inside``; both lie in ``hull``.
         inside = read_range(block.read, domain)
@@ -62,13 +67,13 @@ class BlockReader:
         return whole[(slice(None), *block.read.within(hull))]
 
     def prepare(self, block: Block, array: NDArray[Any]) -> Loaded:
-        """Find the block's scaling and set aside what is not finite."""
+        """Find the block's scaling, and replace values that are not finite by its lower bound."""
         scaling = self.scalings.get(block.volume) or self._own_scaling(block, array)
         if array.dtype.kind != "f":
             return Loaded(block, array, scaling)
         support = block.support.within(block.read)
         invalid: NDArray[np.bool_] | None = None
-        for z in range(array.shape[1]):  # plane by plane: a mask of all of it has its weight
+        for z in range(array.shape[1]):  # plane by plane: a mask of the whole block is large
             plane = array[:, z]
             spoilt = ~np.isfinite(plane)
             if not spoilt.any():

@@ -61,15 +61,25 @@ def run_inference(
     progress: Callable[[Progress], None] | None = None,
     **knobs: Any,
 ) -> Summary:
-    """Run ``model`` over ``in_spec`` and write the result to ``out_spec``.
+    """Run a model over a volume and write the result.
 
-    Specs are paths, URLs, TensorStore specs or numpy arrays of 2 to 5 axes (t c z y x, the last
-    ones); ``model`` is a name, a reference, a file or an ``nn.Module`` that maps (batch, channels,
-    z, y, x) to the same spatial shape. ``knobs`` are the fields of `InferConfig`, which are the
-    flags of ``penstock infer``.
+    Args:
+        in_spec: The input: a path, a URL, a TensorStore spec or a numpy array. It has 2 to 5 axes,
+            the last ones of t c z y x.
+        out_spec: The output, like the input; several of them for a model of several heads.
+        model: A name, a reference, a file or an ``nn.Module`` that maps (batch, channels, z, y, x)
+            to the same spatial shape.
+        progress: A function that is called with the progress while the job runs.
+        knobs: The fields of `InferConfig`, which are the flags of ``penstock infer``.
 
-    Raises `UsageError` before anything is created, `StageError` when a stage fails, `Incomplete`
-    when a block is missing at the end.
+    Returns:
+        The times of the stages, and what was written.
+
+    Raises:
+        UsageError: The job cannot be done as asked. Nothing was created.
+        Refused: The memory of the host or of a device does not hold the job.
+        StageError: A stage failed. The error names the stage and the block.
+        Incomplete: A block is missing at the end.
     """
     with modes_kept(model):
         return run_job(_job(in_spec, out_spec, model, knobs), progress)
@@ -77,7 +87,20 @@ def run_inference(
 
 @speaks_python(InferConfig, model_type="model")
 def plan_inference(in_spec: Any, out_spec: Any, *, model: Any, **knobs: Any) -> Plan:
-    """What `run_inference` would do, without doing it. Takes the same arguments."""
+    """Plan what `run_inference` would do, without doing it.
+
+    Args:
+        in_spec: As for `run_inference`.
+        out_spec: As for `run_inference`.
+        model: As for `run_inference`.
+        knobs: As for `run_inference`.
+
+    Returns:
+        Counts, bytes and memory of the job.
+
+    Raises:
+        UsageError: The job cannot be done as asked. Nothing was created.
+    """
     with modes_kept(model):
         return _job(in_spec, out_spec, model, knobs).plan
 
@@ -88,7 +111,21 @@ def _job(in_spec: Any, out_spec: Any, model: Any, knobs: dict[str, Any]) -> Job:
 
 
 def run_job(job: Job, progress: Callable[[Progress], None] | None = None) -> Summary:
-    """Carry the plan out. On success every planned block has been written."""
+    """Carry out the plan of a job. On success every planned block has been written.
+
+    Args:
+        job: The job, opened.
+        progress: A function that is called with the progress while the job runs.
+
+    Returns:
+        The times of the stages, and what was written.
+
+    Raises:
+        UsageError: Another process writes the output, or the run folder cannot be used.
+        Refused: The memory of the host or of a device does not hold the job.
+        StageError: A stage failed. The error names the stage and the block.
+        Incomplete: A block is missing at the end.
+    """
     job.plan.refuse()
     resume = job.config.resumes and all(sink.exists for sink in job.sinks)
     with _naming(f"--run-dir {job.run_dir}"):
@@ -101,7 +138,7 @@ def run_job(job: Job, progress: Callable[[Progress], None] | None = None) -> Sum
         )
     with contextlib.closing(journal), cuda_flags_kept(), keep_traceback_in(job.run_dir):
         set_cuda_flags(job.config.tf32, job.config.cudnn_benchmark)
-        for sink in job.sinks:  # or a list of what is in the old output would be lost for nothing
+        for sink in job.sinks:  # before the list of what is in the old output is lost
             sink.check()
         claims = Claims.take(job.sinks, journal.run, journal.check_maker)
         with contextlib.closing(claims):
@@ -114,13 +151,13 @@ def run_job(job: Job, progress: Callable[[Progress], None] | None = None) -> Sum
 def _carry_out(
     job: Job, journal: Journal, claims: Claims, progress: Callable[[Progress], None] | None
 ) -> Summary:
-    """Write every unit to outputs that are this run's from here to the end."""
+    """Write every unit. From here to the end the outputs belong to this run."""
     _say_unlocked(claims.lacking, job.config.require_lock)
     with _naming(f"--run-dir {job.run_dir}"):
         journal.lock()
         _say_unlocked(journal.lacking, job.config.require_lock)
-        # Before the output is made anew, or a kill in between would leave a list of units that
-        # were written to the old one. And before a trace is: another run may be writing both.
+        # Before the output is replaced: a kill in between would leave a list of units that were
+        # written to the old one. And before a trace is begun: another run may be writing both.
         journal.begin(as_settings(job.config), locked=not claims.lacking)
     claims.name()
     queues = Queues(job)
@@ -151,7 +188,7 @@ def _say_unlocked(reasons: Sequence[str], required: bool) -> None:
 
 @contextlib.contextmanager
 def _naming(what: str) -> Iterator[None]:
-    """Before a job has begun, what the system does not let be done was asked wrongly."""
+    """Turn an error of the system into a `UsageError` that names ``what``."""
     try:
         yield
     except OSError as error:
@@ -159,7 +196,7 @@ def _naming(what: str) -> Iterator[None]:
 
 
 class Pipeline:
-    """The threads of a job that is under way: the stages, and what each hands to the next."""
+    """The threads of a running job: the stages, and what each hands to the next."""
 
     def __init__(
         self,
@@ -195,10 +232,10 @@ class Pipeline:
         self.queues.flow.spawn(name, partial(in_threads, self.job.config.threads, work))
 
     def _read(self, lane: int) -> None:
-        """Read blocks until there are none; find the percentiles of each where they are its own."""
+        """Read blocks until none is left, and prepare each for its lane."""
         while True:
-            # Room is taken with the ticket in hand: were two readers to swap, the later block
-            # could hold the room that the earlier one waits for.
+            # Room is taken while the ticket is held. If two readers could swap, the later block
+            # might take the room that the earlier one waits for.
             with self.tickets[lane]:
                 with self.ticket:
                     block = next(self.blocks, None)
@@ -239,7 +276,7 @@ class Pipeline:
                     if loaded is not None:
                         lane.transfers.upload(loaded)
                         if channel.ready and (coming := channel.get()) is not None:
-                            lane.transfers.upload(coming)  # while the net is at work on this one
+                            lane.transfers.upload(coming)  # while the net works on this one
                     done = lane.push(loaded) if loaded is not None else lane.flush()
                     for finished in done:
                         self.queues.computed.put((number, finished), finished.block.number)
@@ -248,7 +285,7 @@ class Pipeline:
         self.queues.computed.close()
 
     def _before_batch(self, number: int, patches: int) -> None:
-        """A lane is about to run so many patches: stop it here if the job has failed."""
+        """Count the patches of a lane's next batch. Stops the lane if the job has failed."""
         self.queues.flow.check()
         self.watch.patches_done[number] += patches
 
@@ -302,7 +339,7 @@ class Pipeline:
         return sum(array.size * sink.dtype.itemsize for array, sink in pairs)
 
     def _write(self) -> None:
-        """Write whole units and note each one that is safe."""
+        """Write whole units, and note each one once it is written."""
         while True:
             with self.probe.waiting("write"):
                 unit = self.queues.whole.get()

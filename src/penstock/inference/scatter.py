@@ -1,8 +1,8 @@
-"""Patches of a batch back into their blocks: denormalised, and then trimmed or weighted and added.
+"""Puts patches of a batch back into their blocks: denormalised, then trimmed or blended.
 
-What a head is decides what is done: labels are copied as integers, other values are brought back
-to the range of the input where that is asked for. A trimmed patch gives the voxels that it owns, a
-blended one its share of all that it sees.
+The kind of a head decides what is done: labels are copied as integers, other values are brought
+back to the range of the input where that is asked for. A trimmed patch gives the voxels that it
+owns. A blended patch adds all that it sees, each voxel by its weight.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .values import count_clipped, note_labels, note_range, to_range_
 
 
 class PatchScatter:
-    """Puts what a net made of a patch into the block of that patch."""
+    """Puts the output of a net for one patch into the block of that patch."""
 
     def __init__(self, device: torch.device, job: Job) -> None:
         self._device, self._heads, self._geometry = device, job.heads, job.geometry
         self._floor = job.config.min_blend_weight
-        # What of a patch's output counts, and room to work on it: small enough to stay in cache.
+        # The part of a patch's output that counts, and buffers that are small enough for the cache.
         before, stride = job.geometry.before, job.geometry.stride
         self._core = (slice(None), *slices_of(before, stride))
         self._values = [
@@ -84,14 +84,15 @@ def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
 
 
 def slices_of(start: Sequence[int], shape: Sequence[int]) -> Iterator[slice]:
-    """Slices of so many voxels, without those before the first."""
+    """Slices of ``shape`` voxels from ``start``, without those before voxel 0."""
     return (slice(max(a, 0), a + n) for a, n in zip(start, shape, strict=True))
 
 
 def _meeting(target: Tensor, values: Tensor, begin: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """What of a block and of values that begin at a place of it, or before, is the same voxels.
+    """The parts of a block and of a patch's values that are the same voxels.
 
-    At the upper edges the slices end with the block.
+    The values begin at ``begin`` in the block, which may lie before its first voxel. At the upper
+    edges both parts end with the block.
     """
     target = target[(slice(None), *slices_of(begin, values.shape[1:]))]
     first = [max(-b, 0) for b in begin]

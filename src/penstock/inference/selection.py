@@ -20,15 +20,15 @@ class Volume:
     channels: tuple[int, ...]
 
     def read(self, source: Source, box: Box, out: NDArray[Any]) -> None:
-        """Its channels over a spatial box into ``out``, shape (channels, z, y, x)."""
+        """Read its channels over a spatial box into ``out``, shape (channels, z, y, x)."""
         for i, channel in enumerate(self.channels):
             source.read(Box.of((self.t, channel), (1, 1)) + box, out[None, i : i + 1])
 
 
 def volumes_of(times: Sequence[int], channels: Sequence[int], at_once: int) -> list[Volume]:
-    """The volumes of some times and channels, for a model that takes so many channels at once.
+    """The volumes of some times and channels. ``at_once`` is how many channels the model takes.
 
-    Raises `UsageError` where channels would be left over.
+    Raises `UsageError` if channels would be left over.
     """
     if len(channels) % at_once:
         raise UsageError(
@@ -71,5 +71,5 @@ def _named(item: str, start: int, stop: int) -> Sequence[int]:
     low, high, *step = (int(number) if number else None for number in item.split(":"))
     low, high = start if low is None else low, stop if high is None else high
     named = range(low, high, *[number for number in step if number])
-    # One more than the input has is out of its range: the rest need not be spelt out.
+    # One more than the input has is enough to be out of range.
     return named[: stop - start + 1]

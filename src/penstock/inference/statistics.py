@@ -1,4 +1,4 @@
-"""The scaling of each volume, found before its first block is read: exact percentiles, or fixed."""
+"""Finds the scaling of each volume before its first block is read: exact percentiles, or fixed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .net import fixed_scaling
 from .watch import Watch
 
 STATISTICS_VOXELS = 2**22
-"""Voxels of the pieces in which a volume streams through the histogram."""
+"""Most voxels in a piece of a volume that is read for the histogram."""
 
 
 def find_scalings(job: Job, journal: Journal, watch: Watch) -> dict[int, Scaling]:
-    """The scalings of volumes by their numbers; none where each block has one of its own.
+    """The scaling of each volume by its index. Empty if each block has its own.
 
-    What an earlier part of the run found is in its journal.
+    A resumed run takes the percentiles that its journal holds.
     """
     if job.config.normalize == "percentile":
         return {}
@@ -54,14 +54,14 @@ def _global_scaling(job: Job, journal: Journal, watch: Watch, number: int) -> Sc
 
 
 def _stream(job: Job, watch: Watch, number: int, histogram: Histogram) -> None:
-    """Pass a volume through the histogram once, in whole chunks, read side by side by as many
-    as the plan has room for."""
+    """Pass a volume through the histogram once, in whole chunks. As many threads read as the
+    planned memory allows."""
     source, volume, memory = job.norm_source, job.volumes[number], job.plan.memory
     flow, lock, grid = Flow(), threading.Lock(), _pieces_of(source)
     chunks = ChunkCounter(source, job.volumes, job.config.missing)
     pieces = iter(grid)
     room = memory.total - memory.base - memory.runtime
-    # As decoded, and once more where it is put.
+    # Twice: the decoded chunks, and the array that they are copied to.
     held = 2 * math.prod(grid.step) * len(volume.channels) * source.dtype.itemsize
 
     def work() -> None:
@@ -73,7 +73,7 @@ def _stream(job: Job, watch: Watch, number: int, histogram: Histogram) -> None:
             with watch.stage("read", f"statistics at {piece} of {source.name}"):
                 array = np.empty((len(volume.channels), *piece.shape), source.dtype)
                 volume.read(source, piece, array)
-                if job.config.missing == "error":  # else the blocks will be counted
+                if job.config.missing == "error":  # otherwise they are counted when blocks are read
                     chunks.look(number, piece, piece, array)
             with lock, watch.probe.span("statistics", piece):
                 histogram.add(array)
@@ -84,7 +84,7 @@ def _stream(job: Job, watch: Watch, number: int, histogram: Histogram) -> None:
 
 
 def _pieces_of(source: Source) -> Grid:
-    """A volume in boxes of whole chunks, each small enough to hold."""
+    """A volume cut into boxes of whole chunks, each small enough to hold in memory."""
     domain, step = source.domain[2:], list(source.chunks[2:])
     for axis in (2, 1, 0):
         room = max(1, STATISTICS_VOXELS // math.prod(step))

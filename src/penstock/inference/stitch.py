@@ -63,34 +63,37 @@ def _axis_weights(
 
 @dataclass(slots=True)
 class Unit:
-    """A write unit under way: one box of one volume, an array for each head of the model."""
+    """A write unit that is being filled: one box of one volume, an array for each head."""
 
     volume: int
     index: tuple[int, ...]
     box: Box
     arrays: list[NDArray[Any]]
-    """One for each head, shape (channels, z, y, x)."""
+    """One array for each head, shape (channels, z, y, x)."""
     missing: int
     """Voxels of block support that have not arrived yet."""
 
 
 @dataclass(slots=True)
 class Assembly:
-    """Blocks in, in visiting order; whole units out."""
+    """Takes blocks in visiting order, and gives out whole units."""
 
     geometry: Geometry
     empty: Callable[[int, tuple[int, ...]], NDArray[Any]]
-    """``empty(head, spatial shape)`` makes the array of a unit; of zeros where sums are taken."""
+    """A function (head, spatial shape) that makes the array of a unit: zeros for a blended head."""
     blended: Sequence[bool]
-    """Of each head: whether its patches are added up, or each voxel comes from the one that owns
-    it."""
+    """True for each head whose patches are added up. In any other each voxel comes from the patch
+    that owns it."""
     wanted: Callable[[int, tuple[int, ...]], bool] = lambda volume, index: True
-    """False for a unit that was written by an earlier run."""
+    """A function (volume, index) that is false for a unit that an earlier run has written."""
     open: dict[tuple[int, tuple[int, ...]], Unit] = field(default_factory=dict)
 
     def add(self, block: Block, heads: Sequence[NDArray[Any]]) -> Iterator[Unit]:
-        """Merge a block's heads, each (channels, z, y, x) of its support or, where it is not
-        blended, of its core; yield units now whole."""
+        """Merge the heads of a block, and yield each unit that is whole by then.
+
+        A head has the shape (channels, z, y, x) of the block's support if it is blended, else of
+        its core.
+        """
         geometry = self.geometry
         region = geometry.regions[block.region]
         support = block.support & region
@@ -101,7 +104,7 @@ class Assembly:
             for array, head, blended in zip(unit.arrays, heads, self.blended, strict=True):
                 held = block.support if blended else block.core
                 part = held & region & unit.box
-                if part.size == 0:  # of a patch that owns nothing here
+                if part.size == 0:  # its patches own nothing here
                     continue
                 where = (slice(None), *part.within(unit.box))
                 which = (slice(None), *part.within(held))
@@ -122,7 +125,7 @@ class Assembly:
         return self.open[key]
 
     def _contributions(self, box: Box) -> int:
-        """Voxels that blocks will bring to a unit, each block's share counted.
+        """How many voxels blocks will bring to a unit, the share of each block counted.
 
         Blocks form a product grid, so the count factors into one sum for each axis.
         """

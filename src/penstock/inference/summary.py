@@ -1,4 +1,4 @@
-"""How far a run of inference is, and what it says at its end."""
+"""The progress of an inference, and the summary at its end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..instruments import StageTotals
 from .heads import Clipped
 
 CLIPPED_SHARE = 0.01
-"""Of an output's values: where more are clipped to the range of its dtype, the summary says so."""
+"""Share of an output's values. The summary says so if more are clipped to its dtype's range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +19,10 @@ class Progress:
     """How far a job has come."""
 
     patches_done: int
-    """Through the model."""
+    """Patches that the model has run."""
     patches_planned: int
     units_done: int
-    """Written."""
+    """Units that are written."""
     units_planned: int
     seconds: float
     mb_per_second: float
@@ -39,21 +39,21 @@ class Summary:
     """Raw bytes of the input that this run turned into output."""
     units_written: int
     units_skipped: int
-    """Written by an earlier run and left alone."""
+    """Units that an earlier run has written and this run left alone."""
     units_planned: int
     stages: dict[str, StageTotals]
     bound_by: str
     cpu_seconds: float
-    """Of this process, by all its threads."""
+    """Seconds of processor time of this process, all threads added up."""
     peak_rss: int | None
-    """Bytes, most seen in the process tree; None where it was not sampled."""
+    """Most bytes seen in the process tree. None if memory was not sampled."""
     planned_peak: int
     clipped: tuple[Clipped, ...] = ()
-    """For each head, what this run clipped to the range of its output's dtype."""
+    """One entry for each head: the values that were clipped to the range of its output's dtype."""
     chunks: ChunkCount | None = None
-    """Of the input, that this run read; None where the input does not tell which it holds."""
+    """Chunks of the input that this run read. None if the input does not tell which it holds."""
     unlocked: tuple[str, ...] = ()
-    """Why an output, or the run folder, was not locked, a sentence for each."""
+    """One sentence for each output, or run folder, that was not locked, with the reason."""
 
     @property
     def mb_per_second(self) -> float:

@@ -26,7 +26,7 @@ from ..data import Box, reflect
 from .geometry import Geometry
 
 CacheLevel = Literal["layer", "row", "none"]
-"""What of the decoded chunks a read cache still holds when the next block wants them."""
+"""The decoded chunks that a read cache still holds when the next block needs them."""
 
 Ints = NDArray[np.int64]
 
@@ -46,19 +46,19 @@ class Blocks(NamedTuple):
     """The blocks along one axis, region after region: arrays of shape (blocks,), in voxels."""
 
     region: Ints
-    """Place of a block's region along the axis, from 0."""
+    """Index of a block's region along the axis, from 0."""
     read: Spans
     support: Spans
 
 
 @dataclass(frozen=True, slots=True)
 class BlockShape:
-    """The boxes of a block that need not exist."""
+    """The boxes of a largest block, which need not exist."""
 
     read: Box
     support: Box
     hull: Box
-    """What is seen, and all that it is mirrored from at the volume's edges."""
+    """The read box, and all voxels that it is reflected from at the volume's edges."""
 
 
 def largest_block(geometry: Geometry) -> BlockShape:
@@ -92,7 +92,7 @@ def reads(
     *,
     origin: tuple[int, ...] = (0, 0, 0),
 ) -> tuple[int, int]:
-    """Voxels that a cache level must hold, and voxels decoded under it, of one channel.
+    """How many voxels a cache level must hold, and how many are decoded with it, for one channel.
 
     ``origin`` lies on a chunk line of the source along each axis.
 
@@ -118,7 +118,7 @@ def reads(
 
 @lru_cache(maxsize=8)
 def open_peak(geometry: Geometry) -> int:
-    """Most voxels in units under way at once, in whichever region that is.
+    """Most voxels in open units at once, in whichever region that is.
 
     A unit is open from the first block that touches it to the last. Along one axis, units of 4
     voxels and blocks of 3:
@@ -182,8 +182,8 @@ def _units_along(geometry: Geometry, axis: int) -> UnitsAlong:
     regions = Spans(*geometry.regions_along(axis))
     units = Spans(*replace(geometry, region=geometry.unit).regions_along(axis))
     region, _, support = blocks_along(geometry, axis)
-    # Along the whole axis supports step back where a new region begins: a shift of more than the
-    # volume for each region makes them sorted, and a search in all a search in the unit's own.
+    # Supports step back where a new region begins. Shift each region by more than the volume: then
+    # all are sorted, and one search over all finds blocks of the unit's own region.
     shift = geometry.domain.shape[axis] + 1
     home = np.searchsorted(regions.start, units.start, side="right") - 1
     first = np.searchsorted(support.stop + shift * region, units.start + shift * home, side="right")

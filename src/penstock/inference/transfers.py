@@ -1,8 +1,8 @@
-"""What passes between a lane and its device: copies of blocks, and the times of the work.
+"""Copies of blocks to and from a device, and the times of the work on a GPU.
 
-On the CPU copies are free and work is timed as it is done. A GPU is only told what to do: a block
-crosses the bus from and to pinned memory on a stream of its own for each way, and the device's own
-events time the work.
+On the CPU copies are free and work is timed as it is done. On a GPU work is only queued: a block
+crosses the bus from and to pinned memory, on one stream for each way, and events of the device time
+the work.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from .geometry import Block
 
 
 class Transfers:
-    """Brings blocks to a device, and what was computed of them back to the host."""
+    """Copies blocks to a device, and their outputs back to the host."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.streams: tuple[torch.cuda.Stream, torch.cuda.Stream] | None = None
-        """The way in and the way out of a GPU."""
+        """The streams of uploads and of downloads; None on the CPU."""
         if device.type == "cuda":
             self.streams = torch.cuda.Stream(device), torch.cuda.Stream(device)
 
     def upload(self, loaded: Loaded) -> None:
-        """Begin to bring a block to the device, unless that was begun before."""
+        """Begin to copy a block to the device, if that has not begun."""
         if loaded.native is not None:
             return
         assert loaded.array is not None
@@ -48,7 +48,7 @@ class Transfers:
             loaded.arrived.record(self.streams[0])
 
     def take(self, loaded: Loaded) -> tuple[NDArray[Any], Tensor]:
-        """A block's array on the host and on the device, which the block then holds no longer."""
+        """The array of a block on the host and on the device. The block keeps neither."""
         self.upload(loaded)
         array, native = loaded.array, loaded.native
         loaded.array = loaded.native = None
@@ -60,14 +60,14 @@ class Transfers:
         return array, native
 
     def download(self, computed: Computed) -> Computed:
-        """Begin to bring the outputs of a block to the host; see `Computed.wait`."""
+        """Begin to copy the outputs of a block to the host. `Computed.wait` waits for the end."""
         outputs, tally = computed.outputs, computed.tally
         if self.streams is None:
             computed.outputs, computed.tally = [each.cpu() for each in outputs], tally.cpu()
             return computed
         stream = self.streams[1]
         stream.wait_stream(torch.cuda.current_stream(self.device))
-        # Who waits for it leaves the processor to others.
+        # A blocking event: a thread that waits for it leaves the processor to others.
         computed.ready = torch.cuda.Event(blocking=True)
         with torch.cuda.stream(stream):
             computed.outputs = [_to_pinned(each) for each in outputs]
@@ -84,19 +84,19 @@ def _to_pinned(tensor: Tensor) -> Tensor:
 
 
 class GpuClock:
-    """Times what a GPU does by events of its own, on the clock of a probe."""
+    """Times the work of a GPU by the device's events, and reports it on the clock of a probe."""
 
     def __init__(self, device: torch.device, probe: Probe) -> None:
         self.device, self.probe = device, probe
         self._queued: deque[tuple[str, Block, torch.cuda.Event, torch.cuda.Event]] = deque()
-        """Stage, block, begin and end of the work that the device was told to do."""
+        """Stage, block, begin and end of each piece of work that is not reported yet."""
         self._first = self._mark()
         self._first.synchronize()
         self._first_s = probe.clock()
 
     @contextlib.contextmanager
     def span(self, stage: str, block: Block) -> Iterator[None]:
-        """Time the work that the device is told to do meanwhile."""
+        """Time the work that is queued inside the context."""
         begin = self._mark()
         yield
         self._queued.append((stage, block, begin, self._mark()))
@@ -107,7 +107,7 @@ class GpuClock:
         return event
 
     def report(self, *, wait: bool = False) -> None:
-        """Give the probe the spans of the work that is done by now, or of all of it."""
+        """Report the work that is done by now, or wait for all of it."""
         while self._queued and (wait or self._queued[0][-1].query()):
             stage, block, begin, end = self._queued.popleft()
             end.synchronize()

@@ -1,7 +1,7 @@
-"""Values on their way out of a net: floats rounded, clipped and counted, labels copied and checked.
+"""Values on their way out of a net: floats are rounded, clipped and counted, labels are checked.
 
-A tally of four integers goes with each head of a block, on the device that computes it, so that
-nothing waits for a GPU; it is judged on the host when the block is there.
+Each head of a block has a tally of four integers on the device that computes it, so nothing waits
+for a GPU. The tally is checked on the host when the block is there.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from ..base import PenstockError
 from .heads import HeadPlan, float_range, whole_range
 
 LOW, HIGH, CLIPPED, SPOILT = range(4)
-"""Of a head's tally: the least and the largest label, how many values were clipped to the range of
-the output, how many patches hold what may not be: labels that are no whole numbers, else values
-that are not finite."""
+"""The entries of a head's tally: the least and the largest label, the number of values that were
+clipped to the range of the output, and the number of patches that hold labels which are no whole
+numbers, or other values which are not finite."""
 Range = tuple[float, float] | tuple[Tensor, Tensor]
-"""Of values; of those on a GPU, which is not waited for, as tensors there."""
+"""The least and the largest of some values. Those of a GPU are tensors there, not waited for."""
 NOTHING = (torch.iinfo(torch.int64).max, torch.iinfo(torch.int64).min, 0, 0)
 
 
 def check_labels(head: HeadPlan, low: int, high: int, spoilt: int) -> None:
-    """Raise `PenstockError` for labels that the output's dtype cannot hold."""
+    """Raise `PenstockError` if the output's dtype cannot hold the labels."""
     if spoilt:
         raise PenstockError(
             f"head {head.name} is of labels but has values that are no whole numbers; "
@@ -44,13 +44,13 @@ def check_labels(head: HeadPlan, low: int, high: int, spoilt: int) -> None:
 
 
 def note_labels(labels: Tensor, dtype: torch.dtype, tally: Tensor) -> Tensor:
-    """Labels as integers that can be copied into a tensor of ``dtype``; their range is noted."""
+    """Labels as integers that can be copied into a tensor of ``dtype``. Notes their range."""
     if labels.dtype == dtype and not labels.is_floating_point():
         return labels
     if labels.is_floating_point():
         whole = (labels == labels.round()) & (labels.abs() < 2.0**63)
         tally[SPOILT] += ~whole.all()
-    # Of 64 bits without a sign, the larger half is negative here: no other dtype holds it.
+    # The larger half of uint64 is negative here; no other dtype holds it anyway.
     labels = labels.view(torch.int64) if labels.dtype == torch.uint64 else labels.to(torch.int64)
     low, high = torch.aminmax(labels)
     tally[LOW] = torch.minimum(tally[LOW], low)
@@ -59,10 +59,10 @@ def note_labels(labels: Tensor, dtype: torch.dtype, tally: Tensor) -> Tensor:
 
 
 def note_range(values: Tensor, tally: Tensor) -> Range:
-    """The least and the largest value. Those that are not finite are noted."""
+    """The least and the largest value. Notes a value that is not finite."""
     low, high = torch.aminmax(values)  # a NaN anywhere makes both NaN
     if values.device.type != "cpu":
-        tally[SPOILT] += low * 0 + high * 0 != 0  # so do infinities, times nothing
+        tally[SPOILT] += low * 0 + high * 0 != 0  # NaN, and infinity times 0, differ from 0
         return low, high
     least, most = low.item(), high.item()
     if not (math.isfinite(least) and math.isfinite(most)):
@@ -71,11 +71,11 @@ def note_range(values: Tensor, tally: Tensor) -> Range:
 
 
 def count_clipped(values: Tensor, span: Range, dtype: np.dtype[Any], tally: Tensor) -> None:
-    """Count what of ``values``, which lie in the range ``span``, a dtype cannot hold."""
+    """Count the values that a dtype cannot hold; ``span`` is the range of all values."""
     limits = float_range(dtype)
     if limits is None:
         return
-    # A GPU is not waited for: there all are counted.
+    # On a GPU, which is not waited for, all values are counted.
     if values.device.type == "cpu" and limits[0] <= span[0] and span[1] < limits[1]:
         return
     tally[CLIPPED] += ((values < limits[0]) | (values >= limits[1])).sum()
@@ -108,7 +108,7 @@ def _clamps(dtype: np.dtype[Any], floats: torch.dtype) -> tuple[float, float]:
 
 
 def cast(sums: NDArray[Any], out: NDArray[Any]) -> int:
-    """A blended sum into an array of the dtype of its sink; ``sums`` is used up.
+    """Convert blended sums into an array of the sink's dtype. ``sums`` is overwritten.
 
     Returns how many values were clipped to the range of that dtype.
     """

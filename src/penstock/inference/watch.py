@@ -1,4 +1,4 @@
-"""Clocks and counters of a job under way, and what it says of itself by them."""
+"""The clocks and counters of a running job, and the progress and summary made of them."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _STAGES = ("statistics", "read", "normalise", "forward", "stitch", "write")
 
 
 class Watch:
-    """Times the stages of a job, samples its queues, counts what they have done."""
+    """Times the stages of a job, samples its queues, and counts patches and clipped values."""
 
     def __init__(self, job: Job, journal: Journal, queues: Queues) -> None:
         self.job, self.journal, self.queues = job, journal, queues
         self.probe = Probe(job.config.trace)
         self.patches_done = [0] * len(job.devices)
-        """By each lane."""
+        """Patches that each lane has run."""
         self._clipped = [0] * len(job.heads)
         self._values = [0] * len(job.heads)
         self._counting = threading.Lock()
@@ -46,7 +46,7 @@ class Watch:
 
     @contextlib.contextmanager
     def sampling(self) -> Iterator[None]:
-        """Sample queues and machine while the job runs; write what was asked for at its end."""
+        """Sample queues and machine while the job runs, and write trace and metrics at its end."""
         config = self.job.config
         rows = self.journal.path("metrics.jsonl")
         if rows is None and config.metrics_json is not None:
@@ -83,7 +83,7 @@ class Watch:
             raise StageError(name, str(where), error) from error
 
     def count_clipped(self, head: int, clipped: int, values: int) -> None:
-        """Of so many values of a head, so many were clipped."""
+        """Add values of a head, and how many of them were clipped."""
         with self._counting:
             self._clipped[head] += clipped
             self._values[head] += values
@@ -91,7 +91,7 @@ class Watch:
     def progress(self) -> Progress:
         plan, seconds = self.job.plan, self.probe.elapsed
         units = plan.num_units - self.journal.skipped
-        # Which patches a resumed run can leave out is known only as it comes to them.
+        # A resumed run learns which patches it can leave out only when it comes to them.
         patches = round(plan.num_patches * units / plan.num_units)
         done = min(patches, sum(self.patches_done))
         share = done / plan.num_patches
@@ -138,7 +138,7 @@ def _export(rows: Path, metrics: Path, replace: bool) -> None:
 
 @contextlib.contextmanager
 def forgoing(what: str) -> Iterator[None]:
-    """That a record cannot be written is no reason to lose a job."""
+    """Warn if a record cannot be written. The job goes on."""
     try:
         yield
     except (OSError, UsageError) as error:

@@ -40,11 +40,11 @@ _ON_NUMBERS = {
     f"torch.sym_{name}": getattr(torch, f"sym_{name}")
     for name in ("not", "int", "float", "ite", "max", "min")
 }  # fmt: skip
-"""What may be done with sizes."""
+"""Functions that a program may apply to sizes."""
 
 
 class AtenGraph:
-    """A graph under way, and the values that its nodes make, by the file's names."""
+    """A graph that is being built, and the values of its nodes by their names in the file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -80,7 +80,7 @@ class AtenGraph:
     def _arguments(
         self, node: Mapping[str, Any], function: Any
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """By place or by name, as the file says; files of before 2.6 do not."""
+        """Arguments by position and by name. Before torch 2.6 files do not say which is which."""
         schema = getattr(function, "_schema", None)
         by_name = {
             argument.name: argument.kwarg_only or argument.has_default_value()
@@ -100,7 +100,7 @@ class AtenGraph:
         return tuple(places), named
 
     def _enter(self, node: Mapping[str, Any]) -> fx.Node:
-        """A part that runs without gradients, or in half precision."""
+        """Add a part that runs without gradients, or in half precision."""
         function, settings = _CONTEXTS[node["target"]]
         if any(given["name"] for given in node["inputs"]):
             raise Unchecked(self.path, f"gives {node['target']} a keyword")
@@ -142,7 +142,7 @@ class AtenGraph:
             raise Unchecked(self.path, f"returns {kind.removeprefix('as_')}")
 
     def argument(self, argument: Mapping[str, Any]) -> Any:
-        """What is given to an operator: values made before, numbers, short words."""
+        """The value of an argument: one made before, a number or a short text."""
         ((kind, value),) = argument.items()
         if kind in _LISTS:
             return [
@@ -165,7 +165,7 @@ class AtenGraph:
 
 
 def _within(path: Path, described: Mapping[str, Any]) -> fx.GraphModule:
-    """A graph within another: it takes tensors, and returns a tuple."""
+    """The module of a graph within another: it takes tensors and returns a tuple."""
     part = AtenGraph(path)
     for number, argument in enumerate(described["inputs"]):
         ((kind, value),) = argument.items()
@@ -184,7 +184,7 @@ def _is_union(item: Any) -> bool:
 
 
 def _number(value: Any) -> Any:
-    """JSON has no infinities: they are words."""
+    """A number of a JSON file, in which infinities and NaN are words."""
     if isinstance(value, bool | int | float):
         return value
     return {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}[value]
@@ -194,7 +194,7 @@ _SYMBOLIC = ("as_sym_int", "as_sym_float", "as_sym_bool")
 _LISTS = {"as_tensors": "as_tensor", "as_optional_tensors": "as_tensor"} | {
     f"{kind}s": kind for kind in (*_SYMBOLIC, "as_int", "as_float", "as_bool", "as_string")
 }
-"""Kinds of arguments that are lists, and the kind of what is in them."""
+"""Kinds of arguments that are lists, and the kind of their items."""
 _LITERALS: dict[str, Callable[[Any], Any]] = {
     "as_none": lambda _: None,
     "as_int": _number,
@@ -203,7 +203,7 @@ _LITERALS: dict[str, Callable[[Any], Any]] = {
     "as_complex": lambda parts: complex(_number(parts["real"]), _number(parts["imag"])),
     "as_scalar_type": DTYPES.__getitem__,
     "as_memory_format": _FORMATS.__getitem__,
-    # Wherever it was exported: a module is moved to where it is to run.
+    # Whatever device it was exported on: the module is moved to its device later.
     "as_device": lambda _: torch.device("cpu"),
 }
 
@@ -230,4 +230,4 @@ _CONTEXTS: dict[str, tuple[Any, int]] = {
     "torch.ops.higher_order.wrap_with_set_grad_enabled": (with_grad, 1),
     "torch.ops.higher_order.wrap_with_autocast": (with_autocast, 4),
 }
-"""What runs a graph within the graph, and how many settings stand before that."""
+"""Operators that run a graph within the graph, each with the number of settings before it."""

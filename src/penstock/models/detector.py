@@ -60,8 +60,17 @@ Target = dict[str, Tensor]
 def targets_of(
     points: ArrayLike, is_vessel: ArrayLike, is_fishing: ArrayLike, length_m: ArrayLike
 ) -> Target:
-    """What the detector is to find, from points (n, 2: row, column) and what is known of them
-    (1 yes, 0 no, -1 unknown; NaN metres)."""
+    """What the detector is to find in one image.
+
+    Args:
+        points: Row and column of each object, shape (n, 2).
+        is_vessel: 1 yes, 0 no, -1 unknown, shape (n,).
+        is_fishing: 1 yes, 0 no, -1 unknown, shape (n,).
+        length_m: Length in metres, NaN where unknown, shape (n,).
+
+    Returns:
+        ``boxes`` (n, 4), ``labels`` (n,) and ``lengths`` (n,), as in `Target`.
+    """
     centre = np.asarray(points, np.float32).reshape(-1, 2)[:, ::-1] + PIXEL_CENTRE
     lengths = np.asarray(length_m, np.float32).reshape(-1)
     sides = np.clip(lengths / PIXEL_M, LEAST_SIDE, MOST_SIDE)
@@ -81,7 +90,7 @@ def targets_of(
 
 
 def points_of(detections: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
-    """What `Objects.of` takes, from what the detector gives for one image."""
+    """The arguments of `Objects.of`, from the detections in one image: n points and their facts."""
     boxes, labels = detections["boxes"].detach().cpu().numpy(), detections["labels"].cpu().numpy()
     centre = (boxes[:, :2] + boxes[:, 2:]) / 2 - PIXEL_CENTRE
     return {
@@ -94,14 +103,14 @@ def points_of(detections: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
 
 
 class Padding(parts.transform.GeneralizedRCNNTransform):  # type: ignore[misc]
-    """Images to one batch, their sides padded to whole strides, and nothing rescaled."""
+    """Makes one batch of images: sides are padded to whole strides, nothing is rescaled."""
 
     def resize(self, image: Tensor, target: Target | None = None) -> tuple[Tensor, Target | None]:
         return image, target
 
 
 class Predictor(nn.Module):
-    """Of the features of each box: logits of the kinds, one correction of the box, the length."""
+    """From the features of each box: logits of the kinds, one correction of the box, the length."""
 
     def __init__(self, features: int) -> None:
         super().__init__()
@@ -229,12 +238,12 @@ def _resnet50(in_channels: int, norm: Callable[[int], nn.Module], width: int) ->
 
 
 _BACKBONES = {"mobilenet": (_mobilenet, 3, 96), "resnet50": (_resnet50, 4, 256)}
-"""How to make one, its levels, and the channels of the pyramid above it."""
+"""Each backbone: the function that makes it, its levels, the channels of the pyramid above it."""
 
 
 class Detector(parts.generalized_rcnn.GeneralizedRCNN):  # type: ignore[misc]
-    """``make_detector(images, targets)`` gives losses while it trains, otherwise detections: see
-    `targets_of` and `points_of`. Images are (C, H, W) each."""
+    """Called with images (C, H, W) and targets it gives losses while it trains, otherwise
+    detections. See `targets_of` and `points_of`."""
 
     def __init__(self, in_channels: int, *stages: nn.Module) -> None:
         super().__init__(*stages)
@@ -251,7 +260,23 @@ def make_detector(
     nms_threshold: float = 0.3,
     most_detections: int = 300,
 ) -> Detector:
-    """An untrained detector. ``width`` is the number of channels of its pyramid."""
+    """An untrained detector.
+
+    Args:
+        in_channels: Channels of an image.
+        backbone: The network that makes features: ``mobilenet`` or ``resnet50``.
+        norm: Group or batch normalisation in the backbone.
+        width: Channels of the feature pyramid; by default those of the backbone.
+        score_threshold: The least probability of a detection.
+        nms_threshold: The overlap (IoU) above which the weaker of two boxes is dropped.
+        most_detections: Most detections in an image.
+
+    Returns:
+        The detector, in training mode.
+
+    Raises:
+        UsageError: There is no such backbone, or no channel.
+    """
     if backbone not in _BACKBONES:
         raise UsageError(f"there is no backbone {backbone!r}; there are {', '.join(_BACKBONES)}")
     if in_channels < 1:

@@ -16,16 +16,24 @@ from .load import computed_attributes
 
 
 def placed(module: nn.Module, device: torch.device, channels_last: bool) -> nn.Module:
-    """A module on a device, its convolutions laid out channels last where that is asked for: what
-    tensor cores take, and a third to a half faster on a CPU as well.
+    """A module on a device. The module given is not changed.
 
-    The module given stays as it is. What of it lies there as it should is shared and not copied.
+    Tensors that lie on the device already, in the right layout, are shared and not copied.
+
+    Args:
+        module: The module to place.
+        device: Where it is to run.
+        channels_last: Lay convolutions out channels last: tensor cores take that, and it is a third
+            to a half faster on a CPU as well.
+
+    Returns:
+        A copy on the device, or the module itself if all of it lies there as it should.
     """
     memo = _moved(module, device, channels_last)
     if device.type == "cpu" and all(key == id(tensor) for key, tensor in memo.items()):
         return module
     memo |= {id(tensor): tensor.detach().to(device) for tensor in computed_attributes(module)}
-    copied = copy.deepcopy(module, memo).to(device)  # a TorchScript module knows nothing of memos
+    copied = copy.deepcopy(module, memo).to(device)  # TorchScript modules ignore the memo
     for part in copied.modules():
         if isinstance(part, torch.fx.GraphModule):
             _move_literals(part, device)
@@ -33,8 +41,8 @@ def placed(module: nn.Module, device: torch.device, channels_last: bool) -> nn.M
 
 
 def _moved(module: nn.Module, device: torch.device, channels_last: bool) -> dict[int, Any]:
-    """Parameters and buffers by their ids as they are to lie on a device; the module's own where
-    they do."""
+    """Parameters and buffers on a device, by the ids of the module's own. Those that lie there
+    already are the module's own."""
     layouts: dict[int, torch.memory_format] = {}
     for part in module.modules():
         if channels_last and isinstance(part, nn.Conv2d | nn.Conv3d):
@@ -51,7 +59,7 @@ def _moved(module: nn.Module, device: torch.device, channels_last: bool) -> dict
 
 
 def _move_literals(program: torch.fx.GraphModule, device: torch.device) -> None:
-    """Have what an exported program makes itself made on a device: its graph names another."""
+    """Make an exported program create its own tensors on a device: its graph names another one."""
     for node in program.graph.nodes:
         if "device" in node.kwargs:
             node.kwargs = {**node.kwargs, "device": device}
@@ -61,9 +69,9 @@ def _move_literals(program: torch.fx.GraphModule, device: torch.device) -> None:
 
 
 def find_devices(names: Sequence[str]) -> list[torch.device]:
-    """Devices by name, each checked to be there; ``auto`` is every CUDA device, or the best left.
+    """Devices by name, each checked to exist. ``auto`` is all CUDA devices, else MPS, else the CPU.
 
-    Raises `UsageError` that says what is there instead.
+    Raises `UsageError` that says what this machine has instead.
     """
     devices: list[torch.device] = []
     for name in names:
@@ -80,7 +88,7 @@ def find_devices(names: Sequence[str]) -> list[torch.device]:
             raise UsageError("--devices mps: this machine has no MPS device; try cpu")
         if device.type not in ("cpu", "cuda", "mps"):
             raise UsageError(f"--devices {name!r} is not supported; try cpu, cuda:0 or mps")
-        if device.type == "cuda":  # without an index it is the first, and equal to it
+        if device.type == "cuda":  # without an index it is the first device
             device = torch.device("cuda", device.index or 0)
         devices.append(device)
     if not devices:
@@ -97,10 +105,12 @@ def _all_devices() -> list[torch.device]:
 
 
 def set_cuda_flags(tf32: bool, cudnn_benchmark: bool = False) -> None:
-    """How CUDA computes in float32: in TF32 or not, for products and convolutions alike.
+    """Set how CUDA computes in float32, for products and convolutions alike.
 
-    Left to itself, torch does so in convolutions alone. What cuDNN finds fastest, where it is let
-    to time its algorithms, may differ from run to run, and with it the last bits of a result.
+    Args:
+        tf32: Use TF32. Torch by itself uses it in convolutions alone.
+        cudnn_benchmark: Let cuDNN time its algorithms and take the fastest. That may differ from
+            run to run, and with it the last bits of a result.
     """
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.backends.cudnn.allow_tf32 = tf32
@@ -108,7 +118,7 @@ def set_cuda_flags(tf32: bool, cudnn_benchmark: bool = False) -> None:
 
 
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-"""By the axes of a tensor: (sample, channel, [plane,] row, column)."""
+"""The layout by the number of axes of a tensor: (sample, channel, [plane,] row, column)."""
 
 
 def channels_last(tensor: Tensor) -> Tensor:

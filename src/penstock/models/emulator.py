@@ -30,22 +30,22 @@ from torch.nn import functional
 from ..base import UsageError, require
 
 Points = NDArray[np.float64]
-"""On the unit sphere, (n, 3)."""
+"""Points on the unit sphere, shape (n, 3)."""
 Pairs = NDArray[np.int64]
-"""Of senders and receivers, (n, 2)."""
+"""Indices of senders and receivers, shape (n, 2)."""
 _NEAREST = 3
 _PLACE, _AWAY = 2, 3
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Who tells whom, and from where."""
+    """The edges of a graph: who sends to whom, and from which direction."""
 
     senders: Tensor
     """int64 (edges,)."""
     receivers: Tensor
     where: Tensor
-    """Where the sender lies from the receiver: eastward, poleward, upward; (edges, 3)."""
+    """Direction of the sender seen from the receiver: eastward, poleward, upward; (edges, 3)."""
     share: Tensor
     """1 / edges of each receiver, (receivers, 1)."""
 
@@ -57,13 +57,13 @@ _OnGrid = tuple[tuple[Tensor, ...], tuple[Graph, Graph, Graph]]
 
 
 class Messages(nn.Module):
-    """Every receiver hears the mean of what its senders tell, and changes by it."""
+    """Each receiver takes the mean of the messages of its senders, and changes by it."""
 
     def __init__(self, latent: int) -> None:
         super().__init__()
         self.where = nn.Linear(_AWAY, latent)
-        # What a linear map would make of an edge's two ends joined, made at the ends: there are
-        # far fewer of them than edges.
+        # The same as one linear map of an edge's two ends joined, but computed at the nodes: there
+        # are far fewer nodes than edges.
         self.sender = nn.Linear(latent, latent, bias=False)
         self.receiver = nn.Linear(latent, latent, bias=False)
         self.tell = nn.Linear(latent, latent)
@@ -71,7 +71,7 @@ class Messages(nn.Module):
         self.norm = nn.LayerNorm(latent)
 
     def forward(self, sending: Tensor, receiving: Tensor, graph: Graph) -> Tensor:
-        """Nodes are (batch, node, latent)."""
+        """Send messages along the edges of a graph; both tensors are (batch, node, latent)."""
         sent = self.where(graph.where) + self.sender(sending).index_select(1, graph.senders)
         sent = sent + self.receiver(receiving).index_select(1, graph.receivers)
         sent = self.tell(functional.silu(sent))
@@ -82,7 +82,15 @@ class Messages(nn.Module):
 
 
 class Emulator(nn.Module):
-    """Fields (batch, channels, row, column) to fields on the same grid, whatever its size."""
+    """Turns fields (batch, channels, row, column) into fields on the same grid, of any size.
+
+    Args:
+        in_channels: Fields that it takes.
+        out_channels: Fields that it gives. Before it is trained they are zero.
+        latent_size: Values of a node and of a message.
+        message_steps: Rounds of messages on the mesh.
+        mesh_level: How often each face of the icosahedron is cut into four.
+    """
 
     spatial_axes = 2
 
@@ -106,13 +114,14 @@ class Emulator(nn.Module):
         self.process = nn.ModuleList(Messages(latent_size) for _ in range(message_steps))
         self.decode = Messages(latent_size)
         self.to_grid = mlp(latent_size, latent_size, out_channels)
-        # It begins by saying nothing; what it adds to, persistence for one, stands.
+        # It begins with zeros, so the forecast that it corrects, such as persistence, is unchanged.
         last = self.to_grid[-1]
         assert isinstance(last, nn.Linear)
         nn.init.zeros_(last.weight)
         nn.init.zeros_(last.bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Shape (batch, in_channels, rows, columns) to (batch, out_channels, rows, columns)."""
         batch, _, rows, columns = x.shape
         (places, vertices), (up, across, down) = self._geometry(rows, columns, x.device)
         values = x.flatten(2).transpose(1, 2)  # (batch, point, channel)
@@ -143,7 +152,7 @@ def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
 
 
 def latitudes(rows: int) -> NDArray[np.float64]:
-    """Radians, north first.
+    """Latitudes of the rows of a grid in radians, north first, shape (rows,).
 
     >>> np.degrees(latitudes(3)), np.degrees(latitudes(2))
     (array([ 90.,   0., -90.]), array([ 45., -45.]))
@@ -155,8 +164,8 @@ def latitudes(rows: int) -> NDArray[np.float64]:
 
 def grid_points(rows: int, columns: int) -> Points:
     """The points of a grid, row by row."""
-    # Half a step from the planes in which the icosahedron is its own mirror image, and in which
-    # a point would have more than three nodes nearest to it.
+    # Half a step off the planes of symmetry of the icosahedron: there a point would have more
+    # than three nearest nodes.
     longitudes = (np.arange(columns) + 0.5) * (2 * math.pi / columns)
     latitude, longitude = np.meshgrid(latitudes(rows), longitudes, indexing="ij")
     shadow = np.cos(latitude)
@@ -226,7 +235,7 @@ def graph_of(senders: Points, receivers: Points, pairs: Pairs) -> Graph:
     east = np.stack([-at[:, 1], at[:, 0], np.zeros(len(at))], axis=1) / shadow
     away = seen - at
     eastward, northward, upward = ((away * axis).sum(1) for axis in (east, np.cross(at, east), at))
-    height = np.round(at[:, 2], 9)  # on the equator, either way is poleward
+    height = np.round(at[:, 2], 9)  # on the equator both directions are poleward
     poleward = np.where(height == 0, np.abs(northward), northward * np.sign(height))
     where = np.stack([eastward, poleward, upward], axis=1)
     where /= max(float(np.abs(where).max()), 1e-9)
@@ -248,7 +257,7 @@ def place_of(points: Points) -> Tensor:
 def emulator(
     in_channels: int = 9, latent_size: int = 64, message_steps: int = 4, mesh_level: int = 3
 ) -> Emulator:
-    """As many fields out as in."""
+    """An emulator that gives as many fields as it takes."""
     if mesh_level > 7:
         raise UsageError(f"mesh_level {mesh_level}: 7 has 163,842 nodes, and no grid needs more")
     return Emulator(

@@ -1,9 +1,9 @@
-"""A module of a file of torch.export (.pt2), made of its operators alone.
+"""Makes a module of a torch.export file (.pt2) from the operators that it lists.
 
-The file is read by `pt2`, and torch's own reader never sees it. What it says becomes a graph of
-`torch.fx` of the same operators in the same order, so the results are the same to the bit. Names,
-metadata, sample inputs and the expressions behind sizes stay behind; what must hold of the sizes of
-an input is checked at every call.
+`pt2` reads the file; torch's own reader never does. The operators become a graph of `torch.fx` in
+the same order, so the results are the same to the bit. Names, metadata, sample inputs and the
+expressions of sizes are left out. The conditions on the sizes of an input are checked at every
+call.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _KEPT = {
     "buffer": "buffer_name",
     "tensor_constant": "tensor_constant_name",
 }
-"""What a program holds beside its input, and the field that names it."""
+"""The kinds of tensors that a program holds, each with the field that names the tensor."""
 
 
 def load(path: Path) -> nn.Module:
-    """The program in a file, as a module that is made of aten's operators alone.
+    """The program in a file, as a module of aten's operators alone.
 
-    Raises `Unchecked` for a program that holds more than those, and errors of many types for a file
+    Raises `Unchecked` for a program that holds anything else, and errors of many types for a file
     that is damaged.
     """
     archive = pt2.open_archive(path)
@@ -54,7 +54,7 @@ class _Program:
         self.top = archive.program["graph_module"]
         self.graph = AtenGraph(archive.path)
         self.passing: list[str] = []
-        """Buffers and constants that are no part of the state."""
+        """Names of buffers and constants that are not saved with the state."""
 
     def module(self) -> fx.GraphModule:
         signature, nodes = self.top["signature"], self.graph.graph
@@ -75,13 +75,13 @@ class _Program:
         described = self.top["module_call_graph"][0]["signature"]["out_spec"]
         nodes.output(_shaped(self.path, described, heads))
         made = self.graph.module()
-        for name in self.passing:  # which torch.fx takes no note of
+        for name in self.passing:  # torch.fx does not keep this
             owner, _, last = name.rpartition(".")
             made.get_submodule(owner)._non_persistent_buffers_set.add(last)
         return made
 
     def _wanted(self, name: str) -> tuple[Any, ...]:
-        """What must hold of the sizes of the input."""
+        """What the sizes of the input must be: sizes, limits of symbols, conditions."""
         sizes = self.top["graph"]["tensor_values"][name]["sizes"]
         try:
             wanted = tuple(
@@ -133,7 +133,7 @@ class _Program:
         self.graph.values[held["arg"]["name"]] = self.graph.graph.get_attr(name)
 
     def _output(self, spec: Mapping[str, Any], x: fx.Node) -> Any:
-        """A head, or a buffer that is written."""
+        """The value of a head. A buffer or input that the program writes is no head."""
         ((kind, output),) = spec.items()
         if kind == "user_output":
             return self.graph.argument(output["arg"])
@@ -181,7 +181,7 @@ def _tensor(archive: Archive, name: str) -> Tensor:
 
 
 def _shaped(path: Path, spec: str, heads: Sequence[Any]) -> Any:
-    """Heads as the net returns them: one, or in tuples, lists and dicts."""
+    """Heads in the form in which the net returns them: one, or in tuples and dicts."""
     _version, tree = json.loads(spec)
     rest = iter(heads)
 

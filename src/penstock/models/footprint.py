@@ -1,4 +1,4 @@
-"""What one forward holds in memory, by a run on shapes alone."""
+"""The memory of one forward, found by a run on shapes alone."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .load import Head, Model
 
 @dataclass(frozen=True)
 class Footprint:
-    """What one forward returns and holds."""
+    """The heads that one forward returns, and the memory that it takes."""
 
     heads: tuple[Head, ...]
     peak_bytes: int | None
-    """Most bytes alive at once in one forward, input and output included and weights not;
-    None where the net could not be played on shapes."""
+    """Most bytes alive at once in one forward: input and output included, weights not. None if
+    the net could not be run on shapes."""
     channels_last: bool = True
-    """False for a net that fails where its input and its convolutions are laid out so."""
+    """False for a net that fails on inputs and convolutions that are laid out channels last."""
 
 
 class _Peak(TorchDispatchMode):
@@ -49,12 +49,12 @@ class _Peak(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         convolves = func is torch.ops.aten.convolution.default
         if convolves and any(_is_last(tensor) for tensor in args[:2]):
-            out = out.to(memory_format=CHANNELS_LAST[out.ndim])  # on shapes alone it forgets to
+            out = out.to(memory_format=CHANNELS_LAST[out.ndim])  # on shapes alone torch forgets it
         for tensor in out if isinstance(out, tuple | list) else (out,):
             if isinstance(tensor, Tensor):
                 self.track(tensor)
         if convolves:
-            # The libraries below may lay input and output out anew while they work.
+            # The libraries below torch may copy input and output into another layout.
             self.peak = max(self.peak, self.alive + args[0].nbytes + out.nbytes)
         return out
 
@@ -87,12 +87,20 @@ def _zeros(
 
 
 def measure_footprint(model: Model, shape: Sequence[int]) -> Footprint:
-    """Play a forward of the input ``shape`` (batch, channels, spatial...) on shapes alone.
+    """Run a forward on shapes alone, and say what it returns and holds.
 
-    A net that does not allow it (TorchScript, or a choice by value) is run once on zeros on the
-    CPU instead, on two of the batch at most, and its peak is then unknown.
+    A net that does not allow this (TorchScript, or a choice by value) is run once on zeros on the
+    CPU instead, on two samples of the batch at most. Its peak is then unknown.
 
-    Raises `UsageError` where the net does not take the shape or returns another one.
+    Args:
+        model: The model.
+        shape: Shape of the input: (batch, channels, spatial...).
+
+    Returns:
+        The heads, the most bytes alive at once, and whether channels last works.
+
+    Raises:
+        UsageError: The net does not take the shape, or returns another one.
     """
     peak: int | None
     for channels_last in (True, False):
@@ -132,17 +140,17 @@ def measure_footprint(model: Model, shape: Sequence[int]) -> Footprint:
 
 
 def _run_once(model: Model, shape: Sequence[int]) -> tuple[Any, Sequence[int], bool]:
-    """What the net returns on the CPU, for which input, and whether laid out channels last.
+    """The net's output on the CPU, the shape of its input, and whether it was channels last.
 
-    Two of a batch show what becomes of the batch axis, and a batch for a GPU takes a CPU long; only
-    a net that was exported for one size of batch is given all of it.
+    Two samples show what happens to the batch axis, and a batch for a GPU takes a CPU long. Only a
+    net that was exported for one size of batch is given all of it.
     """
     few = (min(2, shape[0]), *shape[1:])
     sizes = [tuple(shape)]
     if few != sizes[0] and not isinstance(model.module, torch.fx.GraphModule):
         sizes = [few, *sizes]
     failed: Exception | None = None
-    with torch.no_grad():  # what the net keeps of a forward stays of use for a training
+    with torch.no_grad():  # what the net caches must serve a training, too
         for channels_last in (True, False):
             module = placed(model.module, torch.device("cpu"), channels_last)
             for size in sizes:

@@ -1,4 +1,4 @@
-"""What must hold of the sizes of a program's input: as torch wrote it, read without evaluating it.
+"""The conditions on the sizes of an exported program's input, read without evaluating the text.
 
 Sizes are linear in one symbol, conditions compare sizes by arithmetic. All else is a `ValueError`.
 """
@@ -70,15 +70,15 @@ _SIZE = re.compile(r"L\[[^\]]*\](\[\d+\])*\.size\(\)\[(\d+)\]")
 
 
 Condition = Callable[[Sequence[int]], Any]
-"""The value of a condition, or of a part of one, for an input of a shape."""
+"""A function from the shape of an input to the value of a condition, or of a part of one."""
 
 
 @lru_cache(maxsize=256)
 def condition(text: str) -> tuple[Condition, str]:
-    """A condition on the sizes of the one input, such as ``L['x'].size()[2] % 8 == 0``, and how it
-    reads.
+    """A condition on the sizes of the input, such as ``L['x'].size()[2] % 8 == 0``, and its text
+    for a reader.
 
-    Raises `ValueError` where it asks for anything else.
+    Raises `ValueError` if it asks for anything else.
     """
     plain = _SIZE.sub(r"SIZE[\2]", text)
     return _read(ast.parse(plain, mode="eval").body), re.sub(r"SIZE\[(\d+)\]", r"extent \1", plain)
@@ -115,7 +115,7 @@ def fits(
     limits: Sequence[tuple[str, int | None, int | None]],
     conditions: Sequence[str],
 ) -> Any:
-    """The input tensor itself, where its sizes are those that the program was exported for."""
+    """Return the input tensor, if the program was exported for its sizes; else `ValueError`."""
     if len(x.shape) != len(wanted):
         raise ValueError(f"the program was exported for {len(wanted)} axes, not {len(x.shape)}")
     symbols: dict[str, int] = {}

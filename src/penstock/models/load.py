@@ -1,10 +1,9 @@
 """Models: found by name, by ``package.module:function``, by ``file.py:function`` or in a file.
 
-A `Model` is a module ready to run plus what a plan must know of it: channels, spatial axes, what
-its heads return, and how many bytes one batch of it holds at its peak. That peak is found without
-running the net: its operators are played on shapes alone. Files are read with safetensors or with
-``weights_only=True``, programs by `exported` and `torchscript`; nothing is unpickled. A ``.py``
-that the user names is code, and is run.
+A `Model` is a module that is ready to run, with the facts that a plan needs: channels, spatial axes
+and the size of its weights. Files are read with safetensors or with ``weights_only=True``, programs
+by `exported` and `torchscript`; nothing is unpickled. A ``.py`` that the user names is code, and is
+run.
 """
 
 from __future__ import annotations
@@ -59,27 +58,37 @@ class Model:
     module: nn.Module
     in_channels: int
     spatial_axes: int | None
-    """2 or 3 where the net is made of such convolutions, None where it takes any."""
+    """2 or 3 for a net of such convolutions. None for a net that takes either."""
     parameters: int
     weight_bytes: int
     reference: str
-    """What was asked for; of a name that another package adds, the ``package.module:function``
-    behind it; empty for a module."""
+    """The name, reference or file that was asked for; empty for a module. For a name that another
+    package adds, the ``package.module:function`` behind it."""
     code: str
     """A hash of the file that the user named; empty for a model of the registry or a module."""
     kind: HeadKind | None = None
-    """What its heads are, where the registry knows."""
+    """The kind of its heads, if the registry says so."""
     weightless_dtype: torch.dtype = torch.float32
-    """What it takes where it has no weights."""
+    """The dtype of its input if it has no weights."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """What it takes: the dtype of its first weights."""
+        """The dtype of its input: that of its first weights."""
         weights = (p.dtype for p in self.module.parameters() if p.is_floating_point())
         return next(weights, self.weightless_dtype)
 
     def heads(self, outputs: Any) -> dict[str, Tensor]:
-        """A forward's result, whatever its form, as named tensors (batch, channels, z, y, x)."""
+        """The result of a forward as named tensors (batch, channels, spatial...).
+
+        Args:
+            outputs: A tensor, a list or tuple of tensors, or a mapping of names to tensors.
+
+        Returns:
+            The heads by name: ``out``, or ``out0``, ``out1`` and so on, or those of the mapping.
+
+        Raises:
+            UsageError: A head is no tensor.
+        """
         if isinstance(outputs, Mapping):
             heads = {str(name): head for name, head in outputs.items()}
         elif isinstance(outputs, list | tuple):
@@ -102,15 +111,26 @@ def load_model(
     untrained: bool = False,
     trust: bool = False,
 ) -> Model:
-    """Find a model and put its weights in; one that has none of its own may be left `untrained`.
+    """Find a model and load its weights.
 
-    `in_channels` is how many channels it takes; by default what the module says of itself in an
-    attribute of that name, else what its first convolution takes; a factory that has a parameter of
-    that name is given it. A module may also say how many
-    `spatial_axes` it has, and turn a public checkpoint into its own state dict (`from_public`).
-    A model file is read as operators and tensors and no more, unless `trust` gives it to torch.
+    A module may say in attributes how many ``in_channels`` and ``spatial_axes`` it has. It may also
+    turn a public checkpoint into its own state dict (``from_public``).
 
-    Raises `UsageError` for an unknown name, a factory that fails, or weights of another model.
+    Args:
+        model: A name of the registry, ``package.module:function``, ``file.py:function``, a file
+            (.pt2 or TorchScript), or a module.
+        weights: A file of weights; by default those that the model comes with.
+        in_channels: Channels that the model takes. The default is what the module says, else what
+            its first convolution takes. A factory with a parameter of this name is given it.
+        untrained: Allow a model that needs weights to have none.
+        trust: Let torch read a model file, which may run code from it. By default only operators
+            and tensors are read.
+
+    Returns:
+        The module in eval mode, and the facts about it.
+
+    Raises:
+        UsageError: The name is unknown, a factory fails, or the weights are of another model.
     """
     name = model if isinstance(model, str) else type(model).__name__
     reference, added = model if isinstance(model, str) else "", added_model(model)
@@ -125,7 +145,7 @@ def load_model(
         raise UsageError(f"--model-type {model} has no weights of its own; give --weights")
     if weights is not None:
         load_weights(module, name, Path(weights))
-    if not isinstance(module, torch.fx.GraphModule):  # an exported program is what it is
+    if not isinstance(module, torch.fx.GraphModule):  # an exported program has one mode
         module.eval()
     first = next((m for m in module.modules() if isinstance(m, nn.Conv2d | nn.Conv3d)), None)
     channels = in_channels or getattr(module, "in_channels", None)
@@ -150,7 +170,7 @@ def load_model(
 
 @contextlib.contextmanager
 def float32_default() -> Iterator[None]:
-    """Weights and buffers of ours are made in float32, whatever the caller's default is."""
+    """Make weights and buffers in float32 inside the context, whatever the caller's default is."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
@@ -191,10 +211,10 @@ def _find(
 
 
 def _call(what: str | EntryPoint, in_channels: int | None) -> nn.Module:
-    """Import ``module:function``, ``file.py:function`` or an entry point: a module, what makes one,
-    or a function that is the model itself.
+    """Import ``module:function``, ``file.py:function`` or an entry point. It is a module, a factory
+    of one, or a function that is the model itself.
 
-    A factory with a parameter ``in_channels`` is told how many there are to be.
+    A factory with a parameter ``in_channels`` is given that number.
     """
     text = what if isinstance(what, str) else what.name
     try:
@@ -220,11 +240,11 @@ def _call(what: str | EntryPoint, in_channels: int | None) -> nn.Module:
 
 
 def _made(named: Any, in_channels: int | None) -> Any:
-    """What a factory makes; a function that must be given something else than ``in_channels`` is
-    no factory but the model."""
+    """What a factory makes. A function that needs any other argument than ``in_channels`` is the
+    model itself."""
     try:
         parameters = inspect.signature(named).parameters
-    except ValueError:  # one of a library in C, such as torch.sigmoid
+    except ValueError:  # a function in C, such as torch.sigmoid
         return named
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     needed = [p.name for p in parameters.values() if p.default is p.empty and p.kind in kinds]
@@ -236,8 +256,8 @@ def _made(named: Any, in_channels: int | None) -> Any:
 
 
 def _load_program(path: Path, trust: bool) -> nn.Module:
-    """A torch.export program (.pt2) or a TorchScript archive; torch's own readers, which run code
-    of the file, are given one that is trusted."""
+    """Read a torch.export program (.pt2) or a TorchScript archive. Only a trusted file goes to
+    torch's own readers, which run code from it."""
     if not is_file(path, f"--model-type {path}"):
         raise UsageError(f"--model-type {path}: there is no such file")
     try:
@@ -256,8 +276,8 @@ def _load_program(path: Path, trust: bool) -> nn.Module:
 
 
 def computed_attributes(module: nn.Module) -> Iterator[Tensor]:
-    """Plain attributes that were computed of weights, as `torch.nn.utils.weight_norm` leaves them:
-    torch copies none of these."""
+    """Tensors in plain attributes that were computed from weights, as by
+    `torch.nn.utils.weight_norm`. Torch does not copy them."""
     held: list[Any] = [vars(part) for part in module.modules()]
     while held:
         value = held.pop()

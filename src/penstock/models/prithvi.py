@@ -43,8 +43,8 @@ from .prithvi_encoder import Attention, Encoder, FrozenLinear, Size
 SizeName = Literal["tiny", "100m", "300m", "600m"]
 
 BANDS = ("B02", "B03", "B04", "B05", "B06", "B07")
-"""Of the public checkpoints, in their order: blue, green, red, narrow infrared and two short-wave
-infrared, as Harmonized Landsat and Sentinel-2 names them."""
+"""The bands of the public checkpoints, in order: blue, green, red, narrow infrared and two
+short-wave infrared, as Harmonized Landsat and Sentinel-2 names them."""
 
 SIZES: Mapping[SizeName, Size] = {
     "tiny": Size(width=192, depth=12, heads=3, patch=16, head_width=128),
@@ -66,7 +66,7 @@ class ConvNeXtBlock(nn.Module):
         self.norm = nn.LayerNorm(width, eps=1e-6)
         self.widen = nn.Linear(width, 4 * width)
         self.narrow = nn.Linear(4 * width, width)
-        # The paper begins at 1e-6, for deep nets. A few blocks need not be so timid.
+        # The paper begins at 1e-6, for deep nets. These few blocks learn faster from 0.1.
         self.layer_scale = nn.Parameter(torch.full((width,), 0.1))
 
     def forward(self, x_BCYX: Tensor) -> Tensor:

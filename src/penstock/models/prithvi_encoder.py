@@ -57,7 +57,7 @@ def _floats(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows as whole numbers from -127 to 127, and what each row is to be multiplied by."""
+    """Rows as whole numbers from -127 to 127, and the factor of each row."""
     weight = weight.float()
     scale = weight.abs().amax(dim=1).clamp(min=1e-12) / 127
     return (weight / scale[:, None]).round().to(torch.int8), scale
@@ -127,7 +127,7 @@ class PatchEmbed(nn.Module):
 
 
 class Attention(nn.Module):
-    """Every token takes from all tokens."""
+    """Self-attention: each token takes from all tokens."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ class EncoderBlock(nn.Module):
 
 
 class Encoder(nn.Module):
-    """An image as features of its patches. Nothing in it learns but adapters added later."""
+    """Turns an image into features of its patches. Only adapters that are added later learn."""
 
     pos_embed: Tensor
 

@@ -1,11 +1,10 @@
-"""What a file of torch.export (.pt2) holds, read without torch and without trust.
+"""Reads a file of torch.export (.pt2) without torch, and without running code from it.
 
-`torch.export.load` unpickles parts of such a file, gives its symbolic expressions to a parser that
-evaluates them, looks operators up by name in whole modules, and writes Python from its names. So a
-file that came from elsewhere runs what its maker likes as soon as it is opened. Here the file is
-taken for what it should be, a list of operators with their arguments, and tensors as raw bytes.
-All that is neither is refused in words, with `Unchecked`; ``--trust-model`` gives the file to
-torch.
+`torch.export.load` unpickles parts of such a file, evaluates its symbolic expressions, looks up
+operators by name in whole modules, and writes Python from its names. So a file from elsewhere can
+run any code as soon as it is opened. Here the file is read as what it should be: a list of
+operators with their arguments, and tensors as raw bytes. Anything else is refused with `Unchecked`;
+``--trust-model`` gives the file to torch.
 
     zip of stored entries -> JSON -> operators of the list below, names, numbers, few short words
 
@@ -31,7 +30,7 @@ _DESCRIPTION_BYTES = 2**28
 
 
 class Unchecked(UsageError):
-    """A model file holds what cannot be told to be harmless."""
+    """A model file holds something that may not be harmless."""
 
     def __init__(self, path: Path, what: str) -> None:
         super().__init__(
@@ -48,7 +47,7 @@ class Archive:
     program: Mapping[str, Any]
     """The graph and its signature."""
     tensors: Mapping[str, Mapping[str, Any]]
-    """What is known of each parameter, buffer and constant that is kept as raw bytes, by name."""
+    """The description of each parameter, buffer and constant in raw bytes, by its name."""
     states: Sequence[bytes]
     """Whole state dicts as torch saved them up to 2.7, to be read as tensors only."""
     entries: Mapping[str, str]
@@ -89,7 +88,7 @@ def open_archive(path: Path) -> Archive:
 def _tensors(
     path: Path, file: zipfile.ZipFile, root: str, inside: Collection[str]
 ) -> tuple[dict[str, Mapping[str, Any]], dict[str, str]]:
-    """What is known of each tensor, and the entry that holds it, by its name."""
+    """The description of each tensor and the entry that holds it, both by its name."""
     tensors: dict[str, Mapping[str, Any]] = {}
     entries: dict[str, str] = {}
     for folder in ("weights", "constants"):
@@ -108,13 +107,13 @@ def _tensors(
 
 
 def _old(path: Path, file: zipfile.ZipFile) -> Archive:
-    """As torch wrote it up to 2.7."""
+    """The archive of a file that torch wrote up to 2.7."""
     states = [file.read(f"serialized_{part}.pt") for part in ("state_dict", "constants")]
     return Archive(path, _json(file, "serialized_exported_program.json"), {}, states, {})
 
 
 def check_names(path: Path, file: zipfile.ZipFile) -> None:
-    """Each entry once, by a name that stays in the archive."""
+    """Refuse an entry that stands twice, or whose name leads out of the archive."""
     names = set()
     for entry in file.infolist():
         if entry.filename in names:

@@ -1,8 +1,7 @@
-"""Gradient checkpointing of any module: memory for time.
+"""Gradient checkpointing of any module: less memory for more time.
 
-A model that knows how does it itself (``set_checkpointing(on)``, or the method of that purpose
-that Hugging Face's models have). Of any other each part, a child of the module, is computed once
-more in the backward pass.
+A model with a method ``set_checkpointing(on)``, or with that of Hugging Face's models, does it
+itself. In any other each child of the module is computed once more in the backward pass.
 """
 
 from __future__ import annotations
@@ -17,9 +16,14 @@ from ..base import UsageError
 
 
 def recompute_activations(module: nn.Module, name: str) -> None:
-    """Keep no activations for the backward pass but those at the borders of the module's parts.
+    """Keep only the activations at the borders of a module's parts for the backward pass.
 
-    Raises `UsageError` where that cannot be done, or would change what the model computes.
+    Args:
+        module: The module, which is changed.
+        name: Its name in errors.
+
+    Raises:
+        UsageError: It cannot be done, or would change what the model computes.
     """
     for switch, arguments in (
         ("set_checkpointing", (True,)),
@@ -45,7 +49,7 @@ def recompute_activations(module: nn.Module, name: str) -> None:
 
 def _parts(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
     for name, child in module.named_children():
-        if isinstance(child, nn.ModuleList | nn.ModuleDict):  # a shelf, with no forward of its own
+        if isinstance(child, nn.ModuleList | nn.ModuleDict):  # it has no forward of its own
             yield from _parts(child, f"{prefix}{name}.")
         else:
             yield prefix + name, child

@@ -1,4 +1,4 @@
-"""Models by name, and what can be said of the name of a model before torch is imported."""
+"""The models that have a name, and the check of a model's name before torch is imported."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Entry:
     weights: Path | None = None
     needs_weights: bool = False
     kind: HeadKind = "intensity"
-    """What its heads are."""
+    """The kind of its heads."""
 
 
 REGISTRY = {
@@ -53,16 +53,21 @@ REGISTRY = {
 
 
 def added_model(model: Any) -> EntryPoint | None:
-    """The entry point by which another package adds a model of this name; None for all others."""
+    """The entry point of a model that another package adds by this name. None for all others."""
     if not isinstance(model, str) or model in REGISTRY or ":" in model:
         return None
     return None if Path(model).suffix in (".py", *PROGRAMS) else find_extension(_GROUP, model)
 
 
 def check_model_name(model: Any, flag: str) -> None:
-    """Refuse the name of a model that there is not; imports nothing but the packages above it.
+    """Refuse a name that no model has. Imports nothing but the package that holds a reference.
 
-    Raises `UsageError` that says which there are.
+    Args:
+        model: A name, a reference or a file; anything that is no text passes.
+        flag: The flag that the error names.
+
+    Raises:
+        UsageError: There is no such model; the error lists those that there are.
     """
     if not isinstance(model, str) or model in REGISTRY or added_model(model) is not None:
         return

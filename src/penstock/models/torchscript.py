@@ -1,4 +1,4 @@
-"""What a TorchScript archive (.pt, .ts) may do, read before torch reads it.
+"""Checks what a TorchScript archive (.pt, .ts) may do before torch reads it.
 
 TorchScript is a language of its own: no Python of the file runs, and its pickles name no Python.
 But its code runs as soon as it is loaded, and among its operators are those that write a file
@@ -71,7 +71,7 @@ def load(path: Path) -> nn.Module:
             elif entry.filename.endswith("pkl"):
                 _check_pickle(path, content)
             checked.writestr(entry.filename, content)
-    archive.seek(0)  # what was checked, and no other way to read the file
+    archive.seek(0)  # torch reads the bytes that were checked, not the file
     return torch.jit.load(archive, map_location="cpu")
 
 
@@ -104,7 +104,7 @@ def _may_be_named(chain: list[str], goes_on: bool) -> bool:
         return len(chain) == 3 and (last in _PRIM if chain[1] == "prim" else _computes(last))
     if head == "__torch__":  # functions and classes of the archive, but not those of libraries
         return chain[1:3] != ["torch", "classes"]
-    # A field or a method of a value, which may be a tensor or a text: by then an operator.
+    # A field or a method of a value. If the value is a tensor or a text, it is an operator.
     return _computes(last) or not hasattr(torch.ops.aten, last)
 
 
@@ -113,7 +113,7 @@ def _computes(name: str) -> bool:
 
 
 def _check_pickle(path: Path, content: bytes) -> None:
-    """Of its own classes and tensors, none of a library's."""
+    """Refuse objects of a library's classes. The archive's own classes and tensors may be there."""
     for _, argument, _ in pickletools.genops(content):
         if isinstance(argument, str) and "torch.classes" in argument:
             raise Unchecked(path, f"holds an object of {argument.split()[0]}")

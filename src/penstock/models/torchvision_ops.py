@@ -184,14 +184,14 @@ def _load() -> ModuleType:
 
 
 def _import() -> ModuleType:
-    with warnings.catch_warnings():  # of image codecs that do not load either
+    with warnings.catch_warnings():  # about image codecs that do not load either
         warnings.simplefilter("ignore")
         return require("torchvision", "train")
 
 
 torchvision = _load()
 COMPILED = not _libraries
-"""Whether nms and roi_align are torchvision's own; records of a run say so."""
+"""True if nms and roi_align are torchvision's own; records of a run say so."""
 NOTE = (
     ""
     if COMPILED

@@ -22,7 +22,7 @@ from ..base import UsageError, describe, where_in_users_code
 
 
 class _Beside:
-    """Finds modules of some folders, where one that was found there asks for them."""
+    """Finds modules in some folders, but only for imports by modules that were found there."""
 
     def __init__(self, folders: Sequence[Path], asking: str) -> None:
         self._folders = [str(folder) for folder in folders]
@@ -52,9 +52,10 @@ def _asker() -> str:
 
 @contextlib.contextmanager
 def find_reference(reference: str) -> Iterator[Any]:
-    """What ``module:name`` or ``file.py:name`` is; to be called while it is held, if at all.
+    """Hold the object that ``module:name`` or ``file.py:name`` names. Call it inside the context:
+    only there are the modules beside it found.
 
-    Raises what importing it raises, `UsageError` where there is no such file.
+    Raises what its import raises, and `UsageError` if there is no such file.
     """
     place, _, attribute = reference.rpartition(":")
     file = Path(place) if place.endswith(".py") else None

@@ -15,17 +15,25 @@ from ..base import UsageError, require
 from ..data import is_file
 
 _WRAPPERS = ("module", "_orig_mod")
-"""What DataParallel and torch.compile leave in names, before all of them or between."""
+"""Words that DataParallel and torch.compile put into names, in front or between."""
 _EXTRA = "_extra_state"
-"""What a module keeps beside tensors, by `get_extra_state`."""
+"""Name of what a module keeps beside tensors, by `get_extra_state`."""
 
 State = dict[str, Any]
 
 
 def read_tensors(path: Path, flag: str) -> Any:
-    """Tensors and plain values of a torch file, or tensors of a safetensors file, on the CPU.
+    """Read a torch file of tensors and plain values, or a safetensors file, onto the CPU.
 
-    Raises `UsageError` for a file that is damaged or holds anything else.
+    Args:
+        path: The file.
+        flag: The flag that errors name.
+
+    Returns:
+        What the file holds.
+
+    Raises:
+        UsageError: There is no such file, it is damaged, or it holds anything else.
     """
     if not is_file(path, f"{flag} {path}"):
         raise UsageError(f"{flag} {path}: there is no such file")
@@ -34,9 +42,11 @@ def read_tensors(path: Path, flag: str) -> Any:
         if tensorfile is not None:
             return tensorfile.load_file(path)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of TorchScript archives, which are none of these
+            warnings.simplefilter(
+                "ignore"
+            )  # a warning about TorchScript archives, which are refused
             return torch.load(path, map_location="cpu", weights_only=True)
-    # Whatever is wrong with a file, its reader has an error of another type for it.
+    # Readers raise errors of many types for a damaged file.
     except Exception as error:
         raise UsageError(
             f"{flag} {path} is no file of tensors only, or it is damaged (nothing else is read: "
@@ -45,7 +55,18 @@ def read_tensors(path: Path, flag: str) -> Any:
 
 
 def read_state(path: Path, flag: str = "--weights") -> State:
-    """A state dict: tensors by name, and what modules keep beside them."""
+    """Read a state dict: tensors by name, and what modules keep beside them.
+
+    Args:
+        path: The file.
+        flag: The flag that errors name.
+
+    Returns:
+        The state dict, taken out of the checkpoint around it if there is one.
+
+    Raises:
+        UsageError: The file cannot be read, or holds no weights.
+    """
     state = read_tensors(path, flag)
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
@@ -65,7 +86,17 @@ def _is_extra(name: str) -> bool:
 
 
 def load_weights(module: nn.Module, name: str, path: Path, flag: str = "--weights") -> None:
-    """Put the tensors of a file into a module that has exactly those, by name and shape."""
+    """Load the tensors of a file into a module that has exactly those names and shapes.
+
+    Args:
+        module: The module, which is changed.
+        name: Its name in errors.
+        path: The file.
+        flag: The flag that errors name.
+
+    Raises:
+        UsageError: The file cannot be read, or its tensors are of another model.
+    """
     state = read_state(path, flag)
     from_public = getattr(module, "from_public", None)
     if from_public is not None:
@@ -93,8 +124,8 @@ def load_weights(module: nn.Module, name: str, path: Path, flag: str = "--weight
 
 
 def named_as(state: Mapping[str, Any], names: Collection[str]) -> State:
-    """A state by the names that a module has: those of wrappers are left out or put in, however
-    they are nested. A name that fits as it is stays, and so does one that could mean two."""
+    """A state with the names of a module: words of wrappers are left out or put in. A name that
+    fits stays as it is, and so does one that could mean two tensors."""
     plain = {key: _plain(key) for key in {*state, *names}}
     if not names:
         return {plain[key]: value for key, value in state.items()}
