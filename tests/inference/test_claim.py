@@ -355,11 +355,11 @@ def test_a_run_of_an_older_version_goes_on_when_told(tmp_path: Path) -> None:
     write(out)
     Path(f"{out}.penstock-lock").unlink()
     content = json.loads(noted.read_text())
-    known = content["fingerprint"]
+    fingerprint = content["fingerprint"]
     for name in ("sources", "attributes", "eps", "heads", "compile_dynamic"):
-        del known[name]
-    assert [len(known[name]) for name in ("model", "normalize", "arithmetic")] == [3, 4, 3]
-    noted.write_text(json.dumps({"settings": content["settings"], "fingerprint": known}))
+        del fingerprint[name]
+    assert [len(fingerprint[name]) for name in ("model", "normalize", "arithmetic")] == [3, 4, 3]
+    noted.write_text(json.dumps({"settings": content["settings"], "fingerprint": fingerprint}))
     with pytest.raises(UsageError, match="was made with code 'of an older version', here it is"):
         write(out, resume=True)
     assert write(out, resume_anyway=True).units_written == 0

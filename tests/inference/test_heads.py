@@ -54,10 +54,10 @@ def into_zarr(source: Array, net: Any, tmp_path: Path, **knobs: Any) -> Array:
     """Infer into a new output, whose dtype is ours to choose."""
     out = tmp_path / "out.zarr"
     penstock.run_inference(source, out, model=net, **(CPU | knobs))
-    found: Array = (
+    result: Array = (
         ts.open({"driver": "zarr3", "kvstore": f"file://{out}/0/"}).result().read().result()
     )
-    return found
+    return result
 
 
 # --- labels --------------------------------------------------------------------------------------
@@ -201,8 +201,8 @@ def lines(net: Any, **knobs: Any) -> list[str]:
 def test_a_plan_says_what_is_assumed() -> None:
     assert lines(Net(lambda x: x))[0].startswith("out: intensity, assumed")
     assert lines(Net(classes))[0].startswith("out: labels, assumed")
-    for known in (lines("identity"), lines(Net(torch.sigmoid), head_kind="scores")):
-        assert "assumed" not in known[0]
+    for shown in (lines("identity"), lines(Net(torch.sigmoid), head_kind="scores")):
+        assert "assumed" not in shown[0]
 
 
 def test_the_command_prints_what_is_assumed(
@@ -219,9 +219,9 @@ def test_the_command_prints_what_is_assumed(
 def test_help_tells_the_three(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["infer", "--help"])
-    told = " ".join(capsys.readouterr().out.split())
-    assert "--head-kind VALUE [VALUE ...] what the heads of the model are" in told
-    assert all(f"{kind}" in told for kind in ("intensity:", "scores (", "labels ("))
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--head-kind VALUE [VALUE ...] what the heads of the model are" in text
+    assert all(f"{kind}" in text for kind in ("intensity:", "scores (", "labels ("))
 
 
 # --- the knob ------------------------------------------------------------------------------------
@@ -241,8 +241,8 @@ OUTS = (np.zeros((16, 17, 18), "float32"), np.zeros((16, 17, 18), "int32"))
      (["seg=labels", "soft=intensity"], ["intensity", "labels"])],
 )  # fmt: skip
 def test_kinds_are_said_for_all_for_each_or_by_name(said: Any, kinds: list[str]) -> None:
-    found = lines(Net(two), out_spec=OUTS, head_kind=said, normalize="none")
-    assert [line.split(": ")[1].partition(";")[0] for line in found] == kinds
+    shown = lines(Net(two), out_spec=OUTS, head_kind=said, normalize="none")
+    assert [line.split(": ")[1].partition(";")[0] for line in shown] == kinds
 
 
 @pytest.mark.parametrize(
@@ -326,8 +326,8 @@ def by_numpy(
                 total[place] += weights
             else:
                 core = tuple(slice(p.start + before, p.start + before + stride) for p in place)
-                own = (slice(before, before + stride),) * 3
-                result[(slice(None), *core)], total[core] = values[(slice(None), *own)], 1
+                owned = (slice(before, before + stride),) * 3
+                result[(slice(None), *core)], total[core] = values[(slice(None), *owned)], 1
     inside = tuple(slice(before, before + n) for n in data.shape)
     pairs = zip(results, totals, strict=True)
     return [result[(slice(None), *inside)] / total[inside] for result, total in pairs]
@@ -458,8 +458,8 @@ def test_the_summary_says_where_much_was_clipped(seam: str) -> None:
     summary = penstock.run_inference(data, out, **knobs)
     (head,) = summary.clipped
     assert (head.clipped, head.values, head.dtype) == (200, 1000, "uint8")
-    told = [line for line in summary.lines() if line.startswith("Clipped")]
-    assert len(told) == 1 and "20.0 %" in told[0] and "--out-dtype" in told[0]
+    clipped = [line for line in summary.lines() if line.startswith("Clipped")]
+    assert len(clipped) == 1 and "20.0 %" in clipped[0] and "--out-dtype" in clipped[0]
     data[:, :, :2], data[0, 0, :9] = 255, 256
     summary = penstock.run_inference(data, out, **knobs)
     assert summary.clipped[0].clipped == 9
@@ -528,11 +528,11 @@ def test_the_callers_default_dtype_changes_nothing(
     expected = run(data, name, **knobs)
     torch.set_default_dtype(default)
     try:
-        found = run(data, name, **knobs)
+        result = run(data, name, **knobs)
         assert torch.get_default_dtype() == default
     finally:
         torch.set_default_dtype(torch.float32)
-    assert (found == expected).all()
+    assert (result == expected).all()
 
 
 @pytest.mark.parametrize(("kind", "dtype"), crossed(["zarr2", "zarr3", "n5"], ["int64", "uint64"]))
@@ -542,20 +542,20 @@ def test_every_store_takes_labels_of_64_bits(kind: str, dtype: str, tmp_path: Pa
     out: Any = tmp_path / "out.n5"
     if kind != "n5":
         grid = {"name": "regular", "configuration": {"chunk_shape": [8, 8, 8]}}
-        own: Any = {"chunk_grid": grid, "data_type": dtype}
+        layout: Any = {"chunk_grid": grid, "data_type": dtype}
         if kind == "zarr2":
-            own = {"chunks": [8, 8, 8], "dtype": np.dtype(dtype).str}
+            layout = {"chunks": [8, 8, 8], "dtype": np.dtype(dtype).str}
         out = {
             "driver": "zarr" if kind == "zarr2" else "zarr3",
             "kvstore": {"driver": "file", "path": f"{tmp_path}/out/"},
-            "metadata": {"shape": [9, 10, 11], **own},
+            "metadata": {"shape": [9, 10, 11], **layout},
             "create": True,
         }
     penstock.run_inference(noise((9, 10, 11)), out, model=net, normalize="none", **CPU)
     read = (
         {"driver": "n5", "kvstore": f"file://{out}/"} if kind == "n5" else out | {"create": False}
     )
-    found = ts.open(read, open=True).result().read().result()
-    assert found.dtype == dtype
-    found = found.T if kind == "n5" else found
-    assert (found == (noise((9, 10, 11)) > 2000) * np.array(large, dtype)).all()
+    stored = ts.open(read, open=True).result().read().result()
+    assert stored.dtype == dtype
+    stored = stored.T if kind == "n5" else stored
+    assert (stored == (noise((9, 10, 11)) > 2000) * np.array(large, dtype)).all()

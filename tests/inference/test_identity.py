@@ -260,15 +260,15 @@ def test_the_maker_names_code_versions_and_machine(tmp_path: Path) -> None:
 
 
 def test_every_room_that_a_run_imports_is_known_to_compute_voxels_or_not() -> None:
-    found: set[str] = set()
+    rooms: set[str] = set()
     coming = ["inference/run.py"]
     while coming:
-        if (file := coming.pop()) not in found:
-            found.add(file)
+        if (file := coming.pop()) not in rooms:
+            rooms.add(file)
             coming += test_house.targets_of(file)
-    known = {place for place in identity.VOXEL_CODE if (identity._PACKAGE / place).exists()}
-    assert known == set(identity.VOXEL_CODE)
-    others = {file for file in found if not any(Path(file).is_relative_to(p) for p in known)}
+    voxel_code = {place for place in identity.VOXEL_CODE if (identity._PACKAGE / place).exists()}
+    assert voxel_code == set(identity.VOXEL_CODE)
+    others = {file for file in rooms if not any(Path(file).is_relative_to(p) for p in voxel_code)}
     assert {file.split("/")[0] for file in others} == {"base", "instruments"}
 
 

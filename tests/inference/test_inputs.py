@@ -180,9 +180,9 @@ def test_a_least_range_is_what_narrower_ones_are_divided_by() -> None:
     data[0, 0, 0] = 6
     knobs: dict[str, Any] = {"patch": 8, "overlap": 0, "denormalize": False}
     for normalize in ("percentile", "global"):
-        own = run(data, normalize=normalize, norm_lower=1, norm_upper=99, **knobs)
-        told = run(data, normalize=normalize, norm_lower=1, norm_upper=99, eps=0.5, **knobs)
-        assert (own.max(), told.max()) == (1, 12)
+        plain = run(data, normalize=normalize, norm_lower=1, norm_upper=99, **knobs)
+        widened = run(data, normalize=normalize, norm_lower=1, norm_upper=99, eps=0.5, **knobs)
+        assert (plain.max(), widened.max()) == (1, 12)
     fixed = {"normalize": "fixed", "norm_lower": 0, "norm_upper": 2}
     assert run(data, eps=0.5, **fixed, **knobs).max() == 3  # the range is wider than that
     assert run(data, eps=4, **fixed, **knobs).max() == 1.5

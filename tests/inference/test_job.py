@@ -239,9 +239,9 @@ class Choosy(nn.Module):
 def test_a_net_that_must_be_run_is_run_on_two_of_a_batch() -> None:
     for batch, ran in ((16, [2]), (2, [2]), (1, [1])):
         net = Choosy()
-        found = footprint.measure_footprint(model.load_model(net), (batch, 1, 4, 4, 4))
+        measured = footprint.measure_footprint(model.load_model(net), (batch, 1, 4, 4, 4))
         assert net.seen == ran
-        assert found == footprint.Footprint((model.Head("out", 1),), None)
+        assert measured == footprint.Footprint((model.Head("out", 1),), None)
     with pytest.raises(UsageError, match="turns a batch of 2 into one of 1"):
         footprint.measure_footprint(model.load_model(Choosy(returned=1)), (16, 1, 4, 4, 4))
 
@@ -373,12 +373,14 @@ def test_a_full_disk_costs_the_trace_and_not_the_job(writes: int) -> None:
     probe = Probe()
     disk = FullDisk(writes)
     probe._trace = disk
-    with pytest.warns(RuntimeWarning, match="--trace ends early: No space left on device") as told:
+    with pytest.warns(
+        RuntimeWarning, match="--trace ends early: No space left on device"
+    ) as warned:
         for _ in range(3):
             with probe.span("read"):
                 pass
         probe.close()
-    assert len(told) == 1
+    assert len(warned) == 1
     assert disk.closed
     assert probe.totals()["read"].count == 3
 

@@ -124,16 +124,18 @@ def test_weights_are_cast_once_and_not_for_each_batch(one_thread: None) -> None:
 
 
 def test_lanes_on_the_cpu_share_the_weights_of_the_job() -> None:
-    own = nn.Sequential(nn.Conv3d(2, 8, 3, padding=1), nn.GroupNorm(1, 8), nn.Conv3d(8, 2, 1))
-    strides = [tensor.stride() for tensor in own.parameters()]
-    begun = started(np.zeros((2, 8, 8, 8), "float32"), own, batch=2)
+    given_net = nn.Sequential(nn.Conv3d(2, 8, 3, padding=1), nn.GroupNorm(1, 8), nn.Conv3d(8, 2, 1))
+    strides = [tensor.stride() for tensor in given_net.parameters()]
+    begun = started(np.zeros((2, 8, 8, 8), "float32"), given_net, batch=2)
     lanes = [lane_of(begun) for _ in range(2)]
     laid_out = begun.job.net.model.module
     for one in lanes:
         assert one.forward.module is laid_out
-    assert [tensor.stride() for tensor in own.parameters()] == strides, "the caller's is the same"
+    assert [tensor.stride() for tensor in given_net.parameters()] == strides, (
+        "the caller's is the same"
+    )
     assert laid_out[0].weight.stride()[1] == 1  # type: ignore[index,union-attr,operator]
-    assert laid_out[1].weight is own[1].weight  # type: ignore[index,union-attr]
+    assert laid_out[1].weight is given_net[1].weight  # type: ignore[index,union-attr]
 
 
 # --- a net that channels last does not suit ------------------------------------------------------

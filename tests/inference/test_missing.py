@@ -50,8 +50,8 @@ def written(kind: str, path: Path, fill: int = 0) -> tuple[dict[str, Any], Array
     """An array that holds all but three chunks, and one more that is all of one value."""
     data = arange(SHAPE) + 1
     data[16:20, 32:33, 32:41] = 7  # there, though it does not vary
-    found = spec(kind, path, fill=fill)
-    store = ts.open(found, create=True).result()
+    opened = spec(kind, path, fill=fill)
+    store = ts.open(opened, create=True).result()
     stored = store if kind != "n5" else store.T
     stored.write(data).result()
     for box in (np.s_[0:8, 0:16, 0:16], np.s_[8:16, 16:32, 32:41], np.s_[16:20, 0:16, 16:32]):
@@ -62,7 +62,7 @@ def written(kind: str, path: Path, fill: int = 0) -> tuple[dict[str, Any], Array
         names = {"zarr2": "{}.{}.{}", "zarr3": "c/{}/{}/{}", "n5": "{2}/{1}/{0}"}[kind]
         for index in ((0, 0, 0), (1, 1, 2), (2, 0, 1)):
             (path / names.format(*index)).unlink()
-    return found, data
+    return opened, data
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,8 @@ def test_absent_chunks_are_counted_once_each(kind: str, seam: str, tmp_path: Pat
     summary = penstock.run_inference(source, out, seam_mode=seam, **KNOBS)
     assert (out == data).all()
     assert summary.chunks == ChunkCount(3 * 3 * 3, 3)
-    told = [line for line in summary.lines() if line.startswith("Missing: 3 of 27 chunks")]
-    assert len(told) == 1
+    missing = [line for line in summary.lines() if line.startswith("Missing: 3 of 27 chunks")]
+    assert len(missing) == 1
 
 
 @pytest.mark.parametrize(

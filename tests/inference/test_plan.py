@@ -278,6 +278,6 @@ def test_the_memory_ceiling_holds(dtype: str, knobs: dict[str, str], tmp_path: P
     knobs = {"normalize": "global"} | knobs
     words += [f"--{name.replace('_', '-')}={value}" for name, value in knobs.items()]
     subprocess.run([sys.executable, *words], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
-    told = json.loads((tmp_path / "run" / "summary.json").read_text())
-    peak, planned = told["peak_rss"], told["planned_peak"]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    peak, planned = summary["peak_rss"], summary["planned_peak"]
     assert 0.6 * planned < peak < 1.1 * planned

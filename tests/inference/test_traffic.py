@@ -221,10 +221,10 @@ def test_huge_volumes_are_planned_without_a_box_for_each_block(
         check(box)
 
     monkeypatch.setattr(Box, "__post_init__", count)
-    known = facts((side,) * 3, write_grids=((grid,) * 3,))
+    huge = facts((side,) * 3, write_grids=((grid,) * 3,))
     shape = PatchShape((min(grid, 64),) * 3, (10,) * 3, 3)
     chosen = config(block=grid, patch=min(grid, 64), overlap=10, **knobs)
-    plan = make_plan(chosen, known, shape)
+    plan = make_plan(chosen, huge, shape)
     assert plan.num_units == math.ceil(side / grid) ** 3
     assert plan.num_patches >= math.ceil(side / (min(grid, 64) - 10)) ** 3
     assert made < 5000

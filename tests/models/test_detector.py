@@ -53,9 +53,9 @@ def test_boxes_are_squares_around_their_points_as_long_as_the_vessel() -> None:
     boxes = target["boxes"]
     assert (boxes[:, 2:] - boxes[:, :2]).tolist() == [[25, 25], [10, 10], [40, 40], [14, 14]]
     assert boxes[1].tolist() == [3.5, 2.5, 13.5, 12.5], "around the middle of pixel (7, 8)"
-    found = points_of({**target, "scores": torch.tensor([0.9, 0.8, 0.7, 0.6])})
-    assert found["points"].tolist() == points, "rows and columns again"
-    objects = Objects.of("scene", found.pop("points"), **found)
+    facts = points_of({**target, "scores": torch.tensor([0.9, 0.8, 0.7, 0.6])})
+    assert facts["points"].tolist() == points, "rows and columns again"
+    objects = Objects.of("scene", facts.pop("points"), **facts)
     assert objects.score.tolist() == pytest.approx([0.9, 0.8, 0.7, 0.6])
     assert objects.length_m.tolist()[:3] == [250.0, 30.0, 399_000.0]
     assert np.isnan(objects.length_m[3])
@@ -74,8 +74,8 @@ def test_the_loss_of_a_kind_is_of_the_probability_of_all_that_the_label_admits()
     expected = {0: p[0], 1: p[1], 2: p[2], 3: p[3], SOME_VESSEL: p[1] + p[2], SOMETHING: 1 - p[0]}
     for label, probability in expected.items():
         nothing = torch.zeros(1, 4), torch.zeros(1)
-        found = losses(logits, *nothing, torch.tensor([label]), torch.zeros(1, 4), torch.zeros(1))
-        assert found["loss_kind"].item() == pytest.approx(-np.log(probability), abs=1e-6)
+        parts = losses(logits, *nothing, torch.tensor([label]), torch.zeros(1, 4), torch.zeros(1))
+        assert parts["loss_kind"].item() == pytest.approx(-np.log(probability), abs=1e-6)
 
 
 def test_an_unknown_kind_leaves_the_odds_of_the_kinds_as_they_are() -> None:
@@ -93,12 +93,12 @@ def test_lengths_count_where_they_are_known_and_boxes_where_there_is_something()
     true = torch.tensor([80.0, 100.0, NAN, 25.0])
     lengths = torch.zeros(4, requires_grad=True)
     boxes = torch.zeros(4, 4, requires_grad=True)
-    found = losses(torch.zeros(4, 4), boxes, lengths, labels, torch.ones(4, 4), true)
-    (found["loss_length"] + found["loss_box"]).backward()
+    parts = losses(torch.zeros(4, 4), boxes, lengths, labels, torch.ones(4, 4), true)
+    (parts["loss_length"] + parts["loss_box"]).backward()
     assert (lengths.grad != 0).tolist() == [False, True, False, True]
     assert (boxes.grad != 0).all(1).tolist() == [False, True, True, True]
     per_box = np.log(2) - 0.5 / 9  # both lengths are off by a factor of two
-    assert found["loss_length"].item() == pytest.approx(2 * per_box / 4, abs=1e-6)
+    assert parts["loss_length"].item() == pytest.approx(2 * per_box / 4, abs=1e-6)
 
 
 def some_chips(count: int, channels: int, side: int = 96) -> tuple[list[Any], list[Any]]:
@@ -165,8 +165,8 @@ def test_what_is_found_is_one_box_each_strongest_first() -> None:
     net = make_detector(2, width=16, score_threshold=0.0, most_detections=7).eval()
     images, _ = some_chips(2, 2, 64)
     with torch.no_grad():
-        found = net(images)
-    for of in found:
+        detections = net(images)
+    for of in detections:
         assert len(of["scores"]) == 7
         assert of["scores"].tolist() == sorted(of["scores"].tolist(), reverse=True)
         overlaps = torchvision.ops.box_iou(of["boxes"], of["boxes"]).triu(1)
@@ -180,13 +180,13 @@ def test_an_object_on_the_border_of_two_cores_is_found_once() -> None:
     for ours, theirs in ((31.4, 32.4), (32.4, 31.4), (31.4, 31.2), (32.1, 32.4)):
         parts = []
         for row, offset, core in ((ours, 0, (0, 32, 0, 64)), (theirs - 16, 16, (16, 48, 0, 64))):
-            found = {
+            detections = {
                 "boxes": torch.tensor([[20.0, row - 5, 30.0, row + 5]]),
                 "labels": torch.tensor([OTHER]),
                 "scores": torch.tensor([0.9]),
                 "lengths": torch.tensor([100.0]),
             }
-            parts.append(owned(found, core, (offset, 0)))
+            parts.append(owned(detections, core, (offset, 0)))
         assert len(joined("s", parts)) == 1, (ours, theirs)
 
 
@@ -203,8 +203,8 @@ def test_it_learns_where_what_and_how_long() -> None:
         steps.step()
     net.eval()
     with torch.no_grad():
-        found = [points_of(of) for of in net(images)]
-    for got, target in zip(found, targets, strict=True):
+        points = [points_of(of) for of in net(images)]
+    for got, target in zip(points, targets, strict=True):
         strong = slice(3)  # strongest first
         assert got["score"][2] > 0.5
         true = points_of({**target, "scores": torch.ones(3)})
@@ -243,8 +243,8 @@ def test_weights_are_plain_tensors_and_mixed_precision_stays_finite() -> None:
         total = sum(net(images, targets).values())
         assert total.isfinite()
         total.backward()
-        found = net.eval()(images)[0]
-    assert found["boxes"].dtype == torch.float32
+        detections = net.eval()(images)[0]
+    assert detections["boxes"].dtype == torch.float32
 
 
 def test_what_there_is_not_is_said() -> None:

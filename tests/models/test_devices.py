@@ -97,11 +97,11 @@ def test_what_an_exported_program_makes_moves_with_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("net", [Positions(), Positions().bfloat16()], ids=["float", "half"])
 def test_a_net_is_played_with_all_that_it_holds_and_in_its_own_dtype(net: nn.Module) -> None:
-    found = footprint.measure_footprint(model.load_model(net), SHAPE)
+    measured = footprint.measure_footprint(model.load_model(net), SHAPE)
     itemsize = next(net.parameters()).itemsize
-    assert found.peak_bytes is not None
-    assert found.peak_bytes % (2 * 8**3 * itemsize) == 0
-    assert found.peak_bytes >= 3 * 2 * 8**3 * itemsize
+    assert measured.peak_bytes is not None
+    assert measured.peak_bytes % (2 * 8**3 * itemsize) == 0
+    assert measured.peak_bytes >= 3 * 2 * 8**3 * itemsize
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit")

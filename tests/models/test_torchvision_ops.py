@@ -128,9 +128,9 @@ def test_roi_align_is_the_mean_of_its_points(ratio: int, aligned: bool) -> None:
     boxes = some_boxes(4, 12, 30, 25).double() - 8  # some begin or end outside
     boxes = torch.cat((boxes, torch.tensor([[3.0, 4, 3, 4], [-90, -90, -80, -80], [0, 0, 28, 36]])))
     rois = torch.cat((torch.arange(len(boxes))[:, None] % 2, boxes), 1)
-    found = vision.roi_align(features, rois, 0.25, 2, 3, ratio, aligned)
+    pooled = vision.roi_align(features, rois, 0.25, 2, 3, ratio, aligned)
     expected = by_points(features, rois, 0.25, (2, 3), ratio, aligned)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(pooled, expected, rtol=0, atol=1e-12)
 
 
 def test_roi_align_in_parts_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -306,9 +306,9 @@ def test_an_attack_runs_in_torch_and_not_here(name: str, plain: Path, tmp_path: 
     marker = tmp_path / "ran"
     path = rewritten(plain, tmp_path / "evil.pt2", lambda e, p: ATTACKS[name](e, p, marker))
     try:
-        found = model.load_model(path)
+        loaded = model.load_model(path)
         assert name.startswith("sample inputs"), "what is never read need not be refused"
-        assert same(found.module(X), exported.load(plain)(X))
+        assert same(loaded.module(X), exported.load(plain)(X))
     except UsageError as error:
         assert "--trust-model" in str(error)
     assert not marker.exists()
@@ -383,8 +383,8 @@ def test_a_size_is_linear_in_one_symbol_or_refused(text: str) -> None:
 
 @given(st.integers(-9, 9), st.integers(-9, 9), st.integers(1, 99))
 def test_a_size_is_what_it_evaluates_to(a: int, b: int, s: int) -> None:
-    told = f"Add(Mul(Integer({a}), Symbol('s7', positive=True, integer=True)), Integer({b}))"
-    found_a, symbol, found_b = input_sizes.linear(told)
+    text = f"Add(Mul(Integer({a}), Symbol('s7', positive=True, integer=True)), Integer({b}))"
+    found_a, symbol, found_b = input_sizes.linear(text)
     assert found_a * s + found_b == a * s + b
     assert symbol == ("s7" if a else "")
 

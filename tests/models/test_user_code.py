@@ -80,9 +80,9 @@ def test_a_function_that_must_be_given_something_is_the_model(
 
 @pytest.mark.parametrize("name", ["LAYER", "factory", "optional", "wide"])
 def test_what_makes_a_model_is_called(name: str, nets: Path) -> None:
-    found = model.load_model(f"{nets}:{name}", in_channels=1)
-    assert found.spatial_axes == 3
-    assert found.in_channels == 1
+    loaded = model.load_model(f"{nets}:{name}", in_channels=1)
+    assert loaded.spatial_axes == 3
+    assert loaded.in_channels == 1
 
 
 def test_a_function_of_a_library_in_c_is_a_model() -> None:
@@ -113,8 +113,8 @@ def test_what_is_installed_comes_first(nets: Path) -> None:
     before = sys.modules.pop("yaml")
     nets.write_text("import yaml\nNET = yaml.safe_load\n")
     try:
-        with reference.find_reference(f"{nets}:NET") as found:
-            assert found("1") == 1
+        with reference.find_reference(f"{nets}:NET") as function:
+            assert function("1") == 1
     finally:
         sys.modules["yaml"] = before
 

@@ -75,13 +75,13 @@ def test_a_wrapper_within_a_net_and_around_the_net_itself(tmp_path: Path) -> Non
 
 
 def test_a_name_that_could_mean_two_stays() -> None:
-    own = ["module.a", "a", "module.module.b"]
-    assert named_as({"module.a": 1, "a": 2, "b": 3}, own) == {
+    names = ["module.a", "a", "module.module.b"]
+    assert named_as({"module.a": 1, "a": 2, "b": 3}, names) == {
         "module.a": 1,
         "a": 2,
         "module.module.b": 3,
     }
-    assert named_as({"_orig_mod.a": 1}, own) == {"_orig_mod.a": 1}
+    assert named_as({"_orig_mod.a": 1}, names) == {"_orig_mod.a": 1}
 
 
 class Counts(nn.Module):
@@ -144,8 +144,8 @@ def test_planning_leaves_the_weights_alone() -> None:
         held = dict(net.named_parameters(remove_duplicate=False))
         before = {name: tensor.detach().clone() for name, tensor in held.items()}
         for _ in range(2):
-            found = footprint.measure_footprint(model.load_model(net), (2, 1, 8, 8, 8))
-        assert found.peak_bytes is not None
+            measured = footprint.measure_footprint(model.load_model(net), (2, 1, 8, 8, 8))
+        assert measured.peak_bytes is not None
         after = dict(net.named_parameters(remove_duplicate=False))
         assert all(after[name] is held[name] for name in held)
         assert all(torch.equal(after[name], before[name]) for name in held)
