@@ -250,6 +250,23 @@ class Detector(parts.generalized_rcnn.GeneralizedRCNN):  # type: ignore[misc]
         self.in_channels = in_channels
 
 
+def _region_proposals(levels: int, width: int) -> Any:
+    """The first stage: anchors from 8 pixels on, square, two sizes for each level."""
+    sizes = [(int(8 * 2**level), int(12 * 2**level)) for level in range(levels + 1)]
+    anchors = parts.anchor_utils.AnchorGenerator(tuple(sizes), ((1.0,),) * len(sizes))
+    return parts.rpn.RegionProposalNetwork(
+        anchors,
+        parts.rpn.RPNHead(width, anchors.num_anchors_per_location()[0]),
+        fg_iou_thresh=0.5,
+        bg_iou_thresh=0.3,
+        batch_size_per_image=256,
+        positive_fraction=0.5,
+        pre_nms_top_n={"training": 1000, "testing": 1000},
+        post_nms_top_n={"training": 500, "testing": 500},
+        nms_thresh=0.7,
+    )
+
+
 def make_detector(
     in_channels: int = 2,
     backbone: Literal["mobilenet", "resnet50"] = "mobilenet",
@@ -284,20 +301,7 @@ def make_detector(
     make, levels, usual_width = _BACKBONES[backbone]
     width = width or usual_width
     features = make(in_channels, nn.BatchNorm2d if norm == "batch" else _group_norm, width)
-
-    sizes = [(int(8 * 2**level), int(12 * 2**level)) for level in range(levels + 1)]
-    anchors = parts.anchor_utils.AnchorGenerator(tuple(sizes), ((1.0,),) * len(sizes))
-    proposals = parts.rpn.RegionProposalNetwork(
-        anchors,
-        parts.rpn.RPNHead(width, anchors.num_anchors_per_location()[0]),
-        fg_iou_thresh=0.5,
-        bg_iou_thresh=0.3,
-        batch_size_per_image=256,
-        positive_fraction=0.5,
-        pre_nms_top_n={"training": 1000, "testing": 1000},
-        post_nms_top_n={"training": 500, "testing": 500},
-        nms_thresh=0.7,
-    )
+    proposals = _region_proposals(levels, width)
     names = [str(level) for level in range(levels)]
     pool = torchvision.ops.MultiScaleRoIAlign(names, output_size=7, sampling_ratio=2)
     heads = Heads(

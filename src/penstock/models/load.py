@@ -147,6 +147,18 @@ def load_model(
         load_weights(module, name, Path(weights))
     if not isinstance(module, torch.fx.GraphModule):  # an exported program has one mode
         module.eval()
+    kind = entry.kind if entry is not None else None
+    return _described(name, module, in_channels, reference, kind)
+
+
+def _described(
+    name: str,
+    module: nn.Module,
+    in_channels: int | None,
+    reference: str,
+    kind: HeadKind | None,
+) -> Model:
+    """A module with the facts that it, or its first convolution, tells."""
     first = next((m for m in module.modules() if isinstance(m, nn.Conv2d | nn.Conv3d)), None)
     channels = in_channels or getattr(module, "in_channels", None)
     if channels is None:
@@ -164,7 +176,7 @@ def load_model(
         weight_bytes=sum(t.numel() * t.element_size() for t in tensors),
         reference=reference,
         code=_code_hash(reference) if reference else "",
-        kind=entry.kind if entry is not None else None,
+        kind=kind,
     )
 
 
