@@ -254,6 +254,18 @@ def test_the_parts_of_an_experiment_that_went_on_are_one(tmp_path: Path, by_name
     assert (found.planned_epochs, found.complete) == (None, True)
 
 
+def test_an_archive_with_an_impossible_time_hides_nothing_else(tmp_path: Path) -> None:
+    archive(tmp_path / "bad.zip", "k1", {"world_size": 2, "training_time": -1}, [])
+    with pytest.raises(UsageError, match=r"bad.zip k1: the training time is -1 s"):
+        read_runs([tmp_path])
+    archive(tmp_path / "good.zip", "k2", {"world_size": 2, "epochs": 3}, epochs_told(0, 3))
+    said: list[str] = []
+    assert [run.job for run in read_runs([tmp_path], said.append)] == ["k2"]
+    (sentence,) = said
+    assert "bad.zip k1: the training time is -1 s" in sentence
+    assert sentence.endswith("; it is passed over")
+
+
 def test_runs_of_an_unknown_number_of_devices_are_left_out_with_a_word(tmp_path: Path) -> None:
     archive(tmp_path / "1.zip", "k1", {"world_size": 2, "epochs": 3}, epochs_told(0, 3))
     archive(tmp_path / "2.zip", "k2", {"epochs": 3}, epochs_told(0, 3))
