@@ -65,7 +65,12 @@ class PatchGrid:
         )
 
     def start(self, place: Sequence[int], lengths: Sequence[int]) -> tuple[int, ...]:
-        """The first voxel, along each cut axis, of the patch at a place of the grid."""
+        """The first voxel of a patch along each cut axis.
+
+        Args:
+            place: The patch's place in the grid, from 0 along each cut axis.
+            lengths: The lengths of the cut axes, in voxels.
+        """
         return tuple(
             min(i * step, length - size)
             for i, length, size, step in zip(place, lengths, self.shape, self.steps, strict=True)

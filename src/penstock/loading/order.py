@@ -108,11 +108,19 @@ class Order:
         return self.skip + -(-cut // self.world_size) * self.world_size
 
     def items(self, epoch: int, batch: int) -> Items:
-        """This rank's items of a batch: (batch_size,), or fewer in a short last batch."""
+        """This rank's items of a batch.
+
+        Args:
+            epoch: The epoch, from 0.
+            batch: The batch of the epoch, from 0. `IndexError` past the last.
+
+        Returns:
+            The items: (batch_size,), or fewer in a short last batch.
+        """
         return self.items_at(epoch, self._positions(batch, self.rank, self.world_size))
 
     def run_of_items(self, epoch: int, batches: range) -> list[Items]:
-        """`items` of consecutive batches, computed at once, which is quicker."""
+        """`items` of consecutive batches of an epoch, which is quicker than one by one."""
         positions = [self._positions(batch, self.rank, self.world_size) for batch in batches]
         ends = np.cumsum([len(part) for part in positions])[:-1]
         return np.split(self.items_at(epoch, np.concatenate(positions)), ends)
@@ -129,7 +137,15 @@ class Order:
         return np.arange(start + first, stop, step, dtype=np.int64)
 
     def items_at(self, epoch: int, positions: Items) -> Items:
-        """The items at some positions of an epoch. Past its end the epoch begins again."""
+        """The items at some positions of an epoch.
+
+        Args:
+            epoch: The epoch, from 0.
+            positions: Places in the epoch: (positions,). Past its end the epoch begins again.
+
+        Returns:
+            The item at each position: (positions,).
+        """
         positions = positions % self.num_items
         key = make_key(self.seed, epoch)
         if self.shuffle == "none":
@@ -167,7 +183,15 @@ class Order:
         return plan
 
     def state_dict(self, epoch: int, batch: int) -> dict[str, Any]:
-        """The state after ``batch`` batches of an epoch. Its size is always the same."""
+        """The state after some batches of an epoch, a few numbers for JSON.
+
+        Args:
+            epoch: The epoch, from 0.
+            batch: The batches of the epoch that are done.
+
+        Returns:
+            The seed, the epoch, the items that are done, and `plan`.
+        """
         done = min(self.skip + batch * self.global_batch, self.num_items)
         epoch = operator.index(epoch)  # JSON takes no numbers of numpy
         return {"seed": self.seed, "epoch": epoch, "items_done": done, "plan": self.plan}
@@ -176,30 +200,20 @@ class Order:
         """The order of the rest of a state's epoch, and where in it to go on.
 
         The state may come from other ranks or batch sizes, after any item. The items that remain
-        keep their global sequence, and are cut into batches of this order from there. ``skip`` of
-        the returned order says by how many items these begin past a batch of a whole epoch.
-        `UsageError` for a damaged state, and for one of another plan or seed.
+        keep their global sequence, and are cut into batches of this order from there.
+
+        Args:
+            state: What `state_dict` returned.
+
+        Returns:
+            The order, and the next batch. ``skip`` of the order says by how many items its batches
+            begin past those of a whole epoch.
+
+        Raises:
+            UsageError: The state is damaged, or of another plan or seed.
         """
-        missing = [key for key in ("seed", "epoch", "items_done", "plan") if key not in state]
-        if missing:
-            raise UsageError(f"the loader state lacks {', '.join(missing)}")
-        if not isinstance(state["plan"], Mapping):
-            raise UsageError(f"the loader state's plan {state['plan']!r} is not a mapping")
-        saved, plan = {"seed": state["seed"], **state["plan"]}, {"seed": self.seed, **self.plan}
-        for name in plan | saved:
-            if plan.get(name) != saved.get(name):
-                raise UsageError(
-                    f"the loader state was saved with {name} {saved.get(name)!r} and cannot be "
-                    f"resumed with {name} {plan.get(name)!r}"
-                )
+        _check_state(state, {"seed": self.seed, **self.plan}, self.num_items)
         epoch, done = state["epoch"], state["items_done"]
-        for name, number, most in (("epoch", epoch, None), ("items_done", done, self.num_items)):
-            whole = isinstance(number, int) and not isinstance(number, bool) and number >= 0
-            if not whole or (most is not None and number > most):
-                raise UsageError(
-                    f"the loader state's {name} {number!r} is not a whole number from 0"
-                    + (f" to {most}" if most is not None else "")
-                )
         left = self.num_items - done
         if left < (self.global_batch if self.drop_last else 1):
             return replace(self, skip=0), Position(epoch + 1, 0)
@@ -217,6 +231,30 @@ class Order:
                 f"choose a batch_size for which {done} is a whole number of global batches"
             )
         return position
+
+
+def _check_state(state: Mapping[str, Any], plan: Mapping[str, Any], num_items: int) -> None:
+    """Refuse a state that is damaged, or of another plan or seed."""
+    missing = [key for key in ("seed", "epoch", "items_done", "plan") if key not in state]
+    if missing:
+        raise UsageError(f"the loader state lacks {', '.join(missing)}")
+    if not isinstance(state["plan"], Mapping):
+        raise UsageError(f"the loader state's plan {state['plan']!r} is not a mapping")
+    saved = {"seed": state["seed"], **state["plan"]}
+    for name in {**plan, **saved}:
+        if plan.get(name) != saved.get(name):
+            raise UsageError(
+                f"the loader state was saved with {name} {saved.get(name)!r} and cannot be "
+                f"resumed with {name} {plan.get(name)!r}"
+            )
+    for name, most in (("epoch", None), ("items_done", num_items)):
+        number = state[name]
+        whole = isinstance(number, int) and not isinstance(number, bool) and number >= 0
+        if not whole or (most is not None and number > most):
+            raise UsageError(
+                f"the loader state's {name} {number!r} is not a whole number from 0"
+                + (f" to {most}" if most is not None else "")
+            )
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,19 @@ class Selection:
 
         An array whose patches cut all of its axes is one sample: it gets an axis of length 1 in
         front.
+
+        Args:
+            name: The array's name.
+            place: Where it lies, with the names of its axes.
+            shape: Its shape: (samples, ...).
+            chunks: The shape of its chunks.
+            dtype: Its type as stored; the field has the native byte order.
+
+        Returns:
+            The array and what an item wants of it.
+
+        Raises:
+            UsageError: Offsets, channels, patch or statistics do not fit the array.
         """
         default = place.axes.index("channels") if "channels" in place.axes else -1
         channel_axis, grid = self.channel_axis.get(name, default), self.patch.get(name)
