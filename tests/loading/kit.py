@@ -23,7 +23,6 @@ from penstock.data.packed.write import write_dataset
 from penstock.loading.batch import Batch
 from penstock.loading.cache import NextUseCache
 from penstock.loading.chunk_reads import chunk_reads
-from penstock.loading.engines import decode, native
 from penstock.loading.loader import Loader
 
 ENGINES = ("native", "tensorstore")
@@ -173,13 +172,19 @@ def threads_of_loaders() -> list[str]:
 
 def read_by(monkeypatch: pytest.MonkeyPatch, read: Callable[..., Any]) -> None:
     """Have the native engine read the files of chunks by another function."""
-    monkeypatch.setattr(native, "read_chunk_file", read)
-    monkeypatch.setattr(decode, "read_chunk_file", read)
+    for room in ("native", "decode"):
+        monkeypatch.setattr(f"penstock.loading.engines.{room}.read_chunk_file", read)
+
+
+def _chunk_reader() -> Callable[..., Any]:
+    from penstock.loading.engines import decode  # needs numcodecs, which is no part of the core
+
+    return decode.read_chunk_file
 
 
 def slow(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Chunks take their time, each another."""
-    rng, read = random.Random(seed), decode.read_chunk_file
+    rng, read = random.Random(seed), _chunk_reader()
     nap = threading.Event()
 
     def read_slowly(*args: Any) -> Any:
@@ -192,7 +197,7 @@ def slow(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The paths that are read from now on."""
     paths: list[str] = []
-    read = decode.read_chunk_file
+    read = _chunk_reader()
 
     def counting(path: str, *rest: Any) -> Any:
         paths.append(path)
@@ -203,8 +208,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def cache_of(loader: Loader) -> NextUseCache[Any, Any]:
-    assert isinstance(loader.engine, native.NativeEngine) and loader.engine.cache is not None
-    return loader.engine.cache
+    cache = getattr(loader.engine, "cache", None)
+    assert isinstance(cache, NextUseCache)
+    return cache
 
 
 def uses_of(loader: Loader, epoch: int = 0, first: int = 0) -> list[Any]:
