@@ -300,7 +300,17 @@ NOT_FIRST = (
 """An attribute's text says what it is, so it does not begin with one of these."""
 
 
-NOT_YET = {*ranks()} - {"bench", "data", "inference", "instruments", "loading", "models", "scaling"}
+NOT_YET = {*ranks()} - {
+    "bench",
+    "data",
+    "inference",
+    "instruments",
+    "loading",
+    "models",
+    "scaling",
+    "training",
+    "cluster",
+}
 """Wings whose words are still to be gone through. None may be added."""
 
 
