@@ -74,7 +74,7 @@ def test_every_label_is_owned_once_and_seen_by_all_that_see_its_place(
     owned: dict[str, list[tuple[float, float]]] = {name: [] for name in chips.scenes}
     for index in range(len(chips)):
         chip = chips.read(index)
-        points, offset = chip.points, np.array(chip.offset)
+        points, offset = chip.labels.points, np.array(chip.offset)
         row0, row1, column0, column1 = chip.core
         mine = [row0 <= row < row1 and column0 <= column < column1 for row, column in points]
         assert sum(mine) == chips.num_points[index]
@@ -83,7 +83,9 @@ def test_every_label_is_owned_once_and_seen_by_all_that_see_its_place(
         inside = np.all((of_scene.points >= offset) & (of_scene.points < offset + CHIP), axis=1)
         np.testing.assert_array_equal(points + offset, of_scene.points[inside])
         for name in ("is_vessel", "is_fishing", "confidence", "length_m"):
-            np.testing.assert_array_equal(getattr(chip, name), getattr(of_scene, name)[inside])
+            np.testing.assert_array_equal(
+                getattr(chip.labels, name), getattr(of_scene, name)[inside]
+            )
     for name, places in owned.items():
         assert sorted(places) == sorted(map(tuple, labels[name].points))
     assert chips.num_points.sum() == sum(map(len, labels.values()))

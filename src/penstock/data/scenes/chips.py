@@ -16,7 +16,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -38,20 +38,15 @@ DTYPE = "float16"
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """A chip and all labels that it sees, in rows and columns of the chip. It owns those in its
-    ``core``."""
+    """A chip and all labels that it sees. It owns those in its ``core``."""
 
     image: NDArray[np.float32]
     """Scaled by `scenes.CHANNELS`, 0 where a value is missing; shape (channels, y, x)."""
     valid: NDArray[np.bool_]
     """Shape (masks, y, x): where the radar has values and, if there are others, where they have;
     see `windows.view`."""
-    points: NDArray[np.float64]
-    """Shape (n, 2)."""
-    is_vessel: NDArray[np.int8]
-    is_fishing: NDArray[np.int8]
-    length_m: NDArray[np.float64]
-    confidence: NDArray[np.int8]
+    labels: Objects
+    """Points are rows and columns of the chip."""
     core: tuple[int, int, int, int]
     """Half-open rows and columns of the chip: row0, row1, col0, col1."""
     scene: str
@@ -78,10 +73,8 @@ class Chips:
         self.labels: dict[str, Objects] = {}
         """The labels of each scene, in its own coordinates."""
         self._cuts: dict[str, tuple[Cut, Cut]] = {}
-        self._dtypes: dict[str, np.dtype[Any]] = {}
         self._places: list[tuple[str, int, int]] = []
-        self._coarse_places: dict[str, dict[str, list[float]]] = {}
-        self._input_bytes: dict[str, dict[str, int]] = {}
+        self._manifests: dict[str, dict[str, Any]] = {}
         for name in self.scenes:
             manifest = read_document(folder / name / MANIFEST)
             if any(manifest[key] != index[key] for key in ("channels", "chip_size", "overlap")):
@@ -90,11 +83,9 @@ class Chips:
                     "replaces them was not finished; run penstock preprocess again"
                 )
             self._cuts[name] = cuts_of(tuple(manifest["size"]), self.chip_size, self.overlap)
-            self._dtypes[name] = np.dtype(manifest.get("dtype", DTYPE)).newbyteorder("<")
-            self.labels[name] = Objects.of(name, **manifest["labels"])
-            self._coarse_places[name] = manifest["coarse"]
-            self._input_bytes[name] = {of: size for of, (size, _) in manifest["inputs"].items()}
-            kept = np.argwhere(np.asarray(manifest["valid_pixels"]) > 0)
+            self.labels[name] = Objects.of(name, **manifest.pop("labels"))
+            kept = np.argwhere(np.asarray(manifest.pop("valid_pixels")) > 0)
+            self._manifests[name] = manifest
             self._places += [(name, int(row), int(column)) for row, column in kept]
 
     def __len__(self) -> int:
@@ -105,7 +96,7 @@ class Chips:
 
     def input_bytes(self, scene: str) -> dict[str, int]:
         """The size of each channel's raster when the scene was cut."""
-        return self._input_bytes[scene]
+        return {of: size for of, (size, _) in self._manifests[scene]["inputs"].items()}
 
     @cached_property
     def num_points(self) -> NDArray[np.int64]:
@@ -131,11 +122,7 @@ class Chips:
         return Chip(
             image=image,
             valid=valid,
-            points=labels.points - np.array(offset),
-            is_vessel=labels.is_vessel,
-            is_fishing=labels.is_fishing,
-            length_m=labels.length_m,
-            confidence=labels.confidence,
+            labels=replace(labels, points=labels.points - np.array(offset)),
             core=(*rows.own(row), *columns.own(column)),
             scene=name,
             offset=offset,
@@ -147,7 +134,8 @@ class Chips:
         shape = (len(self.radar), self.chip_size, self.chip_size)
         try:
             values = _read_chunk(shard_path(array, row), column, self._cuts[name][1].num)
-            return np.frombuffer(values, self._dtypes[name]).reshape(shape)
+            dtype = np.dtype(self._manifests[name].get("dtype", DTYPE)).newbyteorder("<")
+            return np.frombuffer(values, dtype).reshape(shape)
         except (OSError, ValueError, OverflowError, RuntimeError) as error:
             raise UsageError(
                 f"{array} cannot be read at chip {row}, {column}: {describe(error)}"
@@ -159,7 +147,7 @@ class Chips:
             values = np.load(path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError) as error:
             raise UsageError(f"{path} cannot be read: {describe(error)}") from error
-        origin_row, origin_column, step_row, step_column = self._coarse_places[name][channel]
+        origin_row, origin_column, step_row, step_column = self._manifests[name]["coarse"][channel]
         origin, step = (origin_row, origin_column), (step_row, step_column)
         return Coarse(CHANNELS[channel].kind, values, origin, step)
 

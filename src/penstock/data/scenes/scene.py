@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 import numpy as np
@@ -71,7 +71,7 @@ def radar_of(channels: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in channels if CHANNELS[name].kind == "radar")
 
 
-class Scene:
+class Scene(AbstractContextManager["Scene"]):
     """The rasters of one scene, opened; reads windows. One thread at a time.
 
     Raises `UsageError`, naming the file, for a raster that is missing, corrupt or of another size.
@@ -155,15 +155,7 @@ class Scene:
         for file in (*self._files.values(), *self._pixels.values()):
             file.close()
 
-    def __enter__(self) -> Scene:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

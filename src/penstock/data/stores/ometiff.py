@@ -14,9 +14,9 @@ import math
 import re
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -74,11 +74,12 @@ class TiffSource:
         sample_axis = 0 if page.shaped[0] > 1 else 4
         self._page_axes = [{"Z": 1, "Y": 2, "X": 3}.get(a, sample_axis) for a in page.axes]
         self._lead = Box((0,) * (len(axes) - len(page.axes)), series.shape[: -len(page.axes)])
-        self._recent = _Recent(cache_bytes)
 
         self.name, self.cache_bytes = path, cache_bytes
         self.axes, self.dtype = canonical(axes), check_dtype(series.dtype, where)
         self.domain = Box((0,) * 5, _five(series.shape, axes))
+        num_kept = cache_bytes // (math.prod(self._grid.step) * self.dtype.itemsize)
+        self._decoded = lru_cache(num_kept)(partial(_decode, file, series))
         steps = (*(1 for _ in self._lead.start), *(self._grid.step[a] for a in self._page_axes))
         self.chunks = _five(steps, axes)
         self.grid_origin: tuple[int, ...] = (0,) * 5
@@ -144,67 +145,37 @@ class TiffSource:
             out[part.within(region)] = 0 if segment is None else segment[part.within(cell)[1:]]
 
     def _segment(self, page_number: int, number: int) -> NDArray[Any] | None:
-        key = (page_number, number)
-        segment = self._recent.get(key)
-        if segment is None:
-            try:
-                segment = self._decode(page_number, number)
-            except (ValueError, RuntimeError, OSError, IndexError) as error:
-                place = f"{self.name}: page {page_number}, segment {number}"
-                raise OSError(f"{place}: {describe(error)}") from error
-            if segment is not None:
-                self._recent.put(key, segment)
-        return segment
-
-    def _decode(self, page_number: int, number: int) -> NDArray[Any] | None:
-        with self._file.filehandle.lock:  # one file position; pages are parsed on first use
-            page = self._series[page_number]
-            if page is None:
-                raise ValueError("the page is missing from the file")
-            if not page.databytecounts[number]:
-                return None
-            handle = page.parent.filehandle
-            if handle.closed:  # a further file of a set
-                handle.open()
-                weakref.finalize(self._file, handle.close)
-            handle.seek(page.dataoffsets[number])
-            encoded = handle.read(page.databytecounts[number])
-        if len(encoded) < page.databytecounts[number]:
-            raise ValueError(
-                f"the file ends after {len(encoded)} bytes of {page.databytecounts[number]}"
-            )
-        options = {}
-        if page.jpegtables is not None:
-            options = {"jpegtables": page.jpegtables, "jpegheader": page.keyframe.jpegheader}
-        segment: NDArray[Any] | None = page.keyframe.decode(encoded, number, **options)[0]
-        if segment is None:
-            raise ValueError("the segment cannot be decoded")
-        return segment
+        try:
+            return self._decoded(page_number, number)
+        except (ValueError, RuntimeError, OSError, IndexError) as error:
+            place = f"{self.name}: page {page_number}, segment {number}"
+            raise OSError(f"{place}: {describe(error)}") from error
 
 
-class _Recent:
-    """Decoded segments by key, the least recently used dropped past a number of bytes."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit, self._bytes = limit, 0
-        self._segments: OrderedDict[tuple[int, int], NDArray[Any]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, key: tuple[int, int]) -> NDArray[Any] | None:
-        with self._lock:
-            if key not in self._segments:
-                return None
-            self._segments.move_to_end(key)
-            return self._segments[key]
-
-    def put(self, key: tuple[int, int], segment: NDArray[Any]) -> None:
-        with self._lock:
-            if key in self._segments:
-                return
-            self._segments[key] = segment
-            self._bytes += segment.nbytes
-            while self._bytes > self._limit:
-                self._bytes -= self._segments.popitem(last=False)[1].nbytes
+def _decode(file: Any, series: Any, page_number: int, number: int) -> NDArray[Any] | None:
+    with file.filehandle.lock:  # one file position; pages are parsed on first use
+        page = series[page_number]
+        if page is None:
+            raise ValueError("the page is missing from the file")
+        if not page.databytecounts[number]:
+            return None
+        handle = page.parent.filehandle
+        if handle.closed:  # a further file of a set
+            handle.open()
+            weakref.finalize(file, handle.close)
+        handle.seek(page.dataoffsets[number])
+        encoded = handle.read(page.databytecounts[number])
+    if len(encoded) < page.databytecounts[number]:
+        raise ValueError(
+            f"the file ends after {len(encoded)} bytes of {page.databytecounts[number]}"
+        )
+    options = {}
+    if page.jpegtables is not None:
+        options = {"jpegtables": page.jpegtables, "jpegheader": page.keyframe.jpegheader}
+    segment: NDArray[Any] | None = page.keyframe.decode(encoded, number, **options)[0]
+    if segment is None:
+        raise ValueError("the segment cannot be decoded")
+    return segment
 
 
 def open_ometiff_source(

@@ -165,9 +165,10 @@ class Pictures:
 
     def __getitem__(self, index: int) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         chip = self.chips.read(int(self._which[index]))
+        labels = chip.labels
         return (
             picture(chip.image, chip.valid),
-            targets_of(chip.points, chip.is_vessel, chip.is_fishing, chip.length_m),
+            targets_of(labels.points, labels.is_vessel, labels.is_fishing, labels.length_m),
             torch.tensor([*chip.core, *chip.offset]),
         )
 
