@@ -23,8 +23,8 @@ from penstock.base.config.knobs import build
 from penstock.base.config.train import TRAIN_DEFAULTS, TrainConfig
 from penstock.base.errors import UsageError
 from penstock.cli import main
+from penstock.data.scenes.labels import PREDICTED_COLUMNS, read_predictions
 from penstock.data.scenes.objects import Objects
-from penstock.data.scenes.predictions import PREDICTED_COLUMNS, read_predictions
 from penstock.data.scenes.rasters import NODATA
 from penstock.data.scenes.windows import Cut
 

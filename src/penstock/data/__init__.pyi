@@ -29,10 +29,10 @@ from .scenes.chips import Chip as Chip
 from .scenes.chips import Chips as Chips
 from .scenes.chips import seen_again as seen_again
 from .scenes.labels import read_labels as read_labels
+from .scenes.labels import read_predictions as read_predictions
+from .scenes.labels import write_predictions as write_predictions
 from .scenes.matching import keep_strongest as keep_strongest
 from .scenes.objects import Objects as Objects
-from .scenes.predictions import read_predictions as read_predictions
-from .scenes.predictions import write_predictions as write_predictions
 from .scenes.preprocess import check_chips_output as check_chips_output
 from .scenes.preprocess import preprocess_scenes as preprocess_scenes
 from .scenes.scene import CHANNELS as CHANNELS
@@ -62,7 +62,7 @@ from .stores.kvstore import explained_errors as explained_errors
 from .stores.kvstore import kvstore_of as kvstore_of
 from .stores.kvstore import read_key as read_key
 from .stores.kvstore import read_object as read_object
-from .stores.lock_place import why_no_lock as why_no_lock
+from .stores.marker import why_no_lock as why_no_lock
 from .stores.missing import ChunkCount as ChunkCount
 from .stores.missing import ChunkCounter as ChunkCounter
 from .stores.missing import check_knows_chunks as check_knows_chunks

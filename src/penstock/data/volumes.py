@@ -40,7 +40,8 @@ def clean_volume(shape: Sequence[int], seed: int) -> FloatArray:
     """
     size = (int(shape[0]), int(shape[1]), int(shape[2]))
     rng = np.random.default_rng(seed)
-    volume = CAMERA_OFFSET + _background(size, rng)
+    field = _smooth_noise(size, COARSE, rng) + FINE_SHARE * _smooth_noise(size, FINE, rng)
+    volume = CAMERA_OFFSET + brightness(field)
     somas, beads = grown(size, rng)
     for soma in somas:
         add_soma(volume, soma)
@@ -105,13 +106,8 @@ def psnr(reference: ArrayLike, image: ArrayLike, data_range: float | None = None
     return float(20 * np.log10(peak / rms)) if rms else float("inf")
 
 
-def _background(size: tuple[int, int, int], rng: np.random.Generator) -> FloatArray:
-    """Light above the offset: 20 to 60 ADU, uneven over the field of view and over a few cells."""
-    field = _smooth_noise(size, COARSE, rng) + FINE_SHARE * _smooth_noise(size, FINE, rng)
-    return brightness(field)
-
-
 def brightness(field: FloatArray) -> FloatArray:
+    """Light above the offset by a field of unit variance: 20 to 60 ADU."""
     # A fixed curve, not the volume's own extremes: a volume's corner is as dim in a larger volume.
     return np.asarray(40 + 20 * np.tanh(0.8 * field), np.float32)
 

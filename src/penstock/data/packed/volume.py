@@ -16,7 +16,7 @@ from ...base import StageError, UsageError
 from ..box import Box
 from ..grid import Grid
 from ..stores.claim import Claims
-from ..stores.lock_place import is_marked
+from ..stores.marker import is_marked
 from ..stores.open import open_sink, open_source
 from ..stores.protocols import Sink
 from .checksums import PlaneChecks

@@ -159,8 +159,9 @@ class _Arrays:
             path = root / f"{name}.zarr"
             spec = _spec(path, layout, samples, codec, zarr_format, shards)
             self._arrays[name] = ts.open(spec, create=True, context=context).result()
-            if zarr_format == 2:
-                _name_axes(path, layout)
+            if zarr_format == 2:  # as xarray wants it; Zarr 3 has a place for the names of axes
+                axes = {"_ARRAY_DIMENSIONS": ["sample", *layout.axes]}
+                (path / ".zattrs").write_text(json.dumps(axes))
 
     def write(self, first: int) -> list[dict[str, Moments]]:
         """Make and write one sample, or those of one shard; returns the moments of each."""
@@ -233,12 +234,6 @@ def _spec(
         "dimension_names": ["sample", *layout.axes],
     }
     return {"driver": "zarr3", **common, "metadata": metadata}
-
-
-def _name_axes(path: Path, layout: ArrayLayout) -> None:
-    """Name the axes of a Zarr 2 array for xarray; Zarr 3 has a place for them."""
-    attributes = {"_ARRAY_DIMENSIONS": ["sample", *layout.axes]}
-    (path / ".zattrs").write_text(json.dumps(attributes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The labels of xView3: a CSV with a point for each object, and many cells that say nothing.
+"""The CSV files of xView3: labels, with many cells that say nothing, and predictions.
 
 An empty cell means unknown: neither yes nor no, neither 0 metres nor the mean.
 """
@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ...base import UsageError, describe
+import numpy as np
+
+from ...base import UsageError, describe, from_cell, to_cell
 from .objects import NO, UNKNOWN, YES, Objects
 
 CONFIDENCE = ("LOW", "MEDIUM", "HIGH")
@@ -46,12 +48,15 @@ def read_labels(path: Path) -> dict[str, Objects]:
     for line, cells in label_rows(path):
         try:
             row: dict[str, Any] = {
-                "points": [_place(cells, "detect_scene_row"), _place(cells, "detect_scene_column")],
-                "is_vessel": _ternary_of(cells, "is_vessel"),
-                "is_fishing": _ternary_of(cells, "is_fishing"),
-                "length_m": _measure(cells, "vessel_length_m"),
+                "points": [
+                    _place(cells["detect_scene_row"], "detect_scene_row"),
+                    _place(cells["detect_scene_column"], "detect_scene_column"),
+                ],
+                "is_vessel": ternary(cells["is_vessel"], "is_vessel"),
+                "is_fishing": ternary(cells["is_fishing"], "is_fishing"),
+                "length_m": _measure(cells["vessel_length_m"], "vessel_length_m"),
                 "confidence": _confidence(cells["confidence"]),
-                "shore_km": _measure(cells, "distance_from_shore_km"),
+                "shore_km": _measure(cells["distance_from_shore_km"], "distance_from_shore_km"),
                 "lines": line,
             }
             if not cells["scene_id"].strip():
@@ -84,45 +89,38 @@ def label_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
         raise UsageError(f"{path} is no CSV: {describe(error)}") from error
 
 
-def ternary(text: str) -> int:
+def ternary(text: str, name: str = "") -> int:
     """1 for True, 0 for False, -1 for an empty cell."""
     value = _TERNARY.get(text.strip().lower())
     if value is None:
-        raise ValueError(f"{text!r} may be True, False or empty")
+        raise ValueError(f"{name}: {text!r} may be True, False or empty")
     return value
 
 
-def _ternary_of(cells: Mapping[str, str], name: str) -> int:
-    try:
-        return ternary(cells[name])
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
-
-
-def _place(cells: Mapping[str, str], name: str) -> float:
-    number = _number(cells, name)
+def _place(text: str, name: str) -> float:
+    number = _number(text, name)
     if number < 0:
-        raise ValueError(f"{name} is {cells[name]!r}, which is outside of any scene")
+        raise ValueError(f"{name} is {text!r}, which is outside of any scene")
     return number
 
 
-def _measure(cells: Mapping[str, str], name: str) -> float:
-    """Metres or kilometres, NaN where the cell is empty."""
-    if cells[name].strip().lower() in ("", "nan"):
+def _measure(text: str, name: str = "") -> float:
+    """Metres or kilometres or a score, NaN where the cell is empty."""
+    if text.strip().lower() in ("", "nan"):
         return math.nan
-    number = _number(cells, name)
+    number = _number(text, name)
     if number < 0:
-        raise ValueError(f"{name} is {cells[name]!r}, less than nothing")
+        raise ValueError(f"{name} is {text!r}, less than nothing")
     return number
 
 
-def _number(cells: Mapping[str, str], name: str) -> float:
+def _number(text: str, name: str = "") -> float:
     try:
-        number = float(cells[name])
+        number = float(text)
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise ValueError(f"{name} is {cells[name].strip()!r}, no number")
+        raise ValueError(f"{name} is {text.strip()!r}, no number")
     return number
 
 
@@ -131,3 +129,82 @@ def _confidence(text: str) -> int:
     if word not in CONFIDENCE:
         raise ValueError(f"confidence is {text!r}; it may be {', '.join(CONFIDENCE)}")
     return CONFIDENCE.index(word)
+
+
+# --- predictions ----------------------------------------------------------------------------------
+
+PREDICTED_COLUMNS = (
+    "detect_scene_row",
+    "detect_scene_column",
+    "scene_id",
+    "is_vessel",
+    "is_fishing",
+    "vessel_length_m",
+)
+"""Columns of a submission. ``score`` is read too where it is there; others are passed over."""
+
+
+def read_predictions(path: Path) -> Objects:
+    """Read a submission, a CSV with `PREDICTED_COLUMNS`.
+
+    Raises:
+        UsageError: the file cannot be read or a cell is wrong; the message names file and line.
+    """
+    where = f"--inference-file {path}"
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            columns = reader.fieldnames or ()
+            if missing := [column for column in PREDICTED_COLUMNS if column not in columns]:
+                raise UsageError(f"{where} has no column {missing[0]}")
+            rows = [(reader.line_num, row) for row in reader]
+    except OSError as error:
+        raise UsageError(f"{where}: {error.strerror}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"{where} is no CSV: {error}") from error
+
+    def column(of: str, parse: Callable[[str], Any]) -> list[Any]:
+        values = []
+        for line, row in rows:
+            text = from_cell((row.get(of) or "").strip())
+            try:
+                values.append(parse(text))
+            except ValueError:
+                raise UsageError(f"{where}, line {line}: {of} cannot be {text!r}") from None
+        return values
+
+    places = [column(of, _number) for of in ("detect_scene_row", "detect_scene_column")]
+    return Objects.of(
+        column("scene_id", _named),
+        np.transpose(places),
+        is_vessel=column("is_vessel", ternary),
+        is_fishing=column("is_fishing", ternary),
+        length_m=column("vessel_length_m", _measure),
+        score=column("score", _measure),
+    )
+
+
+def _named(text: str) -> str:
+    if not text:
+        raise ValueError
+    return text
+
+
+def write_predictions(path: Path, objects: Objects) -> None:
+    """Write a submission, with the scores as a further column.
+
+    Args:
+        path: the CSV to write.
+        objects: the predictions.
+    """
+    texts = {YES: "True", NO: "False", UNKNOWN: ""}
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow((*PREDICTED_COLUMNS, "score"))
+        for index, (row, column) in enumerate(objects.points):
+            measures = (objects.length_m[index], objects.score[index])
+            length, score = ("" if math.isnan(value) else repr(float(value)) for value in measures)
+            classes = (objects.is_vessel[index], objects.is_fishing[index])
+            vessel, fishing = (texts[int(value)] for value in classes)
+            scene = to_cell(str(objects.scene[index]))
+            writer.writerow((float(row), float(column), scene, vessel, fishing, length, score))

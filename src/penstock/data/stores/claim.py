@@ -13,8 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from ...base import PenstockError
-from .lock_place import NoLock, place_of
-from .marker import HELD, Marker
+from .marker import HELD, Marker, NoLock, place_of
 from .protocols import Sink
 
 RENEW_S = 5.0
