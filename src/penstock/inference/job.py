@@ -23,7 +23,7 @@ from .heads import HeadPart, Origin, plan_heads
 from .journal import default_run_dir
 from .memory import resident_bytes
 from .net import fit_net
-from .outputs import Outputs
+from .outputs import open_outputs
 from .plan import make_plan
 from .selection import select, volumes_of
 
@@ -63,8 +63,8 @@ class Job:
         if config.missing == "error":
             check_knows_chunks(source)
         kinds, judging_bytes = self._kinds(source, parts)
-        self.outputs = Outputs(config, source, times, channels, model.in_channels).open(
-            parts, kinds
+        self.outputs = open_outputs(
+            config, source, (times, channels), model.in_channels, parts, kinds
         )
         dtypes, fine = [sink.dtype for sink in self.sinks], self.net.carrier == torch.float64
         self.heads = plan_heads(config, parts, kinds, dtypes, fine=fine)

@@ -38,112 +38,105 @@ class Output:
         return Box.of(self.places[volume], (1, self.channels)) + unit.shift(self.offset)
 
 
-@dataclass(frozen=True)
-class Outputs:
-    """Opens the sinks of a job that runs over ``times`` and ``channels`` of a source."""
+def open_outputs(
+    config: InferConfig,
+    source: Source,
+    selected: tuple[Sequence[int], Sequence[int]],
+    at_once: int,
+    parts: Sequence[HeadPart],
+    kinds: Sequence[tuple[HeadKind, Origin]],
+) -> list[Output]:
+    """Open an output for each part of the model. Creates nothing.
 
-    config: InferConfig
-    source: Source
-    times: Sequence[int]
-    channels: Sequence[int]
-    at_once: int
-    """Channels that the model takes at once."""
+    ``selected`` are the times and channels of the source, ``at_once`` is how many channels the
+    model takes. Raises `UsageError` for a sink that cannot take its part, and for two sinks that
+    overlap or whose chunks do not line up.
+    """
+    times, channels = selected
+    outputs: list[Output] = []
+    dtypes = _dtypes(config.out_dtype, source.dtype, parts, kinds)
+    for spec, part, dtype in zip(config.out_spec, parts, dtypes, strict=True):
+        shape = (len(times), len(channels) // at_once * part.channels, *source.domain.shape[2:])
+        sink = open_sink(
+            spec,
+            domain=Box.of((0,) * 5, shape),
+            dtype=dtype,
+            like=source,
+            chunks=_chunks(config),
+            shards=config.shards and per_axis(config.shards, plane=False, thin=1),
+            overwrite=config.overwrite,
+            resume=config.resumes,
+            at=(0, 0, *source.domain.start[2:]),
+        )
+        if same_array(source, sink):
+            itself = sink.address == source.address
+            how = "is the input itself" if itself else "and the input lie inside one another"
+            raise UsageError(f"--out-spec {sink.name} {how}")
+        _check_axes(sink, source.domain, part.channels)
+        firsts = channels if at_once == 1 else range(len(channels) // at_once)
+        places = itertools.product(
+            _places(sink, source.domain, 0, times, 1, whole=True),
+            _places(sink, source.domain, 1, firsts, part.channels, whole=at_once == 1),
+        )
+        offset = zip(source.domain.start[2:], sink.domain.start[2:], strict=True)
+        shift = tuple(there - here for here, there in offset)
+        outputs.append(Output(sink, part.channels, shift, tuple(places)))
+    for one, other in itertools.combinations(outputs, 2):
+        _check_pair(one, other)
+    return outputs
 
-    def open(
-        self, parts: Sequence[HeadPart], kinds: Sequence[tuple[HeadKind, Origin]]
-    ) -> list[Output]:
-        """Open an output for each part of the model. Creates nothing.
 
-        Raises `UsageError` for a sink that cannot take its part, and for two sinks that overlap or
-        whose chunks do not line up.
-        """
-        config, source = self.config, self.source
-        groups = len(self.channels) // self.at_once
-        outputs: list[Output] = []
-        for spec, part, dtype in zip(
-            config.out_spec, parts, self._dtypes(parts, kinds), strict=True
-        ):
-            shape = (len(self.times), groups * part.channels, *source.domain.shape[2:])
-            sink = open_sink(
-                spec,
-                domain=Box.of((0,) * 5, shape),
-                dtype=dtype,
-                like=source,
-                chunks=_chunks(config),
-                shards=config.shards and per_axis(config.shards, plane=False, thin=1),
-                overwrite=config.overwrite,
-                resume=config.resumes,
-                at=(0, 0, *source.domain.start[2:]),
-            )
-            if same_array(source, sink):
-                itself = sink.address == source.address
-                how = "is the input itself" if itself else "and the input lie inside one another"
-                raise UsageError(f"--out-spec {sink.name} {how}")
-            outputs.append(self._placed(sink, part.channels))
-        for one, other in itertools.combinations(outputs, 2):
-            _check_pair(one, other)
-        return outputs
+def _dtypes(
+    said: Sequence[str] | None,
+    source: np.dtype[Any],
+    parts: Sequence[HeadPart],
+    kinds: Sequence[tuple[HeadKind, Origin]],
+) -> list[np.dtype[Any]]:
+    """The dtype of each output, if it is new."""
+    if said is None:
+        pairs = zip(parts, kinds, strict=True)
+        return [default_dtype(kind, part, source) for part, (kind, _) in pairs]
+    if len(said) not in (1, len(parts)):
+        raise UsageError(f"--out-dtype names {len(said)} dtypes but there are {len(parts)} outputs")
+    return [_dtype(name) for name in ([*said] * len(parts) if len(said) == 1 else said)]
 
-    def _dtypes(
-        self, parts: Sequence[HeadPart], kinds: Sequence[tuple[HeadKind, Origin]]
-    ) -> list[np.dtype[Any]]:
-        """The dtype of each output, if it is new."""
-        said = self.config.out_dtype
-        if said is None:
-            pairs = zip(parts, kinds, strict=True)
-            return [default_dtype(kind, part, self.source.dtype) for part, (kind, _) in pairs]
-        if len(said) not in (1, len(parts)):
+
+def _check_axes(sink: Sink, domain: Box, channels: int) -> None:
+    """Refuse a sink of another space than the source, and one that keeps in one chunk what is
+    written in several pieces."""
+    have = sink.domain.shape
+    for axis, name in enumerate("zyx", start=2):
+        if have[axis] != domain.shape[axis]:
             raise UsageError(
-                f"--out-dtype names {len(said)} dtypes but there are {len(parts)} outputs"
+                f"--out-spec {sink.name} has {have[axis]} along {name} but this job "
+                f"writes {domain.shape[axis]}"
             )
-        return [_dtype(name) for name in (said * len(parts) if len(said) == 1 else said)]
+    for axis, name, once in ((0, "t", 1), (1, "c", channels)):
+        grid = sink.write_grid[axis]
+        if once % grid and once < have[axis]:
+            raise UsageError(
+                f"--out-spec {sink.name} keeps {grid} along {name} in one chunk but {once} "
+                "is written at a time; give it chunks of 1 there"
+            )
 
-    def _placed(self, sink: Sink, channels: int) -> Output:
-        """Check that a sink can take a head, and find where each volume lands in it.
 
-        Along t and c a sink may hold just what is selected, in that order, or all that the source
-        has, at the same indices; the latter along c only where each channel gives channels of its
-        own.
-        """
-        have, domain = sink.domain, self.source.domain
-        for axis, name in enumerate("zyx", start=2):
-            if have.shape[axis] != domain.shape[axis]:
-                raise UsageError(
-                    f"--out-spec {sink.name} has {have.shape[axis]} along {name} but this job "
-                    f"writes {domain.shape[axis]}"
-                )
-        for axis, name, once in ((0, "t", 1), (1, "c", channels)):
-            grid = sink.write_grid[axis]
-            if once % grid and once < have.shape[axis]:
-                raise UsageError(
-                    f"--out-spec {sink.name} keeps {grid} along {name} in one chunk but {once} "
-                    "is written at a time; give it chunks of 1 there"
-                )
-        single = self.at_once == 1
-        firsts = self.channels if single else range(len(self.channels) // self.at_once)
-        time_points = self._places(sink, 0, self.times, 1, whole=True)
-        first_channels = self._places(sink, 1, firsts, channels, whole=single)
-        offset = zip(domain.start[2:], have.start[2:], strict=True)
-        return Output(
-            sink,
-            channels,
-            tuple(there - here for here, there in offset),
-            tuple(itertools.product(time_points, first_channels)),
-        )
+def _places(
+    sink: Sink, domain: Box, axis: int, selected: Sequence[int], size: int, *, whole: bool
+) -> list[int]:
+    """The first index in a sink of each selected time or channel, which takes ``size``.
 
-    def _places(
-        self, sink: Sink, axis: int, selected: Sequence[int], size: int, *, whole: bool
-    ) -> list[int]:
-        """The first index in a sink of each selected time or channel, which takes ``size``."""
-        have, domain = sink.domain, self.source.domain
-        if have.shape[axis] == len(selected) * size:
-            return [have.start[axis] + i * size for i in range(len(selected))]
-        if whole and have.shape[axis] == domain.shape[axis] * size:
-            return [have.start[axis] + (i - domain.start[axis]) * size for i in selected]
-        raise UsageError(
-            f"--out-spec {sink.name} has {have.shape[axis]} along {'tc'[axis]} but this job "
-            f"writes {len(selected) * size}"
-        )
+    Along t and c a sink may hold just what is selected, in that order, or, if ``whole``, all that
+    the source has, at the same indices.
+    """
+    start, extent = sink.domain.start[axis], sink.domain.shape[axis]
+    if extent == len(selected) * size:
+        return [start + i * size for i in range(len(selected))]
+    if whole and extent == domain.shape[axis] * size:
+        return [start + (i - domain.start[axis]) * size for i in selected]
+    raise UsageError(
+        f"--out-spec {sink.name} has {extent} along {'tc'[axis]} but this job "
+        f"writes {len(selected) * size}"
+    )
 
 
 def _check_pair(one: Output, other: Output) -> None:

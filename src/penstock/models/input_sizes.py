@@ -30,20 +30,22 @@ def linear(text: str) -> Linear:
 
 
 def _linear(node: ast.expr) -> Linear:
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return 0, "", node.value
-    if isinstance(node, ast.Name):
-        return 1, node.id, 0
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult):
-        return _joined(isinstance(node.op, ast.Add), [node.left, node.right])
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        if node.func.id in ("Add", "Mul") and not node.keywords:
-            return _joined(node.func.id == "Add", node.args)
-        first = node.args[0] if node.args else None
-        if node.func.id == "Integer" and isinstance(first, ast.Constant | ast.UnaryOp):
-            return 0, "", int(ast.literal_eval(first))
-        symbol = str(first.value) if isinstance(first, ast.Constant) else ""
-        if node.func.id == "Symbol" and _SYMBOL.fullmatch(symbol):
+    match node:
+        case ast.Constant(value=int(number)) if not isinstance(number, bool):
+            return 0, "", number
+        case ast.Name(id=symbol):
+            return 1, symbol, 0
+        case ast.BinOp(left=left, op=ast.Add() | ast.Mult() as op, right=right):
+            return _joined(isinstance(op, ast.Add), [left, right])
+        case ast.Call(func=ast.Name(id="Add" | "Mul" as name), args=parts, keywords=[]):
+            return _joined(name == "Add", parts)
+        case ast.Call(
+            func=ast.Name(id="Integer"), args=[ast.Constant() | ast.UnaryOp() as sign, *_]
+        ):
+            return 0, "", int(ast.literal_eval(sign))
+        case ast.Call(func=ast.Name(id="Symbol"), args=[ast.Constant(value=str(symbol)), *_]) if (
+            _SYMBOL.fullmatch(symbol)
+        ):
             return 1, symbol, 0
     raise ValueError(f"{ast.unparse(node)!r} is no size")
 
@@ -85,27 +87,27 @@ def condition(text: str) -> tuple[Condition, str]:
 
 
 def _read(node: ast.expr) -> Condition:
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        number = node.value
-        return lambda shape: number
-    if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "SIZE":
-        axis = _read(node.slice)
-        return lambda shape: shape[axis(shape)]
-    if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
-        binary, left, right = _BINARY[type(node.op)], _read(node.left), _read(node.right)
-        return lambda shape: binary(left(shape), right(shape))
-    if isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY:
-        unary, operand = _UNARY[type(node.op)], _read(node.operand)
-        return lambda shape: unary(operand(shape))
-    if isinstance(node, ast.Compare) and all(type(op) in _BINARY for op in node.ops):
-        compare = [_BINARY[type(op)] for op in node.ops]
-        sides = [_read(part) for part in (node.left, *node.comparators)]
-        steps = list(zip(compare, sides, sides[1:], strict=False))
-        return lambda shape: all(op(one(shape), other(shape)) for op, one, other in steps)
-    if isinstance(node, ast.BoolOp):
-        every = all if isinstance(node.op, ast.And) else any
-        parts = [_read(part) for part in node.values]
-        return lambda shape: every(part(shape) for part in parts)
+    match node:
+        case ast.Constant(value=int(number)) if not isinstance(number, bool):
+            return lambda shape: number
+        case ast.Subscript(value=ast.Name(id="SIZE"), slice=index):
+            axis = _read(index)
+            return lambda shape: shape[axis(shape)]
+        case ast.BinOp() if type(node.op) in _BINARY:
+            binary, left, right = _BINARY[type(node.op)], _read(node.left), _read(node.right)
+            return lambda shape: binary(left(shape), right(shape))
+        case ast.UnaryOp() if type(node.op) in _UNARY:
+            unary, operand = _UNARY[type(node.op)], _read(node.operand)
+            return lambda shape: unary(operand(shape))
+        case ast.Compare() if all(type(op) in _BINARY for op in node.ops):
+            sides = [_read(part) for part in (node.left, *node.comparators)]
+            compare = (_BINARY[type(op)] for op in node.ops)
+            steps = list(zip(compare, sides, sides[1:], strict=False))
+            return lambda shape: all(op(one(shape), other(shape)) for op, one, other in steps)
+        case ast.BoolOp():
+            every = all if isinstance(node.op, ast.And) else any
+            parts = [_read(part) for part in node.values]
+            return lambda shape: every(part(shape) for part in parts)
     raise ValueError(f"{ast.unparse(node)!r} is no condition on sizes")
 
 
