@@ -43,8 +43,7 @@ def chunk_reads(
             of: Index = (slice(inside, inside + count),)
             for tail, copies in patch_template(field, patch):
                 here = reads.setdefault((chunk, *tail), [])
-                for copy_to, copy_of in copies:
-                    here.append((head + copy_to, of + copy_of))
+                here += [(head + copy_to, of + copy_of) for copy_to, copy_of in copies]
     order = reads if patches is None else sorted(reads)
     return [ChunkRead(index, reads[index]) for index in order]
 

@@ -101,8 +101,9 @@ class Loader:
             list(places), offsets=offsets, channels=channels, patch=patch,
             channel_axis=channel_axis, normalise=normalise,
         )  # fmt: skip
-        workers = config.workers or usable_cores()
-        how = EngineKnobs(workers, config.fetch, config.cache, config.missing)
+        how = EngineKnobs(
+            config.workers or usable_cores(), config.fetch, config.cache, config.missing
+        )
         engine = open_engine(config.engine, places, selection, how)
         self.fields = engine.fields
         self.stacks = stacks_of(stack, self.fields, places, selection)

@@ -94,16 +94,17 @@ def price_order(
         chunks, nbytes = need(order.items(epoch, batch))
         decoded, used = decoded + sum(chunks.values()), used + nbytes
     plain = decoded / used
-    cached = plain
-    if cache_bytes:
-        cached = _cached_amplification(order, need, epoch, run, cache_bytes, foreseen)
+    cached = (
+        _cached_amplification(order, need, epoch, run, cache_bytes, foreseen)
+        if cache_bytes
+        else plain
+    )
 
     # Patches are looked at one by one, so with many to a batch fewer batches are looked at.
     looked = run if order.patches_per_sample == 1 else -(-_MOST_PATCHES // order.global_batch)
-    shares = []
-    for batch in _spread(order.num_batches, min(run, looked)):
-        items = order.global_items(epoch, batch)
-        shares.append(_num_chunks(order, need, items) / len(items))
+    batches = _spread(order.num_batches, min(run, looked))
+    globally = (order.global_items(epoch, batch) for batch in batches)
+    shares = [_num_chunks(order, need, items) / len(items) for items in globally]
     return Price(
         read_amplification=plain,
         read_amplification_cached=cached,

@@ -250,11 +250,11 @@ class ChunkTask:
             fill = self.layout.fill_value
             if fill is not None and engine.missing == "fill":
                 return _FILL
-            message = "the chunk is missing, and the store sets no fill value"
-            if fill is not None:
-                message = (
-                    f"the chunk is missing; missing='fill' would take {fill}, as the store says"
-                )
+            message = (
+                "the chunk is missing, and the store sets no fill value"
+                if fill is None
+                else f"the chunk is missing; missing='fill' would take {fill}, as the store says"
+            )
             raise StageError("read", self.path, FileNotFoundError(message)) from None
         except OSError as error:
             raise StageError("read", self.path, OSError(error.strerror or str(error))) from error
