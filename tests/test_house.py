@@ -300,17 +300,7 @@ NOT_FIRST = (
 """An attribute's text says what it is, so it does not begin with one of these."""
 
 
-NOT_YET = {*ranks()} - {
-    "bench",
-    "data",
-    "inference",
-    "instruments",
-    "loading",
-    "models",
-    "scaling",
-    "training",
-    "cluster",
-}
+NOT_YET = {"reports"}
 """Wings whose words are still to be gone through. None may be added."""
 
 

@@ -194,7 +194,7 @@ def test_infer_refuses_before_it_begins(tmp_path: Path, capsys: pytest.CaptureFi
     for flag in ("--metrics-json", "--trace"):
         for place, why in ((source / "zarr.json", "lies inside the input"),
                            (tmp_path / "out.zarr/a.json", "lies inside the output"),
-                           (mine, "is not known as Penstock's")):  # fmt: skip
+                           (mine, "is not known to be Penstock's")):  # fmt: skip
             assert run([*words, flag, place]) == 2
             assert why in capsys.readouterr().err
     assert (source / "zarr.json").read_bytes() == before and mine.read_text() == THEIRS

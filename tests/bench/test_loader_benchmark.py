@@ -43,7 +43,7 @@ def test_cases_are_every_combination_once() -> None:
     ("knobs", "data", "said"),
     [
         ({"loaders": ["magic"]}, "data", "--loaders magic: there is no such loader; known are pen"),
-        ({"endpoint": "http://x"}, "data", "--endpoint is of s3:// data"),
+        ({"endpoint": "http://x"}, "data", "--endpoint is for s3:// data"),
         ({"latency_ms": 5}, "s3://b/data", "--latency-ms delays a local folder"),
         ({"cache": "cold"}, "s3://b/data", "--cache cold drops files of this machine"),
     ],

@@ -328,7 +328,7 @@ def test_what_cannot_be_submitted(
         (["bench", "model"], "say what is to run behind the flags"),
         (["train", "sprial"], "there is no workload 'sprial'; there are spiral, "),
         (["train", "spiral", "--epochs", "0"], "--epochs '0'"),
-        (["train", "spiral", "--latent-size", "4"], "--latent-size is of emulator, not of spiral"),
+        (["train", "spiral", "--latent-size", "4"], "--latent-size belongs to emulator, not"),
         (
             ["train", "spiral", "--output-dir", "here"],
             "--output-dir here: the jobs of --study need",

@@ -457,7 +457,7 @@ def test_generate_writes_scenes_and_replaces_only_its_own(
         ("--size 8 80", "--size 8 80: each side must be at least 40"),
         ("--scenes 1", "--scenes '1': input should be greater than or equal to 2"),
         ("--scenes 2 --validation 2", "--validation 2 leaves none of --scenes 2 to train on"),
-        ("--samples 2", "--samples is of a preset and --from, and this is xview3"),
+        ("--samples 2", "--samples belongs to a preset and --from, but this is xview3"),
     ],
 )
 def test_wrong_usage_is_one_sentence_and_exit_2(

@@ -70,10 +70,10 @@ def test_only_broken_runs_exit_with_3_and_are_shown(
     "argv, words",
     [
         (["{}", "--baseline", "3"], "--baseline 3: the complete runs are of 1, 4, 8 devices"),
-        (["{}", "--between", "1GB"], "--between is of penstock scaling simulate"),
+        (["{}", "--between", "1GB"], "--between belongs to penstock scaling simulate"),
         (["{}", "--metrics", "--output", "x"], "--metrics prints one table and no more; --output"),
         (["{}", "--csv", "--metrics"], "--metrics prints one table and no more; --csv does not go"),
-        (["simulate", "--csv"], "--csv is not of penstock scaling simulate"),
+        (["simulate", "--csv"], "--csv does not belong to penstock scaling simulate"),
         (["simulate"], "simulate needs a RUN of one device, or --compute-time"),
         (["simulate", "{}"], "holds 3 runs; simulate takes one"),
         (

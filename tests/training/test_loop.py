@@ -249,7 +249,7 @@ def test_a_file_of_code_is_not_executed(tmp_path: Path) -> None:
     [
         (["nothing"], "no workload 'nothing'; there are detector, emulator, pairs, spiral"),
         (["no.such:Thing"], "there is no workload 'no.such:Thing'"),
-        (["spiral", "--latent-size", "8"], "--latent-size is of emulator, not of spiral"),
+        (["spiral", "--latent-size", "8"], "--latent-size belongs to emulator, not to spiral"),
         (["spiral", "--epochs", "0"], "--epochs '0'"),
         (["spiral", "--weights", "none.pth"], "--weights none.pth: there is no such file"),
         (["spiral", "--resume", "--overwrite"], "--resume goes on with what --overwrite"),

@@ -1,7 +1,7 @@
-"""The calling process, left as it was found: what the library sets while it works, it puts back.
+"""The calling process stays as it was: what the library sets while it works, it puts back.
 
-Threads of torch are set for the calling thread alone. `torch.set_num_threads` sets a number for the
-process as well, and every thread that is born meanwhile takes that and keeps it.
+The number of torch's threads is set for the calling thread alone. `torch.set_num_threads` would set
+it for the process too, and every thread that starts meanwhile would take that number and keep it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ Result = TypeVar("Result")
 
 
 class torch_threads:
-    """Within it torch works with so many threads for the calling thread; with as many as ever for
-    None. It takes a microsecond, so that it can be put around a copy."""
+    """Within it, torch uses ``count`` threads for the calling thread; None changes nothing.
+
+    It takes a microsecond, so it may be put around a single copy.
+    """
 
     def __init__(self, count: int | None) -> None:
         self._count = count
@@ -45,18 +47,27 @@ class torch_threads:
 
 
 def in_threads(count: int | None, work: Callable[..., Result], *args: Any) -> Result:
-    """What a piece of work returns that was done within `torch_threads`."""
+    """Call a function within `torch_threads`.
+
+    Args:
+        count: Threads of torch, None for as many as before.
+        work: The function.
+        args: Its arguments.
+
+    Returns:
+        What the function returns.
+    """
     with torch_threads(count):
         return work(*args)
 
 
 class _Threading(NamedTuple):
-    """What torch's own library is linked to, for the calling thread."""
+    """The calls that set the threads of the calling thread, in the libraries that torch links."""
 
     now: Callable[[], int]
     set_openmp: Callable[[int], Any]
     set_mkl: Callable[[int], int]
-    """It returns what it sets aside, 0 where the thread had no number of its own."""
+    """It returns the number that it replaces, 0 where the thread had none of its own."""
 
 
 _OF_THREAD = threading.local()
@@ -67,7 +78,7 @@ def _library() -> _Threading:
     if library is None:
         import torch
 
-        torch.get_num_threads()  # has this thread take the number of the process, once
+        torch.get_num_threads()  # the thread takes the number of the process, once
         library = _OF_THREAD.library = _linked()
     return library
 
@@ -89,13 +100,13 @@ def _linked() -> _Threading:
 
 @contextlib.contextmanager
 def cuda_flags_kept() -> Iterator[None]:
-    """Whatever is set within of how CUDA computes, is put back."""
+    """Put back every flag of CUDA's arithmetic that is set within."""
     import torch
 
     before: list[tuple[Any, str, Any]] = []
     for place, name in _CUDA_FLAGS:
-        # The newer flags are not in every torch. The older ones cannot be read where only the newer
-        # were set; they then need not be put back.
+        # Not every torch has the newer flags. Where only the newer ones were set, the older ones
+        # cannot be read, and need not be put back.
         with contextlib.suppress(AttributeError, RuntimeError):
             part = attrgetter(place)(torch.backends)
             before.append((part, name, getattr(part, name)))
@@ -114,12 +125,12 @@ _CUDA_FLAGS = (
     ("cudnn.conv", "fp32_precision"),
     ("cudnn.rnn", "fp32_precision"),
 )
-"""In the order in which they are put back: the older ones set the newer."""
+"""Flags in the order in which they are put back: an older one sets the newer ones too."""
 
 
 @contextlib.contextmanager
 def modes_kept(model: Any) -> Iterator[None]:
-    """A module of the caller's, and each of its parts, is in training as it was before."""
+    """Put back which parts of the caller's module are in training mode."""
     modules = getattr(model, "modules", None)
     before = [(part, part.training) for part in modules()] if modules is not None else []
     try:
@@ -131,9 +142,9 @@ def modes_kept(model: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def frozen_garbage() -> Iterator[None]:
-    """What libraries made while loading stays: the collector need not go through it each time.
+    """Keep the garbage collector from searching what libraries made while they were loaded.
 
-    To thaw is to thaw all, so where the caller has frozen something, all stays as it is.
+    Python can only thaw everything. So where the caller has frozen something, nothing is done.
     """
     if gc.get_freeze_count():
         yield
@@ -147,14 +158,13 @@ def frozen_garbage() -> Iterator[None]:
 
 @contextlib.contextmanager
 def caller_kept() -> Iterator[None]:
-    """Random numbers go on where they stood; variables of the environment and the flags of CUDA are
-    what they were."""
+    """Put back the state of random numbers, the environment's variables and the flags of CUDA."""
     import numpy as np
     import torch
 
     variables = dict(os.environ)
     python, numpys, torchs = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    # That of a GPU would start CUDA, where nobody has.
+    # Asking for a GPU's state would start CUDA.
     cudas = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     try:
         with cuda_flags_kept():

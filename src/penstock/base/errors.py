@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from types import ModuleType
 
 DISTRIBUTION = "penstock-dl"
-"""What pip calls this package; the index knows another project as ``penstock``."""
+"""The name of this package for pip; the index knows another project as ``penstock``."""
 
 
 class PenstockError(Exception):
@@ -70,7 +70,7 @@ _command_lines = 0
 
 @contextlib.contextmanager
 def speaking_flags() -> Iterator[None]:
-    """Around a command line: errors name flags, also those of calls that have parameters."""
+    """Within it, errors name flags, as a command line has them, and not parameters of calls."""
     global _command_lines
     _command_lines += 1
     try:
@@ -94,14 +94,17 @@ _NOT_THE_USERS = frozenset({"penstock", "torch", "numpy"})
 
 
 def where_in_users_code(error: BaseException) -> str:
-    """Where an error was raised in code that is neither ours nor torch's, as `` (FILE, line N)``;
-    nothing where that is nowhere."""
+    """The place in the user's code where an error was raised, as `` (FILE, line N)``.
+
+    The user's code is what belongs neither to Penstock, torch and numpy nor to Python. The text is
+    empty where none of it took part.
+    """
     place, link = "", error
     while True:
         trace = link.__traceback__
         while trace is not None:
             frame = trace.tb_frame
-            # A process of ours is ``__main__`` too, and its specification says of what package.
+            # In a process of ours `__main__` is Penstock's too; its spec has the package.
             spec = frame.f_globals.get("__spec__")
             name = spec.name if spec else frame.f_globals.get("__name__", "")
             top = str(name).partition(".")[0]
@@ -116,7 +119,17 @@ def where_in_users_code(error: BaseException) -> str:
 
 
 def require(module: str, extra: str) -> ModuleType:
-    """Import an optional module, or say which extra brings it.
+    """Import an optional module.
+
+    Args:
+        module: Its full name, such as ``safetensors.torch``.
+        extra: The extra of Penstock that installs it.
+
+    Returns:
+        The module.
+
+    Raises:
+        MissingDependency: It is not installed; the message has the line that installs it.
 
     >>> require("json", "infer").__name__
     'json'
@@ -131,17 +144,32 @@ def require(module: str, extra: str) -> ModuleType:
 
 
 BROUGHT = ("torch", "torchvision", "tensorstore", "safetensors", "lightning_utilities")
-"""What is imported as it is, and may be absent; whatever else an extra brings is `require`d."""
+"""Packages that are imported plainly and may be absent; others of an extra are `require`d."""
 
 
 def absent(error: ModuleNotFoundError, extra: str) -> MissingDependency | None:
-    """What to say of an import that failed: None where no extra brings the module."""
+    """The error for an import that failed.
+
+    Args:
+        error: What the import raised.
+        extra: The extra of Penstock that would bring the module.
+
+    Returns:
+        The error, or None where no extra brings the module.
+    """
     package = (error.name or "").partition(".")[0]
     return missing(package, extra) if package in BROUGHT else None
 
 
 def missing(package: str, extra: str) -> MissingDependency:
-    """The error for a package that an extra brings.
+    """The error for a package that is not installed.
+
+    Args:
+        package: Its name.
+        extra: The extra of Penstock that brings it.
+
+    Returns:
+        The error, whose message has the line that installs it.
 
     >>> print(missing("torch", "infer"))
     torch is not installed; run: pip install 'penstock-dl[infer]'

@@ -1,6 +1,6 @@
-"""What other packages add by entry points: found by name, imported only where it is named.
+"""What other packages add by entry points: found by name, and imported only where it is named.
 
-A name of our own comes first: whoever asks here has looked there.
+Penstock's own names win: callers look among those first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,18 @@ def extension_names(group: str) -> list[str]:
 
 
 def find_extension(group: str, name: str) -> EntryPoint | None:
-    """The entry point of a name, not imported; `UsageError` where two packages add that name."""
+    """The entry point of a name. It is not imported.
+
+    Args:
+        group: A group such as ``penstock.models``.
+        name: A name in it.
+
+    Returns:
+        The entry point, or None where no package adds the name.
+
+    Raises:
+        UsageError: Two packages add the name.
+    """
     entries = list(entry_points(group=group, name=name))
     if len(entries) > 1:
         owners = " and ".join(sorted(map(_owner, entries)))
@@ -29,8 +40,18 @@ def find_extension(group: str, name: str) -> EntryPoint | None:
 
 @contextlib.contextmanager
 def blaming(entry: EntryPoint | None, where: str) -> Iterator[None]:
-    """What fails within is one sentence, which says whose entry point it is; not of None, which is
-    of no other package. Raises `UsageError`."""
+    """Say of what fails within whose entry point it is.
+
+    Args:
+        entry: The entry point in use. None, where the code is no other package's, changes nothing.
+        where: What is done, at the head of the message.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        UsageError: Anything failed within but a `MissingDependency`, which stays as it is.
+    """
     try:
         yield
     except MissingDependency:

@@ -1,4 +1,4 @@
-"""What is kept of an error beside its sentence: the traceback, in a run's folder."""
+"""The traceback of an error, kept in a run's folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ TRACEBACK_FILE = "error.txt"
 
 @contextlib.contextmanager
 def keep_traceback_in(folder: Path | None) -> Iterator[None]:
-    """Leave the traceback of an error that ends a run in its folder, where there is one."""
+    """Write the traceback of an error that ends a run to `TRACEBACK_FILE` in its folder.
+
+    None, and a folder that does not exist, keep nothing; nor do `UsageError` and `Incomplete`.
+    """
     try:
         yield
     except (UsageError, Incomplete):

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whatever is killed or stops."""
+"""Files written whole or not at all, folders that one process holds, and checks of places."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ except ImportError:  # Windows
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """A path beside ``path`` to write to; what is written takes its place when the block ends.
+    """Yield a path beside ``path`` to write to; the file takes the place of ``path`` at the end.
 
-    Where the block fails, ``path`` is what it was and nothing is left beside it. Of a link the file
-    behind it is written; a device or a pipe is written to as it stands.
+    Where the block fails, ``path`` stays as it was and nothing is left beside it. Where ``path`` is
+    a link, the file behind it is replaced. A device or a pipe is written to directly.
     """
     path = Path(path)
     if path.exists() and not path.is_file() and not path.is_dir():
@@ -58,12 +58,12 @@ def absolute(path: str | Path) -> Path:
 
 
 def is_draft(name: str) -> bool:
-    """Whether a file is what a kill left of `replacing`."""
+    """Whether a file is a draft that a killed process left behind; see `replacing`."""
     return re.fullmatch(r"\.penstock-[0-9a-f]{16}\.part", name) is not None
 
 
 def _draft(folder: Path) -> Path:
-    """A new, empty file of a name that nobody could foresee and lay a link at."""
+    """A new, empty file. Nobody can foresee its name, and so plant a link there."""
     draft = folder / f".penstock-{secrets.token_hex(8)}.part"
     nofollow = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
     os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | nofollow, 0o666))
@@ -76,8 +76,16 @@ def real(path: str | Path) -> Path:
 
 
 def lock_file(file: IO[Any], *, wait: bool = False) -> bool:
-    """Lock an open file for this process, until it is closed or the process ends; whether nobody
-    else has it. Where there are no locks, on Windows and on some file systems, nobody has."""
+    """Lock an open file for this process, until it is closed or the process ends.
+
+    Args:
+        file: The open file.
+        wait: Wait while another process holds the lock.
+
+    Returns:
+        False where another process holds the lock. True too where there are no locks: on Windows,
+        and on some file systems.
+    """
     if fcntl is None:
         return True
     try:
@@ -91,9 +99,19 @@ def lock_file(file: IO[Any], *, wait: bool = False) -> bool:
 
 @contextmanager
 def held_alone(path: Path, doing: str) -> Iterator[None]:
-    """Hold a file that stands for a folder while something is done in it; then it is gone.
+    """Hold a lock file while something is done in its folder, then remove it.
 
-    Raises `UsageError` that names the process which holds it. What dies lets it go.
+    A process that dies lets go of it.
+
+    Args:
+        path: The lock file.
+        doing: What this process does there, such as ``runs a suite``.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        UsageError: Another process holds the file; the message names it.
     """
     made = not path.parent.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -102,11 +120,11 @@ def held_alone(path: Path, doing: str) -> Iterator[None]:
         if not lock_file(file):
             file.close()
             check_alone(path, doing)
-            continue  # it has just ended
+            continue  # the other process has just ended
         with suppress(OSError):
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 break
-        file.close()  # somebody else's last act was to remove it
+        file.close()  # another process removed it as it ended
     try:
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
@@ -122,7 +140,15 @@ def held_alone(path: Path, doing: str) -> Iterator[None]:
 
 
 def check_alone(path: Path, doing: str) -> None:
-    """Raise `UsageError` where a process that lives holds ``path``, as `held_alone` does."""
+    """Check that no process holds a lock file.
+
+    Args:
+        path: The lock file; see `held_alone`.
+        doing: What a process that holds it does there.
+
+    Raises:
+        UsageError: A process holds it; the message names it.
+    """
     try:
         with path.open("r+") as file:
             if lock_file(file):
@@ -134,18 +160,35 @@ def check_alone(path: Path, doing: str) -> None:
 
 
 _ADDRESS = re.compile(r"\w\w:/")
-"""Of what a `Path` has been made, one slash is left. Windows names a drive by one letter."""
+"""The start of a URL. `Path` leaves one slash of two, and a drive of Windows has one letter."""
 
 
 def check_local(path: Path, flag: str) -> None:
-    """Raise `UsageError` for a URL, or a spec, where a file or a folder of this machine is meant:
-    one would be made of that name, with the key that is in it."""
+    """Refuse a URL or a spec where a file or a folder of this machine is meant.
+
+    A folder of that name would be made, with the key that is in the URL.
+
+    Args:
+        path: What the user gave.
+        flag: The flag that it was given by.
+
+    Raises:
+        UsageError: It is a URL or a spec.
+    """
     if not path.is_absolute() and _ADDRESS.search(str(path)):
         raise UsageError(f"{flag}: a URL was given; give a place on this machine")
 
 
 def check_folder(out: Path, flag: str) -> None:
-    """Raise `UsageError` unless ``out`` is a folder to write to, or can be made one."""
+    """Check that a folder can be written to, or made. Nothing is created.
+
+    Args:
+        out: The folder.
+        flag: The flag that it was given by.
+
+    Raises:
+        UsageError: It is no folder, may not be written to, or lies inside an array.
+    """
     check_local(out, flag)
     there = nearest(out)
     if not there.is_dir():
@@ -157,20 +200,29 @@ def check_folder(out: Path, flag: str) -> None:
 
 
 def check_apart(out: Path, flag: str, read: Mapping[str, Path | None]) -> None:
-    """Raise `UsageError` where ``out`` is a folder that is read, or lies in one; by their flags."""
+    """Check that an output folder lies in no folder that is read.
+
+    Args:
+        out: The output folder.
+        flag: The flag that it was given by.
+        read: The folders that are read, by their flags; None is none.
+
+    Raises:
+        UsageError: It is one of those folders, or lies in one.
+    """
     for name, folder in read.items():
         if folder is not None and real(out).is_relative_to(real(folder)):
             raise UsageError(f"{flag} {out} lies inside {name} {folder}; give a folder outside it")
 
 
 def nearest(path: Path) -> Path:
-    """The path, or the first above it that is there."""
-    # os.path.exists is false where it may not be asked.
+    """The path itself, or the first of its parents that exists."""
+    # os.path.exists is false where this user may not look; Path.exists raises.
     return next(p for p in (path, *path.absolute().parents) if os.path.exists(p))  # noqa: PTH110
 
 
 def unwritable(folder: Path) -> str:
-    """Why no file can be made in a folder, which is tried; nothing where one can."""
+    """The reason why no file can be made in a folder, found by trying; empty where one can."""
     try:
         with tempfile.TemporaryFile(dir=folder):
             return ""
@@ -189,15 +241,14 @@ _STORE = (
 
 
 def store_around(path: Path) -> Path | None:
-    """The outermost folder above a path, or the folder itself, that is a Zarr or N5 array or a
-    group of such."""
+    """The outermost folder, from the root down to the path, that is a Zarr or N5 array or group."""
     around = (*reversed(real(path).parents), real(path))
     stores = (place for place in around if any(_has(place / name, key) for name, key in _STORE))
     return next(stores, None)
 
 
 def _has(file: Path, key: str) -> bool:
-    """Whether a file is JSON that has a key."""
+    """Whether a file is a JSON object that has a key."""
     try:
         document = json.loads(file.read_bytes()) if file.is_file() else None
     except (OSError, ValueError, RecursionError):
@@ -206,9 +257,12 @@ def _has(file: Path, key: str) -> bool:
 
 
 def write_json(path: str | Path, document: Any, indent: int | None = 2) -> None:
-    """A document as JSON, which has no NaN: what is no finite number is null.
+    """Write a document as JSON, whole or not at all.
 
-    Without ``indent`` it is one line, for those that are numbers for the most part.
+    Args:
+        path: The file.
+        document: The document. JSON has no NaN: numbers that are not finite become null.
+        indent: Spaces of each level; None writes one line.
     """
     text = json.dumps(_finite(document), indent=indent, allow_nan=False)
     with replacing(path) as draft:
@@ -216,7 +270,11 @@ def write_json(path: str | Path, document: Any, indent: int | None = 2) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """What a file holds. Raises `UsageError` where there is none, or where it is not JSON."""
+    """The document in a JSON file.
+
+    Raises:
+        UsageError: The file cannot be read, or is not JSON.
+    """
     try:
         return json.loads(path.read_bytes())
     except OSError as error:

@@ -1,9 +1,10 @@
-"""A process that was started for another's sake ends with it, however that ended.
+"""A process that was started for another one ends with it, however that one ended.
 
-A launcher leaves its number in `PARENT`; what it starts calls `end_with_parent`. On Linux the
-kernel sends the signal. It does so when the *thread* ends that started the process, so a launcher
-starts its processes in a thread that outlives them, as each that waits for them does. Elsewhere,
-and where the launcher was gone before anything could be asked of the kernel, a thread looks.
+A launcher leaves its process number in the variable `PARENT`; what it starts calls
+`end_with_parent`. On Linux the kernel then sends the signal. It sends it when the *thread* ends
+that started the process, so a launcher starts its processes in a thread that outlives them: one
+that waits for them. Elsewhere a thread looks every second, and also where the launcher was gone
+before the kernel could be asked.
 """
 
 from __future__ import annotations
@@ -22,20 +23,22 @@ import psutil
 PARENT = "PENSTOCK_PARENT"
 LOOK_EVERY_S = 1.0
 SAVE_WITHIN_S = 60.0
-"""How long a process that is asked to end may take to save."""
+"""The time that a process has to save after it was asked to end. Then it is killed."""
 _SET_DEATH_SIGNAL = 1
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
-"""On Windows SIGTERM is as final."""
+"""The signal that nothing survives. On Windows SIGTERM is that."""
 
 
 def for_children() -> dict[str, str]:
-    """The variables of a process that is to end with this one."""
+    """The environment for a process that is to end with this one."""
     return {**os.environ, PARENT: str(os.getpid())}
 
 
 def end_with_parent(number: int = KILL) -> None:
-    """End, by that signal, with the process that started this one, where it has asked for it; so do
-    processes that this one forks."""
+    """End by a signal when the process that started this one ends, where that one asked for it.
+
+    Processes that this one forks end too.
+    """
     named = os.environ.get(PARENT, "")
     if not named.isdecimal() or int(named) == os.getpid():
         return
@@ -48,9 +51,9 @@ def end_with_parent(number: int = KILL) -> None:
 
 
 def death_signal(number: int = KILL) -> Callable[[], None] | None:
-    """What asks the kernel to send this process a signal when its parent ends; only Linux's does.
+    """A call that asks the kernel to send this process a signal when its parent ends.
 
-    It may be called in a process that was just forked.
+    It may be made in a process that was just forked. None where the system is not Linux.
     """
     if sys.platform != "linux":
         return None
@@ -63,7 +66,10 @@ def death_signal(number: int = KILL) -> Callable[[], None] | None:
 
 
 def _forks_too() -> None:
-    """Workers of a loader, for example. A thread other than the first may end before its forks."""
+    """Have forked processes, such as workers of a loader, killed when this process ends.
+
+    Only forks of the main thread: another thread may end before the process that it forked.
+    """
     kill = death_signal(KILL)
     in_main = True
 
@@ -79,12 +85,12 @@ def _forks_too() -> None:
 
 
 def _lives(pid: int) -> bool:
-    """One that has ended, and of which nobody has taken note yet, does not."""
+    """Whether a process runs. A zombie, which has ended, does not."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-    except psutil.Error:  # it may not be asked
+    except psutil.Error:  # this user may not ask
         return True
 
 

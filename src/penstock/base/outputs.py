@@ -1,13 +1,13 @@
-"""Files that a user names for us to write, and whether what is there already is ours to replace.
+"""Files that the user names as outputs, and whether what is there already may be replaced.
 
-A file is ours where a register beside it, ``.penstock-files``, holds its name and the hash of what
-is in it: Penstock wrote it, and nobody has edited it since. Most kinds of file have room for a mark
-of their own and a CSV has none, so the mark is kept outside for all of them alike. Of JSON that
-names a format of ours, and of which no register tells, an earlier version's, that is mark enough.
-What is not ours is refused before the work begins, unless the user says ``--replace``.
+A file may be replaced where Penstock wrote it and nobody has edited it since. A register beside it,
+``.penstock-files``, holds its name and the hash of its content. The mark is kept outside because a
+CSV has no room for one. JSON of an earlier version, which no register knows, counts as ours where
+it names a format of ours. Anything else is refused before the work begins, unless the user says
+``--replace``.
 
-    check()  ── before the work ──▶  writing()  a file that comes whole, at the end
-                                     begin() .. end()  a file that grows while the work goes on
+    check_outputs()  ── before the work ──▶  writing_output()  a file that comes whole, at the end
+                                     begin_output() .. end_output()  a file that grows meanwhile
 """
 
 from __future__ import annotations
@@ -26,19 +26,25 @@ from .files import check_local, nearest, real, replacing, store_around, unwritab
 
 REGISTER = ".penstock-files"
 _BEGUN = "begun"
-"""In place of a hash: Penstock was at the file, and a kill may have left it in any state."""
+"""Stands in place of a hash while Penstock writes: a kill may leave the file in any state."""
 _PIECE = 2**20
 _MOST_JSON = 2**24
-"""Bytes. The formats of ours are lists of parts, and smaller."""
+"""Bytes of the largest JSON that is looked into. Formats of ours are smaller."""
 
 
 def check_outputs(
     *named: tuple[str, Path | None], replace: bool = False, inputs: Iterable[Path] = ()
 ) -> None:
-    """Raise `UsageError` for a file, by its flag, that cannot be written or is not ours to replace.
+    """Check the files that a command is to write. Nothing is created.
 
-    No output may be one of the ``inputs``, another output, or inside a Zarr or N5 array, whatever
-    ``replace`` says. An output of None is none. Nothing is created.
+    Args:
+        named: Flags and the files given by them; None is none.
+        replace: Whether files that are not ours may be replaced.
+        inputs: Files that are read.
+
+    Raises:
+        UsageError: A file cannot be written, is an input or another output, lies inside a Zarr or
+            N5 array, or is not ours to replace.
     """
     read = {real(path): path for path in inputs}
     taken: dict[Path, str] = {}
@@ -57,19 +63,27 @@ def check_outputs(
 
 
 def check_replaceable(path: Path, flag: str = "") -> None:
-    """Raise `UsageError` for a file that Penstock did not write, or that was edited since."""
+    """Check that a file is ours to replace.
+
+    Args:
+        path: The file, or a folder.
+        flag: The flag that it was given by, for the message.
+
+    Raises:
+        UsageError: Penstock did not write it, or it was edited since.
+    """
     if is_written_by_us(path):
         return
     what = f"{flag} {path}".lstrip()
     edited = "has been edited since Penstock wrote it"
-    why = edited if _states_of(real(path)) else "is not known as Penstock's"
-    raise UsageError(f"{what}: what is there {why}; --replace replaces it all the same")
+    why = edited if _states_of(real(path)) else "is not known to be Penstock's"
+    raise UsageError(f"{what}: what is there {why}; --replace replaces it anyway")
 
 
 def is_written_by_us(path: Path) -> bool:
-    """Whether nothing of somebody else's is lost where the file is replaced."""
+    """Whether nothing of anybody else's is lost where the file is replaced."""
     place = real(path)
-    if place.is_dir():  # of a folder the name alone is known
+    if place.is_dir():  # the register has the name of a folder, and no hash
         return not any(place.iterdir()) or _BEGUN in _states_of(place)
     if not place.is_file() or not place.stat().st_size:
         return True
@@ -77,12 +91,23 @@ def is_written_by_us(path: Path) -> bool:
     if not states or states[-1] == _BEGUN:
         return bool(states) or _names_our_format(place)
     digest = _digest(place)
-    return digest in states or digest in _states_of(place)  # another may have replaced it meanwhile
+    return digest in states or digest in _states_of(place)  # another run may have replaced it
 
 
 @contextmanager
 def writing_output(path: Path, *, replace: bool = False) -> Iterator[Path]:
-    """`replacing` for a file that is ours from now on; refuses as `check_replaceable` does."""
+    """`replacing` for an output, which is ours from then on.
+
+    Args:
+        path: The file.
+        replace: Whether a file that is not ours may be replaced.
+
+    Yields:
+        The path to write to.
+
+    Raises:
+        UsageError: It is a folder, or not ours to replace.
+    """
     if path.is_dir():
         raise UsageError(f"{path} cannot be written: it is a folder")
     if not replace:
@@ -94,7 +119,17 @@ def writing_output(path: Path, *, replace: bool = False) -> Iterator[Path]:
 
 
 def write_output(flag: str, path: Path, text: str, *, replace: bool) -> None:
-    """`writing_output` of a whole text. Raises `UsageError` with the flag where it fails."""
+    """Write a whole text to an output.
+
+    Args:
+        flag: The flag that the file was given by.
+        path: The file.
+        text: Its content.
+        replace: Whether a file that is not ours may be replaced.
+
+    Raises:
+        UsageError: It cannot be written, or is not ours to replace.
+    """
     try:
         with writing_output(path, replace=replace) as draft:
             draft.write_text(text, encoding="utf-8")
@@ -103,12 +138,12 @@ def write_output(flag: str, path: Path, text: str, *, replace: bool) -> None:
 
 
 def begin_output(path: Path) -> None:
-    """From now on the file grows, or the folder fills, and is ours however that ends."""
+    """Note that a file begins to grow, or a folder to fill: it is ours, however that ends."""
     _note(real(path), _BEGUN)
 
 
 def end_output(path: Path) -> None:
-    """The file is as it will stay: what is edited from now on is the user's."""
+    """Note that a file is finished: one that is edited from now on is the user's."""
     if real(path).is_file():
         _note(real(path), _digest(real(path)))
 
@@ -141,17 +176,17 @@ def _names_our_format(place: Path) -> bool:
 
 
 def _register(place: Path) -> Path:
-    """Where everybody may make files and nobody may remove another's, each has a register."""
+    """The register beside a file; one for each user in a shared folder such as ``/tmp``."""
     shared = hasattr(os, "getuid") and place.parent.stat().st_mode & stat.S_ISVTX
     return place.with_name(f"{REGISTER}-{os.getuid()}" if shared else REGISTER)
 
 
 def _states_of(place: Path) -> list[str]:
-    """What the register holds of a file, the oldest first."""
+    """The hashes, or `_BEGUN`, that the register holds of a file, the oldest first."""
     states = []
     with contextlib.suppress(OSError):
         for line in _register(place).read_bytes().splitlines():
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # of a line that was torn
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # a torn line
                 entry = json.loads(line)
                 if entry["name"] == place.name:
                     states.append(str(entry["sha256"]))
@@ -159,20 +194,20 @@ def _states_of(place: Path) -> list[str]:
 
 
 def _note(place: Path, sha256: str) -> None:
-    """Append to the register. Where it cannot be kept, the next run asks for ``--replace``."""
+    """Append to the register. Where that fails, the next run asks for ``--replace``."""
     if _states_of(place)[-1:] == [sha256]:
         return
     line = json.dumps({"name": place.name, "sha256": sha256}) + "\n"
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
     with contextlib.suppress(OSError):
-        mode = place.parent.stat().st_mode & 0o666  # who may write there may write into it
+        mode = place.parent.stat().st_mode & 0o666  # all who may write in the folder
         register = os.open(_register(place), flags, mode)
         with os.fdopen(register, "r+b", buffering=0) as file:
-            with contextlib.suppress(OSError):  # it is another's
+            with contextlib.suppress(OSError):  # another user's
                 _register(place).chmod(mode)
             if file.seek(0, os.SEEK_END):
                 file.seek(-1, os.SEEK_END)
-                line = line if file.read(1) == b"\n" else "\n" + line  # one before was torn
+                line = line if file.read(1) == b"\n" else "\n" + line  # the last line was torn
             file.write(line.encode())
 
 

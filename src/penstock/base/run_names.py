@@ -1,10 +1,8 @@
-"""Names of files in a training's run folder, and the phases of its steps."""
+"""Names of files in the folder of a training."""
 
 from __future__ import annotations
 
 STEPS = "steps"
-"""The folder of a run in which each rank keeps them."""
-
-
+"""The folder of a run in which each rank keeps the times of its steps."""
 RESULTS, ARGS = "training_results.json", "args.json"
-"""What a run leaves in its folder: what became of it, and what was asked."""
+"""Files in a run's folder: its results, and the settings that it was started with."""

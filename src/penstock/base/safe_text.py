@@ -1,8 +1,8 @@
 """Text of others made safe for where it goes: a terminal, a page, a table, a figure.
 
-Names of files, dtypes and models and the messages of libraries are not ours. On a terminal they
-could move the cursor and hide lines, on a page load pictures and run scripts, in a table be
-formulas.
+Names of files, dtypes and models and the messages of libraries come from others. On a terminal
+they could move the cursor and hide lines. On a page they could load pictures and run scripts. In a
+table they could be formulas.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .secrets import scrub
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-"""Control characters but for tabs and line ends, what turns the direction of writing, and halves of
-pairs, which no file can hold."""
+"""Control characters except tabs and line ends, marks that turn the direction of writing, and
+single surrogates, which no file can hold."""
 _FORMULA = re.compile(r"[=+\-@\t\r]")
 
 
 def for_terminal(text: str) -> str:
-    r"""Control characters as one writes them in a string.
+    r"""A text with its control characters spelled as in a string of Python.
 
     >>> print(for_terminal("a\x1b[2Jb"))
     a\x1b[2Jb
@@ -34,7 +34,7 @@ def for_terminal(text: str) -> str:
 
 
 def for_markdown(text: str) -> str:
-    r"""A line, or the cell of a table: neither tags, nor links and pictures, nor further cells.
+    r"""A text as a line or a cell of a table: without tags, links, pictures and further cells.
 
     >>> print(for_markdown("a|b <img src=x> ![c](d)"))
     a\|b &lt;img src=x> ![c]\(d)
@@ -44,12 +44,12 @@ def for_markdown(text: str) -> str:
 
 
 def for_code_block(text: str) -> str:
-    """A line between fences of code, which it does not end."""
+    """A line for a block of code, whose fence it does not end."""
     return for_terminal(text).replace("```", "'''")
 
 
 def to_cell(value: Any) -> Any:
-    """A cell of a CSV, which no spreadsheet takes for a formula; see `from_cell`.
+    """A cell of a CSV that no spreadsheet takes for a formula; `from_cell` gives back the text.
 
     >>> to_cell("=HYPERLINK(1)"), to_cell("-1.5"), to_cell(-2), to_cell("--flag")
     ("'=HYPERLINK(1)", '-1.5', -2, "'--flag")
@@ -61,7 +61,7 @@ def to_cell(value: Any) -> Any:
 
 
 def from_cell(text: str) -> str:
-    """What `to_cell` was given.
+    """The text that `to_cell` was given.
 
     >>> from_cell("'=a"), from_cell("'tis")
     ('=a', "'tis")
@@ -78,11 +78,10 @@ def _is_number(text: str) -> bool:
 
 
 class SafeStream:
-    """Standard output or error, on which neither control characters nor keys come.
+    """Standard output or error without control characters and keys.
 
-    Its reader (head, less, a log's) may leave: what is told then goes nowhere, and the work goes on
-    to an exit code of its own. What rich draws with finds the stream itself by the name that rich
-    knows.
+    Its reader (head, less, a log's) may leave. What is printed then goes nowhere, and the work goes
+    on to its own exit code. Rich finds the stream itself by the name ``rich_proxied_file``.
     """
 
     def __init__(self, stream: TextIO) -> None:

@@ -1,9 +1,9 @@
 """Keys and logins: what holds one, and texts without them.
 
-Whatever is written or told may be read by others, so no key stands in it. A login in a URL, a
-signature behind it, a header of HTTP and the field of a spec that holds a key are known by their
-form. A variable that holds one is known by its name; a library that has a key from a file of its
-own is asked, and `learn` is told.
+Others may read whatever is written or printed, so no key may stand in it. Four things are found by
+their form: a login in a URL, a signature behind it, a header of HTTP, and a field of a spec that
+holds a key. A variable that holds a key is found by its name. A library that reads a key from a
+file of its own is asked for it, and `learn_secret` is called with it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _NAMES = re.compile(
     "KEY(?!BOARD|MAP|WORD|FRAME)|TOKEN(?!I[SZ])|PASSW|SECRET|CREDENTIAL", re.IGNORECASE
 )
 _CHOSEN = re.compile("PASSW|SECRET", re.IGNORECASE)
-"""Variables whose value a person may have made up, and which may be a word or a number."""
+"""Names of variables whose value a person may have chosen, as a word or a number."""
 _PLACE = re.compile(r"(?!https?:)[\w.+-]+://|[^?]*/[^?]*\.[A-Za-z]\w{0,4}/*$")
-"""The address or the file in which a key lies is none."""
+"""An address or a file in which a key lies. It is no key itself."""
 _LOGIN = re.compile(r"(?<=\w\w:)//?[^/\s\"']*@")
-"""Of what a `Path` has been made, one slash is left."""
+"""A login in a URL. `Path` leaves one slash of two."""
 _QUERY = re.compile(r"(?<=\?)[^\s\"'<>|#)\]}]+")
 _SIGNATURE = re.compile(
     r"(x-(amz|goog)-(signature|credential|security-token)|sig|signature|awsaccesskeyid|googleaccessid"
@@ -31,7 +31,7 @@ _SIGNATURE = re.compile(
 )
 """Parameters of a URL that hold a key."""
 _BESIDE = re.compile(r"(x-(amz|goog)-[\w-]+|expires|se|st|ske|skt|sktid|skoid|spr)$", re.IGNORECASE)
-"""Parameters that change with each signature, and say nothing of what is read."""
+"""Parameters of a URL that change with each signature and do not say what is read."""
 _HEADER = re.compile(
     r"\b((?:proxy-)?authorization|(?:set-)?cookie|x-[\w-]*(?:key|token|auth)[\w-]*)(\s*[:=]\s*)"
     r"(?:(?:basic|bearer|token|digest)\s+)?[^\s\"',;\]}]+",
@@ -43,7 +43,7 @@ _FIELD = (
     r"|(?:secret|api|account|private)[_-]?key|credentials?)"
 )
 _FIELDS = re.compile(_FIELD, re.IGNORECASE)
-"""Fields of a mapping whose text is a key."""
+"""Names of fields of a mapping that hold a key."""
 _IN_JSON = re.compile(
     rf"""(?P<field>["']{_FIELD}["']\s*:\s*)(?P<q>["'])[^"']*(?P=q)""", re.IGNORECASE
 )
@@ -52,14 +52,13 @@ _HEADERS_IN_JSON = re.compile(
 )
 HIDDEN = "***"
 _LEAST, _LONG = 6, 12
-"""Characters. What is shorter than the first, ``true`` for example, is no secret. What is shorter
-than the second may stand inside another word by chance, and is hidden only where it stands alone.
-"""
+"""Characters. A value shorter than `_LEAST`, such as ``true``, is no secret. One shorter than
+`_LONG` may stand inside another word by chance, and is hidden only where it stands alone."""
 _learnt: set[str] = set()
 
 
 def names_key(name: str) -> bool:
-    """Whether a variable of that name holds a key.
+    """Whether a variable of this name holds a key.
 
     >>> names_key("DB_PASSWD"), names_key("OMP_NUM_THREADS"), names_key("TOKENIZER")
     (True, False, False)
@@ -68,7 +67,7 @@ def names_key(name: str) -> bool:
 
 
 def has_login(text: str) -> bool:
-    """Whether there is a URL with a login or a signature in a text, or a header that holds a key.
+    """Whether a text has a URL with a login or a signature, or a header that holds a key.
 
     >>> has_login("--data=https://me:word@host/path"), has_login("s3://bucket/a@b")
     (True, False)
@@ -77,13 +76,13 @@ def has_login(text: str) -> bool:
 
 
 def learn_secret(key: str | None) -> None:
-    """From now on `scrub` knows a key that stands in no variable."""
+    """Have `scrub` hide a key that stands in no variable."""
     if key is not None and len(key) >= _LEAST:
         _learnt.add(key)
 
 
 def redact(text: str) -> str:
-    """A text without what is known for a key by its form: the same one on every machine.
+    """A text without the keys that are found by their form: the same on every machine.
 
     >>> redact("no answer from https://me:word@host/path?part=2&sig=abc")
     'no answer from https://host/path?part=2&sig=***'
@@ -99,7 +98,7 @@ def redact(text: str) -> str:
 
 
 def _unsigned(query: str) -> str:
-    """The query of a URL; without a signature it is as it was."""
+    """The query of a URL without its signature."""
     parts = [part.partition("=") for part in query.split("&")]
     if not any(_SIGNATURE.match(name) and value for name, _, value in parts):
         return query
@@ -111,12 +110,12 @@ def _unsigned(query: str) -> str:
 
 
 def redacted(value: Any) -> Any:
-    """`redact` of every text in a value, and of what a field of such a name or a header holds."""
+    """A value with every text redacted, and the fields that hold keys hidden; see `redact`."""
     return _each(value, redact)
 
 
 def scrub(text: str) -> str:
-    """`redact`, and without what is known as a key on this machine.
+    """A text without keys: those that `redact` finds, and those that this machine holds.
 
     >>> scrub("no answer from https://me:word@host/path")
     'no answer from https://host/path'
@@ -132,7 +131,7 @@ def scrub(text: str) -> str:
 
 
 def _holds_key(name: str, value: str) -> bool:
-    """Whether the value of a variable is a key, and not a setting, a number or a place."""
+    """Whether the value of a variable is a key, not a setting, a number or a place."""
     if len(value) < _LEAST or not names_key(name) or _PLACE.match(value):
         return False
     if len(value) < _LONG and (value.isalpha() or value.isdecimal()):
@@ -141,7 +140,7 @@ def _holds_key(name: str, value: str) -> bool:
 
 
 def scrubbed(value: Any) -> Any:
-    """The same of every text in a value, and of what a field of such a name or a header holds."""
+    """A value with every text scrubbed, and the fields that hold keys hidden; see `scrub`."""
     return _each(value, scrub)
 
 

@@ -1,10 +1,9 @@
 """Bounded stages: threads joined by channels, held in check by budgets of bytes.
 
-Four pieces and one rule. A `Channel` hands items on; a `Budget` bounds the bytes between two
-points of the pipeline; a `Pool` keeps arrays for their next use; a `Flow` owns the threads. The
-rule: the first error wins. It wakes everyone who waits, no later error hides it, and `Flow.join`
-raises it. Nothing here polls, so nothing here can miss a wake-up, and nothing knows what the items
-are.
+There are four pieces. A `Channel` hands items on. A `Budget` bounds the bytes between two points of
+the pipeline. A `Pool` keeps arrays for their next use. A `Flow` owns the threads. And there is one
+rule: the first error wins. It wakes every thread that waits, no later error hides it, and
+`Flow.join` raises it. No thread polls, so none can miss a wake-up.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ Item = TypeVar("Item")
 
 
 def usable_cores() -> int:
-    """Processors that this process may use."""
+    """The number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Stopped(Exception):
-    """Raised in a thread that waits when the flow has failed elsewhere."""
+    """Raised in a waiting thread when another thread has failed."""
 
 
 class Flow:
@@ -43,7 +42,7 @@ class Flow:
         self._running = 0
 
     def condition(self) -> threading.Condition:
-        """What some threads of the flow wait for, so that others sleep on; all share one lock."""
+        """A condition for some of the threads to wait for; all conditions share one lock."""
         made = threading.Condition(self._lock)
         self._conditions.append(made)
         return made
@@ -60,25 +59,37 @@ class Flow:
             self._wake()
 
     def _wake(self) -> None:
-        """Everyone, with the lock held."""
+        """Wake every thread; the lock must be held."""
         for condition in self._conditions:
             condition.notify_all()
 
     def check(self) -> None:
-        """Raise `Stopped` once the flow has failed; for threads deep in a long piece of work."""
+        """Raise `Stopped` once the flow has failed; for threads in a long piece of work."""
         if self.failed:
             raise Stopped
 
     def wait_for(
         self, ready: Callable[[], bool], condition: threading.Condition | None = None
     ) -> None:
-        """Wait, with a condition held (``changed`` if none is given), until ``ready()``; `Stopped`
-        once the flow has failed."""
+        """Wait until ``ready()`` is true.
+
+        Args:
+            ready: What to wait for.
+            condition: The condition that the thread holds and waits on, ``changed`` by default.
+
+        Raises:
+            Stopped: The flow has failed.
+        """
         (condition or self.changed).wait_for(lambda: self.failed or ready())
         self.check()
 
     def spawn(self, name: str, work: Callable[[], None]) -> None:
-        """Run ``work`` in a thread of its own. What it raises fails the flow."""
+        """Run a function in a thread of its own; an error of it fails the flow.
+
+        Args:
+            name: The name of the thread.
+            work: The function.
+        """
 
         def guarded() -> None:
             try:
@@ -103,7 +114,12 @@ class Flow:
         return self._running > 0
 
     def join(self, tick: Callable[[], None] = lambda: None, every: float = 0.1) -> None:
-        """Wait for every thread, calling ``tick`` meanwhile; raise the first error."""
+        """Wait for every thread, and raise the first error of any.
+
+        Args:
+            tick: Called again and again meanwhile. What it raises fails the flow.
+            every: The seconds between two calls.
+        """
         try:
             while self.alive and not self.failed:
                 with self.changed:
@@ -118,21 +134,21 @@ class Flow:
     def settle(self) -> None:
         """Wait for every thread, and raise nothing.
 
-        After an error the threads get two seconds to let go of what they hold. One that is
-        deep in a call that never returns (a dead network mount) is left behind: it is a daemon.
+        After an error the threads get two seconds to let go of what they hold. One that hangs in a
+        call (a dead network mount) is left behind, since it is a daemon.
         """
         with self.changed:
             ended = self.changed.wait_for(lambda: not self.alive, 2.0 if self.failed else None)
-        if ended:  # each is past its last line; a fork or a test should not meet it there
+        if ended:  # each is at its last line, and gone before a fork or a test could meet it
             for thread in self._threads:
                 thread.join()
 
 
 class Channel(Generic[Item]):
-    """Hands items from producers to consumers, by place where `put` names one, else as they come.
+    """Hands items from producers to consumers, in the order of their places, or as they come.
 
-    It has no bound of its own: a `Budget` that spans the channel bounds it in bytes. ``producers``
-    is how many times `close` must be called before consumers are told that no more will come.
+    It has no bound of its own: a `Budget` around it bounds its bytes. It is closed when `close` was
+    called as often as it has ``producers``.
     """
 
     def __init__(self, flow: Flow, producers: int = 1) -> None:
@@ -140,15 +156,15 @@ class Channel(Generic[Item]):
         self._items: dict[int, Item] = {}
         self._put = self._got = 0
         self.filled = flow.condition()
-        """Something came, or no more will."""
+        """The condition for something to come, or for no more to come."""
 
     def __len__(self) -> int:
-        """Items that `get` would return at once, one after another: none that came out of turn."""
+        """The items that `get` would return at once, without those that came out of turn."""
         first = self._got
         return next(n for n in itertools.count() if first + n not in self._items)
 
     def waiting(self) -> list[Item]:
-        """What `get` would return at once, first to last; to be called with `filled` held."""
+        """The items that `get` would return at once, first to last; `filled` must be held."""
         return [self._items[self._got + n] for n in range(len(self))]
 
     @property
@@ -157,7 +173,15 @@ class Channel(Generic[Item]):
         return self._got in self._items or self._producers <= 0
 
     def put(self, item: Item, place: int | None = None) -> None:
-        """Hand an item on; the places that are named are 0, 1, 2, ... in any order."""
+        """Hand an item on.
+
+        Args:
+            item: The item.
+            place: Its place: 0, 1, 2, ... in any order. By default items keep the order of `put`.
+
+        Raises:
+            Stopped: The flow has failed.
+        """
         with self.filled:
             self._flow.check()
             self._items[self._put if place is None else place] = item
@@ -165,7 +189,7 @@ class Channel(Generic[Item]):
             self.filled.notify_all()
 
     def put_all(self, items: Iterable[Item]) -> None:
-        """Hand many items on at once, in their order, waking no more threads than there are."""
+        """Hand on many items in their order, and wake no more threads than there are items."""
         with self.filled:
             self._flow.check()
             before = self._put
@@ -175,7 +199,7 @@ class Channel(Generic[Item]):
             self.filled.notify(self._put - before)
 
     def get(self) -> Item | None:
-        """The next item, or None when the channel is closed and empty."""
+        """Wait for the next item; None when the channel is closed and empty."""
         with self.filled:
             self._flow.wait_for(lambda: self.ready, self.filled)
             if self._got not in self._items:
@@ -186,29 +210,31 @@ class Channel(Generic[Item]):
             return item
 
     def close(self) -> None:
+        """Say that one of the producers has no more items."""
         with self.filled:
             self._producers -= 1
             self.filled.notify_all()
 
     def clear(self) -> None:
-        """Let go of what nobody will get any more."""
+        """Drop the items that nobody will get."""
         self._items.clear()
 
 
 class Budget:
-    """So many bytes may be held between `acquire` and `release`."""
+    """A limit on the bytes that are held between `acquire` and `release`."""
 
     def __init__(self, flow: Flow, limit: int) -> None:
         self._flow, self.limit, self.used, self.peak = flow, limit, 0, 0
 
     def acquire(self, count: int) -> None:
-        """Wait for room. A request above the limit is let through when nothing else is held."""
+        """Wait for room for ``count`` bytes; more than the limit passes when nothing is held."""
         with self._flow.changed:
             self._flow.wait_for(lambda: self.used + count <= self.limit or self.used == 0)
             self.used += count
             self.peak = max(self.peak, self.used)
 
     def release(self, count: int) -> None:
+        """Give back ``count`` bytes."""
         with self._flow.changed:
             self.used -= count
             self._flow.changed.notify_all()
@@ -217,9 +243,9 @@ class Budget:
 class Pool:
     """Arrays that are used again, all cut from buffers of one size.
 
-    New memory costs a page fault for every 4 KiB of it, which for short-lived arrays of many MiB is
-    more than what is done with them. One size for all makes any buffer fit any need, so there are
-    never more of them than were in use at once.
+    New memory costs a page fault for every 4 KiB. For short-lived arrays of many MiB that takes
+    longer than the work on them. As all buffers have one size, any buffer fits any array, and there
+    are never more buffers than were in use at once.
     """
 
     def __init__(self, buffer_bytes: int) -> None:
@@ -227,7 +253,15 @@ class Pool:
         self._free: list[NDArray[np.uint8]] = []
 
     def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """An array of whatever was in it before."""
+        """An array with whatever was in its buffer before.
+
+        Args:
+            shape: Its shape. The array may not be larger than a buffer.
+            dtype: Its dtype.
+
+        Returns:
+            The array, C-contiguous.
+        """
         count = math.prod(shape) * dtype.itemsize
         assert count <= self._bytes, f"{shape} of {dtype} is more than {self._bytes} bytes"
         try:
@@ -237,10 +271,10 @@ class Pool:
         return buffer[:count].view(dtype).reshape(shape)
 
     def give(self, array: NDArray[Any]) -> None:
-        """Hand back what `take` returned; nobody may hold it any longer."""
+        """Hand back an array that `take` returned. Nobody may use it any longer."""
         assert array.base is not None
         self._free.append(array.base)
 
     def clear(self) -> None:
-        """Let go of what nobody has taken."""
+        """Free the buffers that nobody has taken."""
         self._free.clear()

@@ -1,7 +1,7 @@
-"""Bytes, rates and times: parsed from what people type, printed to what the data supports.
+"""Bytes, counts and times: parsed from what people type, printed for people.
 
-MB is 10^6 bytes and MiB is 2^20 in all that is printed. Columns and keys that other tools named
-``_mb`` (see `report`, `telemetry`) hold 2^20, as theirs do.
+MB is 10^6 bytes and MiB is 2^20 bytes in all that is printed. Columns and keys that other tools
+named ``_mb`` count in 2^20 bytes, as theirs do.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _FACTORS |= {p: 1024**i for i, p in enumerate(("", "k", "m", "g", "t", "p")) if 
 
 
 def parse_bytes(text: str | int) -> int:
-    """A number of bytes from ``16GiB``, ``1.5 GB``, ``512M`` (binary, as SLURM means it) or 4096.
+    """Bytes of ``16GiB``, ``1.5 GB``, ``512M`` (binary, as SLURM means it) or 4096.
 
     >>> parse_bytes("1.5 GB"), parse_bytes("2GiB")
     (1500000000, 2147483648)
@@ -27,7 +27,14 @@ def parse_bytes(text: str | int) -> int:
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """``value`` with so many significant digits and no exponent for everyday sizes.
+    """A number for people.
+
+    Args:
+        value: The number.
+        digits: Significant digits.
+
+    Returns:
+        Its text, with an exponent only where it is very small or very large.
 
     >>> significant(1234.5), significant(0.012345), significant(0)
     ('1,234', '0.0123', '0')
@@ -44,7 +51,15 @@ def significant(value: float, digits: int = 3) -> str:
 
 
 def plural(count: int, thing: str) -> str:
-    """
+    """A count of things in words.
+
+    Args:
+        count: How many there are.
+        thing: The word for one of them.
+
+    Returns:
+        The number and the word, in the plural unless it is 1.
+
     >>> plural(1, "case"), plural(5, "launch")
     ('1 case', '5 launches')
     """
@@ -53,7 +68,8 @@ def plural(count: int, thing: str) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """
+    """Bytes for people, in powers of 1,024.
+
     >>> format_bytes(3 * 2**30), format_bytes(512)
     ('3.00 GiB', '512 B')
     """
@@ -64,7 +80,8 @@ def format_bytes(count: float) -> str:
 
 
 def format_count(count: float) -> str:
-    """
+    """A count for people, in powers of 1,000 above 10,000.
+
     >>> format_count(134217728), format_count(27)
     ('134 M', '27')
     """
@@ -75,7 +92,8 @@ def format_count(count: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """
+    """Seconds for people.
+
     >>> format_seconds(0.0123), format_seconds(75), format_seconds(28864)
     ('12.3 ms', '1 min 15 s', '8 h 1 min')
     """

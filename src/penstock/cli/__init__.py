@@ -25,26 +25,26 @@ VERBS = {
     "plan": "say what infer would do: counts, bytes, memory; touch nothing",
     "generate": "make data to measure with: fields, volumes, scenes, packed NetCDF",
     "preprocess": "cut satellite scenes into chips to train on",
-    "train": "train a workload, every step of it timed; stop and go on exactly",
-    "suite": "benchmark a machine with trainings of a detector, by preset",
-    "predict": "find ships in whole scenes with a detector that was trained",
-    "track": "send what a run told to Comet, MLflow or TensorBoard",
+    "train": "train a workload, with every step timed; stop and resume exactly",
+    "suite": "benchmark a machine by trainings of a detector, from presets",
+    "predict": "find ships in whole scenes with a trained detector",
+    "track": "send the events of a run to Comet, MLflow or TensorBoard",
     "launch": "start the ranks of a training: torchrun, or a step of SLURM",
     "slurm": "jobs of SLURM: render, submit, status, collect, cancel",
-    "bench": "measure a model: memory and throughput",
+    "bench": "measure a model, a loader or a queue",
     "tune": "find the settings that keep the accelerator fed",
     "score": "score detections: the xView3 challenge's score",
-    "compare": "say whether B is faster or slower than A, and how sure that is",
-    "scaling": "say what more devices gave, from logs, and what more would give",
+    "compare": "say whether B is faster or slower than A, and how certain that is",
+    "scaling": "report how runs scale with devices, from logs; predict more devices",
     "report": "make a page of a ledger: tables, sentences, figures",
-    "plot": "draw the figures of a metrics file",
+    "plot": "draw the figures of metrics or of a benchmark's CSV",
     "doctor": "say what this machine is, what limits it, how noisy it is",
     "demo": "make a volume, denoise it, show before and after",
 }
 EXTRAS = {
     "demo": "demo", "train": "train", "suite": "train", "predict": "train", "launch": "train"
 }  # fmt: skip
-"""What brings a verb's libraries, where that is not ``infer``."""
+"""The extra of Penstock that brings a verb's libraries, where it is not ``infer``."""
 AGAIN = {
     "infer": "; run again with --resume",
     "predict": "; run again with --resume",
@@ -52,15 +52,21 @@ AGAIN = {
     "suite": "; run again with --resume",
     "bench": "; what was measured is in the ledger, and --resume measures the rest",
 }
-"""How to go on after Ctrl-C."""
+"""The words behind "interrupted" that say how to go on."""
 _TRACED = "PENSTOCK_TRACEBACK"
 _HEARD = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
-"""What a batch system may send, more than once, to a job that it ends."""
+"""Signals that a batch system may send, more than once, to a job that it ends."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; the exit code is 0 done, 1 failed, 2 usage or refused, 3 incomplete,
-    4 not comparable."""
+    """Run one verb.
+
+    Args:
+        argv: The words of the command line behind ``penstock``; by default this process's own.
+
+    Returns:
+        The exit code: 0 done, 1 failed, 2 usage or refused, 3 incomplete, 4 not comparable.
+    """
     before = {number: signal.getsignal(number) for number in _HEARD}
     traced = os.environ.get(_TRACED)
     try:
@@ -75,18 +81,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _told_safely() -> Iterator[None]:
-    """Whatever is printed, a warning of a library's too, holds no key and moves no cursor."""
+    """Keep keys and control characters out of all that is printed, warnings of libraries too."""
     with contextlib.ExitStack() as stack:
         for name in ("stdout", "stderr"):
             if (stream := getattr(sys, name)) is not None:  # None where it was closed
                 redirect = getattr(contextlib, f"redirect_{name}")
                 safe = stack.enter_context(redirect(SafeStream(stream)))
-                stack.callback(safe.flush)  # in here, where a reader that left does no harm
+                stack.callback(safe.flush)  # in here a reader that left does no harm
         yield
 
 
 def _main(argv: Sequence[str] | None) -> int:
-    """`main` of a process that ends with it, and so stays deaf to what it is still sent."""
+    """`main` for a process that ends with it: it goes on ignoring the signals of a batch system."""
     words = [_dashed(word) for word in (sys.argv[1:] if argv is None else argv)]
     if "--debug" in words:  # of any verb, and of the processes that it starts
         words = [word for word in words if word != "--debug"]
@@ -111,7 +117,7 @@ def _main(argv: Sequence[str] | None) -> int:
         try:
             code: int = args.run(args)
             return code
-        finally:  # what became of it is told whole, and the exit code stays
+        finally:  # a further signal changes neither the last words nor the exit code
             for number in _HEARD:
                 signal.signal(number, signal.SIG_IGN)
     except PenstockError as error:
@@ -132,7 +138,7 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 def _trace(error: Exception) -> None:
-    """The traceback, where it was asked for."""
+    """Print the traceback, where ``--debug`` asks for it."""
     if os.environ.get(_TRACED):
         from ..base import traceback_of
 
@@ -140,18 +146,18 @@ def _trace(error: Exception) -> None:
 
 
 def _fault(error: Exception) -> str:
-    """One sentence for an error that nobody foresaw."""
+    """One sentence for an unexpected error."""
     if place := where_in_users_code(error):
         return f"{type(error).__name__}: {describe(error)}{place}; --debug shows all of it"
-    return (
-        f"{type(error).__name__}: {describe(error)} (a defect of Penstock's; --debug shows where)"
-    )
+    return f"{type(error).__name__}: {describe(error)} (a defect in Penstock; --debug shows where)"
 
 
 def quiet_openmp() -> None:
-    """Tell OpenMP's threads to sleep while they wait, before torch is loaded: its own would spin on
-    the very cores that decode and encode. But for some 30 microseconds, as the next part of a
-    forward is often there by then."""
+    """Let OpenMP's threads sleep while they wait. It must be called before torch is loaded.
+
+    By default they would spin on the cores that decode and encode. They still spin for about 30
+    microseconds, as the next part of a forward is often there by then.
+    """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
@@ -159,12 +165,11 @@ def quiet_openmp() -> None:
 def entry() -> None:
     """The ``penstock`` command.
 
-    A failed job may leave a thread behind in a call that never returns. The interpreter's own
-    way out would wait for it or abort, so then the process ends at once with its exit code. So does
-    a training: threads of gloo that still let go of tensors would ask for an interpreter that is
-    gone, and abort.
+    A failed job may leave a thread behind in a call that never returns. The interpreter would wait
+    for it or abort, so the process then ends at once with its exit code. A training ends so too:
+    threads of gloo that still free tensors would ask for an interpreter that is gone, and abort.
 
-    What torch has made is set aside from the last collection: going through it took 0.3 s.
+    What torch made is kept out of the last garbage collection, which took 0.3 s.
     """
     quiet_openmp()
     with _told_safely():
@@ -176,7 +181,7 @@ def entry() -> None:
 
 
 def _dashed(word: str) -> str:
-    """``--tile_sizes=1_2`` as ``--tile-sizes=1_2``: both spellings of a flag are one."""
+    """``--tile-sizes=1_2`` for ``--tile_sizes=1_2``: a flag has both spellings."""
     if not word.startswith("--"):
         return word
     flag, equals, value = word.partition("=")
@@ -184,5 +189,5 @@ def _dashed(word: str) -> str:
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
-    """A batch system that ends a job is treated like Ctrl-C."""
+    """Treat the signal of a batch system that ends a job like Ctrl-C."""
     raise KeyboardInterrupt

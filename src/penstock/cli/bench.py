@@ -51,12 +51,12 @@ KINDS = {
     "loader": "how fast batches come, by loader, threads and batch size, and what limits them",
     "queue": "how long a queue of batches keeps a step fed, beside what its model predicts",
 }
-"""Benchmarks that have a module of their own: ``queue`` is ``bench_queue``."""
+"""Benchmarks with a module of their own: ``queue`` is ``bench_queue``."""
 
 NEEDS = ("tile_size", "batch_size")
 """Columns that a table of ``bench model`` has."""
 MOST_BATCH = 2**16
-"""No larger batch is tried by --find-limit."""
+"""The largest batch that --find-limit tries."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     if config.budget is not None:
         check_budget(config.budget, cases, facts)
     if config.find_limit:
-        # In a ledger of its own: a launch that only tries is no measurement.
+        # These launches go into a ledger of their own: they are no measurements.
         return _find_limit(config, cases, facts, Ledger(ledger.path.parent / "limits"))
     settings = settings_files(cases, settings_file)
     check_outputs(*(("--recommend", path) for path in settings), replace=config.replace)
@@ -110,7 +110,7 @@ def _sweep(
         name=model_case_namer(cases),
         outcome=step_outcome,
         launches=launches,
-        # On a GPU the budget is for torch's allocator to keep, and not for the kernel.
+        # On a GPU torch's allocator keeps to the budget, and not the kernel.
         memory_limit=config.budget if device == "cpu" else None,
         run=launch_with_flops(cases, facts),
     )
@@ -129,7 +129,7 @@ def _sweep(
 def _find_limit(
     config: BenchModelConfig, cases: Sequence[Case], facts: Sequence[Facts], ledger: Ledger
 ) -> int:
-    """For each variant of the model, the largest batch of each tile."""
+    """Find the largest batch of each tile, for each variant of the model."""
     variants: dict[str, list[tuple[Case, Facts]]] = {}
     for case, counted in zip(cases, facts, strict=True):
         variants.setdefault(canonical({**case, "tile": 0, "batch": 0}), []).append((case, counted))

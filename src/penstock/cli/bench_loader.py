@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     append_loader_csv(records, config.output)
     print("", *in_text(loader_sections(records)), sep="\n")
     print_written([config.output, ledger.path])
-    # A step without its GPU and a rival that is not installed are rows, and no failures.
+    # A step without its GPU and a loader that is not installed are rows, not failures.
     return int(any(record.status not in ("ok", "unsupported") for record in records))
 
 

@@ -1,8 +1,8 @@
 """``penstock compare A B``: a verdict on every case, and an exit code for a gate.
 
-What is not comparable is named, and the rest is compared. The exit code is 0 where nothing of it
-regressed, 1 where a case is slower or newly fails, 2 for wrong usage, 4 where nothing is
-comparable.
+Cases that cannot be compared are named, and the others are compared. The exit code is 0 where no
+case regressed, 1 where a case is slower or newly fails, 2 for wrong usage, 4 where no case can be
+compared.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--threshold",
         type=float,
         metavar="X",
-        help="change that matters, 0.05 for 5 %% (default: measured by A/A within the launches)",
+        help="change that matters, 0.05 for 5 %% (default: the noise within the launches, by A/A)",
     )
     parser.add_argument(
         "--confidence",
         type=float,
         default=CONFIDENCE,
         metavar="X",
-        help=f"of intervals and verdicts (default: {CONFIDENCE})",
+        help=f"confidence of intervals and verdicts (default: {CONFIDENCE})",
     )
     parser.add_argument(
         "--metric",
         default="step",
         metavar="NAME",
-        help="step, device, forward, backward, optimizer (default: step)",
+        help="time to compare: step, device, forward, backward, optimizer (default: step)",
     )
     for side in "ab":
         parser.add_argument(
@@ -55,10 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             action="append",
             default=[],
             metavar="KNOB=VALUE",
-            help=f"take only these launches for {side.upper()}: --set-a amp=false --set-b amp=true",
+            help=f"take only launches with this knob for {side.upper()}: --set-a amp=false --set-b "
+            "amp=true",
         )
     parser.add_argument(
-        "--anyway", action="store_true", help="compare unlike machines, work or models too"
+        "--anyway", action="store_true", help="also compare different machines, work or models"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the comparison here too")
     parser.add_argument("--seed", type=int, default=0, help="seed of the resampling (default: 0)")
@@ -115,7 +116,7 @@ def _settings(args: argparse.Namespace, side: str) -> dict[str, str]:
 
 
 def _print(comparison: Comparison) -> None:
-    """The table, the reason of every verdict but `same`, and the sentence."""
+    """Print the table, the reason of every verdict but `same`, and the sentence."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table

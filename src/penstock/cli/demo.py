@@ -1,4 +1,4 @@
-"""``penstock demo``: a synthetic volume on disk, a real denoiser over it, a picture of both."""
+"""``penstock demo``: a synthetic volume on disk, a denoiser run over it, and a picture of both."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="z y x of the volume",
     )
-    parser.add_argument("--seed", type=int, default=7, help="of the volume and its noise")
+    parser.add_argument(
+        "--seed", type=int, default=7, help="seed of the volume and its noise (default: 7)"
+    )
     add_flags(parser, Replacing)
 
 
@@ -86,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_output(out: Path, stores: Sequence[Path], replace: bool) -> None:
-    """Refuse a folder that holds files of the user's by the names of the demo's."""
+    """Refuse a folder in which a file of the user's has the name of one of the demo's."""
     check_folder(out, "--out")
     names = ("metrics.json", "trace.json", "before_after.png")
     check_outputs(*(("--out", out / name) for name in names), replace=replace)

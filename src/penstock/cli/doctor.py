@@ -1,6 +1,6 @@
 """``penstock doctor``: what this machine is, what limits it, how noisy it is, what it can do.
 
-What cannot be read is said to be missing, and nothing is put in its place.
+What cannot be read is called missing, and nothing takes its place.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .sweep import check_ledger
 Block = Mapping[str, Any]
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
 NOISY = 0.05
-"""A noise floor above this hides most of what people look for."""
+"""A noise floor above this share hides most of the differences that people look for."""
 MISSING = "not readable here"
 
 
@@ -51,10 +51,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--folder", type=Path, default=Path(), help="where the disk is measured (default: here)"
     )
     parser.add_argument(
-        "--effort", choices=LAUNCHES, default="quick", help="more launches (default: %(default)s)"
+        "--effort",
+        choices=LAUNCHES,
+        default="quick",
+        help="how many launches (default: %(default)s)",
     )
-    parser.add_argument("--no-measure", action="store_true", help="look and start nothing")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all of it to this file")
+    parser.add_argument(
+        "--no-measure", action="store_true", help="look at the machine and measure nothing"
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write all that is printed to this file"
+    )
     parser.add_argument(
         "--ledger", type=Path, metavar="FOLDER", help="keep the records here (default: the cache)"
     )
@@ -129,7 +136,7 @@ def show(title: str, lines: Sequence[str]) -> None:
 
 
 def _progress(what: str) -> Callable[[SweepStep], None]:
-    """A line that is written over, where somebody is looking."""
+    """A line on a terminal that is written over."""
 
     def say(step: SweepStep) -> None:
         if sys.stderr.isatty():

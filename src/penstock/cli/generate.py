@@ -1,9 +1,9 @@
 """``penstock generate``: data to measure with.
 
-penstock generate ufs-p1 OUT --samples 64      weather that never was, packed as a preset is
+penstock generate ufs-p1 OUT --samples 64      synthetic weather, packed in the layout of a preset
 penstock generate --from FILE.nc OUT           a NetCDF, packed into inputs and targets
-penstock generate volume OUT --shape 128 512 512    microscopy that never was, as OME-Zarr
-penstock generate xview3 OUT --scenes 4 --size 2048 2048    radar that never was, as xView3
+penstock generate volume OUT --shape 128 512 512    synthetic microscopy, as OME-Zarr
+penstock generate xview3 OUT --scenes 4 --size 2048 2048    synthetic radar scenes, as xView3
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ KNOBS = {
     "a volume": {"seed", "shape", "chunks", "clean", "shards", "workers", "overwrite"},
     "xview3": {"seed", "scenes", "validation", "size", "objects", "tiff", "overwrite"},
 }
-"""What can be said of each; anything else is refused rather than ignored."""
+"""The knobs of each kind; any other is refused."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     if foreign := sorted(config.model_fields_set - KNOBS[kind]):
         flag = "--" + foreign[0].replace("_", "-")
         holders = [other for other, knobs in KNOBS.items() if foreign[0] in knobs]
-        raise UsageError(f"{flag} is of {' and '.join(holders)}, and this is {kind}")
+        raise UsageError(f"{flag} belongs to {' and '.join(holders)}, but this is {kind}")
     if kind == XVIEW3:
         return _xview3(out, config)
     if kind == "a volume":
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _what(args: argparse.Namespace) -> tuple[str, Path]:
     presets = (*PRESETS, VOLUME, XVIEW3)
-    # Where one word is given, argparse takes it for the last of the two.
+    # argparse takes a single word for the last of the two.
     words = [str(word) for word in (args.preset, args.out) if word is not None]
     if args.source:
         if len(words) != 1:
@@ -216,7 +216,7 @@ def _xview3(out: Path, config: GenerateConfig) -> int:
 
 
 def lines(packed: Packed) -> list[str]:
-    """What was made, for people."""
+    """A description of the data set, for people."""
     samples = packed.num_samples
     dtypes = ", ".join(dict.fromkeys(str(array.dtype) for array in packed.arrays.values()))
     made = [f"{packed.root}: {plural(samples, 'sample')}, {dtypes}"]

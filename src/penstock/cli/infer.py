@@ -1,4 +1,4 @@
-"""``penstock infer``."""
+"""``penstock infer``: run a model over a volume larger than memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..inference import Plan, Progress
 
 PLAIN_EVERY_SECONDS = 10.0
-"""How often a line is printed where there is no terminal to draw a bar on."""
+"""Seconds between two lines of progress, where there is no terminal to draw a bar on."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,12 +44,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def one_heap() -> None:
-    """Have all threads share one heap that keeps what it has, where the C library is glibc; before
-    any library has some.
+    """Let all threads share one heap that keeps its memory, where the C library is glibc.
 
-    Each thread would have one of its own, and in each stays what earlier chunks left: a job with
-    global percentiles held a quarter more than its plan. And a heap that gives back the room of one
-    forward takes it anew for the next, page by page: 16,000 faults, a third of a UNet's time.
+    It must be called before a library allocates. By default each thread has a heap, and what
+    earlier chunks used stays in each: a job with global percentiles held a quarter more than its
+    plan. And a heap that gives back the memory of one forward takes it again for the next, page by
+    page: 16,000 faults, a third of a UNet's time.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is not None:
@@ -58,7 +58,7 @@ def one_heap() -> None:
 
 
 _HEAP = {-8: 1, -1: 2**31 - 1, -3: 2**25}
-"""M_ARENA_MAX, M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc's malloc.h; the last at its most."""
+"""M_ARENA_MAX, M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc's malloc.h, the last at its limit."""
 
 
 def print_plan(plan: Plan) -> None:
@@ -97,5 +97,5 @@ class _PlainLines:
             f"{done} of {planned} patches, {progress.units_done} of {progress.units_planned} "
             f"blocks written, {progress.mb_per_second:.1f} MB/s, {left} left"
         )
-        with contextlib.suppress(OSError):  # such as of a full disk; the job goes on untold
+        with contextlib.suppress(OSError):  # of a full disk, for example; the job goes on
             say(line)

@@ -3,16 +3,17 @@
 penstock launch torchrun --nproc-per-node 4 -- train spiral     on this machine, or on several
 penstock launch slurm -- train spiral                           inside a job of SLURM
 
-In a job, the launcher is the batch script's own process, so it hears what SLURM says to it:
+In a job, the launcher is the process of the batch script, so SLURM sends its signals to it:
 
-    SIGUSR1   the time is nearly up ──▶ srun ──▶ every rank: save at a step's boundary, exit code 3
-              ──▶ scontrol requeue, at which SLURM ends this life, the launcher too
-    SIGTERM   SLURM ends the job: the ranks save; whether it comes back is SLURM's business
-    SLURM_RESTART_COUNT > 0 ──▶ --resume, if this job has left a checkpoint
+    SIGUSR1   the time is nearly up ──▶ srun ──▶ every rank: save at a step's end, exit code 3
+              ──▶ scontrol requeue, at which SLURM ends the ranks and the launcher
+    SIGTERM   SLURM ends the job: the ranks save; SLURM decides whether it starts again
+    SLURM_RESTART_COUNT > 0 ──▶ --resume, if this job left a checkpoint
 
-What became of a life is seen by its last checkpoint, not by an exit code: a rank that is told to
-stop while it still starts has nothing to save. Such a life is put back into the queue once;
-OUT/requeued.json notes it, and the next of them ends the job, which would come back for ever.
+Whether a start of the job got anywhere is seen by its last checkpoint, not by an exit code: a rank
+that must stop while it still starts has nothing to save. After such a start the job goes back into
+the queue once, which OUT/requeued.json notes. After a second one it ends, or it would come back
+for ever.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds["slurm"].add_argument(
         "--requeue",
         action="store_true",
-        help="put the job back into the queue when it was told to save (SIGUSR1)",
+        help="put the job back into the queue after the signal to save (SIGUSR1)",
     )
     for kind in kinds.values():
         add_command(kind)
@@ -81,7 +82,10 @@ def add_command(parser: argparse.ArgumentParser) -> None:
 
 
 def training(command: Sequence[str]) -> tuple[list[str], TrainConfig]:
-    """The words after ``--`` and what they say; what `penstock train` would refuse is refused."""
+    """The words behind ``--`` and the training that they ask for.
+
+    Raises `UsageError` for what ``penstock train`` would refuse.
+    """
     words = list(command[1:] if command[:1] == ["--"] else command)
     if words[:1] != ["train"]:
         raise UsageError("say what is to run behind the flags: -- train WORKLOAD ...")
@@ -97,7 +101,7 @@ def training(command: Sequence[str]) -> tuple[list[str], TrainConfig]:
 
 
 def _torchrun(config: TorchrunConfig, words: Sequence[str], out: Path) -> int:
-    """Exit code 3 where the ranks were stopped and have saved; else that of the first to fail."""
+    """Run the ranks. The exit code is 3 where they stopped and saved, else the first failure's."""
     require("torch", "train")
     import torch
     from torch.distributed import run as torchrun
@@ -107,13 +111,13 @@ def _torchrun(config: TorchrunConfig, words: Sequence[str], out: Path) -> int:
     ranks = config.nproc_per_node or torch.cuda.device_count() or 1
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // ranks)))
     flags = [f"--nproc-per-node={ranks}", f"--nnodes={config.nnodes}", "--rdzv-backend=c10d"]
-    if config.rdzv_endpoint is None:  # nobody else is to reach it
+    if config.rdzv_endpoint is None:  # only this machine may reach it
         flags += ["--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
     else:
         flags += [f"--rdzv-endpoint={config.rdzv_endpoint}", "--rdzv-id=penstock"]
 
     def as_term(number: int, frame: FrameType | None) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)  # which torchrun hands to its ranks
+        os.kill(os.getpid(), signal.SIGTERM)  # torchrun passes it on to its ranks
 
     before = time_of_last_checkpoint(out)
     os.environ |= for_children()

@@ -1,4 +1,4 @@
-"""``penstock plan``: the flags of ``infer``, and nothing touched."""
+"""``penstock plan``: say what ``infer`` would do with the same flags, and touch nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``penstock plot FILE``: draw what a file holds."""
+"""``penstock plot FILE``: draw the figures of a file."""
 
 from __future__ import annotations
 
@@ -16,27 +16,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="?",
         metavar="FILE",
-        help=f"what to draw; its content decides (default: {_usual()})",
+        help=f"file to draw; its content decides which figures (default: {_usual()})",
     )
-    files.add_argument("--input", type=Path, metavar="FILE", help="the same")
+    files.add_argument("--input", type=Path, metavar="FILE", help="same as FILE")
     parser.add_argument("--mean", action="store_true", help="draw the mean of every line")
     parser.add_argument(
         "--smooth",
         type=int,
         default=1,
         metavar="N",
-        help="draw a rolling mean of N samples over the raw ones (default: raw alone)",
+        help="draw a rolling mean of N samples over the raw ones (default: only the raw ones)",
     )
     out = parser.add_mutually_exclusive_group()
     out.add_argument(
         "--out",
         type=Path,
         metavar="PREFIX",
-        help="figures are PREFIX_cpu.png and so on, or PREFIX.png alone for a benchmark (default: "
-        "FILE without its suffix)",
+        help="prefix of the figures: PREFIX_cpu.png and so on, or PREFIX.png for a benchmark "
+        "(default: FILE without its suffix)",
     )
     out.add_argument(
-        "--output", type=Path, metavar="FILE", help="the same, FILE less its suffix as the prefix"
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="same as --out, with FILE less its suffix as the prefix",
     )
 
     add_flags(parser, Replacing)
@@ -68,10 +71,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def kind_of(path: Path) -> str:
-    """What a file holds, by its first line.
+    """The kind of a file, by its first line.
 
-    ``metrics``: the rows of a run, or ``metrics.json``; ``bench``, ``queue``, ``loader``: the CSV
-    of such a benchmark, ``bench`` of models; ``gpu``: what nvidia-smi logged.
+    ``metrics``: the rows of a run, or ``metrics.json``. ``bench``, ``queue``, ``loader``: the CSV
+    of a benchmark of models, queues or loaders. ``gpu``: the log of nvidia-smi.
     """
     try:
         with path.open(encoding="utf-8-sig", errors="replace") as file:

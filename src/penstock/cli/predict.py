@@ -1,4 +1,4 @@
-"""``penstock predict``: a trained detector over whole scenes, as a submission to xView3.
+"""``penstock predict``: run a trained detector over whole scenes; write a submission to xView3.
 
 penstock predict RUN/best_model.pth --data-root DATA/validation --output predictions.csv
 penstock score xview3 --inference-file predictions.csv --label-file DATA/labels/validation.csv

@@ -1,4 +1,4 @@
-"""``penstock preprocess``: satellite scenes, cut into chips to train on.
+"""``penstock preprocess``: cut satellite scenes into chips to train on.
 
 penstock preprocess --data_root DATA --train_label_file train.csv --val_label_file validation.csv \\
                     --output_dir CHIPS
@@ -27,7 +27,7 @@ SPLITS: tuple[tuple[Literal["train", "validation"], str], ...] = (
     ("train", "train"),
     ("validation", "val"),
 )
-"""Folder of the scenes, folder of the chips."""
+"""Pairs of the folder of the scenes and the folder of the chips."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     if config.layout == "reference" and config.overlap:
         raise UsageError(f"--overlap {config.overlap}: chips of --layout reference do not overlap")
     if config.layout == "reference" and "dtype" in config.model_fields_set:
-        raise UsageError(f"--dtype {config.dtype}: --layout reference is of float32")
+        raise UsageError(f"--dtype {config.dtype}: --layout reference writes float32")
     overlap = CHIP_OVERLAP if config.overlap is None else config.overlap
     overlap = 0 if config.layout == "reference" else overlap
     check_folder(config.output_dir, "--output-dir")
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_apart(out: Path, scenes: Mapping[str, Path]) -> None:
-    """Refuse to write chips into the folder of a scene: each scene's go to one of its name."""
+    """Refuse to write chips into the folder of a scene: the chips of a scene go to its name."""
     for scene in scenes.values():
         into = [out.resolve(), *((out / name / scene.name).resolve() for _, name in SPLITS)]
         if any(place.is_relative_to(scene.resolve()) for place in into):
@@ -99,7 +99,7 @@ def _check_apart(out: Path, scenes: Mapping[str, Path]) -> None:
 def _matched(
     folders: Mapping[str, Path], labels: Mapping[str, Objects], file: Path, partial: bool
 ) -> dict[str, Path]:
-    """The scenes to cut: those that have both a folder and labels, which must be all."""
+    """The scenes with both a folder and labels; all must have both, unless ``partial``."""
     for lacking, have, what in (
         (sorted(folders.keys() - labels.keys()), folders, f"has no label in {file}"),
         (sorted(labels.keys() - folders.keys()), labels, f"of {file} has no folder with a raster"),

@@ -1,4 +1,4 @@
-"""What a command says on standard error while it works."""
+"""Progress on standard error: a bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -20,9 +20,15 @@ class Bar(NamedTuple):
 
 @contextlib.contextmanager
 def drawn_bar(before: str, after: str, **fields: Any) -> Iterator[Bar | None]:
-    """A bar with its count and the time left on standard error; None where there is no terminal.
+    """A bar with its count and the time left, on standard error.
 
-    ``before`` and ``after`` are texts on both sides, with ``{task.fields[NAME]}`` for a field.
+    Args:
+        before: The text left of the bar, with ``{task.fields[NAME]}`` for a field.
+        after: The text right of its count.
+        fields: The first values of the fields.
+
+    Yields:
+        The bar, or None where standard error is no terminal.
     """
     if not sys.stderr.isatty():
         yield None
@@ -46,7 +52,16 @@ def drawn_bar(before: str, after: str, **fields: Any) -> Iterator[Bar | None]:
 def counted_progress(
     total: int, unit: str = "samples", doing: str = "generating"
 ) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal, a line at each tenth elsewhere."""
+    """A bar on a terminal, a line at each tenth elsewhere.
+
+    Args:
+        total: How many things there are.
+        unit: The word for them.
+        doing: The text left of the bar.
+
+    Yields:
+        A function to call with the number of things that are done.
+    """
     said = 0
 
     def say_tenth(done: int) -> None:

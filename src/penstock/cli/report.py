@@ -1,4 +1,4 @@
-"""``penstock report LEDGER``: the tables, sentences and figures of a ledger, as a page."""
+"""``penstock report LEDGER``: make a page of the tables, sentences and figures of a ledger."""
 
 from __future__ import annotations
 
@@ -16,17 +16,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="+",
         metavar="LEDGER",
-        help="what a benchmark left: a .ledger folder, or a file of records (.jsonl, .jsonl.gz)",
+        help="records of a benchmark: a .ledger folder, or a file (.jsonl, .jsonl.gz)",
     )
     parser.add_argument(
         "--output",
         type=Path,
         metavar="FOLDER",
-        help="where report.md and its figures go (default: the first LEDGER with .report)",
+        help="folder of report.md and its figures (default: the first LEDGER with .report)",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace a report that is there")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="a row for each launch, too")
-    parser.add_argument("--parquet", type=Path, metavar="FILE", help="the same as Parquet")
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier report")
+    parser.add_argument(
+        "--csv", type=Path, metavar="FILE", help="also write a CSV with a row for each launch"
+    )
+    parser.add_argument(
+        "--parquet", type=Path, metavar="FILE", help="also write the same rows as Parquet"
+    )
     add_flags(parser, Replacing)
 
 

@@ -1,10 +1,10 @@
-"""``penstock scaling``: what more devices gave, and what more of them would.
+"""``penstock scaling``: how runs scale with devices, and a prediction for more of them.
 
 penstock scaling outputs/                        SLURM output, run folders, ledgers, tracker exports
 penstock scaling slurm-*.out --output reports    a page, CSVs and figures too
 penstock scaling outputs/ --metrics              total time, best validation loss, GPU-Util
 penstock scaling simulate RUN --between 50GB     8 to 4,096 devices, from a run of one
-penstock scaling simulate RUN RUN_OF_4           and from what one of several lost
+penstock scaling simulate RUN RUN_OF_4           likewise, fitted to a run of several
 
 logs | results | ledger | tracker -> runs -> studies, by kind -> tables, sentences, figures
 """
@@ -67,13 +67,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="PATH",
         help="output of SLURM jobs, folders of runs, ledgers, exports of Comet or MLflow; a folder "
-        "stands for all that is below it (of logs *.out and *.log)",
+        "is searched for all of these (logs are *.out and *.log)",
     )
     parser.add_argument(
         "--baseline",
         type=int,
         metavar="N",
-        help="devices that all is relative to (default: the fewest)",
+        help="number of devices that speed-ups are relative to (default: the fewest)",
     )
     parser.add_argument(
         "--output", type=Path, metavar="DIR", help="write scaling.md, CSVs and figures here"
@@ -82,16 +82,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--metrics",
         action="store_true",
-        help="print total time, best validation loss and GPU-Util of each file, and no more",
+        help="print only the total time, best validation loss and GPU-Util of each file",
     )
+    parser.add_argument("--machine", metavar="NAME", help="name of the machine (default: its GPU)")
     parser.add_argument(
-        "--machine", metavar="NAME", help="what the machine is called (default: its GPU)"
-    )
-    parser.add_argument(
-        "--anyway", action="store_true", help="compare runs of unlike settings or work too"
+        "--anyway", action="store_true", help="also compare runs with different settings or work"
     )
     add_flags(parser, Replacing)
-    about = "predict steps of many devices from a RUN of one, or from what is stated"
+    about = "predict steps of many devices from a RUN of one, or from flags"
     add_flags(parser.add_argument_group(SIMULATE, about), SimulateConfig)
 
 
@@ -123,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
             blocks = [speedup_table(study), in_text(scaling_sections(study, asked))]
             if (
                 len(compared) > 1
-            ):  # the seed's tables do not tell their kind, so its name comes first
+            ):  # the seed's tables do not name their kind, so its name comes first
                 blocks.reverse()
             for block in (*blocks, results_table(study, machine)):
                 print("", *block, sep="\n")
@@ -137,16 +135,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _fitting(args: argparse.Namespace, simulated: bool) -> None:
-    """Refuse flags that would say nothing here."""
+    """Refuse flags that have no effect here."""
     given = [name for name in SimulateConfig.model_fields if hasattr(args, name)]
     if given and not simulated:
         flag = "--" + given[0].replace("_", "-")
-        raise UsageError(f"{flag} is of penstock scaling simulate")
+        raise UsageError(f"{flag} belongs to penstock scaling simulate")
     foreign = [
         n for n in ("baseline", "machine", "metrics", "anyway", "csv", "output") if getattr(args, n)
     ]
     if foreign and simulated:
-        raise UsageError(f"--{foreign[0]} is not of penstock scaling simulate")
+        raise UsageError(f"--{foreign[0]} does not belong to penstock scaling simulate")
     if args.metrics and foreign != ["metrics"]:
         other = next(name for name in foreign if name != "metrics")
         raise UsageError(f"--metrics prints one table and no more; --{other} does not go with it")
@@ -206,8 +204,10 @@ def _simulate(paths: list[Path], args: argparse.Namespace) -> int:
 
 
 def _device(paths: list[Path], config: SimulateConfig) -> DeviceStep:
-    """From a run of one device and one of several, from flags, or runs with what flags say in
-    place of it."""
+    """The step of one device: from a run of one and a run of several, from flags, or from both.
+
+    Flags win over what the runs measured.
+    """
     if len(paths) > 2:
         raise UsageError(
             f"simulate takes a RUN of one device and one of several, and got {len(paths)}"
@@ -225,7 +225,7 @@ def _device(paths: list[Path], config: SimulateConfig) -> DeviceStep:
         missing = [flag for flag, value in asked.items() if value is None]
         if missing:
             raise UsageError(f"simulate needs a RUN of one device, or {' and '.join(missing)}")
-        measured = DeviceStep(0.0, 0.0, 1, 0.0)  # what is missing here was asked for
+        measured = DeviceStep(0.0, 0.0, 1, 0.0)  # the flags give the rest
     if config.batch_size is not None:
         measured = with_batch(measured, config.batch_size)
     given: dict[str, Any] = {
@@ -238,7 +238,7 @@ def _device(paths: list[Path], config: SimulateConfig) -> DeviceStep:
     if config.gradient_bytes is not None:
         measured = replace(measured, counted=None)
     if config.compute_time is not None:
-        measured = replace(measured, scaled_from=None)  # it is of the batch that was stated
+        measured = replace(measured, scaled_from=None)  # the time is for the batch of the flags
         if config.backward_time is None:
             given["backward_s"] = 2 / 3 * config.compute_time
     measured = replace(measured, **{name: v for name, v in given.items() if v is not None})

@@ -24,7 +24,7 @@ from ..data import (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("score", choices=["xview3"], help="which score: xview3")
+    parser.add_argument("score", choices=["xview3"], help="the score: xview3")
     add_flags(parser, ScoreConfig)
 
 
@@ -62,7 +62,7 @@ def _of_scenes(scenes: tuple[str, ...], *sides: Objects) -> list[Objects]:
 
 
 def lines(score: XView3Score, config: ScoreConfig) -> list[str]:
-    """The score for people."""
+    """The score as a table for people."""
     rows = [
         ("localisation F1", score.loc_fscore, score.location),
         ("shore F1", score.loc_fscore_shore, score.shore),

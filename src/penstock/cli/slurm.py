@@ -2,7 +2,7 @@
 
 penstock slurm render --preset raven-4gpu -- train spiral       the script
 penstock slurm submit --study 1,4,8 --preset raven-4gpu -- train spiral
-penstock slurm status outputs                                   what became of the jobs
+penstock slurm status outputs                                   the states of the jobs
 penstock slurm collect outputs --into study                     their logs and results together
 penstock slurm cancel outputs
 """
@@ -54,8 +54,8 @@ from .launch import add_command, training
 KINDS = {
     "render": "print the script of a job",
     "submit": "submit a job, or one for each size of a study",
-    "status": "say what has become of jobs",
-    "collect": "bring the logs and results of a study together",
+    "status": "say how jobs stand",
+    "collect": "copy the logs and results of a study into one folder",
     "cancel": "cancel jobs",
 }
 
@@ -69,13 +69,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
         add_flags(kind, SlurmConfig, config_file=True)
         add_command(kind)
-    kinds["submit"].add_argument("--dry-run", action="store_true", help="print what it would do")
+    kinds["submit"].add_argument(
+        "--dry-run", action="store_true", help="print the scripts and submit nothing"
+    )
     about = "a folder that jobs were submitted from, its study.json, or numbers of jobs"
     for name in ("status", "cancel"):
         kinds[name].add_argument("jobs", nargs="+", metavar="JOBS", help=about)
     kinds["collect"].add_argument("study", type=Path, metavar="STUDY", help=about.split(",")[0])
     kinds["collect"].add_argument(
-        "--into", type=Path, metavar="FOLDER", help="where to (default: the study's own folder)"
+        "--into",
+        type=Path,
+        metavar="FOLDER",
+        help="folder of the copies (default: the study's own)",
     )
     add_flags(kinds["collect"], Replacing)
 
@@ -143,7 +148,7 @@ def _study(config: SlurmConfig, text: str) -> list[SlurmConfig]:
 
 
 def config_of(args: argparse.Namespace) -> SlurmConfig:
-    """A preset under a YAML file under the flags."""
+    """The settings of a preset, of a YAML file and of the flags; the later ones win."""
     flags = {key: value for key, value in vars(args).items() if key in SlurmConfig.model_fields}
     return build(
         SlurmConfig, slurm_preset(args.preset), read_yaml(args.config) if args.config else {}, flags
@@ -152,19 +157,19 @@ def config_of(args: argparse.Namespace) -> SlurmConfig:
 
 @dataclass(frozen=True)
 class JobStatus:
-    """What is known of a job, or of one of an array."""
+    """The state of a job, or of one element of an array."""
 
     id: str
     state: JobState | None
-    """None where SLURM has forgotten it."""
+    """Its state in SLURM, None where SLURM has forgotten it."""
     job: SlurmJob | None = None
-    """As it was submitted, where its study is known."""
+    """The job as it was submitted, None where its study is not known."""
     folder: Path = Path()
-    """Of that study."""
+    """The folder of that study."""
 
     @property
     def training(self) -> str | None:
-        """How far its training is, by its own results."""
+        """The status of its training, by its results; None where there are none."""
 
         if self.job is None:
             return None
@@ -220,7 +225,7 @@ def _collect(path: Path, into: Path | None, replace: bool) -> int:
 
 
 def _cancel(targets: Sequence[str]) -> int:
-    # Those of an array that wait share a row: 12_[3-7%2].
+    # Waiting elements of an array share a row: 12_[3-7%2].
     going = [
         row.id.partition("_[")[0]
         for row in _rows(targets)
@@ -233,7 +238,10 @@ def _cancel(targets: Sequence[str]) -> int:
 
 
 def _rows(targets: Sequence[str]) -> list[JobStatus]:
-    """Of studies and of jobs by number. A number that SLURM does not know is a `UsageError`."""
+    """The jobs of studies, and jobs by number.
+
+    Raises `UsageError` for a number that SLURM does not know.
+    """
     submitted: dict[str, tuple[SlurmJob, Path]] = {}
     numbers = list[str]()
     for target in targets:
@@ -256,7 +264,7 @@ def _rows(targets: Sequence[str]) -> list[JobStatus]:
 
 
 def _is_number(target: str) -> bool:
-    """Whether it names a job, or one of an array, and nothing that lies here."""
+    """Whether it is the number of a job or of an array's element, and no file of that name."""
     return bool(re.fullmatch(r"\d+(_\d+)?", target, re.ASCII)) and not Path(target).exists()
 
 

@@ -1,4 +1,4 @@
-"""``penstock suite``: a machine benchmarked with trainings of the xView3 detector.
+"""``penstock suite``: benchmark a machine by trainings of the xView3 detector.
 
 penstock suite preprocess --data-root DATA --train-labels CSV --val-labels CSV --output-dir CHIPS
 penstock suite quick --train-chips CHIPS/train --val-chips CHIPS/val --output-dir OUT
@@ -6,7 +6,7 @@ penstock suite laptop | gb200 | dgx-a100 ...           the presets of those mach
 penstock suite benchmark --config FILE.json ...        a preset of one's own
 penstock suite train ...                               one training, as penstock train
 
-``run_benchmark.sh`` takes the same words. Each flag of the seed has its two spellings:
+``run_benchmark.sh`` takes the same words. Each flag of the seed has both of its spellings:
 ``--train-labels`` is ``--train-label-file``, ``--train-chips`` is ``--train-chips-path``.
 """
 
@@ -59,7 +59,7 @@ from .sweep import figures_of, launches_each, print_written, shown_launches
 KINDS = {
     "preprocess": "cut scenes into chips, as penstock preprocess",
     "train": "train the detector once, as penstock train",
-    "benchmark": "run the preset of a file, or those of the seed that fit this machine",
+    "benchmark": "run the preset in a file, or the seed's presets that fit this machine",
     "laptop": "preset laptop-rtx3080ti: batches of 4 to 16, 2 to 8 workers, 1 GPU",
     "gb200": "preset gb200: batches of 8 to 64, 4 to 16 workers, 1 GPU",
     "dgx-a100": "preset dgx-a100: batches of 16 to 128, 8 to 32 workers, 8 GPUs",
@@ -72,7 +72,7 @@ SPELLINGS = {
     "--train-chips": "train_chips_path",
     "--val-chips": "val_chips_path",
 }
-"""As run_benchmark.sh of the seed has them; its scripts have the names of the knobs."""
+"""Flags of the seed's run_benchmark.sh. The seed's scripts have the names of the knobs."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,12 +89,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         else:
             add_flags(parser, SuiteConfig)
             parser.add_argument(
-                "--config", type=Path, metavar="FILE.json", help="the preset of suite benchmark"
+                "--config", type=Path, metavar="FILE.json", help="preset of suite benchmark"
             )
             parser.add_argument(
                 "--use-default-configs",
                 action="store_true",
-                help="the presets laptop, gb200 and dgx-a100, as far as they fit this machine",
+                help="run the presets laptop, gb200 and dgx-a100 that fit this machine",
             )
         _spell(parser, SPELLINGS)
 
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _with_roots(args: argparse.Namespace) -> argparse.Namespace:
-    """A training's arguments, its two roots taken from ``--data-root`` where they are not given."""
+    """The arguments of a training, with missing roots taken from ``--data-root``."""
     if args.data_root is None:
         return args
 
@@ -155,12 +155,14 @@ def _benchmark(args: argparse.Namespace) -> int:
 
 
 def _presets(args: argparse.Namespace) -> list[SuitePreset]:
-    """What was asked for."""
+    """The presets that were asked for."""
     given = args.config is not None or args.use_default_configs
     if args.kind != "benchmark":
         if given:
             flag = "--config" if args.config is not None else "--use-default-configs"
-            raise UsageError(f"{flag} is of suite benchmark; suite {args.kind} is a preset itself")
+            raise UsageError(
+                f"{flag} belongs to suite benchmark; suite {args.kind} is a preset itself"
+            )
         return [named_preset(args.kind)]
     if args.config is not None and args.use_default_configs:
         raise UsageError("--config and --use-default-configs both say what to run; give one")
@@ -177,8 +179,10 @@ def _presets(args: argparse.Namespace) -> list[SuitePreset]:
 def _fitted(
     asked: Iterable[SuitePreset], gpus: list[str], anyway: bool
 ) -> tuple[list[SuitePreset], list[str]]:
-    """Those that can run here, and what is to be said of the others. Of several presets those that
-    do not fit are left out; where none fits, the first says why."""
+    """The presets that fit this machine, and notes on the others.
+
+    Raises the first `Refused` where none fits.
+    """
     presets, notes, refused = [], [], list[Refused]()
     for one in asked:
         try:

@@ -1,4 +1,4 @@
-"""What the benchmarks share: the CSV and the ledger that they add to, and launches as they come."""
+"""What the benchmarks share: their CSV, their ledger, and their launches with progress."""
 
 from __future__ import annotations
 
@@ -15,15 +15,23 @@ from ..reports import read_csv
 from .progress import drawn_bar, say
 
 Name = Callable[[Mapping[str, Any]], str]
-"""Words for a case."""
+"""A function that names a case."""
 Outcome = Callable[[Record], str]
-"""A few words for a launch that ended well."""
+"""A function that tells the result of a launch in a few words."""
 
 
 def open_outputs(config: Any, needs: Iterable[str]) -> Ledger:
-    """The ledger of a benchmark, once it and the CSV may be added to; nothing is created.
+    """The ledger of a benchmark, after it and the CSV were checked. Nothing is created.
 
-    ``needs`` are columns that the CSV of such a benchmark has. Raises `UsageError`.
+    Args:
+        config: The knobs ``output``, ``ledger`` and ``replace``.
+        needs: Columns that the CSV of such a benchmark has.
+
+    Returns:
+        The ledger.
+
+    Raises:
+        UsageError: Rows or records cannot be added.
     """
     if not config.output.name:
         raise UsageError(f"--output {config.output} cannot be written: it names no file")
@@ -34,8 +42,10 @@ def open_outputs(config: Any, needs: Iterable[str]) -> Ledger:
 
 
 def check_csv(path: Path, replace: bool, needs: Iterable[str]) -> None:
-    """Raise `UsageError` for a table that is no CSV of such a benchmark, to which rows are added:
-    none of those that it has is lost, whoever wrote them."""
+    """Raise `UsageError` for a file that is no CSV of such a benchmark, unless it may be replaced.
+
+    New rows are added to a CSV, and it keeps all that it has, so it may be edited.
+    """
     check_outputs(("--output", path), replace=True)
     if path.is_file() and path.stat().st_size and not replace:
         try:
@@ -45,7 +55,7 @@ def check_csv(path: Path, replace: bool, needs: Iterable[str]) -> None:
 
 
 def make_way(path: Path, replace: bool, needs: Iterable[str]) -> None:
-    """Remove what `check_csv` would have refused, where the user said so, just before rows come."""
+    """Remove a file that is no CSV of such a benchmark, where the user allows it."""
     if replace:
         try:
             check_csv(path, False, needs)
@@ -54,7 +64,7 @@ def make_way(path: Path, replace: bool, needs: Iterable[str]) -> None:
 
 
 def check_ledger(ledger: Ledger) -> None:
-    """Raise `UsageError` for a ledger that cannot be added to, or that is something else."""
+    """Raise `UsageError` for a ledger that cannot be written, or that is something else."""
     check_outputs(("--ledger", ledger.path), replace=True)
     ledger.records()
 
@@ -71,9 +81,21 @@ def sweep(
     launches: int,
     **how: Any,
 ) -> list[Record]:
-    """Run the launches of a benchmark that ``--resume`` does not find in the ledger, and show them.
+    """Run the launches of a benchmark and show them as they come.
 
-    ``how`` goes to `run_sweep`.
+    Args:
+        scenario: The scenario of all cases.
+        cases: The cases.
+        config: The knobs ``timeout``, ``seed`` and, if there is one, ``resume``.
+        ledger: The ledger of the records.
+        rules: Rules for warm-up and samples; see `bench.measure.Rules`.
+        name: Names a case.
+        outcome: Tells the result of a launch.
+        launches: Launches of each case.
+        how: Further arguments of `run_sweep`.
+
+    Returns:
+        The records of all cases, those of resumed launches among them.
     """
     with shown_launches(name, outcome) as progress:
         return run_sweep(
@@ -116,14 +138,14 @@ def shown_launches(name: Name, outcome: Outcome) -> Iterator[Callable[[SweepStep
 
 
 def ended(record: Record, outcome: Outcome = lambda record: record.status) -> str:
-    """How a launch ended: its outcome, or its failure."""
+    """The outcome of a launch, or its failure."""
     if record.ok:
         return outcome(record)
     return record.status + (f" ({record.error.message})" if record.error else "")
 
 
 def step_outcome(record: Record) -> str:
-    """The median step of a launch, and why it stopped there."""
+    """The median step of a launch, and why it ended."""
     step = format_seconds(statistics.median(record.samples_s["step"]))
     unstable = ", never steady" if record.warmup.settled is False else ""
     return f"{step} a step, {len(record.samples_s['step'])} samples ({record.stop}{unstable})"
@@ -136,7 +158,18 @@ def launches_each(count: int) -> str:
 def figures_of(
     draw: Callable[[], list[Path]], excuse: type[UsageError] = MissingDependency
 ) -> list[Path]:
-    """The figures of a benchmark; where they cannot be drawn, that is said and the rest stands."""
+    """Draw figures; where that is not possible, say so and go on.
+
+    Args:
+        draw: Draws and returns the files.
+        excuse: Errors that are said, and no failure.
+
+    Returns:
+        The files of the figures, none where they could not be drawn.
+
+    Raises:
+        UsageError: They cannot be written.
+    """
     try:
         return draw()
     except excuse as error:

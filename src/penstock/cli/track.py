@@ -1,10 +1,10 @@
-"""``penstock track``: send what a run told to trackers, when there is a network and a key.
+"""``penstock track``: send the events of a run to trackers, once there is a network and a key.
 
-penstock track sync outputs                     to those that the run was started with
+penstock track sync outputs                     to the trackers that the run was started with
 penstock track sync outputs --to mlflow         to $MLFLOW_TRACKING_URI, or a file beside the run
 penstock track sync outputs --to comet          to comet.com with a key, else into an archive
 
-What a tracker has is not sent again.
+Events that a tracker has are not sent again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .progress import say
 
 NAMES = tuple(TRACKERS)
 PLACES = {"comet": "a key of Comet's", "mlflow": "MLFLOW_TRACKING_URI"}
-"""What says that a tracker is not in the run's own folder."""
+"""The setting that leads to a tracker outside the run's folder."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,12 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--to",
         nargs="+",
         metavar="TRACKER",
-        help=f"{', '.join(NAMES)} (default: those that the run was started with)",
+        help=f"{', '.join(NAMES)} (default: the trackers that the run was started with)",
     )
     parser.add_argument(
         "--follow",
         action="store_true",
-        help="go on while the run does, until standard input ends: what penstock train starts",
+        help="send events while the run goes on, until standard input ends; penstock train uses it",
     )
 
 
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _send(out: Path, name: str) -> str | None:
-    """Send what a tracker lacks, and say so; why it took nothing, None where it took all."""
+    """Send a tracker the events that it lacks, and say so. Returns the error where that failed."""
     from ..training import TrackerProgress, deliver_events
 
     delivery = deliver_events(out, name)
@@ -80,7 +80,7 @@ def _send(out: Path, name: str) -> str | None:
 
 
 def _follow(out: Path, name: str) -> int:
-    """Quietly, behind the training, and deaf to the signals that are the training's."""
+    """Send events beside a training: quietly, and ignoring the signals that are the training's."""
     from ..training import deliver_events
 
     for name_of in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP"):
@@ -97,8 +97,8 @@ def _follow(out: Path, name: str) -> int:
 
     def goes_on(seconds: float) -> bool:
         if next(asked) == 1 and hasattr(os, "nice"):
-            # To begin is much work, and the run should be seen to live. After it, what the training
-            # leaves of the processor is enough.
+            # The first sending is much work, and shows that the run lives. The rest can wait for
+            # what the training leaves of the processor.
             os.nice(10)
         return not ended.wait(seconds)
 
@@ -112,7 +112,7 @@ def _follow(out: Path, name: str) -> int:
 
 
 def _wait_for_the_end(ended: threading.Event, out: Path, name: str) -> None:
-    """Of the run, and then of this process: it has what time it needs, but not for ever."""
+    """Wait for the end of the run, then end this process once it makes no more progress."""
     from ..training import LOOK_EVERY_S, TRACKING_FOLDER, Stalled
 
     os.read(0, 1)

@@ -1,4 +1,4 @@
-"""``penstock train``: train a workload, every step of it timed.
+"""``penstock train``: train a workload, with every step timed.
 
 penstock train spiral                              two spirals: a machine's first steps
 penstock train pairs --in-spec A --target-spec B   any model, from one array to another
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ..training import TrainProgress
 
 MOST_SCORES = 4
-"""In a line; the others stand in training_results.json."""
+"""Scores in a line; the others stand in training_results.json."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _again(out: Path) -> str:
-    """How to go on after Ctrl-C, and from where."""
+    """The words that say how to go on after Ctrl-C, and from where."""
     last = out / "checkpoints" / "last.pt"
     if last.is_file():
         return f"run again with --resume, which goes on from {last}"
@@ -90,13 +90,13 @@ def _train(workload: str, config: TrainConfig) -> int:
         summary = summary_lines(results, config.output_dir)
         print(*summary, *(last_lines(results, config.output_dir) if logged else ()), sep="\n")
         for each in results["trackers"]:
-            if each["status"] == "behind":  # it never said why, so nobody has heard of it yet
+            if each["status"] == "behind":  # it gave no reason, so nothing was said of it yet
                 say(outcome_of_tracker(each, config.output_dir))
     return 0
 
 
 def config_of(args: argparse.Namespace) -> TrainConfig:
-    """The workload's defaults under a YAML file under the flags."""
+    """The workload's defaults, the settings of a YAML file and the flags; the later ones win."""
     flags = {key: value for key, value in vars(args).items() if key in TrainConfig.model_fields}
     settings = read_yaml(args.config) if args.config else {}
     knobs = TRAIN_KNOBS.get(args.workload)
@@ -105,12 +105,14 @@ def config_of(args: argparse.Namespace) -> TrainConfig:
         for name in sorted(given - knobs):
             if holders := [other for other, knobs in TRAIN_KNOBS.items() if name in knobs]:
                 flag = "--" + name.replace("_", "-")
-                raise UsageError(f"{flag} is of {' and '.join(holders)}, not of {args.workload}")
+                raise UsageError(
+                    f"{flag} belongs to {' and '.join(holders)}, not to {args.workload}"
+                )
     return build(TrainConfig, TRAIN_DEFAULTS.get(args.workload, {}), settings, flags)
 
 
 def summary_lines(results: dict[str, Any], out: Path) -> list[str]:
-    """What became of a run, for people."""
+    """The results of a run, for people."""
     ranks, best = results["ranks"], results["best"]
     devices = f"{results['world_size']} x {results['device']}"
     model = f"{results['parameters']:,} parameters, {devices}"
@@ -158,11 +160,11 @@ def epoch_line(now: TrainProgress) -> str:
 
 @contextlib.contextmanager
 def shown_progress() -> Iterator[Callable[[TrainProgress], None]]:
-    """A bar on a terminal, a line at each validated epoch elsewhere; both on stderr, of rank 0."""
+    """A bar on a terminal, a line for each validated epoch elsewhere."""
     said: set[int] = set()
 
     def is_new(now: TrainProgress) -> bool:
-        """Whether this is the first word of a validation that has ended."""
+        """Whether this is the first progress since a validation ended."""
         if now.epoch in said or not now.validated:
             return False
         said.add(now.epoch)

@@ -1,4 +1,4 @@
-"""``penstock tune loader DATA --step-time 0.2``: the least that keeps the accelerator fed.
+"""``penstock tune loader DATA --step-time 0.2``: settings that keep the accelerator fed.
 
 for each batch, from the smallest on:
     memory -> queues that fit -> short launches that only read, by threads -> fed? settings as YAML
@@ -57,10 +57,10 @@ from .bench_queue import outcome
 from .sweep import Name, check_ledger, print_written, sweep
 
 LEAST_LAUNCHES = 3
-"""Of each part of a loader, of which one may be called a ceiling."""
+"""Launches of each part of a loader, before one of them is called a ceiling."""
 QUEUES = (1, 2, 4, 8)
-"""Of these, as many as fit into memory. The launches that only read have ahead of them the deepest
-that leaves them enough batches to be timed."""
+"""Queues to choose from, as far as they fit into memory. Launches that only read use the deepest
+that leaves enough batches to time."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 with settings, 1 where nothing keeps the accelerator fed."""
+    """The exit code is 0 with settings, 1 where nothing keeps the accelerator fed."""
     config = from_flags(TuneLoaderConfig, args, args.config)
 
     ledger = Ledger(config.ledger or config.output.with_suffix(".ledger"))
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     if advice.settings is None:
         print("", *advice.sentences, "", f"Written: {ledger.path}", sep="\n")
         return 1
-    if config.missing != "error":  # as a loader has it unless it is told
+    if config.missing != "error":  # which is a loader's default
         advice = replace(advice, settings={**advice.settings, "missing": config.missing})
     assert advice.settings is not None
     build(LoaderConfig, advice.settings)  # what is written is what a loader takes
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measure(data: str, config: TuneLoaderConfig, fit: Fit, ledger: Ledger) -> BatchTrial:
-    """How batches of one size come, by threads."""
+    """Measure how fast batches of one size come, by threads."""
     step_s, told_for = step_of(fit.batch, config.steps)
     print(f"Batches of {fit.batch}, steps of {format_seconds(step_s)}:")
     records = _read_alone(data, config, threads_of(config), fit.batch, max(fit.memory), ledger)
@@ -116,7 +116,7 @@ def _measure(data: str, config: TuneLoaderConfig, fit: Fit, ledger: Ledger) -> B
 
 
 def threads_of(config: TuneLoaderConfig) -> list[int]:
-    """1, 2, 4, ... and the most.
+    """The numbers of threads to try: 1, 2, 4, ... and the most.
 
     >>> threads_of(TuneLoaderConfig(step_time=1, threads_up_to=6))
     [1, 2, 4, 6]
@@ -128,19 +128,19 @@ def threads_of(config: TuneLoaderConfig) -> list[int]:
 
 @dataclass(frozen=True)
 class Fit:
-    """A batch size of which a queue of one fits into memory at least."""
+    """A batch size with the queues that fit into memory."""
 
     batch: int
     batch_bytes: int
     memory: dict[int, int]
-    """Bytes that a loader takes in all, by its queue."""
+    """The bytes that a loader takes in all, by its queue."""
 
 
 def fitting(data: str, config: TuneLoaderConfig, threads: int) -> list[Fit]:
     """The batches to try, smallest first.
 
-    Those that do not fit into memory are left out, and that is said; where none fits, the smallest
-    is halved until one does. Raises `UsageError` where not even one sample fits.
+    Batches that do not fit into memory are left out, which is printed. Where none fits, the
+    smallest is halved until one does. Raises `UsageError` where not even one sample fits.
     """
     memory = config.max_memory or available_memory() // 2
     asked = config.candidates
@@ -166,7 +166,7 @@ def fitting(data: str, config: TuneLoaderConfig, threads: int) -> list[Fit]:
 
 
 def _fit(data: str, config: TuneLoaderConfig, batch: int, threads: int, memory: int) -> Fit | None:
-    """None for a batch of more samples than there are that was not asked for by name."""
+    """The fit of a batch, None where there are fewer samples; `UsageError` if the user named it."""
     from ..loading import Loader
 
     with Loader(
@@ -216,14 +216,14 @@ def _read_alone(
 def _with_ceiling(
     data: str, config: TuneLoaderConfig, tried: list[BatchTrial], ledger: Ledger
 ) -> Advice:
-    """The advice with what forbids the nearest batch size.
+    """The advice with the ceiling that stands in the way of the nearest batch size.
 
-    Where a part of the loader took longer than the whole, both are launched again, once: one of
-    them met other work on the machine.
+    Where a part of the loader took longer than the whole, both are launched once more, since other
+    work on the machine disturbed one of them.
     """
     nearest = nearest_of(tried)
     batch, workers = nearest.goal.batch, nearest.fastest.workers
-    # Files may want more threads than the loader does best with.
+    # Reading files may need more threads than the loader is fastest with.
     threads = sorted({workers, max(threads_of(config))})
     config = config.model_copy(update={"launches": max(config.launches, LEAST_LAUNCHES)})
     records = _ladder(data, config, threads, batch, ledger)
@@ -241,7 +241,7 @@ def _with_ceiling(
 def _ladder(
     data: str, config: TuneLoaderConfig, threads: Sequence[int], batch: int, ledger: Ledger
 ) -> list[Record]:
-    """Files, decode and scatter, where DATA is a packed data set on this machine."""
+    """Launch files, decode and scatter alone, where DATA is a packed data set on this machine."""
     if not Path(data, "dataset.json").is_file():
         return []
     whole = build(

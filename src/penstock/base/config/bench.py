@@ -1,4 +1,4 @@
-"""The knobs of the benchmarks, and of what tunes by them."""
+"""The knobs of the benchmarks and of ``penstock tune``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .knobs import (
 
 
 def _of_loader(name: str) -> Any:
-    """A knob as the loader has it: its default and its help are there."""
+    """A knob of `LoaderConfig`, with its default and its help."""
     return copy(LoaderConfig.model_fields[name])
 
 
@@ -40,7 +40,7 @@ class RecordKnobs(Replacing):
 
 
 class SweepKnobs(RecordKnobs):
-    """How often a case is launched, and what is launched where a ledger is there."""
+    """How often a case is launched, and whether launches of an earlier run count."""
 
     effort: Literal["quick", "standard", "rigorous"] = flag(
         "standard", help="1, 5 or 10 launches of each case; one launch is never compared"
@@ -49,7 +49,7 @@ class SweepKnobs(RecordKnobs):
 
 
 class BenchModelConfig(SweepKnobs):
-    """Everything that ``penstock bench model`` may be told. Tuples are axes of the sweep."""
+    """The knobs of ``penstock bench model``. Tuples are axes of the sweep."""
 
     tile_sizes: Annotated[tuple[Tile, ...], BeforeValidator(many), Field(min_length=1)] = flag(
         ("256", "384"), help="tile sizes, each a number or ZxYxX"
@@ -89,16 +89,16 @@ class BenchModelConfig(SweepKnobs):
     )
     precision: Annotated[float, Field(gt=0, lt=1)] = flag(
         0.01,
-        help="stop a launch when the median is known this well (half width of its 95 % interval)",
+        help="end a launch once half the width of the median's 95 % interval is this share of it",
     )
 
     find_limit: bool = flag(False, help="find the largest batch of each tile that fits")
     limit_tolerance: Annotated[float, Field(ge=0, lt=1)] = flag(
         0.01,
-        help="share of a batch by which --find-limit may fall short; 0 finds the largest exactly",
+        help="--find-limit may fall short by this share of the largest batch; 0 finds it exactly",
     )
     budget: Annotated[Bytes, Field(ge=1)] | None = flag(
-        None, help="memory that a launch may take, such as 16GiB (default: all there is)"
+        None, help="most memory of a launch, such as 16GiB (default: all that there is)"
     )
     recommend: Path | None = flag(
         None,
@@ -116,14 +116,14 @@ PatchShape = Annotated[
 def patch_flag() -> Any:
     return flag(
         None,
-        help="cut samples into patches of this shape, along the last axes; one number for each "
-        "axis of the array makes the whole array, such as a volume, one sample (with --shuffle "
-        "global for patches in any order)",
+        help="cut samples into patches of this shape along the last axes. With a number for each "
+        "axis of the array, the whole array, such as a volume, is one sample; --shuffle global "
+        "then takes its patches in any order",
     )
 
 
 class BenchLoaderConfig(SweepKnobs):
-    """Everything that ``penstock bench loader`` may be told. Tuples are axes of the sweep."""
+    """The knobs of ``penstock bench loader``. Tuples are axes of the sweep."""
 
     threads: Annotated[tuple[Positive, ...], BeforeValidator(many), Field(min_length=1)] = flag(
         (1, 2, 4), help="threads of a loader, or its worker processes"
@@ -152,40 +152,42 @@ class BenchLoaderConfig(SweepKnobs):
     window: Positive = flag(16, help="chunks in a window of the block shuffle")
     cache: Literal["warm", "cold", "as-is"] = flag(
         "warm",
-        help="files in memory before the first batch: all, none (each launch drops them), or "
-        "whatever is; what was really there is measured and shown",
+        help="files in the page cache before the first batch: all (warm), none (cold: each launch "
+        "drops them), or as they are; what was there is measured and shown",
     )
-    batches: Positive = flag(10, help="batches that a launch waits for, and are samples")
+    batches: Positive = flag(10, help="batches of a launch that are timed")
     warmup: Natural = flag(
         4,
-        help="batches between the first, which is told apart, and those that are samples; in fewer "
-        "a loader that uses its memory again has not yet met all of it; one that reads further "
-        "ahead than that has as many as it reads ahead",
+        help="batches between the first, which is reported apart, and those that are timed: enough "
+        "for a loader to have used all of its memory once. A loader that reads further ahead than "
+        "this warms up for as many batches as it reads ahead",
     )
-    ladder: bool = flag(True, help="measure the ladder of ceilings as well")
+    ladder: bool = flag(
+        True, help="also measure the ladder of ceilings: how fast each part of the loader could be"
+    )
 
     endpoint: str | None = flag(
         None, help="URL of the S3 server of an s3:// DATA (default: AWS_ENDPOINT_URL)"
     )
     latency_ms: Annotated[float, Field(ge=0)] = flag(
-        0.0, help="read DATA over HTTP on loopback, every request so many milliseconds late"
+        0.0, help="read DATA over HTTP on this machine, with every answer so many milliseconds late"
     )
 
     output: Path = flag(Path("logs/loader_bench.csv"), help="CSV to which results are appended")
 
 
 class BenchQueueConfig(SweepKnobs):
-    """Everything that ``penstock bench queue`` may be told. Tuples are axes of the sweep."""
+    """The knobs of ``penstock bench queue``. Tuples are axes of the sweep."""
 
     workers: Annotated[tuple[Natural, ...], BeforeValidator(many), Field(min_length=1)] = flag(
-        (0, 1, 2, 4), help="threads that read and decode; 0 reads where it computes"
+        (0, 1, 2, 4), help="threads that read and decode; 0: the thread that computes reads"
     )
     queue_sizes: Annotated[tuple[Positive, ...], BeforeValidator(many), Field(min_length=1)] = flag(
         (1, 2, 4, 8), help="most batches that are read ahead"
     )
     batch_size: Positive = flag(16, help="samples of a batch")
     iterations: Annotated[int, Field(ge=3)] = flag(
-        30, help="steps of a launch, the first of which begins with a full queue"
+        30, help="steps of a launch; the first begins with a full queue"
     )
     compute: Literal["sleep", "busy", "train"] = flag(
         "sleep", help="what a step does: sleep, keep one core busy, or train a real network"
@@ -195,8 +197,8 @@ class BenchQueueConfig(SweepKnobs):
     )
     model: str = flag("prithvi-refiner-tiny", help="the network of --compute train")
     trust_model: bool = flag(False, help=TRUST_MODEL)
-    tile_size: Tile = flag("64", help="its tiles, a number or ZxYxX")
-    device: str = flag("auto", help="where it trains: cpu, cuda, cuda:1, mps")
+    tile_size: Tile = flag("64", help="tile of the network: a number, or ZxYxX")
+    device: str = flag("auto", help="device that trains: cpu, cuda, cuda:1, mps")
     shuffle: Literal["none", "sample", "global"] = flag("sample", help="order of the samples")
 
     missing: Literal["error", "fill"] = _of_loader("missing")
@@ -207,7 +209,7 @@ class BenchQueueConfig(SweepKnobs):
 
 
 def _step_times(value: object) -> object:
-    """``0.2`` is (None, 0.2), ``4=0.05`` is (4, 0.05); so is an entry of a mapping in YAML."""
+    """Pairs of batch and seconds: ``0.2`` is (None, 0.2), ``4=0.05`` is (4, 0.05), as in YAML."""
     entries = [f"{k}={v}" for k, v in value.items()] if isinstance(value, Mapping) else many(value)
     assert isinstance(entries, list | tuple)
     times: list[tuple[int | None, float]] = []
@@ -234,28 +236,28 @@ StepTimes = Annotated[
 
 
 class TuneLoaderConfig(RecordKnobs):
-    """Everything that ``penstock tune loader`` may be told."""
+    """The knobs of ``penstock tune loader``."""
 
     step_time: StepTimes = flag(
-        help="SECONDS of a step on the accelerator for the largest of --batch-size, or what was "
-        "measured for some: 4=0.05 16=0.2; other batches take their share of the next larger one"
+        help="SECONDS of a step on the accelerator with the largest of --batch-size, or "
+        "BATCH=SECONDS for some: 4=0.05 16=0.2. Other batches take their share of the next larger"
     )
     batch_size: Annotated[tuple[Positive, ...], BeforeValidator(many), Field(min_length=1)] = flag(
         (1, 2, 4, 8, 16),
-        help="samples of a batch; of several, the smallest that is fed "
+        help="batch sizes to choose from: the smallest that keeps the accelerator fed is taken "
         "(default: those of --step-time, else 1 2 4 8 16)",
     )
     threads_up_to: Positive | None = flag(
         None, help="most threads to try (default: the cores that this process may use)"
     )
     max_memory: Annotated[Bytes, Field(ge=1)] | None = flag(
-        None, help="most host memory of the batches, such as 16GiB (default: half of what is free)"
+        None, help="most host memory of the loader, such as 16GiB (default: half of what is free)"
     )
     utilisation: Annotated[float, Field(gt=0, lt=1)] = flag(
         0.9, help="share of the time that the accelerator must be computing"
     )
     batches: Annotated[int, Field(ge=6)] = flag(16, help="batches that a launch reads")
-    launches: Positive = flag(3, help="launches of each batch and number of threads")
+    launches: Positive = flag(3, help="launches of each batch size with each number of threads")
     shuffle: Literal["none", "sample", "global"] = flag("sample", help="order of the samples")
     patch: PatchShape = patch_flag()
     missing: Literal["error", "fill"] = _of_loader("missing")
@@ -263,14 +265,14 @@ class TuneLoaderConfig(RecordKnobs):
 
     @property
     def candidates(self) -> tuple[int, ...]:
-        """Batches to choose from, smallest first."""
+        """The batch sizes to choose from, smallest first."""
         timed = [batch for batch, _ in self.step_time if batch is not None]
         chosen = self.batch_size if "batch_size" in self.model_fields_set or not timed else timed
         return tuple(sorted(set(chosen)))
 
     @property
     def steps(self) -> dict[int, float]:
-        """Seconds of a step for each batch for which they were told."""
+        """The seconds of a step for each batch size that --step-time names."""
         return {batch or max(self.candidates): seconds for batch, seconds in self.step_time}
 
     @model_validator(mode="after")

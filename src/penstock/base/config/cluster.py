@@ -1,4 +1,4 @@
-"""The knobs of jobs and ranks: SLURM, torchrun, and what more of them would give."""
+"""The knobs of jobs and ranks: SLURM, torchrun, and the simulation of more devices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .knobs import Bytes, Knobs, Natural, Positive, flag, listed, many
 
 
 def _said(kind: str, pattern: str) -> BeforeValidator:
-    """Text of one kind. It reaches a job script, so what it may hold is listed, not what not."""
+    """Text of one kind. It goes into a job script, so only what the pattern allows is taken."""
 
     def check(value: object) -> str:
         is_text = isinstance(value, str | int) and not isinstance(value, bool)
@@ -33,7 +33,7 @@ def _duration(value: object) -> object:
 
 
 def _settings(value: object) -> object:
-    """A mapping, as YAML has it, as NAME=VALUE."""
+    """NAME=VALUE of each entry of a mapping in YAML."""
     if isinstance(value, Mapping):
         return tuple(f"{name}={text}" for name, text in value.items())
     return many(value)
@@ -53,11 +53,11 @@ def _variable(value: object) -> str:
     return text
 
 
-# sbatch takes quotes off by rules of its own, in which a backslash escapes even between quotes.
+# sbatch removes quotes by rules of its own: a backslash escapes even between single quotes.
 _ONE_LINE = r"[^-\\\x00-\x1f\x7f][^\\\x00-\x1f\x7f]*"
 _Line = Annotated[str, _said("text in one line without \\ and no dash first", _ONE_LINE)]
 _Home = AfterValidator(os.path.expanduser)
-"""A shell makes a path of ~; YAML does not, nor does sbatch."""
+"""Expands ~, as a shell does; YAML and sbatch do not."""
 _OnePath = Annotated[
     str, _said("a path in one line without \\ and no dash first", _ONE_LINE), _Home
 ]
@@ -88,7 +88,7 @@ _Endpoint = Annotated[str, _said("HOST:PORT", r"[\w.\[][\w.:\[\]-]*:\d{1,5}")]
 
 
 def _seconds(time: str) -> int:
-    """Seconds of a time as SLURM has it: minutes, unless there are days or two colons.
+    """The seconds of a time of SLURM: minutes, unless there are days or two colons.
 
     >>> _seconds("30"), _seconds("1:30"), _seconds("01:00:00"), _seconds("1-2"), _seconds("1-0:1")
     (1800, 90, 3600, 93600, 86460)
@@ -102,7 +102,7 @@ def _seconds(time: str) -> int:
 
 
 class SlurmConfig(Knobs):
-    """The resources of a job, by sbatch's own names for them."""
+    """The resources of a job, by sbatch's names for them."""
 
     job_name: _Line = flag("penstock", help="name of the job; a study appends the devices")
     nodes: Positive = flag(1, help="nodes")
@@ -122,9 +122,11 @@ class SlurmConfig(Knobs):
     dependency: _After | None = flag(
         None, help="begin after other jobs: afterok:123, afterany:123:124, singleton"
     )
-    requeue: bool = flag(True, help="go back into the queue before the time is up, and go on later")
+    requeue: bool = flag(
+        True, help="put the job back into the queue before its time is up; it goes on later"
+    )
     signal: Natural = flag(
-        120, help="seconds before its end at which a job is told to save; 0: it is not told"
+        120, help="seconds before its end at which the job gets the signal to save; 0: no signal"
     )
     modules: Annotated[tuple[_Module, ...], BeforeValidator(many)] = flag(
         (), help="environment modules to load after a purge (default: none)"
@@ -175,7 +177,7 @@ class SlurmConfig(Knobs):
         return self
 
     def _check_pattern(self, name: str) -> None:
-        """A log is found again by the number of its job, and elements of an array need one each."""
+        """Refuse a log whose name lacks the number of its job, or of its element of an array."""
         pattern = getattr(self, name) or ""
         allowed = {"A", "a"} if self.array else {"j"}
         asked = set(re.findall(r"%(.?)", pattern))
@@ -200,7 +202,7 @@ SLURM_PRESETS: dict[str, dict[str, Any]] = {
 
 
 class TorchrunConfig(Knobs):
-    """What ``penstock launch torchrun`` may be told."""
+    """The knobs of ``penstock launch torchrun``."""
 
     nproc_per_node: Positive | None = flag(
         None, help="ranks on this node (default: one for each GPU, or one)"
@@ -224,36 +226,40 @@ def _seen(value: object) -> object:
 
 
 class SimulateConfig(Knobs):
-    """Everything that ``penstock scaling simulate`` may be told."""
+    """The knobs of ``penstock scaling simulate``."""
 
     devices: Annotated[tuple[Positive, ...], BeforeValidator(listed), Field(min_length=1)] = flag(
         (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096), help="numbers of devices: 8 16, or 8,16"
     )
     compute_time: float | None = flag(
-        None, help="seconds that a step computes on one device (default: as RUN measured)"
+        None, help="seconds of computing in a step on one device (default: as RUN measured)"
     )
     backward_time: float | None = flag(
-        None, help="what of it is the backward pass (default: as measured, or two thirds)"
+        None,
+        help="seconds of --compute-time in the backward pass (default: measured, or two thirds)",
     )
     batch_size: Positive | None = flag(
-        None, help="samples of a batch on each device (another than RUN's takes as long a sample)"
+        None,
+        help="samples of a batch on each device (default: RUN's; a sample takes as long as there)",
     )
     gradient_bytes: Bytes | None = flag(
-        None, help="what is summed in a step, such as 100MB (default: 4 a parameter)"
+        None,
+        help="bytes of gradients summed in a step, such as 100MB (default: 4 for each parameter)",
     )
     sample_bytes: Bytes | None = flag(None, help="bytes that are read for a sample")
     data_rate: Bytes | None = flag(
         None,
-        help="bytes a second of the store, for all devices (default: a loader on each, as RUN's)",
+        help="bytes a second of the store for all devices (default: each has a loader like RUN's)",
     )
     jitter: Annotated[float, Field(ge=0, lt=1)] | None = flag(
-        None, help="deviation of a step over its mean (default: as RUN measured, or none)"
+        None, help="standard deviation of a step over its mean (default: as RUN measured, or 0)"
     )
     seen: Annotated[
         tuple[Annotated[int, Field(ge=2)], Annotated[float, Field(gt=0)]] | None,
         BeforeValidator(_seen),
     ] = flag(
-        None, help="devices, and seconds that a step took on them (default: as RUN_OF_SEVERAL)"
+        None,
+        help="a number of devices and the seconds of a step on them (default: RUN_OF_SEVERAL's)",
     )
     gpus_per_node: Positive = flag(4, help="devices of a node")
     inside: Bytes = flag(
@@ -266,5 +272,5 @@ class SimulateConfig(Knobs):
     between_latency: float = flag(10e-6, help="seconds of a message between nodes")
     algorithm: Literal["ring", "tree"] = flag("tree", help="how gradients are summed")
     overlap: Annotated[float, Field(ge=0, le=1)] = flag(
-        0.5, help="share of the sum that may hide behind the backward pass"
+        0.5, help="share of the summing that may run during the backward pass"
     )

@@ -1,4 +1,4 @@
-"""The knobs of data: made, loaded, cut into chips, detected in, scored."""
+"""The knobs of data: what makes it, loads it, cuts it into chips, detects in it and scores it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ PRESET_SAMPLES = 64
 
 
 class GenerateConfig(Knobs):
-    """What ``penstock generate`` may be told beside what to make, from what, and where."""
+    """The knobs of ``penstock generate``."""
 
     samples: Positive | None = flag(
-        None, help=f"samples (default: {PRESET_SAMPLES} of a preset, all that a file has)"
+        None, help=f"samples (default: {PRESET_SAMPLES} of a preset, all of a file)"
     )
     grid: Annotated[tuple[Positive, ...], BeforeValidator(many)] = flag(
         (192, 384), help="cells of latitude and longitude of a preset, both even"
     )
     seed: Natural = flag(0, help="seed of a preset, a volume or scenes")
     slope: Annotated[float, Field(ge=0)] = flag(
-        2.0, help="the amplitude of a preset's waves falls with wave number to this power"
+        2.0, help="power of the wave number by which the amplitude of a preset's waves falls"
     )
     codec: Literal["blosc-lz4", "blosc-zstd", "zstd", "none"] = flag(
         "blosc-lz4", help="compression of the chunks; blosc shuffles the bytes first"
@@ -34,22 +34,29 @@ class GenerateConfig(Knobs):
     )
     workers: Positive | None = flag(
         None,
-        help="threads that make samples, each holding one or a shard of them (of a volume: a "
-        "piece; default: one for each core, 8 at most)",
+        help="threads that make samples, or pieces of a volume; each holds one, or a shard of them "
+        "(default: one for each core, 8 at most)",
     )
-    overwrite: bool = flag(False, help="replace an OUT that is such data, and nothing else")
+    overwrite: bool = flag(
+        False, help="replace OUT where it holds such data; anything else is kept"
+    )
 
     inputs: Names | None = flag(
-        None, help="variables of the file that are inputs (default: all that fit)"
+        None,
+        help="variables of the file that are inputs (default: all with latitude and longitude)",
     )
     targets: Names | None = flag(
-        None, help="variables of the file that are targets (default: the inputs that vary)"
+        None,
+        help="variables of the file that are targets (default: the inputs that change in time)",
     )
     offsets: Annotated[tuple[int, ...], BeforeValidator(many), Field(min_length=1)] | None = flag(
         None,
-        help="steps of the file that inputs are taken from (default: -1 0, or 0 where it is short)",
+        help="time steps that inputs are taken from, counted from the sample's (default: -1 0; 0 "
+        "where the file is short)",
     )
-    target_offset: int = flag(1, help="step of the file that targets are taken from")
+    target_offset: int = flag(
+        1, help="time step that targets are taken from, counted from the sample's"
+    )
 
     shape: Shape = flag((128, 512, 512), help="z y x of a volume")
     chunks: Shape = flag((64, 128, 128), help="z y x of a volume's chunks")
@@ -57,14 +64,15 @@ class GenerateConfig(Knobs):
 
     scenes: Annotated[int, Field(ge=2)] = flag(4, help="scenes of xview3, of both splits")
     validation: Positive | None = flag(
-        None, help="how many of the scenes are for validation (default: a quarter)"
+        None, help="scenes that are for validation (default: a quarter)"
     )
     size: Annotated[tuple[Positive, ...], BeforeValidator(many)] = flag(
-        (2048, 2048), help="rows and columns of a scene; real ones have some 22000 29000"
+        (2048, 2048), help="rows and columns of a scene; real ones have about 22000 29000"
     )
     objects: Positive = flag(40, help="labelled objects in a scene, where the sea has room")
     tiff: Literal["strips", "deflate", "tiled"] = flag(
-        "strips", help="how pixels lie in the 10 m rasters: plain, or deflated strips or tiles"
+        "strips",
+        help="layout of the 10 m rasters: plain strips, deflated strips, or deflated tiles",
     )
 
     @model_validator(mode="after")
@@ -86,12 +94,13 @@ class GenerateConfig(Knobs):
 
 
 class LoaderConfig(Knobs):
-    """Everything that a `penstock.Loader` may be told, but for what the items are."""
+    """The knobs of a `penstock.Loader`."""
 
     batch_size: Positive = flag(help="items in a batch of one rank")
     shuffle: Literal["none", "sample", "block", "global"] = flag(
         "none",
-        help="none: in order; sample: whole samples; block: in windows of chunks; global: all",
+        help="none: in order; sample: whole samples shuffled; block: items shuffled within windows "
+        "of chunks; global: all items shuffled",
     )
     window: Positive = flag(16, help="chunks in a window of the block shuffle")
     seed: Natural = flag(0, help="seed of the order")
@@ -103,29 +112,31 @@ class LoaderConfig(Knobs):
         None, help="threads that decode (default: one for each CPU that this process may use)"
     )
     fetch: Natural = flag(
-        0, help="threads that only read ahead of these; 0: who decodes reads, best for local files"
+        0, help="threads that only read, ahead of those; 0: the workers read, best for local files"
     )
-    queue: Natural = flag(2, help="batches that are made ready ahead of the one in use")
+    queue: Natural = flag(2, help="batches that are ready ahead of the one in use")
     max_memory: Bytes | None = flag(
         None, help="most memory for batches, scratch and cache, such as 8GiB (default: no limit)"
     )
     cache: Bytes = flag(0, help="decoded chunks kept for their next use, such as 2GiB")
     engine: Literal["auto", "native", "tensorstore"] = flag(
         "auto",
-        help="native: local Zarr of regular chunks; tensorstore: anything, local files are "
-        "mapped, so none may be cut short meanwhile; auto: what is quicker for the chunks",
+        help="native: local Zarr of regular chunks; tensorstore: anything (local files are "
+        "mapped: do not shorten them while they are read); auto: the quicker one for the chunks",
     )
     missing: Literal["error", "fill"] = flag(
-        "error", help="a chunk that is not there is an error, or the store's fill value"
+        "error", help="what an absent chunk is: an error, or the store's fill value"
     )
-    pin: bool = flag(False, help="batches in page-locked memory, for a quick way to a CUDA device")
+    pin: bool = flag(
+        False, help="keep batches in page-locked memory, from which a CUDA device copies faster"
+    )
 
 
 CHIP_OVERLAP = 64
 
 
 class PreprocessConfig(Replacing):
-    """Everything that ``penstock preprocess`` may be told."""
+    """The knobs of ``penstock preprocess``."""
 
     data_root: Path = flag(help="folder with train/ and validation/, a folder for each scene")
     train_label_file: Path = flag(help="label CSV of the training scenes")
@@ -140,40 +151,41 @@ class PreprocessConfig(Replacing):
     chip_size: Positive = flag(800, help="pixels of a chip's side")
     dtype: Literal["float16", "float32"] = flag(
         "float16",
-        help="floats that chips keep; the rasters of xView3 are float16 (reference: float32)",
+        help="dtype of chips; the rasters of xView3 are float16 (--layout reference: float32)",
     )
     overlap: Natural | None = flag(
-        None, help=f"pixels that neighbouring chips share (default: {CHIP_OVERLAP}; reference: 0)"
+        None, help=f"pixels that neighbours share (default: {CHIP_OVERLAP}; --layout reference: 0)"
     )
     layout: Literal["penstock", "reference"] = flag(
         "penstock",
-        help="one Zarr for each scene, or a .npy for each channel of each chip as the reference "
-        "wrote them",
+        help="penstock: one Zarr for each scene; reference: a .npy for each channel of each chip, "
+        "as the reference wrote them",
     )
     partial: bool = flag(
-        False, help="take only the scenes that have both a folder and labels, rather than refuse"
+        False, help="cut the scenes that have both a folder and labels, and pass over the others"
     )
 
 
 class PredictConfig(Replacing):
-    """Everything that ``penstock predict`` may be told beside the weights."""
+    """The knobs of ``penstock predict``."""
 
     data_root: Path = flag(help="folder whose folders are scenes, such as DATA/validation")
     scenes: Names | None = flag(None, help="only these scenes (default: all in --data-root)")
     output: Path = flag(
-        Path("predictions.csv"), help="CSV to write, as it is submitted, and the scores"
+        Path("predictions.csv"),
+        help="CSV to write: a submission, with the scores as a further column",
     )
     overwrite: bool = flag(
-        False, help="replace an --output that is there, and what a stopped run had finished"
+        False, help="replace --output, and the parts that a stopped run finished"
     )
     resume: bool = flag(False, help="go on with a run that was stopped")
 
-    # the detector; what is not said is taken from the run that trained it
+    # the detector; what is not given is taken from the run that trained it
     channels: str | None = flag(
         None, help="comma-separated, as it was trained with (default: the run's)"
     )
     backbone: Literal["auto", "mobilenet", "resnet50"] = flag(
-        "auto", help="what its pyramid of features stands on; auto: the run's"
+        "auto", help="backbone of its feature pyramid; auto: the run's"
     )
     score_threshold: Annotated[float, Field(ge=0.05, le=1)] | None = flag(
         None,
@@ -183,7 +195,7 @@ class PredictConfig(Replacing):
         None, help="pixels of a window's side (default: the run's chips)"
     )
     overlap: Natural | None = flag(
-        None, help="pixels that windows share (default: as the run's chips)"
+        None, help="pixels that neighbouring windows share (default: as the run's chips)"
     )
 
     batch_size: Positive = flag(8, help="windows of a batch")
@@ -193,31 +205,31 @@ class PredictConfig(Replacing):
 
 
 class XView3Rules(Knobs):
-    """How the xView3 score is taken. The challenge's own leaderboard set ``drop_low_detect`` and
+    """The rules of the xView3 score. The challenge's leaderboard used ``drop_low_detect`` and
     ``costly_dist``."""
 
     distance_tolerance: Annotated[float, Field(gt=0)] = flag(
-        200.0, help="a detection is right when it is closer to its label than this, in metres"
+        200.0, help="most metres between a detection and its label"
     )
     shore_tolerance: Annotated[float, Field(ge=0)] = flag(
-        2.0, help="near the shore is this many kilometres; 0: no score of the shore"
+        2.0, help="most kilometres from the shore that count as near it; 0: no score of the shore"
     )
     drop_low_detect: bool = flag(
         False, help="leave out predictions that match labels of LOW confidence"
     )
     costly_dist: bool = flag(
         False,
-        help="pairs beyond the tolerance never stand in the way of pairs within; without "
-        "--strict-official this is always so",
+        help="pairs beyond the tolerance never replace pairs within it; without --strict-official "
+        "this is always so",
     )
     score_all: bool = flag(False, help="labels of LOW confidence count like the others")
     strict_official: bool = flag(
-        False, help="the numbers of the official script, its quirks included"
+        False, help="compute the numbers of the official script, its quirks included"
     )
 
 
 class ScoreConfig(XView3Rules, Replacing):
-    """Everything that ``penstock score xview3`` may be told."""
+    """The knobs of ``penstock score xview3``."""
 
     inference_file: Path = flag(help="predictions: CSV as it is submitted")
     label_file: Path = flag(help="labels: CSV of xView3")

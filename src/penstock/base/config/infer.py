@@ -24,7 +24,7 @@ from .knobs import (
 
 
 def _model(value: object) -> object:
-    """A path is the text that names it; what is neither text nor a module is no model."""
+    """The text of a path; refuses what is neither text nor a module."""
     if isinstance(value, Path):
         return str(value)
     if not isinstance(value, str) and not hasattr(value, "state_dict"):
@@ -33,12 +33,12 @@ def _model(value: object) -> object:
 
 
 def _off(value: object) -> object:
-    """``--normalize false``, and ``false`` in YAML, are ``none``."""
+    """``none`` for ``--normalize false``, and for ``false`` in YAML."""
     return "none" if value is False or str(value).lower() == "false" else value
 
 
 def _spelled(value: object) -> object:
-    """``true`` and ``false`` of YAML and Python as a command line spells them."""
+    """``true`` and ``false`` of YAML and Python, spelled as on a command line."""
     return str(value).lower() if isinstance(value, bool) else value
 
 
@@ -47,7 +47,7 @@ HEAD_KINDS: tuple[HeadKind, ...] = ("intensity", "scores", "labels")
 
 
 def _head_kinds(value: object) -> object:
-    """A kind, kinds, NAME=KIND, or in YAML and Python a mapping of names to kinds."""
+    """Kinds, or NAME=KIND; in YAML and Python also a mapping of names to kinds."""
     if isinstance(value, Mapping):
         value = [f"{name}={kind}" for name, kind in value.items()]
     words = many(value)
@@ -61,12 +61,12 @@ def _head_kinds(value: object) -> object:
 
 
 class InferConfig(Replacing):
-    """Everything that ``penstock infer`` and ``penstock.inference.run`` may be told."""
+    """The knobs of ``penstock infer`` and `penstock.run_inference`."""
 
     # what
     in_spec: Any = flag(help="input: TensorStore JSON (inline or a file), a path or a URL")
     out_spec: Annotated[tuple[Any, ...], BeforeValidator(many), Field(min_length=1)] = flag(
-        help="output, the same forms; one for each head of the model"
+        help="output, in the same forms; one for each head of the model"
     )
     model_type: Annotated[Any, BeforeValidator(_model)] = flag(
         help="a model by name, package.module:function, file.py:function, .pt2 or TorchScript"
@@ -74,7 +74,7 @@ class InferConfig(Replacing):
     weights: Path | None = flag(None, help="state dict: safetensors, or a torch file of tensors")
     trust_model: bool = flag(False, help=TRUST_MODEL)
     in_channels: Positive | None = flag(
-        None, help="channels that the model takes at once (default: what its first layer takes)"
+        None, help="channels that the model takes (default: those of its first layer)"
     )
     level: Natural = flag(0, help="resolution level of an OME-Zarr input")
     t: Selection = flag(("all",), help="time points: all, 0, 0:5 or several")
@@ -87,15 +87,15 @@ class InferConfig(Replacing):
         None, help="shape of a write unit, whole chunks of the output (default: fitted)"
     )
     batch: Positive | None = flag(
-        None, help="patches gathered for one forward (default: 16 on a GPU, 2 on a CPU)"
+        None, help="patches of one forward (default: 16 on a GPU, 2 on a CPU)"
     )
     seam_mode: Literal["trim", "blend"] = flag(
-        "trim", help="trim: each voxel from one patch; blend: a weighted mean of all that see it"
+        "trim", help="trim: each voxel from one patch; blend: a weighted mean of all that cover it"
     )
     trim_voxels: Natural | None = flag(
         None,
-        help="least voxels to cut from each face of a patch: seams lie in the middle of the "
-        "overlap, which cuts overlap // 2, and more than that is refused (default: that)",
+        help="least voxels to cut from each face of a patch. Seams lie in the middle of the "
+        "overlap, which cuts overlap // 2; more than that is refused (default: overlap // 2)",
     )
     halo: PerAxis | None = flag(
         None,
@@ -103,7 +103,7 @@ class InferConfig(Replacing):
         "(default: --trim-voxels)",
     )
     min_blend_weight: Annotated[float, Field(gt=0, le=1)] = flag(
-        0.05, help="least weight of a voxel before weights are made to add up to one"
+        0.05, help="least weight of a voxel, before weights are scaled to add up to one"
     )
 
     # values
@@ -121,7 +121,7 @@ class InferConfig(Replacing):
     )
     eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = flag(
         None,
-        help="least range that values are divided by (default: where the two percentiles coincide, "
+        help="least range to divide values by (default: where the two percentiles are equal, "
         "the range of the data)",
     )
     clip_norm: tuple[float, float] | tuple[()] | None = flag(
@@ -132,15 +132,15 @@ class InferConfig(Replacing):
         | None
     ) = flag(
         None,
-        help="what the heads of the model are, one word for all, one for each, or NAME=KIND. "
-        "intensity: denormalised, blended, in the input's dtype; scores (probabilities, logits): "
-        "blended, never denormalised, float32; labels (classes, masks, objects): neither "
-        "denormalised nor blended, in the model's own integers (default: integers are labels, "
-        "floats intensity; floats that look like probabilities are refused until this is said)",
+        help="kind of the model's heads: one for all, one for each, or NAME=KIND. intensity: "
+        "denormalised, blended, in the input's dtype; scores (probabilities, logits): blended, "
+        "never denormalised, float32; labels (classes, masks, objects): neither denormalised nor "
+        "blended, in the model's integers (default: integers are labels, floats intensity; floats "
+        "that look like probabilities are refused until their kind is given)",
     )
     denormalize: bool = flag(
         True,
-        help="undo the normalisation on the way out, of heads that are intensity",
+        help="undo the normalisation of heads that are intensity",
         alias="--no-output-denormalize",
         const=False,
     )
@@ -151,8 +151,8 @@ class InferConfig(Replacing):
     )
     missing: Literal["fill", "error"] = flag(
         "fill",
-        help="a chunk that the input does not hold is its fill value, and counted in the summary, "
-        "or an error",
+        help="what an absent chunk of the input is: its fill value, counted in the summary, or an "
+        "error",
     )
 
     # devices
@@ -161,7 +161,7 @@ class InferConfig(Replacing):
     )
     amp: Literal["auto", "fp16", "bf16", "off"] = flag(
         "auto",
-        help="autocast: by default fp16 on CUDA for values brought to a range, else off",
+        help="autocast; auto: fp16 on CUDA where values are normalised, else off",
         alias="--no-amp",
         const="off",
     )
@@ -172,8 +172,8 @@ class InferConfig(Replacing):
     ] = flag("default", help="mode of torch.compile")
     compile_dynamic: Annotated[Literal["auto", "true", "false"], BeforeValidator(_spelled)] = flag(
         "false",
-        help="shapes of torch.compile: false for fixed ones, as all batches are of one shape; true "
-        "for any; auto for fixed ones until one changes",
+        help="shapes of torch.compile: false: fixed, since all batches have one shape; true: any; "
+        "auto: fixed until one changes",
         alias="--no-compile-dynamic",
         const="false",
     )
@@ -181,10 +181,10 @@ class InferConfig(Replacing):
     threads: Positive | None = flag(None, help="threads of torch on the CPU (default: its own)")
 
     # flow
-    prep_workers: Positive = flag(4, help="threads that read, over all devices")
+    prep_workers: Positive = flag(4, help="threads that read, for all devices together")
     writer_workers: Positive = flag(4, help="threads that write")
     max_inflight_batches: Positive | None = flag(
-        None, help="most batches between reading and writing (default: by memory alone)"
+        None, help="most batches between reading and writing (default: as memory allows)"
     )
     max_memory: Annotated[Bytes, Field(ge=1)] | None = flag(
         None, help="most host memory, such as 16GiB (default: 80 % of what is free)"
@@ -194,25 +194,25 @@ class InferConfig(Replacing):
     chunks: Shape | None = flag(None, help="chunks of a new output, z y x")
     shards: Shape | None = flag(None, help="shards of a new output, z y x (zarr v3)")
     overwrite: bool = flag(False, help="replace an output that exists")
-    resume: bool = flag(False, help="write only the blocks that an earlier run did not")
+    resume: bool = flag(False, help="write only the blocks that an earlier run did not write")
     resume_anyway: bool = flag(
         False,
-        help="as --resume, also where the versions, the code or the kind of machine are others, "
-        "which may change the last bits; done.log says which blocks are whose",
+        help="as --resume, also with other versions, other code or another kind of machine, which "
+        "may change the last bits; done.log has the run of each block",
     )
     require_lock: bool = flag(
         False, help="refuse an output that cannot be locked (default: warn and go on)"
     )
     run_dir: Path | None = flag(
         None,
-        help="folder of the run's records (default: OUTPUT.penstock beside the output; with a hash "
-        "of its address where the name does not say all)",
+        help="folder of the run's records (default: OUTPUT.penstock beside the output, with a hash "
+        "of the address where the name alone is ambiguous)",
     )
     metrics_json: Path | None = flag(None, help="write queue and system metrics to this file")
     metrics_interval: Annotated[float, Field(gt=0)] = flag(
         1.0, help="seconds between rows of metrics"
     )
-    trace: Path | None = flag(None, help="write a trace that Perfetto and chrome://tracing open")
+    trace: Path | None = flag(None, help="write a trace for Perfetto or chrome://tracing")
 
     @property
     def resumes(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a set of knobs is made of, and how YAML, flags and Python arguments fill it."""
+"""Sets of knobs, and how YAML, flags and Python arguments fill them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Natural = Annotated[int, Field(ge=0)]
 
 
 def many(value: object) -> object:
-    """One value where several may stand is a tuple of one."""
+    """A tuple of one for a single value where several may stand."""
     return value if isinstance(value, list | tuple) else (value,)
 
 
@@ -33,7 +33,7 @@ Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 
 
 def _switch(value: object) -> object:
-    """A flag given without a value is on; ``off on`` measures both."""
+    """A flag without a value is on; ``off on`` measures both."""
     return (True,) if value in ((), []) else many(value)
 
 
@@ -42,7 +42,7 @@ Switches = Annotated[tuple[bool, ...], BeforeValidator(_switch)]
 
 
 def listed(value: object) -> object:
-    """``comet,mlflow`` and ``comet mlflow`` are two names."""
+    """The names in ``comet,mlflow`` or ``comet mlflow``."""
     words = many(value)
     assert isinstance(words, list | tuple)
     names = dict.fromkeys(name for word in words for name in str(word).split(",") if name)
@@ -66,7 +66,7 @@ Tile = Annotated[str, BeforeValidator(_tile)]
 
 
 def flag(default: Any = ..., *, help: str, alias: str | None = None, const: Any = None) -> Any:
-    """A knob. ``alias`` is a further flag that sets the knob to ``const``."""
+    """A knob with its default and its help. The flag ``alias`` sets it to ``const``."""
     extra = {"alias": alias, "const": const} if alias else None
     return Field(default, description=help, json_schema_extra=extra)
 
@@ -75,13 +75,13 @@ TRUST_MODEL = "give a .pt2 or TorchScript file that cannot be checked to torch: 
 
 
 class Knobs(BaseModel):
-    """Base of every set of knobs."""
+    """The base of every set of knobs. A field is a knob: a flag, a key of YAML, a parameter."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
 
 class Replacing(Knobs):
-    """The knob of every verb that writes files which the user names; see `outputs`."""
+    """The knob of every verb that writes files which the user names; see `base.outputs`."""
 
     replace: bool = flag(
         False, help="replace files that Penstock did not write, or that were edited since"
@@ -92,9 +92,17 @@ Config = TypeVar("Config", bound=Knobs)
 
 
 def build(model: type[Config], *layers: Mapping[str, Any]) -> Config:
-    """A validated config from layers of settings, later ones over earlier ones.
+    """A validated config.
 
-    Raises `UsageError` with one sentence for the first setting that is wrong.
+    Args:
+        model: Its class.
+        layers: Settings by name, with dashes or underscores; later layers win.
+
+    Returns:
+        The config.
+
+    Raises:
+        UsageError: A setting is wrong; the message is one sentence on the first.
     """
     merged: dict[str, Any] = {}
     for layer in layers:
@@ -117,7 +125,11 @@ def build(model: type[Config], *layers: Mapping[str, Any]) -> Config:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The settings of a YAML file."""
+    """The settings in a YAML file.
+
+    Raises:
+        UsageError: It cannot be read, or holds no settings.
+    """
     try:
         settings = yaml.safe_load(path.read_text())
     except OSError as error:
@@ -135,7 +147,17 @@ def add_kinds(
     metavar: str = "WHAT",
     aliases: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, argparse.ArgumentParser]:
-    """A parser for each kind of a verb; ``kinds`` says what each is, and ``args.kind`` which."""
+    """Give a verb its kinds, such as ``bench model``; ``args.kind`` will be the one that is asked.
+
+    Args:
+        parser: The parser of the verb.
+        kinds: The help of each kind.
+        metavar: What a kind is called in the verb's help.
+        aliases: Other names of some kinds.
+
+    Returns:
+        A parser for each kind.
+    """
     places = parser.add_subparsers(dest="kind", metavar=metavar, required=True)
     return {
         kind: places.add_parser(
@@ -152,9 +174,14 @@ def add_kinds(
 def add_flags(
     parser: argparse._ActionsContainer, model: type[Knobs], *, config_file: bool = False
 ) -> None:
-    """One flag for each knob, the model's own first; those that are not given are not set.
+    """Add a flag for each knob, first those of the class itself, then those that it inherits.
 
-    With ``config_file`` there is ``--config`` too, the YAML file that `from_flags` takes.
+    A flag that is not given sets nothing.
+
+    Args:
+        parser: The parser.
+        model: The class of the knobs.
+        config_file: Whether to add ``--config``, the YAML file that `from_flags` takes.
     """
     if config_file:
         parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="settings; flags win")
@@ -193,7 +220,19 @@ def add_flags(
 
 
 def from_flags(model: type[Config], args: argparse.Namespace, config: Path | None = None) -> Config:
-    """A config from a YAML file, if any, under the flags that were given."""
+    """A config from flags, and from a YAML file where there is one.
+
+    Args:
+        model: Its class.
+        args: The parsed flags, which win over the file.
+        config: The YAML file.
+
+    Returns:
+        The config.
+
+    Raises:
+        UsageError: A setting is wrong; the message is one sentence on the first.
+    """
     names = model.model_fields.keys()
     given = {key: value for key, value in vars(args).items() if key in names}
     return build(model, read_yaml(config) if config else {}, given)
@@ -210,7 +249,7 @@ def _metavar(info: Any) -> str:
 
 
 def as_settings(config: Knobs) -> dict[str, Any]:
-    """Plain values of a config, for a record or a YAML file; what the user left out is left out."""
+    """The settings that the user gave, as plain values for a record or a YAML file."""
     return {
         name: value if isinstance(value, str | int | float | bool) else _plain(value)
         for name, value in config

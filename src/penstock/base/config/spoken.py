@@ -1,8 +1,8 @@
-"""In whose words an error speaks: a command line has flags, a call in Python has parameters.
+"""The words of an error: a command line has flags, a call in Python has parameters.
 
-Messages are written for the command line. What Python calls goes through `speaks_python`, which
-says the same with the names of the call. Around a command line is `errors.speaking_flags`, so that
-its own calls of the same functions keep their flags.
+Messages are written for the command line. A function that Python calls is wrapped by
+`speaks_python`, which writes the parameters of the call instead. A command line runs within
+`errors.speaking_flags`, so that errors of the same functions keep their flags there.
 
     --batch-size 0: input should be greater   ──▶   batch_size=0: input should be greater
     no chunk 3; --missing fill fills it       ──▶   no chunk 3; missing='fill' fills it
@@ -25,7 +25,7 @@ _PROSE = frozenset(
     "a and are at but by for goes has holds in is it itself lies may must names needs of on or "
     "says takes tells than that the to unless where which with would".split()
 )
-"""Words that follow a flag in a sentence."""
+"""Words that go on with the sentence behind a flag, and are no value of it."""
 _NUMBERS = r"-?\d[\d.]*(?: -?\d[\d.]*)+\b"
 _WORD = r"[\w.'\"/-](?:[^\s;,:)]*[^\s;,:).])?"
 _FLAG = re.compile(rf"(?<![\w-])--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)(?: ({_NUMBERS}|{_WORD}))?")
@@ -34,9 +34,14 @@ _FLAG = re.compile(rf"(?<![\w-])--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)(?: ({_NUMBERS}
 def speaks_python(
     model: type[Knobs], **parameters: str
 ) -> Callable[[Callable[_Given, _Result]], Callable[_Given, _Result]]:
-    """Make a function's errors name its parameters, which are the knobs of ``model``.
+    """Make a function's errors name its parameters.
 
-    ``parameters`` are those that are called otherwise: ``model_type="model"``.
+    Args:
+        model: The class of knobs that are its parameters.
+        parameters: Parameters that have another name than their knob: ``model_type="model"``.
+
+    Returns:
+        A decorator.
     """
 
     def around(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
@@ -55,7 +60,7 @@ def speaks_python(
 
 
 def in_python(message: str, model: type[Knobs], parameters: Mapping[str, str]) -> str:
-    """A message with flags as the parameters of a call; what is no knob of ``model`` stays."""
+    """A message with its flags as parameters of a call. What is no knob of ``model`` stays."""
 
     def renamed(found: re.Match[str]) -> str:
         name, value = found[1].replace("-", "_"), found[2]
@@ -75,26 +80,26 @@ def in_python(message: str, model: type[Knobs], parameters: Mapping[str, str]) -
             return f"{called}={value!r}"
         if " " in value:  # several numbers
             return f"{called}=({', '.join(value.split())})"
-        # A word is the sentence's next, and anything else a value.
+        # A word goes on with the sentence; anything else is a value.
         return f"{called}={rest if value[0].isalpha() else value}"
 
     return _FLAG.sub(renamed, message)
 
 
 def _is_text(word: str) -> bool:
-    """Whether a word after a flag that takes text is its value, and not the sentence's next."""
+    """Whether a word after a flag that takes text is its value and not part of the sentence."""
     return word[0].isalpha() and word not in _PROSE
 
 
 def _choices(annotation: Any) -> set[Any]:
-    """The words of a Literal, however deep it lies."""
+    """The words of a Literal, at any depth of a type."""
     if isinstance(annotation, str):
         return {annotation}
     return set().union(*map(_choices, get_args(annotation)))
 
 
 def _aliases(model: type[Knobs]) -> dict[str, tuple[str, Any]]:
-    """Further flags, without their dashes: the knobs that they set, and to what."""
+    """Further flags without their dashes, with the knob and the value that each sets."""
     extras = {name: info.json_schema_extra for name, info in model.model_fields.items()}
     return {
         str(extra["alias"]).removeprefix("--"): (name, extra["const"])

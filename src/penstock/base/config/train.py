@@ -11,67 +11,68 @@ from .knobs import TRUST_MODEL, Knobs, Natural, Positive, Replacing, Tile, Track
 
 
 class TrainConfig(Knobs):
-    """Everything that ``penstock train`` may be told. Some defaults are a workload's own: they
-    stand in `TRAIN_DEFAULTS`."""
+    """The knobs of ``penstock train``. A workload's own defaults stand in `TRAIN_DEFAULTS`."""
 
     # data
     train_data_root: Path | None = flag(
         None,
-        help="what is trained on: a packed data set (emulator), or the scenes that the chips were "
-        "cut from, which are checked to be those (detector)",
+        help="training data: a packed data set (emulator), or the scenes that the chips were cut "
+        "from, which is checked (detector)",
     )
     val_data_root: Path | None = flag(
-        None, help="what is validated on: scenes (detector), a packed data set (emulator)"
+        None, help="validation data: scenes (detector), or a packed data set (emulator)"
     )
     train_label_file: Path | None = flag(
-        None, help="label CSV of the training scenes (detector: the chips hold them; it is checked)"
+        None, help="label CSV of the training scenes, checked against the chips (detector)"
     )
-    val_label_file: Path | None = flag(None, help="likewise of the validation scenes (detector)")
+    val_label_file: Path | None = flag(
+        None, help="label CSV of the validation scenes, likewise (detector)"
+    )
     train_chips_path: Path | None = flag(
-        None, help="chips of the training scenes, as penstock preprocess makes them (detector)"
+        None, help="chips of the training scenes, made by penstock preprocess (detector)"
     )
     val_chips_path: Path | None = flag(None, help="chips of the validation scenes (detector)")
     in_spec: Any = flag(None, help="input array, as infer takes it (pairs)")
-    target_spec: Any = flag(None, help="what the model is to make of it, of its extent (pairs)")
+    target_spec: Any = flag(None, help="target array of the same extent (pairs)")
     output_dir: Path = flag(Path("outputs"), help="folder of results and checkpoints")
 
     # the run
     epochs: Positive = flag(10, help="passes over the training data")
     batch_size: Positive = flag(8, help="samples of a batch on each device")
     grad_accum_steps: Positive = flag(
-        1, help="batches whose gradients are added up for a step of the optimiser"
+        1, help="batches whose gradients are summed for one step of the optimiser"
     )
     learning_rate: Annotated[float, Field(gt=0)] = flag(0.005, help="the optimiser's learning rate")
-    optimizer: Literal["sgd", "adam"] = flag(
-        "sgd", help="sgd with a momentum of 0.9, or adam; weights decay by --weight-decay"
-    )
-    weight_decay: Annotated[float, Field(ge=0)] = flag(
-        5e-4, help="share by which the optimiser shrinks weights, at a learning rate of 1"
-    )
+    optimizer: Literal["sgd", "adam"] = flag("sgd", help="sgd with a momentum of 0.9, or adam")
+    weight_decay: Annotated[float, Field(ge=0)] = flag(5e-4, help="weight decay of the optimiser")
     schedule: Literal["constant", "cosine", "step"] = flag(
         "step",
-        help="constant; cosine: to zero at the end; step: a tenth after every --decay-epochs",
+        help="learning rate: constant; cosine: falls to zero; step: a tenth every --decay-epochs",
     )
     decay_epochs: Positive = flag(3, help="epochs between the falls of --schedule step")
     warmup_steps: Natural = flag(0, help="steps in which the learning rate rises linearly")
     clip_norm: Annotated[float, Field(gt=0)] | None = flag(
-        None, help="most length of the gradient of all weights (default: any)"
+        None, help="largest norm of the gradient of all weights (default: no limit)"
     )
-    max_steps: Positive | None = flag(None, help="end after so many steps, whatever --epochs says")
+    max_steps: Positive | None = flag(
+        None, help="end after this many steps, whatever --epochs says"
+    )
     seed: Natural = flag(0, help="seed of weights, order and augmentation")
-    weights: Path | None = flag(None, help="begin with these weights: safetensors, or a torch file")
+    weights: Path | None = flag(None, help="weights to begin with: safetensors, or a torch file")
 
     # input
-    num_workers: Natural = flag(4, help="processes (of the emulator: threads) that make batches")
-    persistent_workers: bool = flag(False, help="keep those processes from epoch to epoch")
+    num_workers: Natural = flag(4, help="processes that make batches (threads for the emulator)")
+    persistent_workers: bool = flag(
+        False, help="keep the processes of --num-workers from epoch to epoch"
+    )
     prefetch_factor: Positive | None = flag(
-        None, help="batches that each of them makes ahead (default: 2)"
+        None, help="batches that each worker makes ahead (default: 2)"
     )
 
     # devices
     device: Literal["auto", "cpu", "cuda", "mps"] = flag("auto", help="where to train")
     distributed: bool = flag(
-        False, help="train on every rank that torchrun or SLURM started, or on all local devices"
+        False, help="train on all ranks that torchrun or SLURM started, or on all local devices"
     )
     amp: bool = flag(False, help="mixed precision: fp16 with a scaler on CUDA, bf16 elsewhere")
     dtype: Literal["float32", "bfloat16", "float16"] = flag(
@@ -86,35 +87,35 @@ class TrainConfig(Knobs):
 
     # checkpoints
     checkpoint_every: Positive | None = flag(
-        None, help="steps between checkpoints inside an epoch (default: at its end alone)"
+        None, help="steps between checkpoints within an epoch (default: only at its end)"
     )
-    keep_top: Natural = flag(3, help="how many of the best checkpoints to keep beside the last")
+    keep_top: Natural = flag(3, help="best checkpoints to keep beside the last one")
     resume: bool = flag(
-        False, help="go on from the last checkpoint in --output-dir, or begin where there is none"
+        False, help="go on from the last checkpoint in --output-dir; without one, begin"
     )
     overwrite: bool = flag(False, help="replace what an earlier run left in --output-dir")
 
-    # what is told
+    # trackers and profile
     track: Trackers = flag(
-        (), help="comet, mlflow, tensorboard: those that hear of the run (default: none)"
+        (), help="comet, mlflow, tensorboard: the trackers of the run (default: none)"
     )
-    track_every: Positive = flag(10, help="steps from one that trackers hear of to the next")
+    track_every: Positive = flag(10, help="steps between two that trackers are sent")
     project: str = flag("penstock", help="project (Comet) or experiment (MLflow) of the run")
     experiment_name: str | None = flag(
-        None, help="name of the run (default: of the workload and its devices, as spiral_4gpu)"
+        None, help="name of the run (default: its workload and devices, such as spiral_4gpu)"
     )
-    profile: bool = flag(False, help="record some steps with torch's profiler")
-    profile_steps: Positive = flag(5, help="how many steps --profile records, after 5 others")
+    profile: bool = flag(False, help="record steps with torch's profiler")
+    profile_steps: Positive = flag(5, help="steps that --profile records, after 5 others")
 
     # detector
     backbone: Literal["mobilenet", "resnet50"] = flag(
-        "resnet50", help="what the pyramid of features stands on (detector)"
+        "resnet50", help="backbone of the feature pyramid (detector)"
     )
     background: Annotated[float, Field(ge=0)] = flag(
-        0.5, help="chips without an object for each chip with one (detector)"
+        0.5, help="chips without objects for each chip with objects (detector)"
     )
     score_threshold: Annotated[float, Field(ge=0, le=1)] = flag(
-        0.5, help="least score of a detection that is counted (detector)"
+        0.5, help="least score of a detection that counts (detector)"
     )
 
     # pairs
@@ -123,11 +124,14 @@ class TrainConfig(Knobs):
     )
     trust_model: bool = flag(False, help=f"{TRUST_MODEL} (pairs)")
     channels: Positive | None = flag(
-        None, help="channels that the model takes (pairs; default: what its first layer takes)"
+        None, help="channels that the model takes (pairs; default: those of its first layer)"
     )
-    tile_size: Tile = flag("64", help="what the model sees of the arrays: 64 or 32x64x64 (pairs)")
+    tile_size: Tile = flag(
+        "64", help="tile of the arrays that the model sees: 64 or 32x64x64 (pairs)"
+    )
     normalize: Literal["global", "fixed", "none"] = flag(
-        "global", help="both arrays scaled by percentiles of the input, or by a range (pairs)"
+        "global",
+        help="scale both arrays by percentiles of the input (global) or by a range (fixed) (pairs)",
     )
     norm_lower: float = flag(0.5, help="lower percentile, or lower intensity when fixed (pairs)")
     norm_upper: float = flag(99.9, help="upper percentile, or upper intensity when fixed (pairs)")
@@ -135,23 +139,25 @@ class TrainConfig(Knobs):
     # spiral
     num_samples: Annotated[int, Field(ge=8)] = flag(10_000, help="points of the spirals (spiral)")
     noise: Annotated[float, Field(ge=0)] = flag(
-        0.05, help="deviation of the points; at 0.2 no model exceeds 57 % (spiral)"
+        0.05, help="standard deviation of the points; at 0.2 no model exceeds 57 % (spiral)"
     )
     hidden_dims: Annotated[tuple[Positive, ...], BeforeValidator(many), Field(min_length=1)] = flag(
         (64, 32, 16), help="widths of the hidden layers (spiral)"
     )
-    dropout: Annotated[float, Field(ge=0, lt=1)] = flag(0.2, help="share dropped out (spiral)")
+    dropout: Annotated[float, Field(ge=0, lt=1)] = flag(
+        0.2, help="share of activations dropped out (spiral)"
+    )
 
     # emulator
     latent_size: Positive = flag(64, help="width of every latent vector (emulator)")
     chunks_per_epoch: Positive | None = flag(
         None,
-        help="read an epoch in so many pieces, each held in memory whole (emulator; default: "
-        "batch by batch, read ahead)",
+        help="pieces of an epoch, each read and held in memory whole (emulator; default: read "
+        "batch by batch, ahead)",
     )
     message_steps: Positive = flag(4, help="rounds of messages on the mesh (emulator)")
-    mesh_level: Natural = flag(3, help="times that the icosahedron is refined (emulator)")
-    grid_step: Positive = flag(1, help="use every so manieth row and column (emulator)")
+    mesh_level: Natural = flag(3, help="refinements of the icosahedron (emulator)")
+    grid_step: Positive = flag(1, help="step between the rows and columns that are used (emulator)")
 
     @model_validator(mode="after")
     def _goes_together(self) -> TrainConfig:
@@ -196,7 +202,7 @@ TRAIN_DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "detector": {},
 }
-"""Where a workload's own defaults differ from those above, which are the detector's."""
+"""The defaults of each workload that differ from those above, which are the detector's."""
 TRAIN_KNOBS: dict[str, frozenset[str]] = {
     "spiral": frozenset({"num_samples", "noise", "hidden_dims", "dropout"}),
     "emulator": frozenset(
@@ -212,32 +218,30 @@ TRAIN_KNOBS: dict[str, frozenset[str]] = {
         "val_chips_path checkpointing channels_last backbone background score_threshold".split()
     ),
 }
-"""Knobs of some workloads alone; a run of another refuses them. A user's own takes them all."""
+"""Knobs that belong to a workload. Another workload refuses them; a user's own takes them all."""
 TRAIN_FIXED = tuple(
     "batch_size grad_accum_steps optimizer learning_rate weight_decay schedule decay_epochs "
     "warmup_steps clip_norm seed amp dtype model channels tile_size normalize norm_lower "
     "norm_upper num_samples noise hidden_dims dropout latent_size message_steps mesh_level "
     "grid_step backbone background".split()
 )
-"""Knobs that a run which goes on must have as it began: with others it would be another run."""
+"""Knobs that may not change where a run is resumed: it would be another run."""
 
 
 class SuiteConfig(Replacing):
-    """Everything that a benchmark of ``penstock suite`` may be told beside its preset."""
+    """The knobs of a benchmark of ``penstock suite``, beside its preset."""
 
-    data_root: Path | None = flag(
-        None, help="folder of the scenes, with train/ and validation/: both roots at once"
-    )
+    data_root: Path | None = flag(None, help="folder of the scenes, with train/ and validation/")
     train_data_root: Path | None = flag(None, help="folder of the training scenes")
     val_data_root: Path | None = flag(
-        None, help="folder of the validation scenes; their shorelines are looked for beside it"
+        None, help="folder of the validation scenes; shorelines lie beside it"
     )
     train_label_file: Path | None = flag(
-        None, help="label CSV of the training scenes (default: the labels that the chips hold)"
+        None, help="label CSV of the training scenes (default: the labels in the chips)"
     )
     val_label_file: Path | None = flag(None, help="label CSV of the validation scenes, likewise")
     train_chips_path: Path | None = flag(
-        None, help="chips of the training scenes, as penstock suite preprocess makes them"
+        None, help="chips of the training scenes, made by penstock suite preprocess"
     )
     val_chips_path: Path | None = flag(None, help="chips of the validation scenes")
     output_dir: Path = flag(help="folder of the runs, their ledger and the report")
@@ -249,8 +253,6 @@ class SuiteConfig(Replacing):
         86_400.0, help="most seconds of a launch, a whole training, in all"
     )
     seed: Natural = flag(0, help="seed of the order of launches, and of each training")
-    anyway: bool = flag(
-        False, help="run on the devices that there are, where a preset is for more of them"
-    )
+    anyway: bool = flag(False, help="run a preset for more devices on those that there are")
     resume: bool = flag(False, help="run only what the ledger in --output-dir lacks")
     overwrite: bool = flag(False, help="replace the suite in --output-dir")

@@ -36,14 +36,14 @@ def loader_cases(config: BenchLoaderConfig, data: str) -> list[Case]:
             )
     remote = "://" in data
     if config.endpoint and not data.startswith("s3://"):
-        raise UsageError(f"--endpoint is of s3:// data, and DATA is {data}")
+        raise UsageError(f"--endpoint is for s3:// data, but DATA is {data}")
     for flag, given, does in (
         ("--latency-ms", config.latency_ms, "delays a local folder"),
-        ("--patch", config.patch, "is of a folder of this machine"),
+        ("--patch", config.patch, "needs a folder of this machine"),
         ("--cache cold", config.cache == "cold", "drops files of this machine"),
     ):
         if given and remote:
-            raise UsageError(f"{flag} {does}, and DATA is {data}")
+            raise UsageError(f"{flag} {does}, but DATA is {data}")
     common: Case = {
         "data": data if remote else str(Path(data).absolute()),
         "shuffle": config.shuffle,

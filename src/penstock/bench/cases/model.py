@@ -55,7 +55,7 @@ def model_cases(config: BenchModelConfig) -> list[Case]:
         if case["amp"] and case["dtype"] != "float32":
             raise UsageError(f"--amp casts float32 as it goes; it needs no --dtype {case['dtype']}")
         if case["checkpointing"] and config.mode != "train":
-            raise UsageError("--checkpointing is of the backward pass; it needs --mode train")
+            raise UsageError("--checkpointing works in the backward pass; it needs --mode train")
     return list({canonical(case): case for case in points}.values())
 
 

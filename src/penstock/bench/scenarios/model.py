@@ -258,7 +258,7 @@ def _prepare(case: Mapping[str, Any], model: Model) -> None:
             f"--amp casts float32 weights as it goes; it does not go with --dtype {case['dtype']}"
         )
     if case["checkpointing"] and not train:
-        raise UsageError("--checkpointing is of the backward pass; it needs --mode train")
+        raise UsageError("--checkpointing works in the backward pass; it needs --mode train")
     if train and not any(p.requires_grad for p in model.module.parameters()):
         raise UsageError(f"--mode train: model {model.name} has no parameters to train")
     if case["dtype"] != "float32":
