@@ -25,6 +25,26 @@ if find_spec("lightning_fabric") is None:
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that nobody stopped: 18 steps in each of 3 epochs."""
+    import torch
+
+    from penstock.training.loop import train_workload
+
+    folder, threads = tmp_path_factory.mktemp("runs") / "whole", torch.get_num_threads()
+    torch.set_num_threads(1)  # as in every run that is compared with it
+    train_workload("spiral", config_of(folder))
+    torch.set_num_threads(threads)
+    return folder
+
+
+def history(out: Path) -> list[dict[str, Any]]:
+    """The epochs of a run, without their times."""
+    found = json.loads((out / "training_results.json").read_text())["history"]
+    return [{k: v for k, v in row.items() if k not in ("train_s", "val_s")} for row in found]
+
+
 @pytest.mark.parametrize(
     "workers",
     [pytest.param(0, id="in place"), pytest.param(2, id="two workers", marks=pytest.mark.slow)],
@@ -35,7 +55,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
     ids=lambda step: f"killed at {step}",
 )
 def test_a_killed_run_ends_in_the_weights_of_a_whole_one(
-    tmp_path: Path, step: int, workers: int
+    whole: Path, tmp_path: Path, step: int, workers: int
 ) -> None:
     """There are 18 steps to an epoch: inside the first, at its end, inside the second, ..."""
 
@@ -43,8 +63,7 @@ def test_a_killed_run_ends_in_the_weights_of_a_whole_one(
 
     from penstock.training.loop import train_workload
 
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    uninterrupted = train_workload("spiral", config_of(whole))
+    parts = tmp_path / "parts"
     with pytest.raises(Incomplete, match=r"stopped by SIGTERM after step \d+ of 54"):
         train_workload("spiral", config_of(parts, num_workers=workers), progress=kill_at(step))
     told = json.loads((parts / "training_results.json").read_text())
@@ -57,16 +76,13 @@ def test_a_killed_run_ends_in_the_weights_of_a_whole_one(
     assert resumed["resumed_at_steps"] == [ended]
     assert [row["step"] for row in rows(parts)] == [str(n) for n in range(1, 55)]
     assert [row["loss"] for row in rows(parts)] == [row["loss"] for row in rows(whole)]
-    timeless = {"train_s", "val_s"}
-    assert [{k: v for k, v in row.items() if k not in timeless} for row in resumed["history"]] == [
-        {k: v for k, v in row.items() if k not in timeless} for row in uninterrupted["history"]
-    ]
-    assert resumed["best"] == uninterrupted["best"]
+    assert history(parts) == history(whole)
+    assert resumed["best"] == json.loads((whole / "training_results.json").read_text())["best"]
     best = [torch.load(out / "best_model.pth", weights_only=True) for out in (whole, parts)]
     assert_same(*best)
 
 
-def test_a_crashed_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
+def test_a_crashed_run_goes_on_from_its_last_checkpoint(whole: Path, tmp_path: Path) -> None:
     from penstock.training.loop import train_workload
 
     class Crash(Exception):
@@ -76,8 +92,7 @@ def test_a_crashed_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
         if now.step == 30:
             raise Crash
 
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    train_workload("spiral", config_of(whole))
+    parts = tmp_path / "parts"
     with pytest.raises(Crash):
         train_workload("spiral", config_of(parts, checkpoint_every=7), progress=crash)
     assert len(rows(parts)) == 30  # of which two were not in the checkpoint of step 28
@@ -101,26 +116,17 @@ def test_more_steps_go_on_inside_the_epoch(tmp_path: Path) -> None:
 
 
 def test_a_device_that_is_asked_seldom_is_asked_before_a_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The first progress is told at the end of the first epoch."""
     from penstock.training.loop import train_workload
 
     monkeypatch.setattr(Laps, "drain_every", 50)
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    uninterrupted = train_workload("spiral", config_of(whole))
-
-    def strike(now: Any) -> None:  # the first that is told is the end of the first epoch
-        if now.step == 18 and not now.validated:
-            os.kill(os.getpid(), signal.SIGTERM)
-
     with pytest.raises(Incomplete):
-        train_workload("spiral", config_of(parts), progress=strike)
-    resumed = train_workload("spiral", config_of(parts, resume=True))
-    told = [
-        [(row["epoch"], row["samples"]) for row in r["history"]] for r in (uninterrupted, resumed)
-    ]
-    assert told[0] == told[1]
-    assert_same(weights(whole), weights(parts))
+        train_workload("spiral", config_of(tmp_path), progress=kill_at(18))
+    train_workload("spiral", config_of(tmp_path, resume=True))
+    assert history(tmp_path) == history(whole)
+    assert_same(weights(whole), weights(tmp_path))
 
 
 def test_what_follows_a_checkpoint_is_made_up_for(tmp_path: Path) -> None:
