@@ -92,7 +92,10 @@ class Histogram:
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self.dtype = dtype
         self.wide = dtype.itemsize > 2
-        self._signed = dtype.kind == "i"
+        kinds = {"b": np.uint8, "f": np.float32 if self.wide else np.float16}
+        self._kind: np.dtype[Any] = np.dtype(kinds.get(dtype.kind, dtype))
+        """The dtype of the values whose bits become keys."""
+        self._sign = 0 if self._kind.kind == "u" else 1 << (8 * self._kind.itemsize - 1)
         self.done = False
         self._coarse = np.zeros(1 << 16, np.int64)
         self._fine: dict[int, NDArray[np.int64]] | None = None
@@ -169,25 +172,17 @@ class Histogram:
         return self._from_key(key)
 
     def _keys(self, flat: NDArray[Any]) -> NDArray[Any]:
-        if self.dtype.kind == "b":
-            return flat.view(np.uint8)
-        if self.dtype.kind in "iu":
-            bits = flat.view(f"u{self.dtype.itemsize}")
-            return bits ^ bits.dtype.type(1 << (8 * bits.itemsize - 1)) if self._signed else bits
-        flat = flat[np.isfinite(flat)].astype(np.float32 if self.wide else np.float16)
-        flat = flat[np.isfinite(flat)] + 0.0  # -0.0 and 0.0 are one value
-        bits = flat.view(np.uint32 if self.wide else np.uint16)
-        sign = bits.dtype.type(1 << (8 * bits.itemsize - 1))
-        keys: NDArray[Any] = np.where(bits & sign, ~bits, bits | sign)
-        return keys
+        if self._kind.kind == "f":
+            flat = flat[np.isfinite(flat)].astype(self._kind)
+            flat = flat[np.isfinite(flat)] + 0.0  # -0.0 and 0.0 are one value
+        bits = flat.view(f"u{self._kind.itemsize}")
+        sign = bits.dtype.type(self._sign)
+        if self._kind.kind == "f":
+            return np.where(bits & sign, ~bits, bits | sign)
+        return bits ^ sign if sign else bits
 
     def _from_key(self, key: int) -> float:
-        if self.dtype.kind == "b":
-            return float(key)
-        if self.dtype.kind in "iu":
-            return float(key - (1 << (8 * self.dtype.itemsize - 1)) * self._signed)
-        kind = np.dtype(np.uint32 if self.wide else np.uint16)
-        sign = 1 << (8 * kind.itemsize - 1)
-        bits = key ^ sign if key & sign else ~key & ((1 << (8 * kind.itemsize)) - 1)
-        value = np.array(bits, kind).view(np.float32 if self.wide else np.float16)
-        return float(value)
+        bits = key ^ self._sign
+        if self._kind.kind == "f" and not key & self._sign:
+            bits = ~key & (2 * self._sign - 1)
+        return float(np.array(bits, f"u{self._kind.itemsize}").view(self._kind))

@@ -13,8 +13,9 @@ scenes alike, and `model_view` shows both to the model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -112,7 +113,9 @@ def read_row(
     windows = [band[i, :, :height, : stop - first] for i, (first, stop) in enumerate(spans)]
     for place, name in enumerate(channels):
         if CHANNELS[name].kind == "radar":  # stored by lines, so each line is read whole and once
-            for first, stop in _slabs(rows, scene.rows_at_once(name)):
+            tall = scene.rows_at_once(name)
+            edges = [rows[0], *range((rows[0] // tall + 1) * tall, rows[1], tall), rows[1]]
+            for first, stop in pairwise(edges):
                 lines = scene.read(name, (first, stop), (0, scene.size[1]))
                 for window, span in zip(windows, spans, strict=True):
                     window[place, first - rows[0] : stop - rows[0]] = lines[:, slice(*span)]
@@ -121,15 +124,6 @@ def read_row(
                 window[place] = scene.read(name, rows, span)
     radar = [channels.index(name) for name in radar_of(channels)]
     return np.array([valid_pixels(window[radar]).sum() for window in windows])
-
-
-def _slabs(rows: Span, height: int) -> Iterator[Span]:
-    """``rows`` cut at the multiples of ``height``."""
-    first = rows[0]
-    while first < rows[1]:
-        stop = min((first // height + 1) * height, rows[1])
-        yield first, stop
-        first = stop
 
 
 def valid_pixels(radar: NDArray[Any]) -> NDArray[np.bool_]:
