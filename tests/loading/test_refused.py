@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.base.errors import UsageError
+from penstock.instruments.slow_server import Loopback
 from penstock.loading.fields import PatchGrid
 from penstock.loading.loader import Loader
 
@@ -19,9 +20,8 @@ pytest.importorskip("tensorstore")
 
 
 def test_what_cannot_be_read_is_said_before_anything_starts(
-    data: dict[str, Path], tmp_path: Path, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch
+    data: dict[str, Path], tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
     short = write(tmp_path / "short.zarr", distinct((11, 4, 7)), (1, 4, 5))
     statistics = tmp_path / "statistics.json"
     statistics.write_text(json.dumps({"inputs": {"mean": [0.0] * 10, "std": [1.0] * 10}}))
@@ -55,7 +55,6 @@ def test_what_cannot_be_read_is_said_before_anything_starts(
             "2 channels, the array has 10",
         ),
         (data["inputs"], {"normalise": {"data": ([0.0], [-1.0])}}, "channel 0 has .* std -1"),
-        ("s3://test-bucket/nowhere.zarr", {"engine": "native"}, "remote|nowhere"),
         (data, {"offsets": 0}, "offsets 0 is not a list of whole numbers, nor one for each array"),
         (data, {"channels": {"inputs": 3}}, r"channels \{'inputs': 3\} is not a list of whole num"),
         (data, {"channels": [1.5]}, r"channels \[1\.5\] is not a list of whole numbers"),
@@ -65,6 +64,11 @@ def test_what_cannot_be_read_is_said_before_anything_starts(
         (data, {"normalise": {"inputs": 5}}, "normalise .* neither a file of statistics nor"),
         (data, {"transform": 3}, "transform 3 cannot be called"),
     ]
+    with Loopback(tmp_path, 0.0) as server:
+        far = f"{server.url}/short.zarr"
+        with pytest.raises(UsageError, match=r"short\.zarr: it is remote; engine native cannot"):
+            Loader(far, batch_size=2, engine="native")
+        assert Loader(far, batch_size=2).engine.name == "tensorstore"
     for what, knobs, message in cases:
         with pytest.raises(UsageError, match=message):
             Loader(what, **{"batch_size": 2, **knobs})
