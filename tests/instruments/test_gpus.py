@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
-from penstock.instruments.cuda import Gpu
+if TYPE_CHECKING:
+    from penstock.instruments.cuda import Gpu
 
 GIB = 2**30
 
@@ -59,6 +59,10 @@ class Driver:
 
 def gpu(monkeypatch: pytest.MonkeyPatch, driver: Driver | None, uuid: str | None) -> Gpu:
     """The second device that torch sees, which has this UUID; torch before 2.5 tells none."""
+    import torch
+
+    from penstock.instruments.cuda import Gpu
+
     properties = SimpleNamespace() if uuid is None else SimpleNamespace(uuid=uuid)
     monkeypatch.setitem(sys.modules, "pynvml", driver)  # type: ignore[arg-type]
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)

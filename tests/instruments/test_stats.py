@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
+from typing import Any
 
 import numpy as np
 import pytest
-import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -16,6 +17,16 @@ from penstock.instruments.stats import intervals, stopping
 from penstock.instruments.stats import significance as stats
 from penstock.instruments.stats.intervals import Interval
 from penstock.instruments.stats.stopping import StopRule, WarmupRule
+
+scipy: Any = None
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _libraries() -> None:
+    """Imported by the first test, so that to collect them all takes no time."""
+    import_module("scipy.stats")
+    globals()["scipy"] = import_module("scipy")
+
 
 Draw = Callable[[np.random.Generator, int], NDArray[np.float64]]
 

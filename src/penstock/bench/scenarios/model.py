@@ -242,23 +242,12 @@ def _shape(case: Mapping[str, Any], model: Model) -> tuple[int, ...]:
             f"--tile-sizes {case['tile']} has {len(sides)} axes; model {model.name} takes "
             f"{model.spatial_axes}"
         )
-    if min(sides) <= 2 * case["halo"]:
-        raise UsageError(
-            f"--halo {case['halo']} leaves nothing of --tile-sizes {case['tile']}: a side must be "
-            f"more than {2 * case['halo']}"
-        )
     return (case["batch"], model.in_channels, *sides)
 
 
 def _prepare(case: Mapping[str, Any], model: Model) -> None:
     """Put the module into the mode and the dtype of the case, on the host."""
     train = case["mode"] == "train"
-    if case["amp"] and case["dtype"] != "float32":
-        raise UsageError(
-            f"--amp casts float32 weights as it goes; it does not go with --dtype {case['dtype']}"
-        )
-    if case["checkpointing"] and not train:
-        raise UsageError("--checkpointing works in the backward pass; it needs --mode train")
     if train and not any(p.requires_grad for p in model.module.parameters()):
         raise UsageError(f"--mode train: model {model.name} has no parameters to train")
     if case["dtype"] != "float32":
