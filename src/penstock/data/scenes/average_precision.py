@@ -52,14 +52,19 @@ def coco_ap(results: Iterable[ImageResult], *, by_class: bool = True) -> dict[st
         return dict.fromkeys(nothing, 0.0)
     module = require("faster_coco_eval", "train")
 
-    truths: list[dict[str, Any]] = []
-    boxes: list[dict[str, Any]] = []
-    for number, result in enumerate(images, 1):
-        for box, label in zip(result.true_boxes, result.true_labels, strict=True):
-            truths.append(_entry(len(truths) + 1, number, box, label, by_class) | {"iscrowd": 0})
-        for box, label, score in zip(result.boxes, result.labels, result.scores, strict=True):
-            entry = _entry(len(boxes) + 1, number, box, label, by_class)
-            boxes.append(entry | {"score": float(score)})
+    truths = [
+        _entry(number, box, label, by_class) | {"iscrowd": 0}
+        for number, result in enumerate(images, 1)
+        for box, label in zip(result.true_boxes, result.true_labels, strict=True)
+    ]
+    boxes = [
+        _entry(number, box, label, by_class) | {"score": float(score)}
+        for number, result in enumerate(images, 1)
+        for box, label, score in zip(result.boxes, result.labels, result.scores, strict=True)
+    ]
+    for entries in (truths, boxes):
+        for number, entry in enumerate(entries, 1):
+            entry["id"] = number
     classes = sorted({entry["category_id"] for entry in (*truths, *boxes)})
     document = {
         "images": [{"id": number} for number in range(1, len(images) + 1)],
@@ -76,10 +81,9 @@ def coco_ap(results: Iterable[ImageResult], *, by_class: bool = True) -> dict[st
     return {key: None if value < 0 else float(value) for key, value in values.items()}
 
 
-def _entry(number: int, image: int, box: NDArray[Any], label: int, by_class: bool) -> Any:
+def _entry(image: int, box: NDArray[Any], label: int, by_class: bool) -> Any:
     x0, y0, x1, y1 = (float(side) for side in box)
     return {
-        "id": number,
         "image_id": image,
         "category_id": int(label) if by_class else 1,
         "bbox": [x0, y0, x1 - x0, y1 - y0],
