@@ -1,4 +1,4 @@
-"""A measured case: its launches with what follows from them, or its row in a CSV."""
+"""A measured case: its launches with the statistics over them, or its row in a CSV."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ Kind = TypeVar("Kind", bound="Cell")
 
 @dataclass(frozen=True)
 class Cell:
-    """All launches of one case on one machine, or what a CSV says of them.
+    """All launches of one case on one machine, or its row in a CSV.
 
-    `row` is the same of both. What needs the samples of launches is None or empty for a cell that
-    was read from a CSV.
+    `row` is the same for both. A statistic that needs the samples of launches is None or empty for
+    a cell that was read from a CSV.
     """
 
     records: tuple[Record, ...] = ()
     line: Row = field(default_factory=dict)
-    """The row that was read from a CSV; empty where there are records."""
+    """The row that was read from a CSV; empty if there are records."""
 
     columns: ClassVar[Columns]
 
@@ -62,7 +62,7 @@ class Cell:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What is known of a case without its samples, by column."""
+        """The columns of a case that need no samples: its knobs, its machine, how it ended."""
         limits = self.environment("limits") or {}
         return {
             **self.case,
@@ -81,17 +81,17 @@ class Cell:
         }
 
     def values(self) -> dict[str, Any]:
-        """What was measured, by column."""
+        """The columns of a case that were measured."""
         return {}
 
     @cached_property
     def group(self) -> tuple[str, ...]:
-        """The fields that tell it apart from what it may not be compared with."""
+        """The fields that are the same in all cells that it may be compared with."""
         fields = self.line or self.columns.row(self.about)
         return tuple(fields.get(name, "") for name in self.columns.apart)
 
     def number(self, *names: str) -> float:
-        """The first of these columns that holds a number; NaN where none does.
+        """The first of these columns that is not empty, as a number; NaN if all are empty.
 
         Raises `ValueError` for a field that is no number.
         """
@@ -111,7 +111,7 @@ class Cell:
 
     @property
     def status(self) -> str:
-        """``ok`` where every launch was; else the failure that most of them met."""
+        """``ok`` if every launch was; else the most frequent failure."""
         failures = Counter(record.status for record in self.records if not record.ok)
         return failures.most_common(1)[0][0] if failures else "ok"
 
@@ -122,7 +122,7 @@ class Cell:
 
     @property
     def error(self) -> str:
-        """The message of the first error, in one line; empty where there was none."""
+        """The message of the first error in one line; empty if there was none."""
         return " ".join(self.failure.message.split()) if self.failure else ""
 
     @cached_property
@@ -141,7 +141,7 @@ class Cell:
 
     @cached_property
     def time(self) -> Interval | None:
-        """Median seconds of a step. With one launch, the interval is of that launch alone."""
+        """Median seconds of a step. With one launch, the interval is that of its samples."""
         if not self.times:
             return None
         if len(self.times) == 1:
@@ -158,7 +158,7 @@ class Cell:
         return work / self.time.value if work is not None and self.time else None
 
     def peak(self, *names: str) -> int | None:
-        """The most that any launch, a failed one too, read of these fields of its memory."""
+        """The largest of these fields of memory, in bytes, over all launches, failed ones too."""
         read = [getattr(record.memory, name) for record in self.records for name in names]
         return max((value for value in read if value is not None), default=None)
 
@@ -189,8 +189,10 @@ def cell_ratio(a: Cell, b: Cell) -> Interval:
 
 
 def speed_up(time: Interval, a: Cell, b: Cell, quantity: str) -> Interval | None:
-    """Units a second of ``b`` over those of ``a``, from the ratio of their times; None where
-    nobody counted them."""
+    """Units a second of ``b`` over those of ``a``, from the ratio of their times.
+
+    It is None if the units were not counted.
+    """
     before, after = a.work(quantity), b.work(quantity)
     return inverse(time, after / before) if before and after else None
 
@@ -202,12 +204,12 @@ def bootstrap_ratio(a: Sequence[ArrayLike], b: Sequence[ArrayLike]) -> Interval:
 
 
 def inverse(ratio: Interval, work: float = 1.0) -> Interval:
-    """The ratio of rates that a ratio of times means, for so many times the work."""
+    """The ratio of rates from a ratio of times, with ``work`` times the work."""
     low, high = (None if end is None else work / end for end in (ratio.high, ratio.low))
     return Interval(work / ratio.value, low, high, ratio.n)
 
 
 def middle(values: Iterable[float | None]) -> float | None:
-    """The median of the values that are known; None of none."""
+    """The median of the values that are not None; None if all are."""
     present = [value for value in values if value is not None]
     return float(np.median(present)) if present else None

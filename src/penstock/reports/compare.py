@@ -1,25 +1,26 @@
-"""Comparison: is B faster or slower than A, by how much, and how sure is that?
+"""Compare two runs of the same cases: is B faster or slower than A, by how much, and how sure?
 
-A and B are records of two runs of the same cases, such as before and after a change. Cases are
-paired by their key. The verdict on a pair takes two things together, chance and size:
+A and B are records, such as those before and after a change. Cases are paired by their key. The
+verdict on a pair combines chance and size:
 
     slower, faster   chance does not explain the difference (p of a permutation test of the launch
                      medians, corrected for the number of cases; interval of the ratio without 1),
                      and the best estimate is beyond the threshold
     same             the whole interval of the ratio is within the threshold
-    inconclusive     neither; more launches may tell
+    inconclusive     neither; more launches may decide
     fails, mended    launches of B fail where those of A ran, or the other way round
 
-The threshold is the change that one acts on. Unless given, it is measured by A/A: every way to
-halve the launches of a case on one side gives a ratio where nothing changed, and 95 % of those are
-within the threshold. Halves have fewer launches than A and B, so this errs on the safe side. It is
-2 % at least, because the place of code and data in memory alone may do that much, and 10 % at most,
-because nobody would call two runs that far apart the same.
+The threshold is the change that one acts on. If it is not given, it is measured by A/A: the
+launches of a case on one side are halved in every way. Each half over the other is a ratio where
+nothing changed, and 95 % of these ratios are within the threshold. Halves have fewer launches than
+A and B, so this errs on the safe side. The threshold is at least 2 %, because the place of code and
+data in memory alone may change a time that much. It is at most 10 %, because nobody would call two
+runs the same that differ by more.
 
-One launch on a side is never compared: what differs between two processes may be just that.
+A single launch on a side is never compared, because two processes may always differ.
 
-Cases that ran on unlike machines, or did unlike work, are left out and named, and the others are
-compared.
+Cases that ran on different machines, or did different work, are left out and named. The other
+cases are compared.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _DRAWS = 2000
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What B is to A."""
+    """How B compares with A."""
 
     metric: str
     confidence: float
@@ -62,11 +63,11 @@ class Comparison:
     """Labels of the cases that B lacks."""
     only_b: tuple[str, ...]
     caveats: tuple[str, ...]
-    """Why cases should not be compared, where that was asked for all the same."""
+    """The reasons against comparing some cases that were compared all the same."""
     left_out: tuple[str, ...] = ()
-    """Why cases of both were not compared, with their labels."""
+    """The reasons why shared cases were not compared, with their labels."""
     unlike: int = 0
-    """Cases of both that were not compared."""
+    """The number of shared cases that were not compared."""
 
     @property
     def regressed(self) -> bool:
@@ -77,7 +78,7 @@ class Comparison:
         return asdict(self) | {"regressed": self.regressed, "sentence": self.sentence()}
 
     def sentence(self) -> str:
-        """The verdicts, counted, with the largest change of each direction."""
+        """Count the verdicts and name the largest change in each direction."""
         parts = []
         for verdict in ("fails", "slower", "mended", "faster", "same", "inconclusive"):
             rows = [row for row in self.rows if row.verdict == verdict]
@@ -111,11 +112,23 @@ def compare_records(
     metric: str,
     seed: int,
 ) -> Comparison:
-    """The verdict on every case that both have; the less ``samples_s[metric]``, the better.
+    """Give a verdict on every case that both sides have. Less time is better.
 
-    A case of which machine, schema, counted work or the model's structure differ is left out,
-    unless ``anyway``. Raises `NotComparable` where they share no case, nothing ran, or all were
-    left out.
+    Args:
+        a: The launches of one side, in any order.
+        b: The launches of the other side. Its times are divided by those of ``a``.
+        threshold: The relative change that one acts on. None measures it by A/A.
+        confidence: The confidence of intervals and verdicts, from 0.5 to below 1.
+        anyway: Compare cases, too, whose machine, schema, work or model differ.
+        metric: The name in ``Record.samples_s`` of the seconds that are compared.
+        seed: The seed of the bootstrap and of the permutation test.
+
+    Returns:
+        A row for each case that was compared, and the labels of the others with the reasons.
+
+    Raises:
+        NotComparable: The sides share no case, no shared case ran, or all were left out.
+        UsageError: No launch measured ``metric``.
     """
     pairs = pair_cases(a, b, metric)
     reasons = {pair.key: differences(pair) for pair in pairs.shared}
@@ -185,9 +198,16 @@ def pair_cases(a: Sequence[Record], b: Sequence[Record], metric: str) -> PairedC
 
 
 def select_records(records: Sequence[Record], settings: Mapping[str, str]) -> list[Record]:
-    """The records with these knobs, as cases without them: two selections of one sweep pair up.
+    """Select the records with some values of knobs, and take these knobs out of their cases.
 
-    Values are compared as text: ``{"amp": "true", "tile": "256"}``.
+    Two selections of one sweep then have the same cases and can be compared.
+
+    Args:
+        records: The launches to select from.
+        settings: The wanted values by knob, as text: ``{"amp": "true", "tile": "256"}``.
+
+    Returns:
+        Copies of the selected records, with new cases and keys.
     """
     chosen = []
     for record in records:
@@ -199,7 +219,7 @@ def select_records(records: Sequence[Record], settings: Mapping[str, str]) -> li
 
 
 def _labels(records: Sequence[Record]) -> dict[str, str]:
-    """Each case by the knobs in which not all are equal, by its scenario where there are none."""
+    """Label each case with the knobs whose values vary, or with its scenario where none does."""
     values: dict[str, set[str]] = {}
     for record in records:
         for knob, value in record.case.items():
@@ -229,8 +249,7 @@ def check_measured(pairs: Sequence[Pair], metric: str) -> None:
 
 
 def differences(pair: Pair) -> list[str]:
-    """What makes the launches of a case times of different things. What is missing does not
-    differ."""
+    """Say why the launches of a case did not time the same thing. A missing value never differs."""
     launches = pair.a + pair.b
     machines = _texts(record.environment.get("machine_key") for record in launches)
     kinds = {

@@ -1,10 +1,10 @@
-"""A report as a page: the tables, sentences and figures of a ledger, in a folder.
+"""A report as a page: the tables, sentences and figures of a ledger in a folder.
 
-    FOLDER/report.md        what was measured, on what, and what it says
+    FOLDER/report.md        what was measured, on which machines, with tables and sentences
     FOLDER/model.csv ...    the numbers of the figures, as the benchmark wrote them
     FOLDER/model.png ...    the figures
 
-All of it is computed from records, so a page can be made anew from its ledger, on any machine.
+Everything is computed from records, so a page can be made again from its ledger on any machine.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ PAGE = "report.md"
 
 
 class _Kind(NamedTuple):
-    """How records of some scenarios are shown."""
+    """The parts of a page that show the records of one scenario."""
 
     title: str
     sections: Callable[[Iterable[Record]], list[Section]]
     plot: Callable[..., list[Path]]
-    """Of a table that ``append_csv`` wrote, or where there is none of the records; and a prefix."""
+    """Draws the CSV that ``append_csv`` wrote, or the records if there is none, to a prefix."""
     append_csv: Callable[[Iterable[Record], Path], None] | None = None
 
 
@@ -76,9 +76,21 @@ _KINDS = {
 def write_page(
     records: Sequence[Record], folder: Path, source: str, overwrite: bool, replace: bool = False
 ) -> list[Path]:
-    """Write a page of the records, which came from ``source``; returns the files, the page first.
+    """Write a page of records.
 
-    Raises `UsageError` where there is nothing to show, `Refused` for a folder that has a page.
+    Args:
+        records: The launches of one or more ledgers.
+        folder: The folder of the page; it is made if it is not there.
+        source: The name of the ledgers, for the title.
+        overwrite: Replace a page and its figures.
+        replace: Replace files that Penstock did not write.
+
+    Returns:
+        The files that were written, the page first.
+
+    Raises:
+        UsageError: No record can be shown, or the folder cannot be written.
+        Refused: The folder has a page, or a file is not to be replaced.
     """
     shown = {
         name: kind for name, kind in _KINDS.items() if any(r.scenario == name for r in records)
@@ -117,7 +129,7 @@ def write_page(
 
 
 def _remove_figures(page: Path) -> None:
-    """Those that an old page shows: of other records there may be fewer, or of other names."""
+    """Remove the figures of an old page. The new one may have fewer, or others."""
     if page.exists():
         for name in re.findall(r"!\[(\w+)\]\(\1\.png\)", page.read_text(errors="replace")):
             figure = page.parent / f"{name}.png"
@@ -128,7 +140,7 @@ def _remove_figures(page: Path) -> None:
 def _figures(
     name: str, kind: _Kind, records: Sequence[Record], folder: Path, replace: bool
 ) -> list[Path]:
-    """Those that can be drawn: where every launch failed there is none, and the table says so."""
+    """Draw the figures of one kind. There is none if every launch failed, as the table says."""
     drawn: Any = records
     if kind.append_csv is not None:
         drawn = folder / f"{name}.csv"
@@ -144,7 +156,7 @@ def _figures(
 
 
 def _of_machines(records: Sequence[Record]) -> list[str]:
-    """One line for each machine and commit that launches ran on."""
+    """A line for each machine and commit of the launches."""
     machines = gather(records, _machine).items()
     return [
         f"- {len(launches)} launches, {_days(launches)}: {where}" for where, launches in machines

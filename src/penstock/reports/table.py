@@ -18,14 +18,14 @@ MB = 2**20
 
 
 Row = dict[str, str]
-"""Fields of a CSV by their columns."""
+"""The fields of a line of a CSV, by column."""
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 
 
 def gather(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Items by their key. Keys and items keep the order in which they come."""
+    """Items by their key. Keys and items keep their order."""
     groups: dict[Key, list[Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -55,10 +55,10 @@ def csv_field(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of one kind of CSV, by which a case becomes a row."""
+    """The columns of one kind of CSV, with which a case becomes a row."""
 
     names: tuple[str, ...]
-    """All of them, in the order of a new file."""
+    """All columns, in the order of a new file."""
     place: tuple[str, ...]
     """The columns in which cases of one table or figure differ."""
     apart: tuple[str, ...]
@@ -77,16 +77,23 @@ class Table:
     header: tuple[str, ...]
     rows: list[Row]
     torn: bool
-    """The last line lacks its end: it was cut off while it was written, and is not in ``rows``."""
+    """True if the last line was cut off while it was written. It is then not in ``rows``."""
     ended: bool
-    """The last line has its newline."""
+    """True if the last line has its newline."""
 
 
 def read_csv(path: Path, needs: Iterable[str] = ("tile_size", "batch_size")) -> Table:
-    """A benchmark's CSV, of this version, an earlier one, or the seed's own writer.
+    """Read a benchmark's CSV, of this version, an earlier one, or the seed.
 
-    Raises `UsageError` for anything else, which is what lacks a column that it ``needs``, and for
-    a line that does not fit its header.
+    Args:
+        path: The CSV.
+        needs: The columns without which a file is no such CSV.
+
+    Returns:
+        The header and the rows, all of text.
+
+    Raises:
+        UsageError: The file cannot be read, is no such CSV, or a line does not fit its header.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -113,11 +120,11 @@ def read_csv(path: Path, needs: Iterable[str] = ("tile_size", "batch_size")) -> 
 
 
 def append_rows(rows: Sequence[Row], path: Path, columns: Columns) -> None:
-    """Add rows to a benchmark's CSV, which has the columns that it needs or is not one.
+    """Add rows to a benchmark's CSV.
 
-    Under our header rows are appended in one write. A file with another header, the seed's or an
-    earlier version's, is rewritten beside itself and renamed over: our columns first, then its
-    own, no row lost. Raises `UsageError`, and touches nothing, where ``path`` is something else.
+    A file with our header gets them in one write. A file with another header, the seed's or that of
+    an earlier version, is replaced by one with our columns first, then its own, and all its rows.
+    Raises `UsageError` if ``path`` is another file, which is left as it is.
     """
     rows = [{name: to_cell(value) for name, value in row.items()} for row in rows]
     path = path.resolve()  # of a link, the file behind it is replaced
@@ -151,7 +158,7 @@ def _replace(path: Path, header: Sequence[str], rows: Iterable[Row]) -> None:
 
 
 class Section(NamedTuple):
-    """A piece of a report: what it is of, a table whose first line is its header, sentences."""
+    """A part of a report: a title, a table whose first line is its header, and sentences."""
 
     title: str
     table: Sequence[Sequence[str]] = ()
@@ -159,13 +166,13 @@ class Section(NamedTuple):
 
 
 def without_empty(table: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Less the columns that nobody has a value for: under their heads are dashes alone."""
+    """The table without the columns that hold only dashes under their heads."""
     kept = [c for c in zip(*table, strict=True) if any(text != "-" for text in c[1:])]
     return list(zip(*kept, strict=True))
 
 
 def in_text(sections: Iterable[Section]) -> list[str]:
-    """For a terminal."""
+    """Sections as lines for a terminal."""
     lines: list[str] = []
     for title, table, sentences in sections:
         lines += [title, ""]
@@ -178,7 +185,7 @@ def in_text(sections: Iterable[Section]) -> list[str]:
 
 
 def in_markdown(sections: Iterable[Section]) -> str:
-    """For a page."""
+    """Sections as Markdown for a page."""
     blocks = []
     for title, table, sentences in sections:
         blocks.append(f"**{for_markdown(title)}**")

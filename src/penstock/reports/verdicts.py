@@ -40,12 +40,12 @@ class ComparedCase:
     """Median of the launch medians."""
     b_seconds: float | None
     a_launches: int
-    """Those that ran."""
+    """The number of launches that ran."""
     b_launches: int
     ratio: Interval | None
     """Time of B over time of A."""
     p: float | None
-    """That chance makes such a difference, corrected for the number of cases."""
+    """The probability that chance makes such a difference, corrected for the number of cases."""
     verdict: Verdict
     reason: str
 
@@ -66,13 +66,13 @@ class Pair:
 
 @dataclass(frozen=True)
 class Judge:
-    """What decides: the change that one acts on, and how sure a verdict must be."""
+    """The rules of a verdict: the change that one acts on, and how sure the verdict must be."""
 
     threshold: float
     confidence: float
 
     def case(self, pair: Pair, ratio: Interval | None, p: float | None) -> ComparedCase:
-        """The verdict on a pair, by the ratio of its times and the chance of such a difference."""
+        """Judge a pair by the ratio of its times and the probability ``p`` of chance."""
         verdict, reason = self._verdict(pair, ratio, p)
         return ComparedCase(
             label=pair.label,
@@ -129,9 +129,9 @@ class Judge:
 
 
 def chances(pairs: Sequence[Pair], confidence: float, rng: np.random.Generator) -> dict[str, float]:
-    """How likely chance makes such a difference, by key, corrected for the number of cases.
+    """The probability of chance for each case, by key, corrected for the number of cases.
 
-    Cases of which so few launches ran that they cannot tell are left out.
+    Cases with too few launches for any verdict are left out.
     """
     tested = [pair for pair in pairs if _smallest_p(pair) <= 1 - confidence]
     medians = [(launch_medians(pair.a_times), launch_medians(pair.b_times)) for pair in tested]
@@ -161,7 +161,7 @@ def noise_threshold(pairs: Sequence[Pair], rng: np.random.Generator) -> tuple[fl
 
 
 def _smallest_p(pair: Pair) -> float:
-    """What so many launches can show at best; one on a side shows nothing."""
+    """The smallest p that so many launches can reach. One launch on a side shows nothing."""
     n, m = len(pair.a_times), len(pair.b_times)
     return 2 / math.comb(n + m, n) if min(n, m) > 1 else 1.0
 

@@ -30,12 +30,12 @@ def listed(words: Sequence[str]) -> str:
 
 
 def or_dash(value: float | None, form: Form = significant) -> str:
-    """A field of a table: ``-`` where the value is not known."""
+    """A field of a table: ``-`` if the value is not known."""
     return "-" if value is None else form(value)
 
 
 def spread(interval: Interval | None, form: Form = significant) -> str:
-    """Both ends of an interval, ``1.2 - 1.4``; ``-`` where one of them is not known."""
+    """Both ends of an interval, ``1.2 - 1.4``; ``-`` if one of them is not known."""
     if interval is None or interval.low is None or interval.high is None:
         return "-"
     return f"{form(interval.low)} - {form(interval.high)}"
@@ -44,7 +44,7 @@ def spread(interval: Interval | None, form: Form = significant) -> str:
 def bracket(interval: Interval, count: str, form: Form = format_seconds) -> str:
     """An interval and the count behind it, ``[1.2 s - 1.4 s, 5 launches]``.
 
-    The count stands alone where an end is not known, or where a single value is behind both.
+    It is the count alone if an end is not known, or if a single value is behind both.
     """
     ends = spread(interval, form) if interval.n > 1 else "-"
     return f"[{count}]" if ends == "-" else f"[{ends}, {count}]"

@@ -20,11 +20,22 @@ if TYPE_CHECKING:
 def plot_before_after(
     images: Mapping[str, ArrayLike], out: Path, caption: str, replace: bool = False
 ) -> Path:
-    """Save two images and their difference, the second less the first.
+    """Save a figure of two images and their difference, the second less the first.
 
-    ``images`` are two 2-D arrays of one shape by their titles, in that order. Both are shown
-    between the same greys, the 0.5th and 99.5th percentile of the two together; the difference
-    about a white zero, out to the 99.5th percentile of its size. Returns ``out``.
+    Both images have the same range of greys, from the 0.5th to the 99.5th percentile of the two
+    together. The difference is white at 0 and reaches the 99.5th percentile of its size.
+
+    Args:
+        images: Two 2-D arrays of one shape by their titles, in this order.
+        out: The file to write.
+        caption: The text below the images.
+        replace: Replace a file that Penstock did not write.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        UsageError: The images are not two 2-D arrays of one shape.
     """
     figure = before_after_figure(images, caption)
     save_figures({Path(out): figure}, replace)

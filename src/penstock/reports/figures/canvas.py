@@ -42,7 +42,7 @@ STYLE: dict[str, Any] = {
 }
 TEXT: dict[str, Any] = {"fontsize": STYLE["text"], "color": STYLE["ink"]}
 TITLE: dict[str, Any] = {**TEXT, "loc": "left", "fontweight": "bold"}
-"""Of one panel among several."""
+"""The title of one panel among several."""
 LEGEND: dict[str, Any] = {
     "frameon": False, "fontsize": STYLE["small"], "labelcolor": STYLE["ink"],
 }  # fmt: skip
@@ -58,11 +58,11 @@ class Curve:
     t: Values
     """Seconds since the start."""
     y: Values
-    """In the panel's base unit, bytes for a size; NaN where it is missing."""
+    """The values in the panel's base unit, bytes for a size; NaN where one is missing."""
     colour: int = 0
     dashes: str = "-"
     sparse: bool = False
-    """Read too rarely for a rolling mean: drawn as points."""
+    """True if it was read too rarely for a rolling mean. It is then drawn as points."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Panel:
 
     title: str
     quantity: str
-    """What the y axis shows; its unit is appended."""
+    """The name of the y axis, to which the unit is appended."""
     unit: str
     """``B`` and ``B/s`` are scaled to KiB, MiB or GiB by what is drawn."""
     lines: Sequence[Curve]
@@ -81,11 +81,11 @@ class Panel:
     top: float = 0.0
     """The y axis reaches at least this far."""
     strips: bool = False
-    """Each line gets axes of its own: devices at 100 % would hide one another."""
+    """True if each line has its own axes: devices at 100 % would hide one another."""
 
 
 def rolling_mean(y: Values, samples: int) -> Values:
-    """The mean of the ``samples`` values about each; fewer at the ends and about gaps.
+    """The mean of the ``samples`` values around each value; of fewer at the ends and at gaps.
 
     >>> rolling_mean(np.array([0.0, 3.0, 6.0, np.nan]), 3).tolist()
     [1.5, 3.0, 4.5, nan]
@@ -143,7 +143,7 @@ def draw_all_panels(
 
 
 def draw(panel: Panel, mean: bool = False, smooth: int = 1) -> Figure:
-    """A panel, which has at least one value, as a Figure."""
+    """Draw a panel, which has at least one value."""
     values = np.concatenate([line.y for line in panel.lines])
     peak = float(np.nanmax(values))
     y_unit = _y_unit(panel.unit, peak)
@@ -220,7 +220,7 @@ def _draw_line(axis: Axes, line: Curve, smooth: int) -> None:
 
 
 def _frame(panel: Panel, mean: bool, smooth: int, strips: int) -> tuple[Figure, list[Axes]]:
-    """Title, what was sampled, and empty axes below one another."""
+    """A figure with title and facts, and its empty axes, one below another."""
     height = STYLE["height"] if strips == 1 else 1.5 + STYLE["strip"] * strips
     figure = blank(STYLE["width"], height, pads=(0.1, 0.06))
     longest = max(panel.lines, key=lambda line: len(line.t))
@@ -247,9 +247,19 @@ def _frame(panel: Panel, mean: bool, smooth: int, strips: int) -> tuple[Figure, 
 def blank(
     width: float, height: float, right: float = 1.0, pads: tuple[float, float] = (0.1, 0.1)
 ) -> Figure:
-    """An empty figure whose axes leave room for a `heading` and end at ``right`` of its width.
+    """An empty figure with room for a `heading`.
 
-    ``pads`` about axes, to the sides and up and down, are in inches as the sizes are.
+    Args:
+        width: Inches.
+        height: Inches.
+        right: The share of the width at which axes end.
+        pads: Inches around axes, to the sides and above and below.
+
+    Returns:
+        A figure that does not belong to pyplot, with a constrained layout.
+
+    Raises:
+        MissingDependency: matplotlib is not installed.
     """
     head = 0.66  # inches kept for the title and the line below it
     engine = require("matplotlib.layout_engine", "plot").ConstrainedLayoutEngine(
@@ -262,9 +272,14 @@ def blank(
 
 
 def tidy(axis: Axes, title: str = "", x: str = "", y: str = "", pad: float | None = None) -> None:
-    """Axes in the house style: a faint grid behind, no frame above and to the right.
+    """Draw axes in the house style: a faint grid behind, no frame above and to the right.
 
-    ``title`` names one panel among several, ``pad`` points above it; ``x`` and ``y`` name the axes.
+    Args:
+        axis: The axes of one panel.
+        title: The name of the panel, if there are several.
+        x: The name of the horizontal axis.
+        y: The name of the vertical axis.
+        pad: Points between the panel and its title; None is matplotlib's default.
     """
     axis.set_title(title, **TITLE, pad=pad)
     axis.set_xlabel(x, **TEXT)
@@ -277,7 +292,13 @@ def tidy(axis: Axes, title: str = "", x: str = "", y: str = "", pad: float | Non
 
 
 def heading(figure: Figure, title: str, below: str) -> None:
-    """Title and the line below it, set in inches so that every figure has them alike."""
+    """Write the title of a figure and a line below it, at the same place in every figure.
+
+    Args:
+        figure: A figure of `blank`.
+        title: What is shown.
+        below: What it is of.
+    """
     width, height = figure.get_size_inches()
     left = {"x": 0.12 / width, "ha": "left", "va": "top"}
     figure.text(
@@ -301,7 +322,7 @@ def save_under(
 
 
 def _without_control(figure: Figure) -> None:
-    """Names of others are in titles, labels and legends."""
+    """Remove control characters: titles, labels and legends hold names that others chose."""
     from matplotlib.text import Text
 
     for text in figure.findobj(Text):
@@ -309,7 +330,18 @@ def _without_control(figure: Figure) -> None:
 
 
 def save_figures(figures: Mapping[Path, Figure], replace: bool = False) -> list[Path]:
-    """Write each figure to its file, or none where one of those is not ours to replace."""
+    """Write each figure to its file.
+
+    Args:
+        figures: The figures by path. The suffix of a path is the format.
+        replace: Replace a file that Penstock did not write.
+
+    Returns:
+        The paths, in order.
+
+    Raises:
+        Refused: A file is not to be replaced. Then no figure is written.
+    """
     check_outputs(*(("figure", path) for path in figures), replace=replace)
     for path, figure in figures.items():
         _without_control(figure)

@@ -1,4 +1,13 @@
-"""The figures of a benchmark of loaders and of its ladders."""
+"""The figures of a benchmark of loaders and of its ladders.
+
+    loader   seconds for a batch by threads: a panel for each batch size, a line for each loader, or
+             a bar if there is one number of threads
+    ladder   what a batch costs at each rung: a panel for each batch size and number of threads, all
+             on one scale. It is drawn from records, because no CSV holds the rungs
+
+Cases that differ in anything else have figures of their own. If a case has several rows, the latest
+is drawn.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +31,26 @@ if TYPE_CHECKING:
 
 
 def plot_loader(path: Path, out_prefix: str | Path, replace: bool = False) -> list[Path]:
-    """Draw the CSV of ``penstock bench loader``, likewise."""
+    """Draw the seconds of a batch of a benchmark of loaders.
+
+    There is one figure, ``<out_prefix>.png``, or a numbered one for each group of cases.
+
+    Args:
+        path: A CSV of ``penstock bench loader``, of any version.
+        out_prefix: The path of the figures without the suffix ``.png``.
+        replace: Replace figures that Penstock did not write.
+
+    Returns:
+        The files that were written.
+
+    Raises:
+        UsageError: The file is not such a CSV, a field is no number, or there is nothing to draw.
+    """
     return save_numbered(LoaderCell, path, draw_loader, out_prefix, replace)
 
 
 def draw_loader(cells: Sequence[LoaderCell], source: str) -> Figure:
-    """Seconds for a batch by threads, or by loader where there is one number of threads."""
+    """Draw seconds of a batch by threads, or by loader if there is one number of threads."""
     batches = sorted({cell.batch for cell in cells})
     fastest_first = sorted(cells, key=lambda cell: float(cell.row["seconds_per_batch"] or "inf"))
     loaders = list(dict.fromkeys(cell.loader for cell in fastest_first))
@@ -108,15 +131,17 @@ def _seconds_of(cells: Sequence[LoaderCell]) -> list[Any]:
 def plot_ladders(
     records: Iterable[Record], out_prefix: str | Path, replace: bool = False
 ) -> list[Path]:
-    """Draw the ladder of every batch size and number of threads to ``<out_prefix>.png``, or to one
-    numbered file for each data set, cache, ... that they climb."""
+    """Draw the ladder of every batch size and number of threads to ``<out_prefix>.png``.
+
+    Ladders of several data sets, caches and so on are drawn to one numbered file each.
+    """
     ladders = [ladder for ladder in ladders_of(records) if ladder.measured]
     figures = [draw_ladders(group) for group in same_case_but_rung(ladders)]
     return save_under(out_prefix, numbered(figures), replace)
 
 
 def draw_ladders(ladders: Sequence[Ladder]) -> Figure:
-    """What the batch costs at each rung, beyond the one below it; the dearest is marked."""
+    """Draw what each rung of a batch costs beyond the rung below it. The largest cost is marked."""
     figure = blank(max(6.0, 4.6 * len(ladders)), 4.2)
     case = next(iter(ladders[0].rungs.values())).case
     where = ", ".join([f"{case['data']}, cache {case['cache']}", *way(case)])

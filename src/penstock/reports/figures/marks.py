@@ -1,5 +1,7 @@
-"""The marks of a figure of models: a colour for each batch, a shape for each tile, a cross where a
-case failed; and the units of its axes."""
+"""The marks of a figure of models, and the units of its axes.
+
+A batch has a colour, a tile has a shape, and a failure is a cross.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MARKERS = "osD^vPX*"
-"""One for each tile, and for each batch a place in the house's colours."""
+"""The shapes of tiles, in their order."""
 
 PAD = 8.0
 """Points between a panel and its title."""
@@ -53,7 +55,7 @@ class Marks:
         return MARKERS[self.tiles.index(cell.tile) % len(MARKERS)]
 
     def legend(self) -> list[Any]:
-        """Handles: colours are batches and shapes are tiles."""
+        """The handles of batches, of tiles and of the frontier."""
         grey = STYLE["faint"]
         return [
             *(handle(f"batch {b}", self._colour(i)) for i, b in enumerate(self.batches)),
@@ -77,7 +79,7 @@ def handle(label: str, colour: str, marker: str = "o", line: str = "-") -> Any:
 
 
 def cross(axis: Axes, x: float, y: float, text: str, colour: str) -> None:
-    """A failure."""
+    """Draw a failure."""
     axis.plot(x, y, marker="x", color=colour, markersize=7, markeredgewidth=2.2, linestyle="")
     axis.annotate(text, (x, y), (8, 0), textcoords="offset points", va="center", **CHIP)
 

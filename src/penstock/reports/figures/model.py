@@ -1,13 +1,14 @@
 """The figure of a model benchmark, drawn from its CSV: five panels for each group of cells.
 
     peak memory by tile           samples a second by tile           pixels a second by tile
-    time of a step, by phase where there are any     memory against throughput, and the frontier
+    time of a step, by phase in training             memory against throughput, and the frontier
 
-The first three have a line for each batch. Rates are of the median step, where a row has one, as
-the times and their intervals are.
-Cells that differ in tile and batch alone share a figure; nothing else is ever joined by a line.
-Of several rows of one case the latest is drawn, and the line below the title counts them. A case
-that failed is a result: its cross stands in a band of its own, in the colour of its batch.
+The first three have a line for each batch. Rates, times and their intervals are of the median step;
+a row of the seed has no median, and its mean is drawn.
+
+Cells that differ only in tile and batch share a figure. Only these are joined by a line. If a case
+has several rows, the latest is drawn, and the line below the title counts them. A case that failed
+is a cross in a band of its own, in the colour of its batch.
 """
 
 from __future__ import annotations
@@ -35,16 +36,27 @@ if TYPE_CHECKING:
 
 
 def plot_bench(path: Path, out_prefix: str | Path, replace: bool = False) -> list[Path]:
-    """Draw a benchmark's CSV to ``<out_prefix>.png``; returns what was written.
+    """Draw memory, throughput and time of a benchmark of models to ``<out_prefix>.png``.
 
-    Where models, modes, devices or other knobs differ there is a figure for each group, and what
-    differs is added to the names of the files. Raises `UsageError` where nothing can be drawn.
+    If models, modes, devices or other knobs differ, there is a figure for each group. The knobs
+    that differ are added to the names of the files.
+
+    Args:
+        path: A CSV of ``penstock bench model``, of any version, or the seed's.
+        out_prefix: The path of the figures without the suffix ``.png``.
+        replace: Replace figures that Penstock did not write.
+
+    Returns:
+        The files that were written.
+
+    Raises:
+        UsageError: The file is not such a CSV, a field is no number, or there is nothing to draw.
     """
     return save_under(out_prefix, bench_figures(path), replace)
 
 
 def bench_figures(path: Path) -> dict[str, Figure]:
-    """The figures of `plot_bench` by the end of their file names, which is empty for one alone."""
+    """The figures of `plot_bench` by the end of their file names; a single one has none."""
     path = Path(path)
     groups = labelled(ModelCell.of_csv(path))
     if not groups:
@@ -60,7 +72,7 @@ def bench_figures(path: Path) -> dict[str, Figure]:
 
 
 def draw(label: str, cells: Sequence[ModelCell], source: str) -> Figure:
-    """One group of cells as a figure, small tiles and batches first."""
+    """Draw one group of cells, small tiles and batches first."""
     last = latest(cells, lambda cell: cell.has_result)
     drawn = sorted(last, key=lambda cell: (pixels_of(cell.tile), cell.batch))
     marks, on_host = Marks.of(drawn), cells[0].row.get("device", "cpu") == "cpu"

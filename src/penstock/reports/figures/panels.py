@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PHASE_COLOURS = {"forward": "#4d4d4d", "backward": "#999999", "optimizer": "#d0d0d0"}
-"""Greys: colours are batches."""
+"""Greys, because colours are batches."""
 
 
 def draw_memory(axis: Axes, cells: Sequence[ModelCell], marks: Marks, on_host: bool) -> None:
@@ -69,7 +69,7 @@ def _draw_rates(
     names: tuple[str, str],
     of_a_sample: Callable[[ModelCell], float],
 ) -> None:
-    """Rates of the time of a step, with whiskers of its interval."""
+    """Draw rates of the median step, with whiskers of its interval."""
     rates = [of_a_sample(cell) * cell.samples_per_s for cell in cells]
     # A long step is a low rate.
     ends = [
@@ -89,7 +89,7 @@ def _draw_lines(
     ends: Sequence[tuple[float, float]] | None = None,
     most: float = np.nan,
 ) -> None:
-    """A line over the tiles for each batch; failures in a band above, a row for each batch.
+    """Draw a line over the tiles for each batch, and a row of its failures in a band above.
 
     ``names`` are those of the panel and of its vertical axis, ``ends`` those of whiskers, and
     ``most`` is a value that the axis reaches in any case.
@@ -123,7 +123,7 @@ def _draw_lines(
 
 
 def draw_times(axis: Axes, cells: Sequence[ModelCell], marks: Marks) -> None:
-    """A bar for each case, its phases on one another in training."""
+    """Draw a bar for each case. In training its phases are stacked."""
     phased = any(cell.phases_ms for cell in cells)
     title = "Time of a step, mean of each phase" if phased else "Time of a step, median"
     tidy(axis, title, "Batch, and below it the tile (pixels)", "Time (ms)", PAD)
@@ -166,7 +166,7 @@ def _draw_bar(
     top: float,
     chip: dict[str, Any],
 ) -> None:
-    """The time of one case, or a hatched bar that names its failure."""
+    """Draw the time of one case, or a hatched bar with its failure."""
     time, ends = cell.step_ms, cell.ends_ms
     if np.isnan(time):
         axis.bar(x, top, width, facecolor="white", edgecolor="#b5b5b5", hatch="////")
@@ -185,7 +185,7 @@ def _draw_bar(
 
 
 def draw_frontier(axis: Axes, cells: Sequence[ModelCell], marks: Marks, on_host: bool) -> None:
-    """Each case by its memory and its throughput; a line joins those that nothing beats in both."""
+    """Draw each case by memory and throughput. A line joins those that no case beats in both."""
     peaks = [cell.peak_bytes(on_host) for cell in cells]
     unit, bytes_scale = byte_unit(peaks)
     rates, rate_scale = rate_unit(cells)
@@ -217,7 +217,9 @@ def draw_frontier(axis: Axes, cells: Sequence[ModelCell], marks: Marks, on_host:
 
 
 def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Which points no other beats in both: by less memory, each with more throughput.
+    """The indices of points that no other point beats in both, by memory.
+
+    A point is its memory, of which less is better, and its throughput, of which more is better.
 
     >>> frontier([(2.0, 5.0), (1.0, 4.0), (3.0, 4.5), (4.0, 6.0)])
     [1, 0, 3]
@@ -230,8 +232,11 @@ def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def _draw_best(axis: Axes, best: Sequence[tuple[float, float, ModelCell]]) -> None:
-    """The frontier and the names of its points, above and to the left, where the line, which
-    rises, is not; of points that are too near one another the first is named."""
+    """Draw the frontier and the names of its points.
+
+    Names stand above and to the left, because the line rises to the right. Of points that are too
+    near each other the first is named.
+    """
     memories, rates = [memory for memory, _, _ in best], [rate for _, rate, _ in best]
     axis.plot(memories, rates, color=STYLE["faint"], linestyle="--", linewidth=1.2, zorder=1)
     (left, right), (_, top) = axis.get_xlim(), axis.get_ylim()
@@ -245,7 +250,7 @@ def _draw_best(axis: Axes, best: Sequence[tuple[float, float, ModelCell]]) -> No
 
 
 def _draw_beyond(axis: Axes, failed: Sequence[ModelCell], marks: Marks) -> None:
-    """Failures have no throughput: they stand in a band to the right of all memory."""
+    """Draw failures, which have no throughput, in a band to the right."""
     left, right = axis.get_xlim()
     end = right + 0.34 * (right - left)
     ticks = [tick for tick in axis.get_xticks() if tick <= right]

@@ -1,15 +1,11 @@
-"""The figures of a queue benchmark and of a loader benchmark, drawn from their CSVs.
+"""The figures of a queue benchmark, drawn from its CSV.
 
-    queue    depth of the queue at the end of each iteration, a panel for each number of workers,
-             measured and simulated; below, seconds per iteration: measured, model and the seed's;
-             of readings alone, seconds from one batch to the next by workers
-    loader   seconds for a batch by threads, a line for each loader, a panel for each batch size;
-             with one number of threads, a bar for each
-    ladder   what the batch pays at each rung, drawn from records: no CSV holds the rungs; a panel
-             for each batch size and number of threads, all on one scale
+Above is the depth of the queue at the end of each iteration, measured and simulated, in a panel for
+each number of workers. Below are seconds per iteration: measured, of the model and the seed's. For
+readings alone the figure has the seconds from one batch to the next by workers.
 
-Cases that differ in anything else never share a figure. Of several rows of one case the latest is
-drawn.
+Cases that differ in anything but workers and queue have figures of their own. If a case has several
+rows, the latest is drawn.
 """
 
 from __future__ import annotations
@@ -35,8 +31,21 @@ _BAR = "#c4c4c4"
 
 
 def plot_queue(path: Path, out_prefix: str | Path, replace: bool = False) -> list[Path]:
-    """Draw the CSV of ``penstock bench queue`` to ``<out_prefix>.png``, or to one numbered file
-    for each group of cases; returns what was written."""
+    """Draw the depth of a queue and the seconds of an iteration.
+
+    There is one figure, ``<out_prefix>.png``, or a numbered one for each group of cases.
+
+    Args:
+        path: A CSV of ``penstock bench queue``, of any version.
+        out_prefix: The path of the figures without the suffix ``.png``.
+        replace: Replace figures that Penstock did not write.
+
+    Returns:
+        The files that were written.
+
+    Raises:
+        UsageError: The file is not such a CSV, a field is no number, or there is nothing to draw.
+    """
     return save_numbered(QueueCell, path, draw_queue, out_prefix, replace)
 
 
@@ -47,8 +56,8 @@ def save_numbered(
     out_prefix: str | Path,
     replace: bool,
 ) -> list[Path]:
-    """A figure for each group of the cases of a CSV that were measured, the last row of each."""
-    # A case of which some launches failed was measured; the rows of others count none.
+    """Draw the last row of each measured case of a CSV, a figure for each group."""
+    # A case was measured if any of its launches was. Old files have no column of launches.
     cells = [c for c in latest(kind.of_csv(path)) if c.row.get("launches", "1") != "0"]
     groups = gather(cells, lambda cell: cell.group).values()
     if not groups:
@@ -66,7 +75,7 @@ def _of_source(cells: Sequence[QueueCell], source: str) -> str:
 
 
 def draw_queue(cells: Sequence[QueueCell], source: str) -> Figure:
-    """Depth over time above, seconds per iteration below; of readings alone their seconds."""
+    """Draw depth over time above and seconds per iteration below; for readings alone, seconds."""
     if cells[0].reads_only:
         return _draw_readings(cells, source)
     queued = [cell for cell in cells if cell.workers > 0]

@@ -1,11 +1,11 @@
-"""Plots: the figures of a run, drawn from what was recorded and from nothing else.
+"""The figures of a run, drawn from its recorded metrics.
 
-Each kind of file has a function that draws it (``metrics_figures``, ``gpu_figures``: Figures by
-the end of their file name) and one that saves what was drawn (`plot_metrics`, `plot_gpu_metrics`).
-Gaps stay gaps: a value that is missing breaks the line and is in no mean.
+Each kind of file has a function that draws it (``metrics_figures``, ``gpu_figures``: figures by the
+end of their file name) and one that saves its figures (`plot_metrics`, `plot_gpu_metrics`). A
+missing value breaks the line and is in no mean.
 
-Figures are made without pyplot, so that drawing in a thread or in a notebook changes no state of
-the caller's.
+Figures are made without pyplot, so that drawing in a thread or a notebook changes no state of the
+caller.
 """
 
 from __future__ import annotations
@@ -39,10 +39,18 @@ def plot_metrics(
 ) -> list[Path]:
     """Draw the metrics of a run to ``<out_prefix>_cpu.png``, ``_ram.png`` and so on.
 
-    ``path`` holds the rows of `telemetry.Sampler`, or a ``metrics.json`` in the reference's shape.
-    ``mean`` adds the mean of every line; ``smooth`` is how many samples a rolling mean spans, the
-    raw values staying behind it, and 1 draws them alone. Returns what was written. Raises
-    `UsageError` where the file holds no metrics.
+    Args:
+        path: The rows of `penstock.instruments.Sampler`, or a ``metrics.json`` as the seed has it.
+        out_prefix: The path of the figures up to their names.
+        mean: Draw the mean of every line, too.
+        smooth: The samples of a rolling mean, drawn over the raw values; 1 draws these alone.
+        replace: Replace figures that Penstock did not write.
+
+    Returns:
+        The files that were written.
+
+    Raises:
+        UsageError: The file holds no metrics.
     """
     return save_under(out_prefix, metrics_figures(path, mean, smooth), replace)
 
@@ -54,10 +62,21 @@ def plot_gpu_metrics(
     smooth: int = 1,
     replace: bool = False,
 ) -> list[Path]:
-    """Draw what ``nvidia-smi --query-gpu=... --format=csv`` logged.
+    """Draw a log of ``nvidia-smi --query-gpu=... --format=csv``.
 
-    To ``<out_prefix>_gpu_util.png`` and ``_vram.png``; the options are those of `plot_metrics`.
-    Columns used: timestamp, index and name, and one or both of memory.used and utilization.gpu.
+    Args:
+        csv_path: The log. Its columns timestamp, index, name, memory.used and utilization.gpu are
+            drawn; the first and one of the last two must be there.
+        out_prefix: The figures are ``<out_prefix>_gpu_util.png`` and ``<out_prefix>_vram.png``.
+        mean: Draw the mean of every line, too.
+        smooth: The samples of a rolling mean, drawn over the raw values; 1 draws these alone.
+        replace: Replace figures that Penstock did not write.
+
+    Returns:
+        The files that were written.
+
+    Raises:
+        UsageError: The file is no such log.
     """
     return save_under(out_prefix, gpu_figures(csv_path, mean, smooth), replace)
 

@@ -1,7 +1,7 @@
 """The figure of a suite: throughput, peak memory and waiting for data over the batch size.
 
-A line for each number of workers, a figure for each preset. An interval stands where a run was
-launched more than once; a run that failed is a cross on the axis.
+There is a figure for each preset and a line for each number of workers. A run that was launched
+more than once has an interval. A run that failed is a cross on the axis.
 """
 
 from __future__ import annotations
@@ -24,8 +24,16 @@ _GIB = 2**30
 
 
 def plot_suite(records: Iterable[Record], out_prefix: Path, replace: bool = False) -> list[Path]:
-    """Draw each preset that has a run to show, to ``<out_prefix>.png`` or ``_<preset>.png``;
-    returns what was written."""
+    """Draw the runs of each preset to ``<out_prefix>.png``, or ``<out_prefix>_<preset>.png``.
+
+    Args:
+        records: The launches of a suite.
+        out_prefix: The path of the figures without the suffix ``.png``.
+        replace: Replace figures that Penstock did not write.
+
+    Returns:
+        The files that were written: none for a preset of which no run was measured.
+    """
     presets = gather(suite_cells(records), lambda run: str(run.case["preset"]))
     figures = {
         name if len(presets) > 1 else "": draw(runs)

@@ -17,7 +17,7 @@ from ..table import Columns, scaled
 MB = 10**6
 
 SEED_NAMES = {"dask-sample": "per-sample", "dask-stacked": "stacked"}
-"""What the seed called two of the loaders."""
+"""The seed's names of two loaders."""
 
 
 LOADER_NEEDS = ("loader", "threads", "batch_size")
@@ -36,19 +36,19 @@ LOADER_COLUMNS = Columns(
 )
 
 COUNTS = ("duplicates", "missing", "wrong")
-"""What a check of the batches counts."""
+"""The counts of a check of the batches: samples that came twice, never, or with wrong values."""
 
 COLD_MOST = 0.05
 """More of the data than this in the page cache is not a cold cache."""
 WARM_LEAST = 0.95
-"""With this share of files in the page cache, it is memory that they are read from."""
+"""A file of which this share is in the page cache is read from memory."""
 FRESH_LEAST = 0.9
-"""Of less than this, too much of what was waited for had been read before. A few batches more or
-less in a queue, over some ten of them, are not much."""
+"""The least share of bytes that must be read while a batch is waited for. Below it, too much was
+read before. A few batches more or less in a queue, out of some ten, are within it."""
 
 
 class LoaderCell(Cell):
-    """All launches of one loader, with so many threads, at one batch size."""
+    """All launches of one loader with one number of threads and one batch size."""
 
     columns = LOADER_COLUMNS
 
@@ -79,11 +79,11 @@ class LoaderCell(Cell):
         return quantile(self.waits, q) if len(self.waits) else None
 
     def per_launch(self, name: str) -> float | None:
-        """The median over launches of a number among their facts."""
+        """The median over launches of one of their facts."""
         return middle(record.facts.get(name) for record in self.records)
 
     def most(self, name: str) -> int | None:
-        """The most that any launch said, a failed one too."""
+        """The largest value of a fact over all launches, failed ones too."""
         return max((r.facts[name] for r in self.records if name in r.facts), default=None)
 
     @property
@@ -92,13 +92,13 @@ class LoaderCell(Cell):
 
     @property
     def read_ahead(self) -> float:
-        """The share of its samples' bytes that was read before they were waited for; 0 where that
-        is little, or not known."""
+        """The share of bytes that was read before its batch was waited for; 0 if that is little
+        or not known."""
         fresh = self.number("fresh")
         return 1 - fresh if fresh < FRESH_LEAST else 0.0
 
     def speed(self, quantity: str) -> float | None:
-        """Work of a batch for each of its seconds."""
+        """Work of a batch over its seconds."""
         work = self.work(quantity)
         return work / self.seconds if work is not None and self.seconds else None
 
@@ -131,15 +131,22 @@ class LoaderCell(Cell):
 
 
 def _waits_of(record: Record) -> NDArray[np.float64]:
-    """The waits of a launch but those for a first batch, unless there are no others."""
+    """The waits of a launch, without those for the first batch of an epoch if there are others."""
     waits = np.asarray(record.samples_s["step"])
     begun = [index for index in record.facts.get("begun", ()) if index < len(waits)]
     return waits if len(begun) == len(waits) else np.delete(waits, begun)
 
 
 def loader_cells(records: Iterable[Record], scenario: str = "loader") -> list[LoaderCell]:
-    """The launches of a scenario by case and machine; small batches and few threads first, and the
-    loaders as `penstock.loading.engines.engine` lists them."""
+    """The launches of a scenario by case and machine.
+
+    Args:
+        records: The launches of one or more benchmarks.
+        scenario: ``loader``, or ``ladder`` for its rungs.
+
+    Returns:
+        The cells, small batches and few threads first, and loaders in the order of `CONTENDERS`.
+    """
     places = {name: place for place, name in enumerate(CONTENDERS)}
     return sorted(
         LoaderCell.of_records(records, scenario),
@@ -148,7 +155,7 @@ def loader_cells(records: Iterable[Record], scenario: str = "loader") -> list[Lo
 
 
 def way(case: Mapping[str, Any]) -> list[str]:
-    """How far the data is, of a case or of its row in a CSV.
+    """How far away the data is, in words, by a case or its row in a CSV.
 
     >>> way({"latency_ms": "20.0", "endpoint": None})
     ['every request 20 ms late']
@@ -162,7 +169,7 @@ def way(case: Mapping[str, Any]) -> list[str]:
 
 
 def cache_label(group: Sequence[Cell]) -> str:
-    """What was asked of the page cache and what was really there before the first batch.
+    """The page cache that was asked for, and the share of the data that was in it at the start.
 
     >>> cache_words("cold", 0.0)
     'cold (0 % resident)'
@@ -177,7 +184,7 @@ def cache_label(group: Sequence[Cell]) -> str:
 
 
 def read_again_of(group: Sequence[Cell]) -> float:
-    """Of a cold cache: the most of what later batches read that an earlier one had read."""
+    """The largest share, with a cold cache, of bytes that an earlier batch had read."""
     return max((r.facts.get("again", 0.0) for cell in group for r in cell.records), default=0.0)
 
 

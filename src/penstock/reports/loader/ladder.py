@@ -24,7 +24,10 @@ RUNGS = {
 
 
 class Ladder:
-    """The rungs of one data set, batch size and number of threads."""
+    """The rungs of one data set, batch size and number of threads.
+
+    Each rung does the work of the one below it and something more.
+    """
 
     def __init__(self, rungs: Mapping[str, LoaderCell]) -> None:
         self.rungs = rungs
@@ -37,8 +40,11 @@ class Ladder:
 
     @cached_property
     def refuted(self) -> dict[str, str]:
-        """Rungs that were measured too slow, each with one above it that says so, by doing the same
-        and more in less time: distinguishably less, or less than the step alone is said to cost."""
+        """The rungs that were measured too slow, each with a higher rung that shows it.
+
+        The higher rung does the same and more, in distinguishably less time, or in less than the
+        lower rung alone would cost.
+        """
         seconds, refuted = self.seconds, dict[str, str]()
         names = list(seconds)
         below = names[0] if names else ""
@@ -55,20 +61,20 @@ class Ladder:
 
     @cached_property
     def costs(self) -> dict[str, float]:
-        """Seconds that each rung adds to those under it that are not refuted."""
+        """The seconds that each rung adds to the one below it, without those that are refuted."""
         seconds = {name: s for name, s in self.seconds.items() if name not in self.refuted}
         lowest = dict(list(seconds.items())[:1])
         return lowest | {b: seconds[b] - seconds[a] for a, b in pairwise(seconds)}
 
     @property
     def limiting(self) -> str | None:
-        """The step with the greatest cost in seconds; None with fewer than two rungs."""
+        """The rung that costs the most seconds; None with fewer than two rungs."""
         if len(self.costs) < 2:
             return None
         return max(self.costs, key=lambda name: self.costs[name])
 
     def sentence(self) -> str:
-        """What limits, by how much, and how sure that is."""
+        """Say which rung limits, by how much, and how sure that is."""
         limit = self.limiting
         if limit is None:
             return "What limits cannot be said: fewer than two steps of the ladder were measured."
@@ -90,7 +96,7 @@ class Ladder:
         return f"{line}; it keeps {speed}."
 
     def _of_lowest(self, limit: str) -> str:
-        """Where the lowest rung limits, which holds all that would be under it."""
+        """Say that the lowest rung limits. It includes what would be below it."""
         top = list(self.measured)[-1]
         kept = self.kept(top, limit)
         what, far = f"Step {_rung(limit)}", ""
@@ -145,7 +151,7 @@ class Ladder:
 
 
 def ladders_of(records: Iterable[Record]) -> list[Ladder]:
-    """One for each data set, batch size, number of threads and machine."""
+    """A ladder for each data set, batch size, number of threads and machine."""
     ladders = gather(
         loader_cells(records, "ladder"), lambda cell: (cell.group, cell.batch, cell.threads)
     )
@@ -154,7 +160,7 @@ def ladders_of(records: Iterable[Record]) -> list[Ladder]:
 
 
 def same_case_but_rung(ladders: Iterable[Ladder]) -> list[list[Ladder]]:
-    """Ladders that differ in batch size and threads alone, together."""
+    """Groups of ladders that differ only in batch size and threads."""
     return list(gather(ladders, lambda each: next(iter(each.rungs.values())).group).values())
 
 

@@ -52,12 +52,20 @@ from .ladder import ladders_of
 
 
 def append_loader_csv(records: Iterable[Record], path: Path) -> None:
-    """Add a row for each case to a CSV of loader benchmarks."""
+    """Add a row for each case to a CSV of loader benchmarks.
+
+    Args:
+        records: The launches of one or more benchmarks.
+        path: The CSV. It is made if it is not there; another header is extended, no row is lost.
+
+    Raises:
+        UsageError: ``path`` is another file, or cannot be written.
+    """
     append_rows([cell.row for cell in loader_cells(records)], path, LOADER_COLUMNS)
 
 
 def loader_sections(records: Iterable[Record]) -> list[Section]:
-    """What was read, the seed's table, a line for each case, what they say; then the ladders."""
+    """The sections of a report: what was read, the seed's table, each case, sentences, ladders."""
     records = list(records)
     sections: list[Section] = []
     for group in gather(loader_cells(records), lambda cell: cell.group).values():
@@ -80,17 +88,16 @@ def loader_sections(records: Iterable[Record]) -> list[Section]:
 
 
 def heading(group: Sequence[LoaderCell]) -> list[str]:
-    """What was read, in what order, from where, on how many cores."""
+    """The data, its order, where it is, and the cores that read it."""
     case = group[0].case
     words = [str(case["data"]), f"shuffle {case['shuffle']}", cache_label(group), *way(case)]
     return [", ".join(words), *cores_lines(group[0])]
 
 
 def cores_lines(cell: Cell) -> list[str]:
-    """What the process may use of the machine, where that is less than all of it.
+    """The cores that the process may use, if they are not all of the machine's.
 
-    The seed's threads did nothing for it until it was seen that its scheduler had given it a few
-    cores only.
+    The seed's threads had no effect until somebody saw that its scheduler had given it a few cores.
     """
     cores = (cell.environment("machine") or {}).get("cores")
     limits = cell.environment("limits") or {}
@@ -104,7 +111,7 @@ def cores_lines(cell: Cell) -> list[str]:
 
 
 def _seed_table(group: Sequence[LoaderCell]) -> list[tuple[str, ...]]:
-    """Threads x batch down, a column for each loader."""
+    """A line for each batch size and number of threads, a column for each loader."""
     names = list(dict.fromkeys(cell.loader for cell in group))
     at = {(cell.batch, cell.threads, cell.loader): _seconds_or_status(cell) for cell in group}
     lines = [("batch", "threads", *map(_named, names))]
@@ -122,7 +129,7 @@ def _seconds_or_status(cell: LoaderCell) -> str:
 
 
 def _seconds(cell: LoaderCell) -> str:
-    """With a star where they are too few."""
+    """Seconds of a batch, with a star if part of it was read before."""
     return or_dash(cell.seconds) + " *" * bool(cell.read_ahead)
 
 
@@ -168,7 +175,7 @@ def _waits_line(cell: LoaderCell) -> tuple[str, ...]:
 
 
 def troubles(group: Sequence[LoaderCell]) -> list[str]:
-    """What a reader of the numbers must know: who failed and why, and a cache that was not as
+    """Sentences on failures, on batches that were read before, and on a cache that was not as
     asked for."""
     failed = [f"{c.loader} {FAILED[c.status]}: {c.error}" for c in group if c.status != "ok"]
     lines = [*dict.fromkeys(failed)]
@@ -202,7 +209,7 @@ def troubles(group: Sequence[LoaderCell]) -> list[str]:
 
 
 def comparisons(group: Sequence[LoaderCell]) -> list[str]:
-    """Each other loader against the first, with the same threads and batch."""
+    """Compare each other loader with the first one, at the same threads and batch size."""
     lines = []
     sound = [cell for cell in group if cell.launches and not cell.read_ahead]
     for base in (cell for cell in sound if cell.loader == group[0].loader):

@@ -18,7 +18,8 @@ SEED_COLUMNS = tuple(
     "throughput_samples_per_sec memory_allocated_mb memory_reserved_mb memory_peak_mb "
     "forward_time_ms backward_time_ms total_time_ms error".split()
 )
-"""First in every file. Forward, backward and total (the optimizer included) are of mode train."""
+"""The first columns of every file. Forward, backward and total times, the last with the optimizer,
+are of mode train."""
 
 PLACE = ("tile_size", "batch_size")
 
@@ -43,7 +44,7 @@ PHASES = ("forward", "backward", "optimizer")
 VARIANTS = ("amp", "compile", "channels_last", "tf32", "checkpointing")
 
 NOTABLE_DRIFT = 0.02
-"""A smaller change within a launch is not worth a word."""
+"""A smaller change within a launch is not mentioned."""
 
 THROTTLES = {
     0x04: "its power cap",
@@ -52,7 +53,8 @@ THROTTLES = {
     0x40: "heat",
     0x80: "a power brake",
 }
-"""Bits of NVML's reasons that slow a GPU down; to be idle, or set so by its user, is no trouble."""
+"""The bits of NVML's reasons for slow clocks that are trouble. Idle GPUs and clocks that the user
+set are not."""
 
 _FAILURES = {
     "oom_device": "OOM",
@@ -60,11 +62,11 @@ _FAILURES = {
     "wrong_result": "wrong",
     "unsupported": "n/a",
 }
-"""Words for a figure; other failures are their own."""
+"""The words of a figure for some failures. The others are their own words."""
 
 
 class ModelCell(Cell):
-    """All launches of one model with one tile and batch. NaN is missing in what is drawn."""
+    """All launches of one model with one tile and batch."""
 
     columns = MODEL_COLUMNS
 
@@ -74,7 +76,7 @@ class ModelCell(Cell):
 
     @property
     def name(self) -> str:
-        """Its tile, its batch and what is switched on."""
+        """The tile, the batch and the options that are switched on."""
         switched = [name.replace("_", " ") for name in VARIANTS if self.case.get(name)]
         if halo := self.case.get("halo"):
             switched.append(f"halo {halo}")
@@ -82,20 +84,20 @@ class ModelCell(Cell):
 
     @property
     def error(self) -> str:
-        """``OOM`` as the seed had it, or the status and the message; empty where all is well."""
+        """``OOM``, as in the seed's files, or the status and the message; empty if all is well."""
         if self.status.startswith("oom"):
             return "OOM"
         return "" if self.status == "ok" else f"{self.status}: {super().error}".strip()
 
     @cached_property
     def drifts(self) -> list[float]:
-        """How much the time of a step rose within a launch, of those where it surely did."""
+        """The relative rise of the time of a step within each launch where it surely changed."""
         trends = [drift(times) for times in self.times]
         return [t.value for t in trends if t.excludes(0) and abs(t.value) >= NOTABLE_DRIFT]
 
     @property
     def throttled(self) -> list[str]:
-        """Why the GPU's clocks were held down at any reading."""
+        """The reasons for which the GPU's clocks were held down at any reading."""
         bits = 0
         for record in self.measured:
             for reading in record.clocks:
@@ -124,8 +126,11 @@ class ModelCell(Cell):
 
     @property
     def memory(self) -> int | None:
-        """The peak that decides whether a case fits: what the driver counted, or the allocator
-        where the driver is silent; on a CPU the host's, and under a budget what that counts."""
+        """The peak in bytes that decides whether a case fits.
+
+        It is the driver's count, or the allocator's if the driver gives none. On a CPU it is the
+        host's, and under a budget the count that the budget limits.
+        """
         if self.case["device"] == "cpu":
             counted = self.peak("host_counted") if self.case.get("budget") else None
             return self.host_peak if counted is None else counted
@@ -171,7 +176,8 @@ class ModelCell(Cell):
             "flops_per_sec": self.mean_rate("flops"),
         }
 
-    # What is drawn is read from the row, whichever way the cell was made.
+    # Figures draw the following, which come from the row, so that the records or the CSV will do.
+    # NaN is a missing number.
 
     @property
     def has_result(self) -> bool:
@@ -180,7 +186,7 @@ class ModelCell(Cell):
 
     @property
     def failed_word(self) -> str:
-        """Why it failed, in a word; empty where it was measured."""
+        """The failure in a word; empty if the case was measured."""
         status = self.row.get("status", "")
         return self.row.get("error", "") if status in ("", "ok") else _FAILURES.get(status, status)
 
@@ -231,8 +237,11 @@ class ModelCell(Cell):
         return self.number("budget_mb") * MB
 
     def peak_bytes(self, on_host: bool) -> float:
-        """The peak of the host or of the device. What a failed case had reached is not what it
-        needs, and the seed's writer puts 0 where there is no GPU."""
+        """The peak of the host or of the device.
+
+        It is NaN for a case that failed, which may need more than it had reached. The seed's files
+        hold 0 for a device if there is no GPU, which is NaN, too.
+        """
         peak = self.number("host_peak_mb" if on_host else "memory_peak_mb") * MB
         return peak if np.isfinite(self.step_ms) and (on_host or peak > 0) else np.nan
 

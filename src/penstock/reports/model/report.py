@@ -1,17 +1,16 @@
-"""Reports: what a model benchmark measured, as cells, rows of a CSV, a table and sentences.
+"""What a model benchmark measured: rows of a CSV, a table and sentences.
 
-A `Cell` is all launches of one case. Cells that differ in tile and batch alone form a group, and
-only within a group is anything compared: a model, a mode, a device, a machine and every other knob
-are the same there.
+Cells that differ only in tile and batch form a group. Cells are compared only within a group, where
+the model, the mode, the device, the machine and every other knob are the same.
 
-Times are medians of the launches' medians; their intervals (95 %) are bootstrapped over launches,
-because the launch is what was repeated. Rates are the work of a step over that median, so that a
-line of a table is of one kind. Sentences say how many launches stand behind them, and where an
-interval of a ratio covers 1 they say that the two are not distinguishable.
+A time is the median of the launches' medians. Its interval (95 %) is bootstrapped over launches,
+because launches were repeated. A rate is the work of a step over that median, so that all numbers
+of a line are of one kind. A sentence gives the number of launches behind it. If the interval of a
+ratio covers 1, the sentence says that the two are not distinguishable.
 
-In the CSV, MB is 2**20 bytes, as in the seed's own writer, and the seed's times are means, and so
-are all rates there; the times of ours beside them are medians, as their names say. Missing is an
-empty field, never 0.
+In the CSV, MB is 2**20 bytes, as in the seed's files. The seed's columns of times are means, and
+all rates in the CSV are of means. Our columns of times are medians, as their names say. A missing
+value is an empty field, never 0.
 """
 
 from __future__ import annotations
@@ -32,17 +31,17 @@ _TIMED = tuple(
     "total_time_ms samples unsettled median_time_ms low_time_ms high_time_ms optimizer_time_ms "
     "pixels_per_sec useful_pixels_per_sec flops_per_sec".split()
 )
-"""The columns that a launch of three steps says nothing of."""
+"""The columns that stay empty for a launch of three steps."""
 
 NOTABLE_TAIL = 0.1
-"""A mean that is above its median by a smaller share is not worth a word."""
+"""A mean that exceeds its median by a smaller share is not mentioned."""
 
 _PAIRED = 4
-"""Of more tiles than these, neighbours are compared and not all pairs."""
+"""The most tiles of which all pairs are compared. Of more tiles only neighbours are."""
 
 
 def labelled(cells: Iterable[ModelCell]) -> list[tuple[str, list[ModelCell]]]:
-    """Cells that differ in tile and batch alone, under a label of each group."""
+    """Groups of cells that differ only in tile and batch, each with a label."""
     groups, names = gather(cells, lambda cell: cell.group), MODEL_COLUMNS.apart
     varying = {name for name, *values in zip(names, *groups, strict=True) if len(set(values)) > 1}
     return [
@@ -64,20 +63,37 @@ def _label(fields: Mapping[str, str], varying: set[str]) -> str:
 
 
 def append_model_csv(records: Iterable[Record], path: Path, when: str | None = None) -> None:
-    """Add a row for each case; ``when`` is its timestamp (default: of its last launch)."""
+    """Add a row for each case to a CSV of model benchmarks.
+
+    Args:
+        records: The launches of one or more benchmarks.
+        path: The CSV. It is made if it is not there; another header is extended, no row is lost.
+        when: The timestamp of the rows; None is that of a case's last launch.
+
+    Raises:
+        UsageError: ``path`` is another file, or cannot be written.
+    """
     changed = {"timestamp": when} if when else {}
     rows = [cell.row | changed for cell in model_cells(records)]
     append_rows(rows, path, MODEL_COLUMNS)
 
 
 def append_limits(records: Iterable[Record], path: Path) -> None:
-    """Add a row for each launch that only tried whether its case fits: its memory and no times."""
+    """Add a row with memory and no times for each case of which it was only tried if it fits.
+
+    Args:
+        records: The launches of one or more benchmarks.
+        path: The CSV. It is made if it is not there; another header is extended, no row is lost.
+
+    Raises:
+        UsageError: ``path`` is another file, or cannot be written.
+    """
     rows = [cell.row | dict.fromkeys(_TIMED, "") for cell in model_cells(records)]
     append_rows(rows, path, MODEL_COLUMNS)
 
 
 def _compare(group: Sequence[ModelCell]) -> list[str]:
-    """What tile and batch do to time and throughput."""
+    """Say how tile and batch change time and throughput."""
     lines = [line for cell in group if (line := _troubles(cell))]
     measured = [cell for cell in group if cell.launches]
     if len(measured) > 1 and all(cell.launches == 1 for cell in measured):
@@ -92,7 +108,7 @@ def _compare(group: Sequence[ModelCell]) -> list[str]:
 
 
 def _troubles(cell: ModelCell) -> str:
-    """What a reader of the numbers must know: failures, an unsettled warm-up, a full allocator."""
+    """Say what a reader must know: failures, an unsettled warm-up, a full allocator."""
     launches, troubles = counted(len(cell.records), "launch"), []
     if cell.status != "ok":
         failed = sum(record.status == cell.status for record in cell.records)
@@ -147,7 +163,7 @@ def _compare_tiles(a: ModelCell, b: ModelCell) -> list[str]:
 
 
 def _compare_batches(smallest: Sequence[ModelCell], larger: Sequence[ModelCell]) -> list[str]:
-    """A batch against the smallest one, over the tiles that were measured with both."""
+    """Compare a batch with the smallest one, over the tiles that were measured with both."""
     gains: dict[str, list[str]] = {}
     lines = []
     base, batch = smallest[0].batch, larger[0].batch
@@ -182,7 +198,7 @@ def _both(a: ModelCell, b: ModelCell) -> str:
 
 
 def _percent(factor: float) -> str:
-    """How far a factor is from 1: ``46 %``, ``3.4 %``."""
+    """The distance of a factor from 1: ``46 %``, ``3.4 %``."""
     change = abs(factor - 1) * 100
     return f"{change:.0f} %" if change >= 9.95 else f"{change:.1f} %"
 
@@ -195,18 +211,24 @@ def _percents(factor: Interval, launches: str) -> str:
 
 
 def model_sections(records: Iterable[Record]) -> list[Section]:
-    """Under each group's label its cells, a line each, and what they say."""
+    """A section for each group of cells: a table with a line for each, and sentences."""
     groups = labelled(model_cells(records))
     return [Section(label, _table(group), _compare(group)) for label, group in groups]
 
 
 def roof_line(records: Iterable[Record], roof: Callable[[str, str, str], float | None]) -> str:
-    """How near the best case came to the arithmetic that its machine was measured to do.
+    """Say how near the best case came to the arithmetic that its machine can do.
 
-    ``roof`` gives floating-point operations a second for a machine's key, a device and a dtype,
-    None where they were never measured; `limits.measured_roof` is one. A share is not cut at
-    100 %: a roof measured beside other work is too low, and then this shows it. Empty where no
-    operations were counted.
+    A share above 100 % is shown as it is: the roof was then measured beside other work, and is too
+    low.
+
+    Args:
+        records: The launches of one or more benchmarks.
+        roof: Gives floating-point operations a second for a machine's key, a device and a dtype,
+            or None if they were never measured. `penstock.bench.known_roof` is one.
+
+    Returns:
+        A sentence; empty if no operations were counted.
     """
     with_flops = [cell for cell in model_cells(records) if cell.rate("flops")]
     if not with_flops:

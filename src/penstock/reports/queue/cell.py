@@ -37,16 +37,16 @@ QUEUE_COLUMNS = Columns(
 
 _DRAWS = 2000
 LONGER = 1.05
-"""A step that computes so many times as long beside readers as alone contends with them."""
+"""A step that takes so many times as long beside readers as alone contends with them."""
 
 
 NEAR = 0.02
-"""Utilisation as near to the model's as this was foreseen."""
+"""A utilisation that is as near to the model's as this was predicted."""
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """What the model says of a cell."""
+    """The prediction for a cell."""
 
     feed: QueueModel
     timeline: Timeline
@@ -60,13 +60,13 @@ class Predicted:
 class QueueCell(Cell):
     """All launches of one number of workers with one size of the queue.
 
-    Where its reading was measured alone, it has a prediction. Lists have an entry for each launch.
+    It has a prediction if reading alone was measured. Lists have an entry for each launch.
     """
 
     step_s: float | None = None
-    """Seconds of a step that never waits, by all cells of the group; else by its own launches."""
+    """Seconds of a step that never waits, by all cells of the group; None is by its launches."""
     alone: Interval | None = None
-    """Seconds from one batch to the next with so many workers when nobody computes."""
+    """Seconds from one batch to the next with as many workers while nothing computes."""
     predicted: Predicted | None = None
 
     columns = QUEUE_COLUMNS
@@ -106,7 +106,7 @@ class QueueCell(Cell):
 
     @cached_property
     def means(self) -> list[float]:
-        """The seconds of an iteration by the seed's definition."""
+        """The mean seconds of an iteration, with those from the full queue, as the seed had it."""
         return [float(np.mean(seconds)) for seconds in self.times]
 
     @cached_property
@@ -116,12 +116,14 @@ class QueueCell(Cell):
 
     @cached_property
     def utilisations(self) -> list[float]:
-        """The accelerator's, over all iterations but the first; those from the full queue count."""
+        """The accelerator's utilisation over all iterations but the first."""
         return [model.utilisation(seconds.tolist(), self.compute_s) for seconds in self.times]
 
     def share(self, phase: str) -> float | None:
-        """What of the iterations but the first went to ``get`` or to ``compute``, the median over
-        launches; None where those were not timed apart."""
+        """The share of the iterations but the first that a phase took, ``get`` or ``compute``.
+
+        It is the median over launches; None if phases were not timed.
+        """
         return middle(
             sum(record.samples_s[phase][1:]) / sum(record.samples_s["step"][1:])
             for record in self.measured
@@ -130,17 +132,17 @@ class QueueCell(Cell):
 
     @property
     def computing_s(self) -> float | None:
-        """Seconds of computing in a step, beside the readers."""
+        """Seconds of computing in a step while workers read."""
         timed = (r.samples_s["compute"][1:] for r in self.measured if "compute" in r.samples_s)
         return middle(float(np.mean(seconds)) for seconds in timed)
 
     @cached_property
     def settled(self) -> list[NDArray[np.float64]]:
-        """Seconds of iterations in the steady state, of each launch that shows three of them.
+        """Seconds of iterations in the steady state, of each launch with three of them at least.
 
-        Once the queue was cleared it begins, after the next iteration, which waits for a read that
-        is half done. Where it was not, all iterations but the first are in it if the queue stays
-        full, and none if it is predicted or seen to drain: it would have been cleared later.
+        It begins two iterations after the queue was cleared, because the next one waits for a read
+        that is half done. If the queue was not cleared, all iterations but the first are in it. If
+        the queue drains, as predicted or measured, none is: it would have been cleared later.
         """
         drains = self.predicted is not None and self.predicted.feed.drain is not None
         steady = []
@@ -153,24 +155,28 @@ class QueueCell(Cell):
 
     @cached_property
     def steady(self) -> Interval | None:
-        """Seconds of an iteration in the steady state; None where it was not reached."""
+        """Seconds of an iteration in the steady state; None if no launch reached it."""
         return mean_interval(self.settled)
 
     @property
     def steady_utilisations(self) -> list[float]:
-        """The accelerator's in the steady state, of each launch that reached it."""
+        """The accelerator's utilisation in the steady state, of each launch that reached it."""
         return [self.compute_s / float(seconds.mean()) for seconds in self.settled]
 
     @cached_property
     def interval(self) -> Interval | None:
-        """Seconds from one batch to the next, of a cell that computes nothing. What was in the
-        queue at the beginning, and what was begun with it, was read beforehand."""
+        """Seconds from one batch to the next, of a cell that computes nothing.
+
+        The batches in the queue at the start, and the one that was begun then, do not count.
+        """
         return mean_interval([seconds[self.queue + 1 :] for seconds in self.times])
 
     @property
     def misses(self) -> list[int]:
-        """Iterations between the predicted clearing of the queue and each launch's, least first;
-        empty where it was not to be predicted within the iterations, or was not predicted."""
+        """Iterations between the predicted clearing of the queue and each launch's, least first.
+
+        It is empty without a prediction, and if neither clears the queue within the iterations.
+        """
         if self.predicted is None or not self.workers:
             return []
         last = self.iterations
@@ -230,7 +236,7 @@ def _sinks(left: Sequence[int]) -> bool:
 
 
 def mean_interval(launches: Sequence[NDArray[np.float64]]) -> Interval | None:
-    """The mean over launches and their values, resampled in both; None of nothing."""
+    """The mean over launches of the means of their values, resampled in both; None without any."""
     if not launches:
         return None
     rng = np.random.default_rng(0)
@@ -243,14 +249,17 @@ def mean_interval(launches: Sequence[NDArray[np.float64]]) -> Interval | None:
 
 
 def middle_of(cleared: Sequence[int | None]) -> int | None:
-    """The median of iterations of which None is later than all."""
+    """The median of iterations, where None is later than all."""
     ordered = sorted(cleared, key=lambda k: (k is None, k or 0))
     return ordered[(len(ordered) - 1) // 2]
 
 
 def queue_cells(records: Iterable[Record]) -> list[list[QueueCell]]:
-    """The cells of scenario ``queue`` with their predictions, in groups that differ in workers and
-    queue alone. A reading that no other cell is predicted from is a cell of a group, too."""
+    """The cells of scenario ``queue`` with their predictions.
+
+    The cells of a group differ only in workers and queue. A reading from which no other cell is
+    predicted is a cell of a group, too.
+    """
     cells = QueueCell.of_records(records, "queue")
     alone = {_readers(cell): cell for cell in cells if cell.reads_only}
     beside = {_readers(cell) for cell in cells if not cell.reads_only}
@@ -264,7 +273,7 @@ def queue_cells(records: Iterable[Record]) -> list[list[QueueCell]]:
 
 
 def _same_step(group: Sequence[QueueCell]) -> list[QueueCell]:
-    """The cells with the seconds of their step, which is the same in all."""
+    """The cells with the median seconds of their step, which is the same in all."""
     step_s = middle(record.facts["compute_s"] for cell in group for record in cell.measured)
     return [replace(cell, step_s=step_s) for cell in group]
 
@@ -275,12 +284,12 @@ def _readers(cell: QueueCell) -> tuple[Any, ...]:
 
 
 def _predicted(cell: QueueCell, reader: QueueCell | None) -> QueueCell:
-    """The cell with how its batches come when nobody computes, and what follows from that."""
+    """The cell with the measurement of its reading alone, and the prediction from that."""
     alone = reader.interval if reader is not None and reader.measured else None
     if alone is None or not cell.measured or cell.reads_only:
         return replace(cell, alone=alone)
-    # However many threads, they read one batch after the other: all together are one reader, whose
-    # seconds for a batch were measured.
+    # All threads read one batch after the other. Together they are one reader, whose seconds for a
+    # batch were measured.
     feed = QueueModel(min(cell.workers, 1), cell.queue, alone.value, cell.compute_s)
     timeline = model.simulate(feed, cell.iterations, in_hand=cell.fact("in_hand"))
     return replace(cell, alone=alone, predicted=Predicted(feed, timeline))

@@ -1,20 +1,20 @@
-"""The queue between reading and computing: what it can do, what it cannot, and how to see it.
+"""A model of the queue between reading and computing: what a queue can do and what it cannot.
 
     readers  R seconds for a batch   ──▶ │ queue of q │ ──▶   step of C seconds
-    W of them, but a batch every `interval_s` seconds at best, however many there are
+    there are W, and a batch comes every `interval_s` seconds at best, however many there are
 
-A step waits only for an empty queue. Where reading is the slower of the two, a full queue is a
-stock that is eaten up: each step takes one batch and only C / R of one comes after it. It lasts
+A step waits only if the queue is empty. If reading is slower than computing, a full queue is used
+up: each step takes one batch, and only C / R of a batch comes meanwhile. It lasts
 
-    n0 = q R / (R - C)   steps, and from then on every step takes R seconds.
+    n0 = q R / (R - C)   steps, and after them every step takes R seconds.
 
-where the reader holds one batch more in hand while the queue is full, as the seed's did; where it
-holds none, q - 1 stands for q. So a deeper queue moves the end of the stock and never the steady
-state; it is worth its memory only against reads that are uneven. `QueueModel` holds this model in
-closed form and `simulate` plays it event by event, with whole batches, with the batches that
-readers hold in hand while the queue is full, and with reads of unequal length.
+This is for a reader that holds one more batch while the queue is full, as the seed's did. If it
+holds none, q - 1 takes the place of q. A deeper queue therefore lasts longer, but does not change
+the steady state. It is worth its memory only if reads are uneven. `QueueModel` has this in closed
+form. `simulate` plays it event by event, with whole batches, with the batches that readers hold
+while the queue is full, and with reads of unequal length.
 
-`SEED` is the table that this was made to explain, with what the model says of each of its rows.
+`SEED` is the seed's table, which this model explains.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def seed_row(workers: int, queue: int) -> SeedRow | None:
 
 
 PASSES = {0.9: "3D U-Net and ResNet-50", 0.7: "CosmoFlow"}
-"""Accelerator utilisation that MLPerf Storage asks for, and of which of its workloads."""
+"""The accelerator utilisations that MLPerf Storage asks for, each with its workloads."""
 
 _TIE = 1e-9
-"""Reads that end this near to each other, as a share of a read, end together."""
+"""Reads that end within this share of a read end together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +39,15 @@ class QueueModel:
     """Readers, a bounded queue and a consumer, each at one speed."""
 
     workers: int
-    """Readers; 0 where the consumer reads for itself."""
+    """The number of readers; 0 if the consumer reads for itself."""
     queue: int
-    """Most batches that are ready and not yet taken."""
+    """The most batches that are ready and not yet taken."""
     read_s: float
-    """Of one batch by one reader that has the machine to itself."""
+    """Seconds of one batch for one reader that has the machine to itself."""
     compute_s: float
-    """Of one step."""
+    """Seconds of one step."""
     floor_s: float = 0.0
-    """Least time between batches however many read: what storage, cores or a lock allow."""
+    """The least seconds between batches, however many read: a limit of storage, cores or a lock."""
 
     def __post_init__(self) -> None:
         if self.workers < 0 or (self.workers and self.queue < 1):
@@ -60,20 +60,21 @@ class QueueModel:
 
     @property
     def interval_s(self) -> float:
-        """Between batches, when nobody stands still."""
+        """Seconds between batches while all readers read."""
         return max(self.read_s / max(self.workers, 1), self.floor_s)
 
     @property
     def steady_s(self) -> float:
-        """Of an iteration, once the queue is empty or full for good."""
+        """Seconds of an iteration after the queue is empty, or full for good."""
         if self.workers == 0:
             return self.interval_s + self.compute_s
         return max(self.compute_s, self.interval_s)
 
     @property
     def drain(self) -> float | None:
-        """n0, the iteration at which a full queue is cleared whose reader holds a batch in hand, by
-        the seed's formula; None where it never is.
+        """n0, the iteration that clears a full queue, by the seed's formula; None if none does.
+
+        The formula is for a reader that holds a batch while the queue is full.
 
         >>> round(QueueModel(1, 8, read_s=2.66, compute_s=1.0).drain, 1)
         12.8
@@ -83,7 +84,7 @@ class QueueModel:
         return self.queue * self.interval_s / (self.interval_s - self.compute_s)
 
     def mean_s(self, iterations: int) -> float:
-        """Mean of so many iterations until n0 and from there on: the seed's seconds/iteration.
+        """The mean seconds of so many iterations from a full queue on, as the seed has them.
 
         >>> round(QueueModel(1, 8, read_s=2.66, compute_s=1.0).mean_s(30), 2)
         1.95
@@ -93,15 +94,19 @@ class QueueModel:
 
     @property
     def utilisation(self) -> float:
-        """Of the accelerator, in the steady state."""
+        """The accelerator's utilisation in the steady state."""
         return self.compute_s / self.steady_s
 
 
 def utilisation(seconds: Sequence[float], compute_s: float) -> float:
     """Accelerator utilisation by the formula of MLPerf Storage: compute time over all time.
 
-    ``seconds`` are those of the iterations, of which the first does not count; ``compute_s`` is
-    what a step takes when it never waits.
+    Args:
+        seconds: The seconds of each iteration. The first one does not count.
+        compute_s: The seconds of a step that never waits.
+
+    Returns:
+        A share from 0 to 1.
 
     >>> utilisation([9.0, 1.0, 1.5, 1.5], compute_s=1.0)
     0.75
@@ -111,7 +116,7 @@ def utilisation(seconds: Sequence[float], compute_s: float) -> float:
 
 
 def queue_verdict(share: float) -> str:
-    """What an accelerator utilisation is worth, in words.
+    """Say which workloads of MLPerf Storage an accelerator utilisation is high enough for.
 
     >>> queue_verdict(0.75)
     '75.0 % passes the 70 % of CosmoFlow and fails the 90 % of 3D U-Net and ResNet-50'
@@ -128,16 +133,16 @@ def queue_verdict(share: float) -> str:
 
 @dataclass(slots=True)
 class Timeline:
-    """A queue's course, from the first `get` on."""
+    """The course of a queue from the first `get` on. Lists have an entry for each iteration."""
 
     seconds: list[float] = field(default_factory=list)
-    """Of each iteration: waiting for a batch, and computing."""
+    """Seconds of waiting for a batch and of computing."""
     waits: list[float] = field(default_factory=list)
-    """What of it was waiting."""
+    """Seconds of waiting alone."""
     taken: list[int] = field(default_factory=list)
-    """Batches in the queue just after one was taken from it; nothing where there is no queue."""
+    """Batches in the queue just after one was taken; empty if there is no queue."""
     left: list[int] = field(default_factory=list)
-    """Batches in the queue at the end of each iteration: at 0, the next one waits."""
+    """Batches in the queue at the end. At 0 the next iteration waits."""
 
     @property
     def mean_s(self) -> float:
@@ -149,7 +154,7 @@ class Timeline:
 
 
 def first_empty(left: Sequence[int]) -> int | None:
-    """The first iteration, from 0, that ends with an empty queue; None where none does.
+    """The first iteration, from 0, that ends with an empty queue; None if none does.
 
     >>> first_empty([3, 2, 1, 1, 0, 0])
     4
@@ -166,16 +171,23 @@ def simulate(
     reads: Sequence[float] = (),
     prefill_s: float | None = None,
 ) -> Timeline:
-    """Play a feed event by event.
+    """Play a queue event by event.
 
-    Of W readers each takes ``read_s``, and longer while so many read at once that a batch would
-    come more often than every ``floor_s``: they share what there is evenly.
+    A read takes ``read_s`` seconds. It takes longer while so many readers read at once that a batch
+    would come more often than every ``floor_s`` seconds: they then share the machine evenly.
 
-    ``in_hand`` is how many finished batches the readers may hold while the queue is full (one each
-    unless given; 0 where a read is begun only when there is room for its batch). ``in_turn`` is a
-    lock around each read: one reads and the others wait. ``reads`` are seconds of the first batch,
-    the second and so on, round and round, in place of ``read_s``.
-    Before the first `get` the readers have ``prefill_s`` seconds; unless given, until all is full.
+    Args:
+        feed: The readers, the queue and the step.
+        iterations: How many steps are played.
+        in_hand: The finished batches that readers may hold while the queue is full. None is one
+            for each reader; 0 is for reads that begin only if there is room for their batch.
+        in_turn: A lock around each read, so that one reader reads and the others wait.
+        reads: Seconds of the first batch, of the second and so on, again and again. They take the
+            place of ``read_s``.
+        prefill_s: The seconds of reading before the first `get`; None is until all is full.
+
+    Returns:
+        The course of the queue.
     """
     held = feed.workers if in_hand is None else in_hand
     readers = _Readers(feed, held, 1 if in_turn else feed.workers, reads)
@@ -204,22 +216,22 @@ class _Readers:
         self._at_once = at_once
         self._begun = 0
         self._under_way: list[tuple[float, float]] = []
-        """Of each read: the share that is left of it, and its seconds if it were alone."""
+        """The share that is left of each read, and the seconds that it would take alone."""
         self._ready = 0
-        """Batches that are read: those in the queue and, behind it, those in hand."""
+        """Batches that are read: in the queue and, behind it, in the hands of readers."""
 
     @property
     def queued(self) -> int:
         return min(self._ready, self._feed.queue)
 
     def next_read(self) -> float:
-        """Begin a read; its seconds if it were alone."""
+        """Begin a read, and return the seconds that it would take alone."""
         seconds = self._reads[self._begun % len(self._reads)] if self._reads else self._feed.read_s
         self._begun += 1
         return seconds
 
     def take(self) -> float:
-        """Take a batch from the queue; how long that had to wait."""
+        """Take a batch from the queue, and return the seconds of waiting for it."""
         waited = 0.0
         while not self._ready:
             waited += self._advance(None)
@@ -227,7 +239,7 @@ class _Readers:
         return waited
 
     def run(self, seconds: float | None) -> None:
-        """Let the readers read for so long; unless given, until they must stand still."""
+        """Let the readers read for so many seconds; None is until all must wait."""
         if seconds is None:
             while self._advance(None):
                 pass
@@ -236,14 +248,14 @@ class _Readers:
             seconds -= self._advance(seconds)
 
     def _begin(self) -> None:
-        """Every reader that is free and has room for a batch begins one."""
+        """Begin a read for every reader that is free and has room for a batch."""
         in_hand = self._ready - self.queued
         free = min(self._feed.workers - in_hand, self._at_once) - len(self._under_way)
         room = self._room - self._ready - len(self._under_way)
         self._under_way += [(1.0, self.next_read()) for _ in range(min(free, room))]
 
     def _advance(self, limit: float | None) -> float:
-        """Go on to the next read that ends, ``limit`` seconds at most; how long that was."""
+        """Go on to the end of the next read, for ``limit`` seconds at most; return the seconds."""
         self._begin()
         if not self._under_way:
             return 0.0 if limit is None else limit
@@ -264,12 +276,12 @@ class _Readers:
 
 @dataclass(frozen=True, slots=True)
 class SeedRow:
-    """A row as it was published."""
+    """A row of the seed's table."""
 
     workers: int
     queue: int
     seconds: float
-    """Per iteration, the mean of all, those from the full queue among them."""
+    """The mean seconds of an iteration, with those from the full queue."""
     cleared: int | None
     """"queue cleared after iter"."""
 
@@ -291,15 +303,15 @@ SEED = (
     SeedRow(4, 8, 2.0, 11),
 )
 SEED_READ_S = 2.66
-"""A batch of 16 with 16 threads, from the same notes."""
+"""Seconds of a batch of 16 with 16 threads, from the same notes."""
 SEED_COMPUTE_S = 1.0
 SEED_ITERATIONS = 30
 
 
 def seed_feed(row: SeedRow) -> QueueModel:
-    """A row of the seed's table as a feed.
+    """A row of the seed's table as a model of its queue.
 
-    Its readers held one lock from the beginning of a read until the batch was in the queue, so that
-    however many there were, they were one.
+    The seed's readers held one lock from the beginning of a read until the batch was in the queue.
+    However many there were, they worked as one.
     """
     return QueueModel(min(row.workers, 1), row.queue, SEED_READ_S, SEED_COMPUTE_S)

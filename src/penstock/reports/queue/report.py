@@ -1,29 +1,29 @@
-"""What a queue benchmark measured, beside what the model of the queue says and what the seed found.
+"""What a queue benchmark measured, beside the predictions of a model and the seed's table.
 
-The batches are first read with nobody computing: the seconds from one to the next, for each number
-of workers. That alone, with the seconds of a step, is what `queueing` predicts from; no case is
-fitted to itself. Predicted are
+Batches are first read while nothing computes, which gives the seconds from one batch to the next
+for each number of workers. The model predicts every case from these seconds and from the seconds of
+a step. No case is fitted to itself. Predicted are
 
-    seconds per iteration    the mean of all, those from the full queue too, as the seed had it
-    steady state             once the queue is empty, or where it never is
+    seconds per iteration    the mean of all, also of those from the full queue, as the seed had it
+    steady state             after the queue is empty, or if it never is
     cleared                  the first iteration, from 0, that ends with an empty queue
 
-by playing the queue event by event, with as many batches in the hands of its readers as they may
-hold, and it is that which what was measured is held against. Beside it stand the seed's formulas:
-n0 = q R / (R - C), and the mean that follows from it. They are of readers that each hold a batch
-while the queue is full; ours hold none, and clear it as theirs would clear one that is shallower by
-a batch.
+The simulation plays the queue event by event, with as many batches in the hands of its readers as
+they may hold. Measurements are compared with the simulation. The table also has the seed's
+formulas: n0 = q R / (R - C), and the mean that follows from it. They assume readers that each hold
+a batch while the queue is full. Our readers hold none, and clear the queue as the seed's would
+clear one that is shallower by a batch.
 
-Utilisation is the accelerator's by the formula of MLPerf Storage. It is judged in the steady state.
-Over all iterations but the first, which stands beside it, what a full queue held at the beginning
-counts, and that came for nothing. The formula asks for the seconds of a step that never waits. Each
-launch times them before anybody reads, and one value stands for all launches of a table, the
-median: the step is the same in all, and how it was timed must not rank them.
+Utilisation is the accelerator's, by the formula of MLPerf Storage, in the steady state. A second
+column has it over all iterations but the first, which includes the batches that a full queue held
+at the start. The formula needs the seconds of a step that never waits. Each launch times them
+before reading begins. The median over all launches of a table is used, because the step is the same
+in all of them.
 
-Readings alone that no case is predicted from, as `penstock tune loader` leaves them, are a table of
+Readings that no case is predicted from, such as those of `penstock tune loader`, have a table of
 their own.
 
-A value is the median over launches, and its spread is from the least to the most of them; the
+A value is the median over launches, and its spread is from the least to the most of them. The
 interval (95 %) of a mean within launches is bootstrapped over launches and their iterations.
 """
 
@@ -54,14 +54,24 @@ from .sentences import sentences
 
 
 def append_queue_csv(records: Iterable[Record], path: Path) -> None:
-    """Add a row for each case to a CSV of queue benchmarks."""
+    """Add a row for each case to a CSV of queue benchmarks.
+
+    Args:
+        records: The launches of one or more benchmarks.
+        path: The CSV. It is made if it is not there; another header is extended, no row is lost.
+
+    Raises:
+        UsageError: ``path`` is another file, or cannot be written.
+    """
     rows = [cell.row for group in queue_cells(records) for cell in group]
     append_rows(rows, path, QUEUE_COLUMNS)
 
 
 def queue_sections(records: Iterable[Record]) -> list[Section]:
-    """For each group what was run, the table, what it says; then the seed's, whose table is of
-    steps beside a queue."""
+    """A section for each group of cells: a table and sentences.
+
+    The last one is the seed's table. It is left out if nothing but reading was measured.
+    """
     groups = queue_cells(records)
     ours = [Section(heading(g), table(g), sentences(g)) for g in groups]
     return ours if groups and all(none_computes(g) for g in groups) else [*ours, seed_section()]
@@ -84,8 +94,10 @@ def heading(group: Sequence[QueueCell]) -> str:
 
 
 def table(group: Sequence[QueueCell]) -> list[tuple[str, ...]]:
-    """Seconds per iteration and clearing, measured, by the seed's formulas and simulated, with the
-    utilisation in the steady state and over all iterations; beside the seed's."""
+    """A line for each cell: seconds per iteration, clearing and utilisation.
+
+    They are measured, by the seed's formulas, simulated, and in the seed's own table.
+    """
     if none_computes(group):
         return [_READING, *map(_reading_line, group)]
     return [_STEPS, *map(_line, group)]
@@ -122,7 +134,7 @@ def _line(cell: QueueCell) -> tuple[str, ...]:
 
 
 def _reading_line(cell: QueueCell) -> tuple[str, ...]:
-    """From one batch to the next, by workers."""
+    """Seconds from one batch to the next, by workers."""
     interval = cell.alone
     read = ("-", "-", "-", "-")
     if interval is not None and interval.low is not None and interval.high is not None:
@@ -133,7 +145,7 @@ def _reading_line(cell: QueueCell) -> tuple[str, ...]:
 
 
 def seed_table() -> list[tuple[str, ...]]:
-    """The seed's rows, each beside the closed form and the simulation of it."""
+    """The seed's rows, each with the closed form and the simulation."""
     lines: list[tuple[str, ...]] = [
         ("workers", "queue", "seed s/it", "model", "simulated", "seed cleared", "n0", "simulated")
     ]

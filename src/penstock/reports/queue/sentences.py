@@ -1,4 +1,4 @@
-"""What the measurements of a queue say, in sentences."""
+"""Sentences on the measurements of a queue."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .cell import LONGER, NEAR, QueueCell, middle_of, none_computes, percent_wor
 from .model import QueueModel
 
 _MISSED = 0.05
-"""A step of the model that is farther than this from the measured one is called missed."""
+"""A predicted step that is farther than this from the measured one is called a miss."""
 
 
 def clears_at(iteration: int | None) -> str:
@@ -25,7 +25,7 @@ def clears_at(iteration: int | None) -> str:
 
 
 def sentences(group: Sequence[QueueCell]) -> list[str]:
-    """What the group says, each with how many stand behind it and an interval."""
+    """Sentences on a group of cells, each with a count and an interval."""
     measured = [cell for cell in group if cell.measured]
     lines = [f"{c.name}: {c.status}: {c.error}." for c in group if c.status != "ok"]
     if none_computes(group):
@@ -37,7 +37,7 @@ def sentences(group: Sequence[QueueCell]) -> list[str]:
 
 
 def _of_workers(same: Sequence[QueueCell]) -> list[str]:
-    """What reading takes with so many workers, and what the depth of their queue does."""
+    """Say what a step takes with one number of workers, and what the depth of the queue changes."""
     who = counted(same[0].workers, "worker")
     lines = [*steps_words(same, who), *_of_contention(same)]
     shown = [(cell, cell.steady) for cell in same if cell.steady is not None]
@@ -66,7 +66,7 @@ def _of_workers(same: Sequence[QueueCell]) -> list[str]:
 
 
 def steps_words(same: Sequence[QueueCell], who: str) -> list[str]:
-    """What a step took with so many workers, and then what the model has of it."""
+    """Say what a step took with one number of workers, and then what the model predicts."""
     first = same[0]
     if first.alone is None or first.predicted is None:
         return []
@@ -95,7 +95,7 @@ def steps_words(same: Sequence[QueueCell], who: str) -> list[str]:
 def _model_beside(
     feed: QueueModel, alone: Interval, measured: Sequence[tuple[int, Interval]]
 ) -> str:
-    """The model's step, and how far it is from those that were measured."""
+    """Say what a step takes by the model, and how far that is from the measured steps."""
     model = f"{format_seconds(feed.steady_s)} a step"
     if not measured:
         return f"{model}, which nothing here confirms"
@@ -115,8 +115,7 @@ def _model_beside(
 
 
 def _of_contention(same: Sequence[QueueCell]) -> list[str]:
-    """That a step takes longer beside so many workers, which no queue cures: its utilisation is low
-    though it does not wait."""
+    """Say that a step takes longer beside workers. Its utilisation is then low without waiting."""
     longer = [
         (cell, seconds)
         for cell in same
@@ -166,7 +165,7 @@ def _of_clearing(measured: Sequence[QueueCell]) -> list[str]:
 
 
 def _of_utilisation(measured: Sequence[QueueCell]) -> list[str]:
-    """How well the accelerator is used in the steady state, and how far that is from the model."""
+    """Say how well the accelerator is used in the steady state, and how well that was predicted."""
     shown, lines = [cell for cell in measured if cell.settled], []
     if unseen := [cell for cell in measured if not cell.settled]:
         lines.append(

@@ -1,4 +1,4 @@
-"""One run of a suite with all its launches: what its trainings said, and its row."""
+"""One run of a suite with all its launches: the results of its trainings, and its row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LIMITS = {
     "compute": ("forward", "backward", "optimizer"),
     "communication": ("communication",),
 }
-"""What can hold a training back, by the phases that it takes."""
+"""The possible limits of a training, each with the phases that it takes."""
 
 
 class SuiteCell(Cell):
@@ -38,7 +38,7 @@ class SuiteCell(Cell):
 
     @cached_property
     def trainings(self) -> list[Mapping[str, Any]]:
-        """What each launch that was ok said of its training."""
+        """The results of each training that was ok."""
         return [record.facts["training"] for record in self.measured]
 
     @property
@@ -59,12 +59,15 @@ class SuiteCell(Cell):
         return self.throughput.value if self.throughput else 0.0
 
     def median(self, value: Callable[[Mapping[str, Any]], float | None]) -> float | None:
-        """The median of what each training says, as far as it says anything."""
+        """The median of a value of each training, over those that have it."""
         return middle(map(value, self.trainings))
 
     def shares_of(self, limit: str) -> list[float]:
-        """Of the seconds of each training's epochs. Where a GPU computes while its host waits for
-        data, both count, and the shares may add up to more than 1."""
+        """The share of a limit in the seconds of each training's epochs.
+
+        If a GPU computes while its host waits for data, both count, and shares may add up to more
+        than 1.
+        """
         shares = []
         for training in self.trainings:
             phases = phases_of(training)
@@ -78,16 +81,16 @@ class SuiteCell(Cell):
 
     @property
     def limited_by(self) -> str | None:
-        """What takes the largest share of the epochs; None where no phase was timed."""
+        """The limit with the largest share of the epochs; None if no phase was timed."""
         shares = {limit: share for limit, share in self.shares.items() if share is not None}
         return max(shares, key=lambda limit: shares[limit], default=None)
 
     def score(self, name: str) -> float | None:
-        """After the last epoch."""
+        """A score after the last epoch."""
         return self.median(lambda training: (training["final"] or {}).get(name))
 
     def used(self, of: str) -> float | None:
-        """Percent of a core, or of a GPU."""
+        """The utilisation in percent of a core, or of a GPU."""
         return middle(record.facts["utilisation"][of] for record in self.measured)
 
     def values(self) -> dict[str, Any]:
@@ -129,7 +132,7 @@ class SuiteCell(Cell):
 
 
 def suite_cells(records: Iterable[Record]) -> list[SuiteCell]:
-    """By preset, batch size and number of workers."""
+    """The runs of a suite, sorted by preset, batch size and number of workers."""
     launches = gather((r for r in records if r.scenario == "train"), lambda r: r.key)
     cells = [SuiteCell(tuple(same)) for same in launches.values()]
     return sorted(cells, key=lambda cell: (cell.case["preset"], cell.batch, cell.workers))

@@ -1,15 +1,15 @@
 """What a suite measured: a row for each run, a table, sentences, and the files of its report.
 
-A run is one batch size with one number of workers; several launches of it are one row. Its
+A run is one batch size with one number of workers. All its launches are one row. Its
 
     throughput    samples that the training counted / seconds of its epochs, validation apart
     time          seconds of the whole run: epochs, validations, checkpoints
     memory        the most that the process of any rank held on its GPU; of the host, the process
                   tree with the workers that load data
-    shares        what of the epochs' seconds went into waiting for data, computing and so on
+    shares        the shares of the epochs' seconds of waiting for data, computing and so on
 
-A value is the median over launches; the interval of a throughput (95 %) is bootstrapped over
-launches, and there is none of a single one. Missing is null, never 0.
+A value is the median over launches. The interval of a throughput (95 %) is bootstrapped over
+launches; a single launch has none. A missing value is null, never 0.
 """
 
 from __future__ import annotations
@@ -38,7 +38,15 @@ FORMAT, VERSION = "penstock-suite", 1
 
 
 def suite_sections(records: Iterable[Record], notes: Sequence[str]) -> list[Section]:
-    """For each preset what was run, its table, and what it says; ``notes`` come first."""
+    """A section for each preset: what was run, a table and sentences.
+
+    Args:
+        records: The launches of a suite.
+        notes: Sentences that come first in the section of the preset that they name.
+
+    Returns:
+        The sections, in the order of the presets.
+    """
     by_preset = gather(suite_cells(records), lambda cell: str(cell.case["preset"]))
     return [
         Section(heading(runs), table(runs), [*(n for n in notes if preset in n), *sentences(runs)])
@@ -96,14 +104,14 @@ def _line(run: SuiteCell) -> tuple[str, ...]:
 
 
 def _epochs(launches: Sequence[Sequence[float]]) -> tuple[str, str]:
-    """Seconds of the first epoch, which warms up, and of the others; medians."""
+    """The median seconds of the first epoch, which warms up, and of the others."""
     first = middle(epochs[0] for epochs in launches if epochs)
     later = middle(seconds for epochs in launches for seconds in epochs[1:])
     return or_dash(first, format_seconds), or_dash(later, format_seconds)
 
 
 def sentences(runs: Sequence[SuiteCell]) -> list[str]:
-    """What the runs of a preset say, each with how many stand behind it and an interval."""
+    """Sentences on the runs of a preset, each with a count and an interval."""
     lines = [_failure(run) for run in runs if run.status != "ok"]
     measured = [run for run in runs if run.throughput is not None]
     if not measured:
@@ -150,7 +158,7 @@ def _of_best(measured: Sequence[SuiteCell]) -> str:
 
 
 def _of_limits(measured: Sequence[SuiteCell]) -> str:
-    """Which of the phases most runs spend their time in, and where they wait most for data."""
+    """Say which limit most runs have, and which run waits longest for data."""
     limits = Counter(run.limited_by or "nothing known" for run in measured)
     counts = ", ".join(
         f"{limit} limits {number} of {len(measured)} runs" for limit, number in limits.most_common()
@@ -165,7 +173,7 @@ def _of_limits(measured: Sequence[SuiteCell]) -> str:
 
 
 def _of_memory(measured: Sequence[SuiteCell]) -> list[str]:
-    """How memory grows from the smallest batch to the largest."""
+    """Say how memory grows from the smallest batch to the largest."""
     lines = []
     for place, name in (("GPU", "gpu_memory_peak_bytes"), ("host", "host_memory_peak_bytes")):
         peaks = [(run, peak) for run in measured if (peak := run.values()[name]) is not None]
@@ -200,7 +208,23 @@ def write_suite_report(
     figures: Sequence[Path],
     replace: bool = False,
 ) -> list[Path]:
-    """``benchmark_report.json`` and ``.md``, computed from the records."""
+    """Write ``benchmark_report.json`` and ``benchmark_report.md``, computed from the records.
+
+    Args:
+        out: The folder of both files.
+        records: The launches of a suite.
+        presets: The presets as they were asked for, for the JSON file.
+        system: The machine: ``machine``, ``libraries``, ``devices`` and ``git``.
+        notes: Sentences on presets that are not run as they stand.
+        figures: The figures that the page shows; they lie in ``out``.
+        replace: Replace files that Penstock did not write.
+
+    Returns:
+        Both files, the JSON file first.
+
+    Raises:
+        Refused: A file is not to be replaced.
+    """
     sections, runs = suite_sections(records, notes), suite_cells(records)
     measured = [run for run in runs if run.throughput is not None]
     best = max(measured, key=lambda run: run.rates_median, default=None)
@@ -231,7 +255,7 @@ def write_suite_report(
 
 
 def machine_line(system: Mapping[str, Any]) -> str:
-    """On what it ran, in a line."""
+    """The machine of a suite in a line."""
     return machine_words(system, *(system["devices"] or ["no GPU"]))
 
 

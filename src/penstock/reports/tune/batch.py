@@ -1,4 +1,4 @@
-"""The smallest batch that keeps a device fed, from a suite."""
+"""Recommend the smallest batch that keeps a device fed, from readings of several batch sizes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,18 @@ from .loader import Advice, Goal, ReadAlone, recommend_loader
 
 
 def step_of(batch: int, steps: Mapping[int, float]) -> tuple[float, int]:
-    """Seconds of a step, and the batch that has them by measurement: this one or the next larger.
+    """The seconds of a step, and the batch that they were measured for: this or the next larger.
 
-    Of a smaller batch it is the share. A real step hardly takes less, since what it costs whatever
-    the batch is does not shrink; so what feeds this one feeds that. Of a larger batch nothing is
-    claimed.
+    A smaller batch has its share of the step of a larger one. A real step hardly takes less,
+    because its constant costs do not shrink. So a loader that feeds the share feeds the real step.
+    Nothing is claimed of a larger batch.
+
+    Args:
+        batch: The batch size.
+        steps: Seconds of a step by batch size; one is ``batch`` or more.
+
+    Returns:
+        The seconds, and the batch size in ``steps`` that they come from.
 
     >>> step_of(8, {4: 0.05, 16: 0.2})
     (0.1, 16)
@@ -30,15 +37,15 @@ def step_of(batch: int, steps: Mapping[int, float]) -> tuple[float, int]:
 
 @dataclass(frozen=True)
 class BatchTrial:
-    """How batches of one size came, and what a loader of them takes."""
+    """The readings of one batch size, and the memory of a loader with it."""
 
     goal: Goal
     timed_batch: int
-    """The batch whose step was timed: this one, or one of which this takes its share."""
+    """The batch whose step was timed: this one, or a larger one of which this takes its share."""
     timed_s: float
     batch_bytes: int
     memory: Mapping[int, int]
-    """Bytes that a loader takes in all, by its queue; of those queues that fit."""
+    """The bytes that a loader takes in all, by its queue, of the queues that fit."""
     reads: Sequence[ReadAlone]
 
     @property
@@ -47,7 +54,7 @@ class BatchTrial:
 
     @property
     def behind(self) -> float:
-        """How many times too slow reading alone is; below 1 where it is fast enough."""
+        """The factor by which reading alone is too slow; below 1 if it is fast enough."""
         return self.fastest.interval.value / self.goal.most_s
 
     def advice(self, rungs: Mapping[str, LoaderCell] | None = None) -> Advice:
@@ -57,9 +64,14 @@ class BatchTrial:
 def recommend_batch(
     tried: Sequence[BatchTrial], rungs: Mapping[str, LoaderCell] | None = None
 ) -> Advice:
-    """The smallest batch that is fed, with the fewest workers and then the shallowest queue.
+    """Recommend the smallest batch that is fed, with the fewest workers and the shallowest queue.
 
-    Where none is, why not: of the batch that comes nearest, by whose ladder the ceiling is told.
+    Args:
+        tried: The batch sizes that were measured.
+        rungs: The ladder of the batch size that came nearest, if none is fed.
+
+    Returns:
+        Settings and their reasons, or no settings and why the nearest batch size is not fed.
     """
     tried = sorted(tried, key=lambda batches: batches.batch_bytes)
     for number, batches in enumerate(tried):
@@ -86,7 +98,7 @@ def recommend_batch(
 
 
 def nearest_of(tried: Sequence[BatchTrial]) -> BatchTrial:
-    """The one that is least behind, of those alike the smallest."""
+    """The batch size that is least behind; of equal ones the smallest."""
     return min(tried, key=lambda batches: (batches.behind, batches.batch_bytes))
 
 
@@ -104,7 +116,7 @@ def _share(batches: BatchTrial) -> list[str]:
 
 
 def _not_fed(batches: BatchTrial) -> str:
-    """Of one batch size, by how much."""
+    """By how much one batch size is not fed."""
     fastest, goal = batches.fastest, batches.goal
     pace = (
         f"one of {goal.batch} comes every {spread_words(fastest.interval)} with "
@@ -116,7 +128,16 @@ def _not_fed(batches: BatchTrial) -> str:
 
 
 def flags_of(settings: Mapping[str, Any], step_s: float, data: str) -> list[str]:
-    """Command lines that take the settings of a loader: one trains, one checks what was said."""
+    """Write settings as command lines.
+
+    Args:
+        settings: The settings of an `Advice`.
+        step_s: The seconds of a step.
+        data: The path of the data.
+
+    Returns:
+        A command line that trains, and one that measures the queue with such steps.
+    """
     batch, workers, queue = (settings[name] for name in ("batch_size", "workers", "queue"))
     train = f"--batch-size {batch} --num-workers {workers} --prefetch-factor {queue}"
     bench = f"--batch-size {batch} --workers {workers} --queue-sizes {queue}"

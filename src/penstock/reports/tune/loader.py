@@ -1,12 +1,12 @@
-"""Tuning a loader: from how fast it reads alone to the least that keeps a step fed, or why not.
+"""Recommend the fewest workers and the shallowest queue that keep a step fed, or say why none do.
 
-A step of C seconds is fed where the accelerator computes for the share A of the time that is asked
-for, so a batch must come every C / A seconds at most. How the batches really came, launch by launch
-and in their order, is played against such steps (`queueing.simulate`): the fewest workers win, and
-with them the shallowest queue, of which every launch's batches keep the accelerator fed.
+A step of C seconds is fed if the accelerator computes for the share A of the time that is asked
+for. So a batch must come every C / A seconds at most. The measured batches of each launch, in their
+order, are played against such steps by `penstock.reports.queue.model.simulate`. The fewest workers
+win, and with them the shallowest queue with which every launch keeps the accelerator fed.
 
-Where none does, the rungs of the ladder (files, decode, scatter: `loader_report`) say which ceiling
-is in the way: the first one that is too slow by itself.
+If none do, the rungs of the ladder (files, decode, scatter) show the ceiling: the first one that is
+too slow by itself.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from ..table import gather
 from ..words import bracket, counted, listed
 
 STEPS = 200
-"""So many steps are played."""
+"""The number of steps that are played."""
 BEGUN = 20
-"""Of these the first do not count: what was in the queue at the start is used up."""
+"""The first steps that do not count, in which the queue of the start is used up."""
 CEILINGS = {"L1": "storage", "L2": "decode", "L3": "scatter"}
-"""What is at its limit where a rung is too slow and the one below it is not."""
+"""The ceiling of each rung: what limits if the rung is too slow and the one below is not."""
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What the accelerator needs."""
+    """A step, its batch size, and the share of the time that the accelerator must compute."""
 
     step_s: float
     batch: int
@@ -51,17 +51,17 @@ class Goal:
 
     @property
     def most_s(self) -> float:
-        """The longest time between batches that feeds it."""
+        """The most seconds between batches that feed the accelerator."""
         return self.step_s / self.utilisation
 
 
 @dataclass(frozen=True)
 class ReadAlone:
-    """How batches came with so many workers when nobody computed."""
+    """The batches of one number of workers while nothing computed."""
 
     workers: int
     launches: tuple[NDArray[np.float64], ...]
-    """Seconds from each batch to the next, of each launch."""
+    """The seconds from each batch to the next, in an array for each launch."""
 
     @property
     def interval(self) -> Interval:
@@ -70,7 +70,7 @@ class ReadAlone:
         return interval
 
     def utilisations(self, step_s: float, queue: int) -> list[float]:
-        """Of the accelerator, launch by launch."""
+        """The accelerator's utilisation with each launch's batches."""
         feed = QueueModel(1, queue, self.interval.value, step_s)
         played = (
             model.simulate(feed, STEPS, in_hand=0, reads=launch.tolist())
@@ -81,14 +81,14 @@ class ReadAlone:
 
 @dataclass(frozen=True)
 class Advice:
-    """Settings for `LoaderConfig`, or None, and the sentences that say why."""
+    """Settings for `LoaderConfig`, or None, and the sentences with the reasons."""
 
     settings: dict[str, Any] | None
     sentences: tuple[str, ...]
 
 
 def readings_of(records: Iterable[Record]) -> list[ReadAlone]:
-    """Of the launches of scenario ``queue`` that only read, fewest workers first."""
+    """The launches of scenario ``queue`` that only read, by workers, the fewest first."""
     launches = [QueueCell((r,)) for r in records if r.ok and r.scenario == "queue"]
     reading = (cell for cell in launches if cell.reads_only)
     by_workers = gather(reading, lambda cell: cell.workers)
@@ -99,7 +99,15 @@ def readings_of(records: Iterable[Record]) -> list[ReadAlone]:
 
 
 def join_readings(reads: Sequence[ReadAlone], more: Iterable[ReadAlone]) -> list[ReadAlone]:
-    """The readings with the launches of others of the same workers."""
+    """Join readings with others.
+
+    Args:
+        reads: Readings, one for each number of workers.
+        more: Other readings of the same data and batch size.
+
+    Returns:
+        A reading for each number of workers, the fewest first, with the launches of all.
+    """
     by_workers = gather([*reads, *more], lambda reading: reading.workers)
     return [
         ReadAlone(workers, tuple(launch for each in same for launch in each.launches))
@@ -114,7 +122,18 @@ def recommend_loader(
     batch_bytes: int,
     rungs: Mapping[str, LoaderCell] | None = None,
 ) -> Advice:
-    """The fewest workers and the shallowest of ``queues`` that reach the goal, or why none does."""
+    """Recommend the fewest workers and the shallowest of ``queues`` that reach the goal.
+
+    Args:
+        reads: The batches by workers, the fewest first.
+        goal: What the accelerator needs.
+        queues: The depths of the queue that fit into memory.
+        batch_bytes: The bytes of a batch.
+        rungs: The ladder, which shows the ceiling if the goal is not reached.
+
+    Returns:
+        Settings and their reasons, or no settings and what forbids the goal.
+    """
     for reading in reads:
         if reading.interval.value > goal.most_s:
             continue
@@ -178,16 +197,24 @@ def _starved(
 
 
 def fastest_rungs(cells: Iterable[LoaderCell]) -> dict[str, LoaderCell]:
-    """Each rung with the workers that it is quickest with: a ceiling is what none of them passes.
+    """The fastest cell of each rung, because a ceiling is one for any number of workers.
 
-    One that was never measured is left out.
+    A rung that was never measured is left out.
     """
     rungs = gather((c for c in cells if c.launches), lambda cell: str(cell.case["rung"]))
     return {name: min(same, key=lambda cell: cell.seconds or 0.0) for name, same in rungs.items()}
 
 
 def rungs_slower_than_whole(rungs: Mapping[str, LoaderCell], best: ReadAlone) -> list[str]:
-    """The rungs that took longer than the whole loader, of which they are parts: noise."""
+    """The rungs that took longer than the whole loader, which is noise: they are parts of it.
+
+    Args:
+        rungs: The fastest cell of each rung.
+        best: The fastest reading of the whole loader.
+
+    Returns:
+        The names of the rungs, the lowest first.
+    """
     whole = best.interval.value
     return [
         name
@@ -197,8 +224,10 @@ def rungs_slower_than_whole(rungs: Mapping[str, LoaderCell], best: ReadAlone) ->
 
 
 def ceiling(rungs: Mapping[str, LoaderCell], best: ReadAlone, goal: Goal) -> str:
-    """Which ceiling forbids the goal, and by how much; none that the whole loader beats, and none
-    by one launch."""
+    """Say which ceiling forbids the goal, and by how much.
+
+    A rung that took longer than the whole loader is none, nor is one of a single launch.
+    """
     measured = {name: cell for name, cell in rungs.items() if name in CEILINGS and cell.launches}
     if not measured:
         factor = best.interval.value / goal.most_s
@@ -208,7 +237,7 @@ def ceiling(rungs: Mapping[str, LoaderCell], best: ReadAlone, goal: Goal) -> str
         )
     noise = rungs_slower_than_whole(measured, best)
     for name, cell in sorted(measured.items()):
-        # What does the same and more shows how quick this one can be.
+        # A higher rung does the same and more, so it shows how fast this one can be.
         above = [other.seconds or 0.0 for rung, other in measured.items() if rung > name]
         if name in noise or cell.launches < 2 or min(above, default=math.inf) <= goal.most_s:
             continue
@@ -251,7 +280,7 @@ def _at_best(cell: LoaderCell) -> str:
 
 
 def _limit(rung: str, cell: LoaderCell) -> str:
-    """What is at its limit. No disk is, where the page cache holds the files."""
+    """The name of what is at its limit. It is no disk if the page cache holds the files."""
     resident = cell.per_launch("resident")
     if rung != "L1" or resident is None:
         return CEILINGS[rung]
@@ -277,7 +306,16 @@ def _share(reached: Sequence[float]) -> str:
 
 
 def write_loader_yaml(advice: Advice, path: Path, replace: bool = False) -> None:
-    """Write the settings, the reasons above them as comments."""
+    """Write settings as YAML, with the reasons above them as comments.
+
+    Args:
+        advice: Settings and their reasons.
+        path: The file, which ``penstock train`` and `penstock.Loader` take.
+        replace: Replace a file that Penstock did not write.
+
+    Raises:
+        UsageError: The file cannot be written.
+    """
     settings = yaml.safe_dump(advice.settings, sort_keys=False)
     text = "\n".join([*map(as_comment, advice.sentences), settings])
     write_settings("--output", path, text, replace)
@@ -288,7 +326,7 @@ def as_comment(text: str) -> str:
 
 
 def write_settings(flag: str, path: Path, text: str, replace: bool) -> None:
-    """Raises `UsageError`, which names the flag, where the file cannot be written."""
+    """Write a file of settings. Raises `UsageError`, with the flag, if it cannot be written."""
     try:
         with writing_output(path, replace=replace) as draft:
             draft.write_text(text, encoding="utf-8")

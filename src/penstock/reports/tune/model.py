@@ -1,16 +1,13 @@
-"""Tuning: from the cells of a sweep to settings that a job takes, each with its reasons.
+"""Recommend settings of a model for a job, with the reasons, from the cells of a sweep.
 
     latency      the smallest median time of a step
-    throughput   the smallest tile x batch on the plateau: what is within 5 % of the best in useful
-                 pixels per second, or cannot be told from it
-    training     the most useful pixels per second of whole steps; batches that were asked for and
-                 do not fit are made of several steps
+    throughput   the smallest tile x batch on the plateau, which is within 5 % of the best in useful
+                 pixels per second, or not distinguishable from it
+    training     the most useful pixels per second of whole steps; a batch that does not fit is made
+                 of several steps
 
-Only a case whose every launch was ok is chosen, and only one whose peak leaves the margin free.
-A peak or a memory that is not known supports no claim, and the sentence says so.
-
-And of a loader the smallest batch that keeps the accelerator fed: `loader_tune` says of one batch
-which workers and which queue do, or why none does.
+A case is chosen only if all its launches were ok and its peak leaves the margin free. If its peak
+or the memory is not known, the sentence says so and claims nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ from .loader import as_comment, write_settings
 _Goal = Literal["latency", "throughput", "training"]
 
 PLATEAU = 0.05
-"""What is less than this below the best is as good, and takes less memory."""
+"""A rate that is less than this below the best is as good, and takes less memory."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +45,9 @@ class Choice:
     goal: _Goal
     cell: ModelCell
     settings: dict[str, Any]
-    """What a job is told in YAML."""
+    """The settings of a job in YAML."""
     sentence: str
-    """Why, with n and interval."""
+    """The reason, with a count and an interval."""
 
     @property
     def model(self) -> str:
@@ -59,12 +56,12 @@ class Choice:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What a sweep supports."""
+    """The choices that a sweep supports."""
 
     choices: tuple[Choice, ...]
-    """For each model one of latency and one of throughput, or one of training."""
+    """A choice of latency and one of throughput for each model, or one of training."""
     notes: tuple[str, ...] = ()
-    """What was left out, and why."""
+    """Sentences on the cases that were left out."""
 
     @property
     def lines(self) -> list[str]:
@@ -74,10 +71,16 @@ class Recommendation:
 def recommend(
     records: Iterable[Record], budget_bytes: int | None = None, margin: float = 0.1
 ) -> Recommendation:
-    """Choices for each model, mode, device and machine of the records.
+    """Choose settings for each model, mode, device and machine of the records.
 
-    ``margin`` is the share of memory that stays free: of ``budget_bytes``, else of the budget that
-    the case ran under, else of all that the device (or, on a CPU, the host) has.
+    Args:
+        records: The launches of one or more benchmarks of models.
+        budget_bytes: The memory that there is. None is the budget of the case, or without one all
+            memory of the device, or of the host for a CPU.
+        margin: The share of that memory that stays free.
+
+    Returns:
+        The choices, and notes on the cases that were left out.
     """
     names = ("model", "mode", "device", "weights")
     sweeps = gather(
@@ -100,13 +103,13 @@ def recommend(
 
 @dataclass(frozen=True)
 class Ceiling:
-    """What a peak must stay below."""
+    """The memory that a peak must stay below."""
 
     budget: int | None
     margin: float
 
     def memory(self, cell: ModelCell) -> int | None:
-        """The bytes that there are for a cell; None where nobody knows."""
+        """The bytes that there are for a cell; None if they are not known."""
         if self.budget or cell.case.get("budget"):
             return self.budget or int(cell.case["budget"])
         if cell.case["device"] == "cpu":
@@ -120,7 +123,7 @@ class Ceiling:
         return min((size for size in sizes if size is not None), default=None)
 
     def holds(self, cell: ModelCell) -> bool | None:
-        """Whether the peak leaves the margin free; None where either is not known."""
+        """Whether the peak leaves the margin free; None if peak or memory is not known."""
         memory = self.memory(cell)
         if memory is None or cell.memory is None:
             return None
@@ -132,7 +135,7 @@ class Ceiling:
 
 
 def _candidates(sweep: Sequence[ModelCell], ceiling: Ceiling) -> tuple[list[ModelCell], list[str]]:
-    """The cells to choose from, and sentences on those that were left out."""
+    """The cells to choose from, and sentences on the cells that were left out."""
     left = [cell for cell in sweep if cell.status == "ok"]
     reasons = {"a launch failed": [cell for cell in sweep if cell.status != "ok"]}
 
@@ -188,7 +191,7 @@ def _for_inference(left: Sequence[ModelCell], ceiling: Ceiling) -> list[Choice]:
 
 
 def _for_training(left: Sequence[ModelCell], largest: int, ceiling: Ceiling) -> Choice:
-    """Of several steps where ``largest``, the batch that was asked for, does not fit."""
+    """The choice for training, of several steps if the batch ``largest`` does not fit."""
     best = max(left, key=_rate)
     steps = math.ceil(largest / best.batch)
     why = f"the most of {counted(len(left), 'case')}"
@@ -215,7 +218,7 @@ def _on_plateau(cell: ModelCell, best: ModelCell) -> bool:
 
 
 def _slower(a: ModelCell, b: ModelCell) -> bool:
-    """Whether ``b`` takes longer. One launch is never compared: then the numbers stand alone."""
+    """Whether ``b`` surely takes longer than ``a``. True for single launches, without intervals."""
     time = cell_ratio(a, b)
     return time.low is None or time.excludes(1)
 
@@ -238,7 +241,7 @@ def _sentence(goal: _Goal, cell: ModelCell, why: str, ceiling: Ceiling) -> str:
 
 
 def _doubt(cell: ModelCell) -> str:
-    """What stands against relying on a winner."""
+    """A sentence on the reasons not to rely on a choice; empty if there are none."""
     doubts = []
     if cell.launches == 1:
         doubts.append("it was measured in one launch, and another may differ")
@@ -249,7 +252,7 @@ def _doubt(cell: ModelCell) -> str:
 
 
 def infer_settings(cell: ModelCell) -> dict[str, Any]:
-    """The case in the words of ``penstock infer``, whose overlap is the halos of two neighbours."""
+    """The settings of ``penstock infer``, where the overlap is the halos of two neighbours."""
     case = cell.case
     amp = "off" if not case.get("amp") else "fp16" if "cuda" in case["device"] else "bf16"
     settings = {
@@ -269,7 +272,7 @@ def infer_settings(cell: ModelCell) -> dict[str, Any]:
 
 
 def train_settings(cell: ModelCell, grad_accum_steps: int) -> dict[str, Any]:
-    """The case in the words of ``penstock train pairs``."""
+    """The settings of ``penstock train pairs``."""
     case = cell.case
     settings = {
         "model": case["model"],
@@ -288,16 +291,27 @@ _USE = {
     "training": "penstock train pairs --config {file} --in-spec INPUT --target-spec TARGET",
     "throughput": "penstock infer --config {file} --in-spec INPUT --out-spec OUTPUT",
 }
-"""How the settings of a file, those of its last choice, are used."""
+"""The command line that uses a file of settings, by the goal of its last choice."""
 
 
 def write_model_yaml(
     recommendation: Recommendation, path: Path, replace: bool = False
 ) -> list[Path]:
-    """Write the settings of each model, the reasons as comments; returns what was written.
+    """Write the settings of each model as YAML, with the reasons as comments.
 
-    A file's settings are those for throughput or for training. Those for latency stand below
-    them as comments. With several models ``bench.yaml`` becomes ``bench_MODEL.yaml`` for each.
+    A file has the settings for throughput or for training, and those for latency below them as
+    comments. With several models ``bench.yaml`` becomes ``bench_MODEL.yaml`` for each.
+
+    Args:
+        recommendation: What `recommend` returned.
+        path: The file, or for several models the beginning of their names.
+        replace: Replace files that Penstock did not write.
+
+    Returns:
+        The files that were written.
+
+    Raises:
+        UsageError: A file cannot be written.
     """
     sweeps = gather(recommendation.choices, lambda choice: _sweep_of(choice.cell.case))
     varying = [len(set(values)) > 1 for values in zip(*sweeps, strict=True)]
@@ -311,7 +325,15 @@ def write_model_yaml(
 
 
 def settings_files(cases: Iterable[Mapping[str, Any]], path: Path) -> list[Path]:
-    """Every file that `write_model_yaml` may write, whichever of the cases fail."""
+    """List every file that `write_model_yaml` may write, whichever cases fail.
+
+    Args:
+        cases: The cases of a sweep.
+        path: The path that `write_model_yaml` will be given.
+
+    Returns:
+        The files, sorted.
+    """
     parts = {
         part
         for sweep in set(map(_sweep_of, cases))
@@ -331,7 +353,7 @@ def _named(path: Path, parts: Iterable[str]) -> Path:
 
 
 def _document(choices: Sequence[Choice]) -> str:
-    """The last choice as settings and those before it as comments, each under its sentence."""
+    """The text of a file: the last choice as settings, the others as comments."""
     parts: list[str] = []
     for choice in reversed(choices):
         reason = as_comment(choice.sentence)
