@@ -199,7 +199,7 @@ def speed_up(time: Interval, a: Cell, b: Cell, quantity: str) -> Interval | None
 
 def bootstrap_ratio(a: Sequence[ArrayLike], b: Sequence[ArrayLike]) -> Interval:
     """The median of the launches of ``b`` over that of ``a``, with its interval."""
-    # The same seed always: a report drawn twice from the same records is the same to the digit.
+    # The seed is always the same, so that a report of the same records is the same to the digit.
     return hierarchical_bootstrap_ratio(a, b, _DRAWS, np.random.default_rng(0))
 
 

@@ -176,7 +176,7 @@ class PairedCases:
 
 
 def pair_cases(a: Sequence[Record], b: Sequence[Record], metric: str) -> PairedCases:
-    """The cases of two sides. Raises `NotComparable` where they have none in common."""
+    """Pair the cases of two sides. Raises `NotComparable` if they have none in common."""
     a_cases, b_cases = (gather(side, lambda record: record.key) for side in (a, b))
     labels = _labels([*a, *b])
     shared = [
@@ -233,13 +233,13 @@ def _labels(records: Sequence[Record]) -> dict[str, str]:
 
 
 def _times(records: Sequence[Record], metric: str) -> list[tuple[float, ...]]:
-    # A time of 0, below the tick of the clock, has no ratio: it was not measured.
+    # A time of 0 is below the tick of the clock: it has no ratio and counts as not measured.
     series = (record.samples_s.get(metric) for record in records if record.ok)
     return [samples for samples in series if samples and min(samples) > 0]
 
 
 def check_measured(pairs: Sequence[Pair], metric: str) -> None:
-    """Raise `NotComparable` where nothing ran, `UsageError` for a metric that nobody measured."""
+    """Raise `NotComparable` if nothing ran, `UsageError` if no launch measured ``metric``."""
     ran = [record for pair in pairs for record in pair.a + pair.b if record.ok]
     if not ran:
         raise NotComparable("there is nothing to compare: no launch of a case that both have ran")

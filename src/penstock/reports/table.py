@@ -72,7 +72,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Table:
-    """A benchmark's CSV as it was read."""
+    """The content of a benchmark's CSV."""
 
     header: tuple[str, ...]
     rows: list[Row]
@@ -127,7 +127,7 @@ def append_rows(rows: Sequence[Row], path: Path, columns: Columns) -> None:
     Raises `UsageError` if ``path`` is another file, which is left as it is.
     """
     rows = [{name: to_cell(value) for name, value in row.items()} for row in rows]
-    path = path.resolve()  # of a link, the file behind it is replaced
+    path = path.resolve()  # a link stays: the file behind it is replaced
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         old = read_csv(path, columns.needs) if path.exists() and path.stat().st_size else None

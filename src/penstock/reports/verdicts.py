@@ -115,7 +115,7 @@ class Judge:
         return verdict, f"{chance}; {why}{notes}"
 
     def _by_size(self, ratio: Interval, p: float) -> tuple[Verdict, str]:
-        """The verdict on a ratio whose chance is known, and the end of its sentence."""
+        """The verdict on a ratio whose ``p`` is known, and the end of its sentence."""
         assert ratio.low is not None
         assert ratio.high is not None
         limit, percent = 1 + self.threshold, percent_words(self.threshold)
@@ -140,7 +140,7 @@ def chances(pairs: Sequence[Pair], confidence: float, rng: np.random.Generator) 
 
 
 def noise_threshold(pairs: Sequence[Pair], rng: np.random.Generator) -> tuple[float, str]:
-    """The threshold by A/A, and where it comes from."""
+    """The threshold by A/A, and the words that say where it comes from."""
     changes = []
     for launches in (side for pair in pairs for side in (pair.a_times, pair.b_times)):
         if len(launches) >= 4:
@@ -171,7 +171,7 @@ def _notes(**sides: str) -> str:
 
 
 def _failures(launches: Sequence[Record]) -> str:
-    """``2 of 5 launches crashed``; empty where all ran."""
+    """Failures in words, ``2 of 5 launches crashed``; empty if all launches ran."""
     counts = Counter(record.status for record in launches if not record.ok)
     return ", ".join(
         f"{count} of {counted(len(launches), 'launch')} {FAILED[status]}"

@@ -12,7 +12,8 @@ Form = Callable[[float], str]
 
 
 def counted(count: int, thing: str) -> str:
-    """
+    """A number of things, in the singular or the plural.
+
     >>> counted(1, "launch"), counted(3, "launch"), counted(0, "case")
     ('1 launch', '3 launches', '0 cases')
     """
@@ -22,7 +23,8 @@ def counted(count: int, thing: str) -> str:
 
 
 def listed(words: Sequence[str]) -> str:
-    """
+    """Words with commas and an "and" between them.
+
     >>> listed(["a"]), listed(["a", "b", "c"])
     ('a', 'a, b and c')
     """

@@ -54,7 +54,7 @@ def before_after_figure(images: Mapping[str, ArrayLike], caption: str) -> Figure
     spread = float(np.nanpercentile(np.abs(difference), 99.5)) or 1.0
 
     rows, columns = arrays[0].shape
-    below = columns > 2.5 * rows  # one another: side by side, wide images would be small
+    below = columns > 2.5 * rows  # wide images would be small side by side
     most_width, most_height = (7.2, 2.4) if below else (3.1, 5.0)  # inches
     scale = min(most_width / columns, most_height / rows)
     width, height = max(columns * scale, 1.8), max(rows * scale, 0.4)
@@ -67,7 +67,7 @@ def before_after_figure(images: Mapping[str, ArrayLike], caption: str) -> Figure
     )
     figure.supxlabel("\n".join(lines), fontsize=STYLE["small"], color=STYLE["faint"])
     axes = figure.subplots(down, across).ravel()
-    # What would be a thread is stretched.
+    # An image that would be as thin as a thread is stretched.
     aspect = "equal" if 0.2 < height / width < 5 and columns * scale >= 1.8 else "auto"
     looks = [(arrays[0], "gray", low, high), (arrays[1], "gray", low, high)]
     looks.append((difference, "RdBu_r", -spread, spread))

@@ -206,7 +206,7 @@ def _draw_line(axis: Axes, line: Curve, smooth: int) -> None:
         axis.plot(t, y, color=colour, marker="o", markersize=3, linewidth=0.8, label=line.label)
         return
     if smooth > 1:
-        # A label that begins with _ stays out of the legend; the line below the title tells.
+        # A label that begins with _ is not in the legend; the line below the title explains it.
         axis.plot(t, y, color=colour, alpha=0.28, linewidth=0.8, label=f"_{line.label} raw")
         y = rolling_mean(y, smooth)
     axis.plot(

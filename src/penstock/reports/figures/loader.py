@@ -72,7 +72,7 @@ def draw_loader(cells: Sequence[LoaderCell], source: str) -> Figure:
             tidy(axis, f"Batches of {batch}", "Threads", "Seconds")
             _draw_lines(axis, of_batch, loaders, threads)
     if len(threads) > 1:
-        # Beside the panels, of which each may lack a loader: over the lines it would hide them.
+        # The legend is beside the panels: over them it would hide lines. A panel may lack a loader.
         legends = (zip(*axis.get_legend_handles_labels(), strict=True) for axis in axes)
         named = {label: line for legend in legends for line, label in legend}
         shown = [name for name in loaders if name in named]
@@ -94,11 +94,11 @@ def _draw_lines(
         x, (seconds, low, high) = column_of(line, "threads"), _seconds_of(line)
         axis.plot(x, seconds, dashes, marker="o", markersize=4, color=colour, label=loader)
         axis.vlines(x, low, high, color=colour)
-    # Loaders are apart by factors; from zero the fast ones would lie on each other.
+    # Loaders differ by factors: on a linear axis the fast ones would lie on each other.
     axis.set_yscale("log")
     seconds = np.concatenate(_seconds_of(cells))
     least, most = np.nanmin(seconds), np.nanmax(seconds)
-    axis.set_ylim(least / 1.5, 1.5 * most)  # so that a tick is in it, however near they are
+    axis.set_ylim(least / 1.5, 1.5 * most)  # so that there is a tick, however near they are
     digits = (1, 2, 5) if most > 4 * least else range(1, 10)
     axis.yaxis.set_major_locator(ticker.LogLocator(subs=digits))
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
@@ -150,7 +150,7 @@ def draw_ladders(ladders: Sequence[Ladder]) -> Figure:
     for axis, ladder in zip(axes, ladders, strict=True):
         _draw_ladder(axis, ladder)
     longest = max(seconds for ladder in ladders for seconds in ladder.seconds.values())
-    axes[0].set_xlim(0, 1.45 * longest)  # of all: they share it
+    axes[0].set_xlim(0, 1.45 * longest)  # the panels share it
     return figure
 
 
@@ -175,7 +175,7 @@ def _draw_ladder(axis: Axes, ladder: Ladder) -> None:
             va="center", fontsize=STYLE["small"], color=STYLE["ink"],
         )  # fmt: skip
     labels = [f"{name} {RUNGS[name]}" for name in names]
-    if names[0] != "L0":  # it holds what is under it, too
+    if names[0] != "L0":  # it includes the rungs below it
         labels[0] = f"up to {labels[0]}"
     axis.set_yticks(places, labels)
     axis.set_ylim(len(names) - 0.5, -0.5)

@@ -92,18 +92,18 @@ def silent(axis: Axes, text: str, x: float = 0.5) -> None:
 
 
 def top_of(values: Iterable[float]) -> float | None:
-    """A little above the largest value; None where there is none."""
+    """A number a little above the largest value; None without a finite value."""
     finite = [value for value in values if np.isfinite(value)]
     return 1.08 * max(finite) or 1.0 if finite else None
 
 
 def byte_unit(values: Iterable[float]) -> tuple[str, float]:
-    """The unit of an axis of bytes, and what they are divided by."""
+    """The unit of an axis of bytes, and the bytes of one."""
     return ("GiB", 2.0**30) if (top_of(values) or 0) >= 2**30 else ("MiB", 2.0**20)
 
 
 def rate_unit(cells: Sequence[ModelCell]) -> tuple[str, float]:
-    """The label of an axis of pixels a second, and what they are divided by."""
+    """The label of an axis of pixels a second, and the pixels of its unit."""
     kind = "useful pixels" if cells[0].haloed else "pixels"
     top = top_of(cell.pixels_per_s for cell in cells) or 0
     for word, scale in (("Thousand million", 1e9), ("Million", 1e6), ("Thousand", 1e3)):

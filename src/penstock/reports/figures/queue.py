@@ -126,7 +126,7 @@ def _draw_depth(axis: Axes, workers: int, cells: Sequence[QueueCell], sizes: Seq
             range(len(simulated)), simulated, where="mid", color=colour, ls=":", linewidth=1.1
         )
     axis.set_ylim(bottom=-0.1, top=max(1.1, axis.get_ylim()[1]))
-    axis.locator_params(integer=True, min_n_ticks=1)  # half a batch and half a step are none
+    axis.locator_params(integer=True, min_n_ticks=1)  # no half batches and steps
     axis.legend(**LEGEND, title="dotted: simulated", title_fontsize=STYLE["small"])
 
 
@@ -140,7 +140,7 @@ def _draw_seconds(axis: Axes, cells: Sequence[QueueCell]) -> None:
     )
     axis.bar(x, measured, width=0.55, color=_BAR, label="measured")
     axis.vlines(x, low, high, color=STYLE["ink"], linewidth=1.2)
-    for name, label, marker, colour, size in (  # the first is wider than what may lie on it
+    for name, label, marker, colour, size in (  # wide enough to show below the second
         ("model_seconds", "seed's formula", "_", STYLE["colours"][0], 20),
         ("simulated_seconds", "simulated", "x", STYLE["colours"][1], 7),
     ):
@@ -156,7 +156,7 @@ def _draw_seconds(axis: Axes, cells: Sequence[QueueCell]) -> None:
     names = [f"{cell.workers}, {cell.queue}" if cell.workers else "0" for cell in ordered]
     axis.set_xticks(x, names)
     axis.grid(visible=False, axis="x")
-    # Beside the title: over the bars it would hide them.
+    # The legend is beside the title: over the bars it would hide them.
     axis.legend(
         **LEGEND, ncols=3, loc="lower right", bbox_to_anchor=(1, 0.98), markerscale=0.8,
         columnspacing=1.2,

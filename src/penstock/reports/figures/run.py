@@ -90,7 +90,7 @@ def metrics_figures(path: Path, mean: bool = False, smooth: int = 1) -> dict[str
     except ValueError:  # many lines, each a record
         panels = _row_panels(*read_rows(path))
     else:
-        if isinstance(reference, dict) and "schema" in reference:  # a header and no row yet
+        if isinstance(reference, dict) and "schema" in reference:  # a header without a row
             panels = {}
         else:
             panels = _reference_panels(reference, path)
@@ -227,7 +227,7 @@ def _gpu_csv_panels(path: Path) -> dict[str, Panel]:
     with Path(path).open(encoding="utf-8", errors="replace", newline="") as file:
         lines = file.readlines()
     if lines and not lines[-1].endswith("\n") and not lines[-1].rstrip().endswith(("iB", "%", "]")):
-        lines.pop()  # cut within a number, which would read as a smaller one
+        lines.pop()  # cut off within a number, it would read as a smaller one
     table = [[cell.strip() for cell in row] for row in csv.reader(lines) if row]
     names = [cell.partition(" ")[0] for cell in table[0]] if table else []
     if "timestamp" not in names or not {"memory.used", "utilization.gpu"} & set(names):
@@ -292,7 +292,7 @@ def _gpu_panels(readings: Sequence[_GpuReading], note: str = "") -> dict[str, Pa
 
 
 def _natural(item: tuple[str, Any]) -> list[Any]:
-    """GPU 2 before GPU 10."""
+    """A key that sorts GPU 2 before GPU 10."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", item[0])]
 
 

@@ -44,7 +44,7 @@ def plot_suite(records: Iterable[Record], out_prefix: Path, replace: bool = Fals
 
 
 def draw(runs: Sequence[SuiteCell]) -> Figure:
-    """The runs of one preset."""
+    """Draw the runs of one preset."""
     figure = blank(12, 4.4)
     launches = sum(run.launches for run in runs)
     heading(figure, words(runs), f"{len(runs)} runs, {launches} launches; crosses are failures")
@@ -85,7 +85,7 @@ def _draw(
             if rate is not None and rate.low is not None and rate.high is not None:
                 axis.vlines(run.batch, rate.low, rate.high, color=colour, linewidth=1.4)
         failed = [run.batch for run, _ in line if not run.measured]
-        if failed:  # an empty line that is not clipped has no place that a layout could keep free
+        if failed:  # the layout fails for an empty line that is not clipped
             axis.plot(failed, [0.0] * len(failed), "x", ms=8, mew=2, color=colour, clip_on=False)
     batches = sorted({run.batch for run in runs})
     axis.set_xscale("log", base=2)

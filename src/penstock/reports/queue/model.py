@@ -259,7 +259,7 @@ class _Readers:
         self._begin()
         if not self._under_way:
             return 0.0 if limit is None else limit
-        # All that read at once share a batch every `floor_s`.
+        # The readers at work share one batch every `floor_s` seconds.
         shared = len(self._under_way) * self._feed.floor_s
         pace = [max(seconds, shared) for _, seconds in self._under_way]
         step = min(left * seconds for (left, _), seconds in zip(self._under_way, pace, strict=True))

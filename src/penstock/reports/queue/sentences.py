@@ -192,7 +192,7 @@ def _of_utilisation(measured: Sequence[QueueCell]) -> list[str]:
                 f"and {percent_words(worst.predicted.feed.utilisation)} by the model"
             )
         lines.append(line + ".")
-    # As it is printed: of equals the fewest workers and the shallowest queue.
+    # Rounded as printed: of equal cells the fewest workers and the shallowest queue win.
     best = max(shown, key=lambda cell: round(_used(cell), 3))
     most = "The accelerator is used best"
     if len(shown) < len(measured):

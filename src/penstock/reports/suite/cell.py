@@ -55,7 +55,7 @@ class SuiteCell(Cell):
 
     @property
     def rates_median(self) -> float:
-        """Samples a second; 0 where nothing was measured."""
+        """Samples a second; 0 if nothing was measured."""
         return self.throughput.value if self.throughput else 0.0
 
     def median(self, value: Callable[[Mapping[str, Any]], float | None]) -> float | None:

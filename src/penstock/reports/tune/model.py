@@ -118,7 +118,7 @@ class Ceiling:
             sizes = [machine, limited]
         elif (device := cell.fact("device_memory")) is not None:
             sizes = [device]
-        else:  # of an older ledger, the smallest card: the driver may count them in another order
+        else:  # an older ledger: the smallest card, as the driver may count them in another order
             sizes = [gpu.get("memory_bytes") for gpu in cell.environment("gpus") or []]
         return min((size for size in sizes if size is not None), default=None)
 
