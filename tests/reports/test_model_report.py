@@ -107,8 +107,8 @@ def test_troubles_are_told() -> None:
     assert lines[:3] == [
         "Batch 1: 256 was still unsteady after warm-up in 2 of 5 launches.",
         (
-            "Batch 1: 384 did not end in time in 1 of 6 launches and is on the cliff: the "
-            "allocator gave its cache back 3 times to go on."
+            "Batch 1: 384 did not end in time in 1 of 6 launches and was short of memory: the "
+            "allocator gave its cache back 3 times."
         ),
         "Batch 4: 512 ran out of host memory in 3 of 3 launches (last peak 3.00 GiB).",
     ]

@@ -174,7 +174,7 @@ def test_failures_and_the_cliff_are_left_out() -> None:
     assert chosen(found) == {"latency": ("256", 1), "throughput": ("384", 4)}
     assert found.notes == (
         "Left out, a launch failed: 384, batch 2.",
-        "Left out, on the cliff by allocator retries: 512, batch 1.",
+        "Left out, short of memory by allocator retries: 512, batch 1.",
     )
 
 

@@ -159,7 +159,7 @@ def test_one_launch_names_no_ceiling() -> None:
     rungs = {name: rung(name, 0.5, launches=1) for name in ("L1", "L2", "L3")}
     advice = recommend_loader([steady(4, 0.8)], GOAL, (1, 2), 2**20, rungs)
     assert advice.sentences[1].startswith("No ceiling is named: files, decode and scatter took 500")
-    assert advice.sentences[1].endswith("and one launch does not tell.")
+    assert advice.sentences[1].endswith("and one launch is too few.")
 
 
 @pytest.mark.parametrize("settles", [True, False])
@@ -367,7 +367,7 @@ def test_the_chosen_batch_says_what_it_takes_and_why_no_smaller_one_does() -> No
     )
     assert share == (
         "A step of a batch of 4 is taken to last 40.0 ms, its share of the 160 ms of 16; a real "
-        "one hardly lasts less. Measure it, and tell it as --step-time 4=SECONDS 16=0.16."
+        "one hardly lasts less. Measure it, and give it as --step-time 4=SECONDS 16=0.16."
     )
     assert smaller.startswith("Smaller batches are not fed: one of 1 comes every 20.0 ms [")
     assert "and 11.1 ms is needed, 1.80 times too slow; one of 2 comes" in smaller

@@ -122,7 +122,7 @@ class Judge:
         if 1 / limit <= ratio.low <= ratio.high <= limit:
             return "same", f"all of it within {percent}"
         if not (p <= 1 - self.confidence and ratio.excludes(1)):
-            return "inconclusive", "chance may do that"
+            return "inconclusive", "this may be chance"
         if 1 / limit <= ratio.value <= limit:
             return "inconclusive", f"it differs, perhaps within {percent}"
         return "slower" if ratio.value > 1 else "faster", f"beyond {percent}"

@@ -130,7 +130,7 @@ def _troubles(cell: ModelCell) -> str:
         troubles.append(f"had its clocks held down by {' and '.join(reasons)}")
     if retries := cell.peak("alloc_retries"):
         times = "once" if retries == 1 else f"{retries} times"
-        troubles.append(f"is on the cliff: the allocator gave its cache back {times} to go on")
+        troubles.append(f"was short of memory: the allocator gave its cache back {times}")
     return f"Batch {cell.batch}: {cell.tile} {' and '.join(troubles)}." if troubles else ""
 
 

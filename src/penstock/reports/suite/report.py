@@ -138,7 +138,7 @@ def _failure(run: SuiteCell) -> str:
     failed = sum(record.status == run.status for record in run.records)
     error = next(r.error for r in run.records if r.status == run.status)
     what = f"{run.name} {FAILED[run.status]} in {failed} of {counted(len(run.records), 'launch')}"
-    return f"{what[:1].upper()}{what[1:]}: {error.message if error else 'it did not say why'}."
+    return f"{what[:1].upper()}{what[1:]}: {error.message if error else 'without a message'}."
 
 
 def _of_best(measured: Sequence[SuiteCell]) -> str:

@@ -109,7 +109,7 @@ def _share(batches: BatchTrial) -> list[str]:
     line = (
         f"A step of a batch of {goal.batch} is taken to last {format_seconds(goal.step_s)}, its "
         f"share of the {format_seconds(batches.timed_s)} of {batches.timed_batch}; a real one "
-        "hardly lasts less. Measure it, and tell it as "
+        "hardly lasts less. Measure it, and give it as "
         f"--step-time {goal.batch}=SECONDS {batches.timed_batch}={batches.timed_s:g}."
     )
     return [line]

@@ -258,7 +258,7 @@ def ceiling(rungs: Mapping[str, LoaderCell], best: ReadAlone, goal: Goal) -> str
     if last.launches < 2:
         return (
             f"No ceiling is named: {_up_to(max(measured))} took {_at_best(last)}, and one launch "
-            "does not tell."
+            "is too few."
         )
     return (
         f"No ceiling forbids it: {_up_to(max(measured))} take {_at_best(last)}, so what is lost is "

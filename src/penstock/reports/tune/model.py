@@ -148,7 +148,7 @@ def _candidates(sweep: Sequence[ModelCell], ceiling: Ceiling) -> tuple[list[Mode
             "penstock infer keeps weights in float32",
             lambda cell: cell.case.get("dtype", "float32") != "float32",
         )
-    leave_out("on the cliff by allocator retries", lambda cell: bool(cell.peak("alloc_retries")))
+    leave_out("short of memory by allocator retries", lambda cell: bool(cell.peak("alloc_retries")))
     least = min(left, key=lambda cell: cell.memory or 0, default=None)
     if least is not None:
         peak = f"the peak is above {ceiling.said(least)}"
