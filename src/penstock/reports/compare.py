@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 
 from ..base import NotComparable, UsageError
-from ..instruments import Record, case_key, hierarchical_bootstrap_ratio
+from ..instruments import Record, case_key
 from .table import gather
 from .verdicts import (
     ComparedCase,
@@ -46,8 +46,6 @@ from .verdicts import (
     ratio_words,
 )
 from .words import counted
-
-_DRAWS = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,14 +142,7 @@ def compare_records(
     if threshold is None:
         threshold, source = noise_threshold(compared, rng)
     judge, chance = Judge(threshold, confidence), chances(compared, confidence, rng)
-    rows = []
-    for pair in compared:
-        ratio = None
-        if pair.a_times and pair.b_times:
-            ratio = hierarchical_bootstrap_ratio(
-                pair.a_times, pair.b_times, _DRAWS, rng, confidence
-            )
-        rows.append(judge.case(pair, ratio, chance.get(pair.key)))
+    rows = [judge.case(p, p.ratio(confidence, rng), chance.get(p.key)) for p in compared]
     return Comparison(
         metric,
         confidence,

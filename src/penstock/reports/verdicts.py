@@ -16,6 +16,7 @@ from ..instruments import (
     Interval,
     Record,
     benjamini_hochberg,
+    hierarchical_bootstrap_ratio,
     launch_medians,
     permutation_test,
     relabellings,
@@ -24,6 +25,7 @@ from .words import counted
 
 Verdict = Literal["faster", "slower", "same", "inconclusive", "fails", "mended"]
 
+_DRAWS = 2000
 _LEAST, _MOST = 0.02, 0.10
 """Bounds of a threshold that is measured."""
 
@@ -62,6 +64,12 @@ class Pair:
     a_times: list[tuple[float, ...]]
     """The samples of each launch of A that ran."""
     b_times: list[tuple[float, ...]]
+
+    def ratio(self, confidence: float, rng: np.random.Generator) -> Interval | None:
+        """The time of B over that of A; None if one side was not measured."""
+        if not (self.a_times and self.b_times):
+            return None
+        return hierarchical_bootstrap_ratio(self.a_times, self.b_times, _DRAWS, rng, confidence)
 
 
 @dataclass(frozen=True)
