@@ -33,7 +33,7 @@ VERBS = {
     "slurm": "jobs of SLURM: render, submit, status, collect, cancel",
     "bench": "measure a model, a loader or a queue",
     "tune": "find the settings that keep the accelerator fed",
-    "score": "score detections: the xView3 challenge's score",
+    "score": "score detections by the rules of the xView3 challenge",
     "compare": "say whether B is faster or slower than A, and how certain that is",
     "scaling": "report how runs scale with devices, from logs; predict more devices",
     "report": "make a page of a ledger: tables, sentences, figures",

@@ -61,7 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--anyway", action="store_true", help="also compare different machines, work or models"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the comparison here too")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="also write the comparison to this file"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the resampling (default: 0)")
     add_flags(parser, Replacing)
 

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs=3,
         default=(96, 240, 240),
         metavar="N",
-        help="z y x of the volume",
+        help="z y x of the volume (default: 96 240 240)",
     )
     parser.add_argument(
         "--seed", type=int, default=7, help="seed of the volume and its noise (default: 7)"

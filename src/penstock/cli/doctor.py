@@ -45,16 +45,21 @@ MISSING = "not readable here"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--device", default="auto", help="cpu, cuda:1, mps (default: a GPU where there is one)"
+        "--device",
+        default="auto",
+        help="device to measure: cpu, cuda:1, mps (default: a GPU where there is one)",
     )
     parser.add_argument(
-        "--folder", type=Path, default=Path(), help="where the disk is measured (default: here)"
+        "--folder",
+        type=Path,
+        default=Path(),
+        help="folder on the disk to measure (default: this one)",
     )
     parser.add_argument(
         "--effort",
         choices=LAUNCHES,
         default="quick",
-        help="how many launches (default: %(default)s)",
+        help="number of launches (default: %(default)s)",
     )
     parser.add_argument(
         "--no-measure", action="store_true", help="look at the machine and measure nothing"
@@ -63,7 +68,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--json", type=Path, metavar="FILE", help="write all that is printed to this file"
     )
     parser.add_argument(
-        "--ledger", type=Path, metavar="FOLDER", help="keep the records here (default: the cache)"
+        "--ledger",
+        type=Path,
+        metavar="FOLDER",
+        help="folder of the records (default: in the user's cache)",
     )
     add_flags(parser, Replacing)
 

@@ -24,7 +24,7 @@ from ..data import (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("score", choices=["xview3"], help="the score: xview3")
+    parser.add_argument("score", choices=["xview3"], help="score to compute")
     add_flags(parser, ScoreConfig)
 
 

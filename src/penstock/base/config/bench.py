@@ -82,7 +82,7 @@ class BenchModelConfig(SweepKnobs):
     halo: Annotated[tuple[Natural, ...], BeforeValidator(many)] = flag(
         (0,), help="pixels on each side of a tile that are cropped away: not useful work"
     )
-    threads: Positive | None = flag(None, help="threads of torch on the CPU (default: its own)")
+    threads: Positive | None = flag(None, help="threads of torch on the CPU (default: torch's own)")
 
     launch_seconds: Annotated[float, Field(gt=0)] = flag(
         5.0, help="most seconds of samples in a launch"

@@ -201,7 +201,7 @@ class PredictConfig(Replacing):
     batch_size: Positive = flag(8, help="windows of a batch")
     device: Literal["auto", "cpu", "cuda", "mps"] = flag("auto", help="where to run the detector")
     amp: bool = flag(False, help="mixed precision: fp16 on CUDA, bf16 elsewhere")
-    threads: Positive | None = flag(None, help="threads of torch on the CPU (default: its own)")
+    threads: Positive | None = flag(None, help="threads of torch on the CPU (default: torch's own)")
 
 
 class XView3Rules(Knobs):
@@ -231,8 +231,8 @@ class XView3Rules(Knobs):
 class ScoreConfig(XView3Rules, Replacing):
     """The knobs of ``penstock score xview3``."""
 
-    inference_file: Path = flag(help="predictions: CSV as it is submitted")
-    label_file: Path = flag(help="labels: CSV of xView3")
+    inference_file: Path = flag(help="CSV of predictions, in the format of a submission")
+    label_file: Path = flag(help="CSV of labels, in the format of xView3")
     shore_root: Path | None = flag(None, help="folder of SCENE_shoreline.npy")
     scene_id: Names | None = flag(None, help="score these scenes only (default: all)")
     output: Path | None = flag(None, help="JSON file for the scores")

@@ -69,7 +69,7 @@ class InferConfig(Replacing):
         help="output, in the same forms; one for each head of the model"
     )
     model_type: Annotated[Any, BeforeValidator(_model)] = flag(
-        help="a model by name, package.module:function, file.py:function, .pt2 or TorchScript"
+        help="model: a name, package.module:function, file.py:function, .pt2 or TorchScript"
     )
     weights: Path | None = flag(None, help="state dict: safetensors, or a torch file of tensors")
     trust_model: bool = flag(False, help=TRUST_MODEL)
@@ -81,7 +81,9 @@ class InferConfig(Replacing):
     c: Selection = flag(("all",), help="channels: all, 0, 0:2 or several")
 
     # geometry
-    patch: Shape = flag((64,), help="what the model sees: one number, z y x, or y x for a 2-D net")
+    patch: Shape = flag(
+        (64,), help="shape that the model sees: one number, z y x, or y x for a 2-D net"
+    )
     overlap: PerAxis = flag((10,), help="voxels that neighbouring patches share")
     block: Shape | None = flag(
         None, help="shape of a write unit, whole chunks of the output (default: fitted)"
@@ -157,7 +159,7 @@ class InferConfig(Replacing):
 
     # devices
     devices: Annotated[tuple[str, ...], BeforeValidator(many)] = flag(
-        ("auto",), help="auto, cpu, mps, cuda:0 cuda:1 ..."
+        ("auto",), help="devices to run on: auto, cpu, mps, cuda:0 cuda:1 ..."
     )
     amp: Literal["auto", "fp16", "bf16", "off"] = flag(
         "auto",
@@ -178,7 +180,7 @@ class InferConfig(Replacing):
         const="false",
     )
     cudnn_benchmark: bool = flag(False, help="let cuDNN time its algorithms first")
-    threads: Positive | None = flag(None, help="threads of torch on the CPU (default: its own)")
+    threads: Positive | None = flag(None, help="threads of torch on the CPU (default: torch's own)")
 
     # flow
     prep_workers: Positive = flag(4, help="threads that read, for all devices together")

@@ -189,13 +189,9 @@ def add_flags(
     for name, info in sorted(fields, key=lambda field: field[0] not in model.__annotations__):
         dashed = "--" + name.replace("_", "-")
         text = info.description or ""
-        if info.default not in (None, ..., ("all",)) and not info.is_required():
-            shown = (
-                info.default
-                if not isinstance(info.default, tuple)
-                else " ".join(str(item) for item in info.default)
-            )
-            text += f" (default: {shown})" if "default" not in text else ""
+        plain = info.default is False or info.default in (None, ..., ("all",))
+        if not plain and not info.is_required() and "default" not in text:
+            text += f" (default: {_typed(info.default)})"
         text = text.replace("%", "%%")
         options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": text}
         if info.annotation is bool:
@@ -217,6 +213,13 @@ def add_flags(
                 if info.annotation is bool
                 else f"same as {dashed} {extra['const']}",
             )
+
+
+def _typed(default: Any) -> str:
+    """A default as it is typed on a command line."""
+    if isinstance(default, tuple):
+        return " ".join(map(_typed, default))
+    return ("off", "on")[default] if isinstance(default, bool) else str(default)
 
 
 def from_flags(model: type[Config], args: argparse.Namespace, config: Path | None = None) -> Config:

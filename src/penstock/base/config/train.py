@@ -83,7 +83,7 @@ class TrainConfig(Knobs):
     channels_last: bool = flag(False, help="channels-last layout of images and weights")
     cudnn_benchmark: bool = flag(False, help="let cuDNN time its algorithms first")
     tf32: bool = flag(False, help="let CUDA use TF32 in float32 arithmetic")
-    threads: Positive | None = flag(None, help="threads of torch on the CPU (default: its own)")
+    threads: Positive | None = flag(None, help="threads of torch on the CPU (default: torch's own)")
 
     # checkpoints
     checkpoint_every: Positive | None = flag(
