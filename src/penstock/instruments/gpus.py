@@ -29,6 +29,9 @@ class Nvml:
     A call returns a row for each GPU: its index, its name and the answer to each question, None
     where a GPU has none. NVML begins at the first call, which may take seconds on a server with
     idle GPUs. It is never shut down: it counts its users, and the process may have others.
+
+    Args:
+        questions: the questions by the key of their answer; use and memory by default.
     """
 
     def __init__(self, questions: Mapping[str, Question] = USE) -> None:

@@ -44,7 +44,7 @@ def is_safe_to_map(place: str) -> bool:
 
 
 def drop_pages(paths: Iterable[Path]) -> None:
-    """Ask the kernel to forget the files' pages. Pages that somebody has mapped stay."""
+    """Ask the kernel to forget the pages of files. Pages that somebody has mapped stay."""
     for path in paths:
         with path.open("rb", buffering=0) as file:
             drop_pages_of(file.fileno())

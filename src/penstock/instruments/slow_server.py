@@ -34,7 +34,12 @@ COUNTS = "/-/served"
 
 
 class Loopback(AbstractContextManager["Loopback"]):
-    """A server in a process of its own."""
+    """A server in a process of its own, which closes with its context.
+
+    Args:
+        folder: the folder that it serves.
+        delay_s: the seconds before each answer.
+    """
 
     def __init__(self, folder: Path, delay_s: float) -> None:
         self._process = subprocess.Popen(
