@@ -300,28 +300,19 @@ NOT_FIRST = (
 """An attribute's text says what it is, so it does not begin with one of these."""
 
 
-NOT_YET = {"reports"}
-"""Wings whose words are still to be gone through. None may be added."""
-
-
-def _worded() -> Iterator[str]:
-    return (file for file in files() if file.split("/")[0] not in NOT_YET)
-
-
 def test_no_two_public_classes_share_a_name() -> None:
     homes: dict[str, list[str]] = {}
     for file in files():
         for node in tree(file).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(file)
-    shared = {name: where for name, where in homes.items() if len(where) > 1}
-    assert {n: w for n, w in shared.items() if not NOT_YET & {f.split("/")[0] for f in w}} == {}
+    assert {name: where for name, where in homes.items() if len(where) > 1} == {}
 
 
 def test_names_say_what_they_hold() -> None:
     vague = [
         f"{file}:{node.lineno} {node.id}"
-        for file in _worded()
+        for file in files()
         for node in ast.walk(tree(file))
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in VAGUE
     ]
@@ -342,7 +333,7 @@ def _attribute_docs(node: ast.Module | ast.ClassDef) -> Iterator[tuple[int, str]
 def test_an_attribute_says_what_it_is() -> None:
     wrong = [
         f"{file}:{line} {text}"
-        for file in _worded()
+        for file in files()
         for node in ast.walk(tree(file))
         if isinstance(node, ast.Module | ast.ClassDef)
         for line, text in _attribute_docs(node)
@@ -352,7 +343,7 @@ def test_an_attribute_says_what_it_is() -> None:
 
 
 def _functions_of_doors() -> Iterator[tuple[str, ast.FunctionDef]]:
-    for wing in doors().keys() - NOT_YET:
+    for wing in doors():
         for name, file in doors()[wing].items():
             for node in tree(file).body:
                 if isinstance(node, ast.FunctionDef) and node.name == name:
