@@ -55,10 +55,9 @@ class Checkpoints:
         score = scores[self._judge]
         file = f"epoch={epoch:02d}-{self._judge}={score:.4f}.pt"
         entry = {"score": score, "epoch": epoch, "file": file, "scores": dict(scores)}
-        worst = float("-inf")
         ranked = sorted(
             [*self.best, entry],
-            key=lambda e: -(self._sign * e["score"] if np.isfinite(e["score"]) else worst),
+            key=lambda e: -(self._sign * e["score"] if np.isfinite(e["score"]) else -np.inf),
         )
         self.best = ranked[: max(1, self._keep)]
         return self.best[0] is entry

@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from lightning_fabric.plugins import MixedPrecision
+from lightning_fabric.plugins import HalfPrecision, MixedPrecision
+from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning_fabric.strategies.ddp import DDPStrategy
+
+from ..base import TrainConfig
+from ..cluster import Place
 
 
 class StartedRanks(TorchElasticEnvironment):
@@ -31,3 +35,19 @@ class Autocast(MixedPrecision):
 
     def convert_input(self, data: Any) -> Any:
         return data
+
+
+def strategy_of(place: Place) -> DDPStrategy:
+    """The strategy of several ranks."""
+    return (OneDevice if place.started else DDPStrategy)(gradient_as_bucket_view=True)
+
+
+def plugins_of(place: Place, config: TrainConfig, device: torch.device) -> list[Any]:
+    """The environment of the ranks, and the precision of the training."""
+    # By itself, Fabric would use the counts of a SLURM job, and warn wherever there is an srun.
+    plugins: list[Any] = [StartedRanks() if place.started else LightningEnvironment()]
+    if config.amp:
+        plugins.append(Autocast("16-mixed" if device.type == "cuda" else "bf16-mixed", device.type))
+    elif config.dtype != "float32":
+        plugins.append(HalfPrecision("bf16-true" if config.dtype == "bfloat16" else "16-true"))
+    return plugins

@@ -62,7 +62,6 @@ from .step import Stepper, StepTaken
 from .step_log import StepLog
 from .tracking.tell import Tracking, Untracked
 from .tracking.trackers import check_trackers
-from .validation import validate
 from .workloads import Workload, make_workload
 
 
@@ -221,9 +220,7 @@ class _Training:
             if not self._epoch(epoch):
                 break
             began_val = self.clock()
-            scores = validate(
-                self.fabric, self.workload, self.stepper, self.val_feed, self._leave_if_asked
-            )
+            scores = self.stepper.validate(self.val_feed, self._leave_if_asked)
             self._epoch_done(epoch, scores, self.clock() - began_val)
             if self.state.step >= self.schedule.num_steps:
                 break

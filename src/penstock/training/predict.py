@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from ..base import (
     ARGS,
@@ -314,12 +314,12 @@ def _detect(
     half = torch.float16 if device.type == "cuda" else torch.bfloat16
     parts: list[dict[str, NDArray[Any]]] = []
     for row, (band, counts) in enumerate(_rows_ahead(scene, rows, columns, settings.chip_size)):
-        valid = np.flatnonzero(counts).tolist()
+        valid, here = np.flatnonzero(counts).tolist(), rows.read(row)
         for first in range(0, len(valid), config.batch_size):
             some = valid[first : first + config.batch_size]
             images = [
-                _picture(scene, band[column], rows.read(row), columns.read(column))
-                for column in some
+                picture(*model_view(scene.channels, band[of], scene.coarse, here, columns.read(of)))
+                for of in some
             ]
             with torch.autocast(device.type, dtype=half, enabled=config.amp):
                 answers = net([image.to(device) for image in images])
@@ -329,12 +329,6 @@ def _detect(
         advance(columns.num, len(valid))
     objects = joined(scene.name, parts)
     return objects[objects.score >= settings.threshold]
-
-
-def _picture(
-    scene: Scene, radar: NDArray[Any], rows: tuple[int, int], columns: tuple[int, int]
-) -> Tensor:
-    return picture(*model_view(scene.channels, radar, scene.coarse, rows, columns))
 
 
 def _rows_ahead(

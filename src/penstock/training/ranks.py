@@ -93,6 +93,8 @@ def this_place(config: TrainConfig) -> Place:
 
 def _fabric(config: TrainConfig) -> Any:
     fabric = require("lightning_fabric", "train")
+    from .fabric_plugins import plugins_of, strategy_of
+
     place = find_place(os.environ)
     _check_started(place, config)
     device = device_of(config.device)
@@ -104,8 +106,8 @@ def _fabric(config: TrainConfig) -> Any:
         accelerator=device.type,
         devices=devices,
         num_nodes=place.nodes,
-        strategy=_strategy(place) if several else "auto",
-        plugins=_plugins(place, config, device),
+        strategy=strategy_of(place) if several else "auto",
+        plugins=plugins_of(place, config, device),
     )
     if several and not place.started:  # Fabric starts the others
         os.environ |= for_children()
@@ -134,29 +136,6 @@ def _devices(place: Place, config: TrainConfig, device: torch.device) -> int | l
     if place.started:
         return [own_device(place, torch.cuda.device_count())]
     return torch.cuda.device_count() if config.distributed else 1
-
-
-def _strategy(place: Place) -> Any:
-    from lightning_fabric.strategies.ddp import DDPStrategy
-
-    from .fabric_plugins import OneDevice
-
-    return (OneDevice if place.started else DDPStrategy)(gradient_as_bucket_view=True)
-
-
-def _plugins(place: Place, config: TrainConfig, device: torch.device) -> list[Any]:
-    from lightning_fabric.plugins import HalfPrecision
-    from lightning_fabric.plugins.environments.lightning import LightningEnvironment
-
-    from .fabric_plugins import Autocast, StartedRanks
-
-    # By itself, Fabric would use the counts of a SLURM job, and warn wherever there is an srun.
-    plugins: list[Any] = [StartedRanks() if place.started else LightningEnvironment()]
-    if config.amp:
-        plugins.append(Autocast("16-mixed" if device.type == "cuda" else "bf16-mixed", device.type))
-    elif config.dtype != "float32":
-        plugins.append(HalfPrecision("bf16-true" if config.dtype == "bfloat16" else "16-true"))
-    return plugins
 
 
 def device_of(name: str) -> torch.device:

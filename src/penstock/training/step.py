@@ -1,4 +1,4 @@
-"""One step of training: it takes batches and changes weights, and each phase is timed.
+"""The steps of a training: each takes batches and changes weights, and its phases are timed.
 
 batch ──▶ transfer ──▶ forward ──▶ backward ──┬──▶ (sum over ranks) ──▶ optimizer
   ▲                                           │
@@ -21,7 +21,8 @@ from ..base import TrainConfig
 from ..instruments import Clock, DeviceLaps, Laps
 from ..loading import Items
 from ..models import channels_last, float32_default, load_weights, recompute_activations
-from .workloads import Batch, Workload, optimizer_of
+from .ranks import gather
+from .workloads import Answer, Batch, Feed, Workload, optimizer_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class StepTaken:
 
 
 class Stepper:
-    """A model on its device, its optimiser, and the clock of its steps."""
+    """A model on its device: its steps, by an optimiser and a clock, and its validation."""
 
     def __init__(
         self,
@@ -107,6 +108,34 @@ class Stepper:
         laps.end()
         means = {name: torch.stack([m[name] for m in metrics_of]).mean() for name in metrics_of[0]}
         return StepTaken(samples, torch.stack(losses).mean(), means)
+
+    @torch.no_grad()
+    def validate(self, feed: Feed, at_batch: Callable[[], None]) -> dict[str, float]:
+        """Score all validation samples, each answered once, on any rank.
+
+        Args:
+            feed: The batches of validation samples of this rank.
+            at_batch: Called after each batch; it may end the run.
+
+        Returns:
+            The scores by name, the same on every rank.
+        """
+        self.module.eval()
+        mine: dict[int, Answer] = {}
+        for items, batch in feed.epoch(0, 0):
+            with self.fabric.autocast():
+                answers = self.workload.answers(self.module, self.to_device(batch))
+            mine |= dict(zip(items.tolist(), answers, strict=True))
+            at_batch()
+        every = gather(mine, self.fabric.world_size)
+        scores = None
+        if self.fabric.is_global_zero:
+            # The last batches are filled up with samples that other ranks have answered, too.
+            answered = {index: answer for part in every for index, answer in part.items()}
+            assert len(answered) == len(self.workload.val), "a validation sample was not answered"
+            scores = self.workload.scores(dict(sorted(answered.items())))
+        agreed: dict[str, float] = self.fabric.broadcast(scores)
+        return agreed
 
     def to_device(self, batch: Batch) -> Batch:
         batch = self.fabric.to_device(batch)

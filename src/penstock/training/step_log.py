@@ -63,12 +63,9 @@ class StepLog:
 
 def memory(device: torch.device) -> dict[str, int | None]:
     """The peaks of memory of this process in bytes: on the host, and on a CUDA device."""
-    peaks: dict[str, int | None] = {
+    on_cuda = device.type == "cuda"
+    return {
         "host_peak": peak_rss(),
-        "device_peak": None,
-        "device_reserved": None,
+        "device_peak": torch.cuda.max_memory_allocated(device) if on_cuda else None,
+        "device_reserved": torch.cuda.max_memory_reserved(device) if on_cuda else None,
     }
-    if device.type == "cuda":
-        peaks["device_peak"] = torch.cuda.max_memory_allocated(device)
-        peaks["device_reserved"] = torch.cuda.max_memory_reserved(device)
-    return peaks

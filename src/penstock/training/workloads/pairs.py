@@ -154,15 +154,12 @@ class Tiles:
         place = [int(i) for i in np.unravel_index(index, self._counts)]
         outer, inner = place[: len(self._outer)], place[len(self._outer) :]
         lengths = [self.part.shape[axis] for axis in self.tile.axes]
-        start, shape = list(self.part.start), [1] * len(AXES)
-        shape[_CHANNEL] = source.domain.shape[_CHANNEL]
-        for axis, at in zip(self._outer, outer, strict=True):
-            start[axis] += at
-        for axis, at, size in zip(
-            self.tile.axes, self.tile.start(inner, lengths), self.tile.shape, strict=True
-        ):
-            start[axis] += at
-            shape[axis] = size
+        offsets = dict(zip(self._outer, outer, strict=True))
+        offsets |= dict(zip(self.tile.axes, self.tile.start(inner, lengths), strict=True))
+        sizes = dict(zip(self.tile.axes, self.tile.shape, strict=True))
+        sizes[_CHANNEL] = source.domain.shape[_CHANNEL]
+        start = [first + offsets.get(axis, 0) for axis, first in enumerate(self.part.start)]
+        shape = [sizes.get(axis, 1) for axis in range(len(AXES))]
         box = Box.of(start, shape).shift(source.domain.start)
         array = source.read(box).squeeze(self._outer).astype(np.float32)
         array -= np.float32(self.scaling.lower)
