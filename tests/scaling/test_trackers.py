@@ -119,6 +119,15 @@ def test_files_of_mlflow(tmp_path: Path) -> None:
     check_tracked(read_runs([tmp_path / "mlruns"]))
 
 
+def test_times_of_mlflow_that_are_words_are_no_times(tmp_path: Path) -> None:
+    home = tmp_path / "mlruns" / "0" / "run"
+    (home / "params").mkdir(parents=True)
+    (home / "params" / "world_size").write_text("2")
+    (home / "meta.yaml").write_text("run_name: [7]\nstatus: 3\nstart_time: noon\nend_time: {}\n")
+    (run,) = read_runs([tmp_path / "mlruns"])
+    assert not run.complete and run.seconds is None
+
+
 def comet_rows(key: str, seconds: float) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = [{
         "experimentKey": key, "metricName": "train_loss_step", "metricValue": "0.7",

@@ -97,12 +97,13 @@ def _points(text: str) -> Iterator[tuple[int, float, float]]:
 def _tracked(
     path: Path,
     run: str,
-    name: str | None,
+    name: object,
     parameters: Mapping[str, str],
     metrics: Mapping[str, Series],
     status: object,
-    *milliseconds: int | None,
+    *milliseconds: object,
 ) -> TrackedRun:
     became = _STATUS.get(str(status), "unfinished")
-    began, ended = (None if time is None else time / 1e3 for time in milliseconds)
-    return TrackedRun(path, run, name or run[:8], parameters, metrics, became, began, ended)
+    began, ended = (time / 1e3 if isinstance(time, int | float) else None for time in milliseconds)
+    title = str(name or run[:8])
+    return TrackedRun(path, run, title, parameters, metrics, became, began, ended)
