@@ -42,7 +42,7 @@ CORE = $(addprefix tests/, test_platforms.py base/test_threads.py bench/test_bou
 	training/test_events.py)
 
 # Pythons of this machine that CI's environment is not made of.
-PYTHONS = $(wildcard $(foreach n,10 12 13 14,/usr/bin/python3.$n /usr/local/bin/python3.$n \
+PYTHONS = $(wildcard $(foreach n,12 13 14,/usr/bin/python3.$n /usr/local/bin/python3.$n \
 	$(HOME)/.pyenv/versions/3.$n.*/bin/python3.$n))
 
 pythons:                            ## the core alone, and its tests, on each other Python there is
