@@ -159,7 +159,7 @@ def draw(panel: Panel, mean: bool = False, smooth: int = 1) -> Figure:
             label += f", mean {_with_unit(average, panel.unit)}"
             axis.axhline(
                 average / y_unit.scale,
-                color=_colour(line),
+                color=colour_at(line.colour),
                 linestyle=":",
                 linewidth=1.4,
                 label=f"_{line.label} mean",
@@ -195,13 +195,13 @@ def draw(panel: Panel, mean: bool = False, smooth: int = 1) -> Figure:
     return figure
 
 
-def _colour(line: Curve) -> str:
-    colours: tuple[str, ...] = STYLE["colours"]
-    return colours[line.colour % len(colours)]
+def colour_at(place: int) -> str:
+    """One of the house's colours; after the last comes the first."""
+    return str(STYLE["colours"][place % len(STYLE["colours"])])
 
 
 def _draw_line(axis: Axes, line: Curve, smooth: int) -> None:
-    colour, t, y = _colour(line), line.t, line.y
+    colour, t, y = colour_at(line.colour), line.t, line.y
     if line.sparse:
         axis.plot(t, y, color=colour, marker="o", markersize=3, linewidth=0.8, label=line.label)
         return
@@ -225,16 +225,16 @@ def _frame(panel: Panel, mean: bool, smooth: int, strips: int) -> tuple[Figure, 
     figure = blank(STYLE["width"], height, pads=(0.1, 0.06))
     longest = max(panel.lines, key=lambda line: len(line.t))
     number = int(np.isfinite(longest.y).sum())
-    facts = [f"{number:,} sample{'s' * (number != 1)}"]
+    samples = f"{number:,} sample{'s' * (number != 1)}"
     if len(longest.t) > 1:
-        facts[0] += f", one every {format_seconds(float(np.median(np.diff(longest.t))))}"
-    if smooth > 1:
-        facts.append(f"bold: rolling mean of {smooth}, faint: raw")
-    if mean:
-        facts.append("dotted: mean")
-    if panel.note:
-        facts.append(panel.note)
-    heading(figure, panel.title, "  ·  ".join(facts))
+        samples += f", one every {format_seconds(float(np.median(np.diff(longest.t))))}"
+    facts = [
+        samples,
+        f"bold: rolling mean of {smooth}, faint: raw" if smooth > 1 else "",
+        "dotted: mean" if mean else "",
+        panel.note,
+    ]
+    heading(figure, panel.title, "  ·  ".join(filter(None, facts)))
     axes: list[Axes] = list(figure.subplots(strips, 1, sharex=True, squeeze=False)[:, 0])
     for axis in axes:
         tidy(axis)

@@ -22,7 +22,7 @@ from ...instruments import Record
 from ..loader.cell import LoaderCell, way
 from ..loader.ladder import RUNGS, Ladder, ladders_of, same_case_but_rung
 from ..words import counted
-from .canvas import LEGEND, STYLE, blank, heading, numbered, save_under, tidy
+from .canvas import LEGEND, STYLE, blank, colour_at, heading, numbered, save_under, tidy
 from .queue import column_of, save_numbered
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def _draw_lines(
         line = sorted((c for c in cells if c.loader == loader), key=lambda cell: cell.threads)
         if not line:
             continue
-        colour = STYLE["colours"][place % len(STYLE["colours"])]
+        colour = colour_at(place)
         dashes = ("-", "--", ":")[place // len(STYLE["colours"]) % 3]
         x, (seconds, low, high) = column_of(line, "threads"), _seconds_of(line)
         axis.plot(x, seconds, dashes, marker="o", markersize=4, color=colour, label=loader)

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...base import require
 from ..model.cell import ModelCell
-from .canvas import STYLE
+from .canvas import STYLE, colour_at
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,7 +49,7 @@ class Marks:
         return cls(tuple(tiles), tuple(sorted({cell.batch for cell in cells})))
 
     def colour(self, cell: ModelCell) -> str:
-        return self._colour(self.batches.index(cell.batch))
+        return colour_at(self.batches.index(cell.batch))
 
     def marker(self, cell: ModelCell) -> str:
         return MARKERS[self.tiles.index(cell.tile) % len(MARKERS)]
@@ -58,17 +58,13 @@ class Marks:
         """The handles of batches, of tiles and of the frontier."""
         grey = STYLE["faint"]
         return [
-            *(handle(f"batch {b}", self._colour(i)) for i, b in enumerate(self.batches)),
+            *(handle(f"batch {b}", colour_at(i)) for i, b in enumerate(self.batches)),
             *(
                 handle(f"tile {tile}", grey, MARKERS[i % len(MARKERS)], "")
                 for i, tile in enumerate(self.tiles)
             ),
             handle("frontier", grey, "", "--"),
         ]
-
-    def _colour(self, place: int) -> str:
-        colours: tuple[str, ...] = STYLE["colours"]
-        return colours[place % len(colours)]
 
 
 def handle(label: str, colour: str, marker: str = "o", line: str = "-") -> Any:

@@ -89,9 +89,8 @@ def draw(label: str, cells: Sequence[ModelCell], source: str) -> Figure:
 
 
 def _facts(rows: int, drawn: Sequence[ModelCell], source: str) -> str:
-    facts = [f"{counted(rows, 'row')} of {source}"]
-    if rows > len(drawn):
-        facts[0] += f", the latest of each of {len(drawn)} cases"
+    latest_of = f", the latest of each of {len(drawn)} cases" if rows > len(drawn) else ""
+    facts = [f"{counted(rows, 'row')} of {source}{latest_of}"]
     launches = sorted({int(c.row["launches"]) for c in drawn if int(c.row.get("launches") or 0)})
     if launches:
         fewest = f"{launches[0]} to " if len(launches) > 1 else ""

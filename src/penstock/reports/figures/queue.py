@@ -21,7 +21,7 @@ from ..cell import Cell, Kind, latest
 from ..queue.cell import QueueCell
 from ..table import gather, reading_numbers
 from ..words import counted
-from .canvas import LEGEND, STYLE, blank, heading, numbered, save_under, tidy
+from .canvas import LEGEND, STYLE, blank, colour_at, heading, numbered, save_under, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -118,7 +118,7 @@ def _draw_depth(axis: Axes, workers: int, cells: Sequence[QueueCell], sizes: Seq
     tidy(axis, counted(workers, "worker"), "Iteration", "Batches in the queue at its end")
     for cell in sorted(cells, key=lambda cell: cell.queue):
         size = cell.queue
-        colour = STYLE["colours"][sizes.index(size) % len(STYLE["colours"])]
+        colour = colour_at(sizes.index(size))
         depth = _numbers(cell.row["depth"])
         axis.step(range(len(depth)), depth, where="mid", color=colour, label=f"queue {size}")
         simulated = _numbers(cell.row.get("simulated_depth", ""))

@@ -14,7 +14,7 @@ from ...instruments import Record
 from ..suite.cell import SuiteCell, suite_cells
 from ..suite.report import heading as words
 from ..table import gather, scaled
-from .canvas import LEGEND, STYLE, blank, heading, save_under, tidy
+from .canvas import LEGEND, blank, colour_at, heading, save_under, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -75,7 +75,7 @@ def _draw(
 ) -> None:
     tidy(axis, title, "Batch on each device")
     for place, workers in enumerate(sorted({run.workers for run in runs})):
-        colour = STYLE["colours"][place % len(STYLE["colours"])]
+        colour = colour_at(place)
         line = [(run, v) for run, v in zip(runs, values, strict=True) if run.workers == workers]
         drawn = [(run, v) for run, v in line if v is not None]
         x, y = [run.batch for run, _ in drawn], [v for _, v in drawn]
