@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from ..base import BenchModelConfig, Replacing, UsageError, add_flags, from_flags
@@ -54,19 +56,17 @@ def run(args: argparse.Namespace) -> int:
     kind = kind_of(file)
     if kind not in ("metrics", "gpu") and (args.mean or args.smooth != 1):
         raise UsageError(f"--mean and --smooth are for metrics, and {file} is a benchmark")
+    draw: dict[str, Callable[..., list[Path]]] = {
+        "bench": plot_bench,
+        "queue": plot_queue,
+        "loader": plot_loader,
+        "metrics": partial(plot_metrics, mean=args.mean, smooth=args.smooth),
+        "gpu": partial(plot_gpu_metrics, mean=args.mean, smooth=args.smooth),
+    }
     try:
-        if kind == "bench":
-            paths = plot_bench(file, prefix, replace)
-        elif kind in ("queue", "loader"):
-            figures = {"queue": plot_queue, "loader": plot_loader}
-            paths = figures[kind](file, prefix, replace)
-        else:
-            draw = {"metrics": plot_metrics, "gpu": plot_gpu_metrics}[kind]
-            paths = draw(file, prefix, mean=args.mean, smooth=args.smooth, replace=replace)
+        print(*draw[kind](file, prefix, replace=replace), sep="\n")
     except OSError as error:
         raise UsageError(f"{prefix} cannot be written: {error.strerror}") from error
-    for path in paths:
-        print(path)
     return 0
 
 

@@ -86,13 +86,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.kind in ("render", "submit"):
-        return _submit(args)
-    if args.kind == "status":
-        return _status(args.jobs)
-    if args.kind == "collect":
-        return _collect(args.study, args.into, from_flags(Replacing, args).replace)
-    return _cancel(args.jobs)
+    kinds = {"status": _status, "collect": _collect, "cancel": _cancel}
+    return kinds.get(args.kind, _submit)(args)
 
 
 def _submit(args: argparse.Namespace) -> int:
@@ -191,20 +186,21 @@ class JobStatus:
         return 0 if self.state.ok else 1 if self.state.ended else 3
 
 
-def _status(targets: Sequence[str]) -> int:
-    rows = _rows(targets)
+def _status(args: argparse.Namespace) -> int:
+    rows = _rows(args.jobs)
     _show(rows)
     return max((row.code() for row in rows), default=0)
 
 
-def _collect(path: Path, into: Path | None, replace: bool) -> int:
+def _collect(args: argparse.Namespace) -> int:
+    path, replace = args.study, from_flags(Replacing, args).replace
     if _is_number(str(path)):
         raise UsageError(
             f"collect takes the folder that jobs were submitted from, or its {STUDY_FILE}; {path} "
             "is a job's number"
         )
     source = path if path.is_dir() else path.parent
-    target, collected = into or source, []
+    target, collected = args.into or source, []
     rows = _rows([str(path)])
     jobs = [(row.job, row.id) for row in rows if row.job is not None]
     places = [pair for job, number in jobs for pair in copies_of(job, number, source, target)]
@@ -224,11 +220,11 @@ def _collect(path: Path, into: Path | None, replace: bool) -> int:
     return max((row.code() for row in rows), default=0)
 
 
-def _cancel(targets: Sequence[str]) -> int:
+def _cancel(args: argparse.Namespace) -> int:
     # Waiting elements of an array share a row: 12_[3-7%2].
     going = [
         row.id.partition("_[")[0]
-        for row in _rows(targets)
+        for row in _rows(args.jobs)
         if row.state is not None and not row.state.ended
     ]
     if going:
