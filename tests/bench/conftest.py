@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from collections.abc import Sequence
@@ -18,6 +19,12 @@ from penstock.instruments import environment
 
 from .kit_loader import SAMPLES
 from .kit_model import NETS
+
+
+@pytest.fixture(autouse=True)
+def _frozen() -> None:
+    """Whoever measures collects garbage first: not all that libraries have made in each test."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
