@@ -513,7 +513,9 @@ def test_the_ceiling_from_end_to_end(
     out = tmp_path / "loader.yaml"
     assert main(["tune", "loader", data, *flags.split(), "--output", str(out)]) == 1
     said = capsys.readouterr().out
-    assert "Nothing keeps steps of" in said and "in the page cache: files alone" in said
+    assert "Nothing keeps steps of" in said
+    # Beside other work a part may take longer than the whole, and no ceiling is named.
+    assert "in the page cache: files alone" in said or "more --launches tell" in said
     assert not out.exists()
 
 
