@@ -220,7 +220,7 @@ def test_help_tells_the_three(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["infer", "--help"])
     text = " ".join(capsys.readouterr().out.split())
-    assert "--head-kind VALUE [VALUE ...] what the heads of the model are" in text
+    assert "--head-kind VALUE [VALUE ...] kind of the model's heads" in text
     assert all(f"{kind}" in text for kind in ("intensity:", "scores (", "labels ("))
 
 
