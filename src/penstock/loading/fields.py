@@ -193,15 +193,11 @@ class Field:
         return dict(zip(self.patch_axes, start, strict=True))
 
     def patch_boxes(self, patches: NDArray[Any]) -> list[tuple[slice, ...]]:
-        """Each patch as slices, one for each axis that is cut."""
-        assert self.patch is not None
+        """Each patch as slices, one for each axis but the first, which counts the samples."""
+        along = [[slice(None)] * len(patches)] * (len(self.shape) - 1)
         places = np.unravel_index(patches, self.patch_counts)
-        along = []
-        for axis, size, step, place in zip(
-            self.patch_axes, self.patch.shape, self.patch.steps, places, strict=True
-        ):
-            starts = np.minimum(place * step, self.shape[axis] - size).tolist()
-            along.append([slice(start, start + size) for start in starts])
+        for axis, slices, place in zip(self.patch_axes, patch_slices(self), places, strict=True):
+            along[axis - 1] = [slices[i] for i in place.tolist()]
         return list(zip(*along, strict=True))
 
     @property
@@ -270,6 +266,22 @@ class Field:
             if length != self.chunks[axis] or to[place] != slice(0, self.item_shape[place]):
                 break
         return run
+
+
+@lru_cache(maxsize=64)
+def patch_slices(field: Field) -> list[list[slice]]:
+    """The patches along each axis that is cut, as slices of that axis."""
+    assert field.patch is not None
+    return [
+        [slice(start, start + size) for start in (min(i * step, length - size) for i in range(n))]
+        for n, size, step, length in zip(
+            field.patch_counts,
+            field.patch.shape,
+            field.patch.steps,
+            (field.shape[axis] for axis in field.patch_axes),
+            strict=True,
+        )
+    ]
 
 
 def valid_samples(fields: Iterable[Field]) -> range:

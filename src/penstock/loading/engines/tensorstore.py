@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -183,10 +183,9 @@ class FieldTask:
     def begin(self, out: Arrays) -> FieldReading:
         """Start reading into the batch. Nothing is normalised."""
         batch, engine = out[self.field.name], self.engine
-        target = ts.array(batch)
         with engine.explained(self.field.name):
             futures = [
-                (target if rows is None else target[rows]).write(view.translate_to[0])
+                ts.array(batch[rows]).write(view)
                 for rows, view in self._views(engine.arrays[self.field.name])
             ]
         with engine.lock:
@@ -199,27 +198,29 @@ class FieldTask:
         wanted: NDArray[Any] = self.samples[:, None] + np.array(self.field.offsets)
         return wanted[:, 0] if len(self.field.offsets) == 1 else wanted
 
-    def _views(self, array: Any) -> list[tuple[slice | int | None, Any]]:
-        """Rows of the batch (None for all) and the view of the array that goes there. Each patch is
+    def _views(self, array: Any) -> list[tuple[Any, Any]]:
+        """Rows of the batch (... for all) and the view of the array that goes there. Each patch is
         a view of its own."""
         field, wanted = self.field, self._wanted
-        inner: list[Any] = [slice(None)] * (len(field.shape) - 1)
-        if field.channels is not None:
-            inner[field.channel_axis - 1] = np.array(field.channels)
         if self.patches is None or field.patch is None:
-            return [(None, _outer(array, inner)[_plain(wanted)])]
-        # TensorStore copies a box of one sample quicker by numbers than by arrays of them.
-        is_box = field.channels is None and wanted.ndim == 1
-        views: list[tuple[slice | int | None, Any]] = []
-        for row, box in enumerate(field.patch_boxes(self.patches)):
-            for axis, place in zip(field.patch_axes, box, strict=True):
-                inner[axis - 1] = place
-            if is_box:
-                views.append((row, array[(int(wanted[row]), *inner)]))
-            else:
-                view = _outer(array, inner)[_plain(wanted[row : row + 1])]
-                views.append((slice(row, row + 1), view))
-        return views
+            whole = [slice(None)] * (len(field.shape) - 1)
+            return [(..., _outer(array, self._inner(whole))[_plain(wanted)])]
+        boxes = field.patch_boxes(self.patches)
+        if field.channels is None and wanted.ndim == 1:
+            # TensorStore copies a box of one sample quicker by numbers than by arrays of them.
+            samples = enumerate(wanted.tolist())
+            return [(row, array[(i, *box)]) for (row, i), box in zip(samples, boxes, strict=True)]
+        return [
+            (slice(row, row + 1), _outer(array, self._inner(box))[_plain(wanted[row : row + 1])])
+            for row, box in enumerate(boxes)
+        ]
+
+    def _inner(self, box: Iterable[slice]) -> list[Any]:
+        """A box of an item, of which only the wanted channels are read."""
+        inner: list[Any] = list(box)
+        if self.field.channels is not None:
+            inner[self.field.channel_axis - 1] = np.array(self.field.channels)
+        return inner
 
 
 @dataclass(frozen=True, eq=False)
