@@ -31,7 +31,7 @@ from penstock.inference.selection import select
 from penstock.inference.stitch import Assembly
 from penstock.inference.traffic import largest_block, open_peak, read_range, reads
 
-from ..data.test_grid import geometries
+from ..geometries import geometries
 from .kit import SEED, config, facts
 
 

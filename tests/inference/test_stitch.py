@@ -11,7 +11,7 @@ from penstock.data.box import Box
 from penstock.inference.geometry import Geometry
 from penstock.inference.stitch import Assembly, axis_weights
 
-from ..data.test_grid import geometries
+from ..geometries import geometries
 
 
 @given(st.integers(1, 30), st.data(), st.floats(0.001, 1), st.integers(1, 8))
