@@ -188,9 +188,8 @@ class Field:
         """The first voxel of a patch along each axis that is cut."""
         if self.patch is None:
             return {}
-        place = [int(i) for i in np.unravel_index(patch, self.patch_counts)]
-        start = self.patch.start(place, [self.shape[axis] for axis in self.patch_axes])
-        return dict(zip(self.patch_axes, start, strict=True))
+        (box,) = self.patch_boxes(np.array([patch]))
+        return {axis: box[axis - 1].start for axis in self.patch_axes}
 
     def patch_boxes(self, patches: NDArray[Any]) -> list[tuple[slice, ...]]:
         """Each patch as slices, one for each axis but the first, which counts the samples."""
@@ -272,16 +271,14 @@ class Field:
 def patch_slices(field: Field) -> list[list[slice]]:
     """The patches along each axis that is cut, as slices of that axis."""
     assert field.patch is not None
-    return [
-        [slice(start, start + size) for start in (min(i * step, length - size) for i in range(n))]
-        for n, size, step, length in zip(
-            field.patch_counts,
-            field.patch.shape,
-            field.patch.steps,
-            (field.shape[axis] for axis in field.patch_axes),
-            strict=True,
-        )
-    ]
+    along = []
+    for axis, count, size, step in zip(
+        field.patch_axes, field.patch_counts, field.patch.shape, field.patch.steps, strict=True
+    ):
+        grid, lengths = PatchGrid((size,), (step,)), (field.shape[axis],)
+        starts = (grid.start((i,), lengths)[0] for i in range(count))
+        along.append([slice(start, start + size) for start in starts])
+    return along
 
 
 def valid_samples(fields: Iterable[Field]) -> range:
