@@ -23,6 +23,7 @@ from penstock.base.config.knobs import add_flags, build, from_flags
 from penstock.cli import main
 
 from ..places import SHARED
+from ..seed_spec import seed_out_spec
 
 MOUSE = SHARED / "mouse-brain-two-photon.ome.tif"
 
@@ -58,30 +59,11 @@ def infer(*words: Any) -> int:
 
 # --- the seed's command ------------------------------------------------------------------------
 
-OUT_SPEC = {
-    "driver": "zarr2",
-    "kvstore": {"driver": "s3", "bucket": "test-bucket", "aws_region": "us-west-2",
-                "path": "out.zarr"},
-    "context": {
-        "cache_pool": {"total_bytes_limit": 0},
-        "data_copy_concurrency": {"limit": 16},
-        "s3_request_concurrency": {"limit": 32},
-    },
-    "path": "0",
-    "recheck_cached_metadata": False,
-    "recheck_cached_data": False,
-    "metadata": {
-        "shape": [1, 1, 40, 48, 56],
-        "zarr_format": 2,
-        "fill_value": 0,
-        "chunks": [1, 1, 32, 32, 32],
-        "compressor": {"id": "blosc", "cname": "zstd", "clevel": 5, "shuffle": 1},
-        "dimension_separator": "/",
-        "dtype": "<u2",
-    },
-    "create": True,
-    "delete_existing": True,
-}  # fmt: skip
+OUT_SPEC = seed_out_spec(
+    {"driver": "s3", "bucket": "test-bucket", "aws_region": "us-west-2", "path": "out.zarr"},
+    shape=[1, 1, 40, 48, 56],
+    chunks=[1, 1, 32, 32, 32],
+)
 """The seed's own output spec but for its shape and chunks."""
 
 

@@ -20,6 +20,8 @@ from penstock.data.scenes.objects import Objects
 from penstock.data.stores.open import open_sink
 from penstock.data.stores.protocols import AXES, Sink
 
+from ..seed_spec import seed_out_spec
+
 SHAPE = (2, 3, 10, 13, 17)
 
 DATA = np.arange(np.prod(SHAPE), dtype="u2").reshape(SHAPE)
@@ -216,30 +218,8 @@ def sink_spec(folder: Path) -> tuple[Any, dict[str, Any]]:
 
 
 def out_spec(kvstore: dict[str, Any]) -> dict[str, Any]:
-    """The benchmark's own output spec, key by key, with a smaller shape."""
-    return {
-        "driver": "zarr2",
-        "kvstore": kvstore,
-        "context": {
-            "cache_pool": {"total_bytes_limit": 0},
-            "data_copy_concurrency": {"limit": 16},
-            "s3_request_concurrency": {"limit": 32},
-        },
-        "path": "0",
-        "recheck_cached_metadata": False,
-        "recheck_cached_data": False,
-        "metadata": {
-            "shape": list(SHAPE),
-            "zarr_format": 2,
-            "fill_value": 0,
-            "chunks": [1, 1, 4, 5, 6],
-            "compressor": {"id": "blosc", "cname": "zstd", "clevel": 5, "shuffle": 1},
-            "dimension_separator": "/",
-            "dtype": "<u2",
-        },
-        "create": True,
-        "delete_existing": True,
-    }
+    """The seed's own output spec, in the shape of these tests."""
+    return seed_out_spec(kvstore, SHAPE, [1, 1, 4, 5, 6])
 
 
 SINKS = [value for name, value in list(globals().items()) if name.startswith("sink_")]
