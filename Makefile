@@ -18,17 +18,21 @@ check: lint types test lowest pythons
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist worksteal -m "slow or docs" --maxfail 3 \
 		tests/test_docs.py tests
 
-LOWEST = tests/data/test_sources.py tests/data/test_tiff.py tests/data/test_sinks.py tests/data/test_killed_sinks.py \
-	tests/data/test_remote_stores.py tests/data/test_bad_stores.py tests/data/test_grid.py tests/inference/test_stitch.py tests/data/test_normalize.py \
-	tests/inference/test_plan.py tests/inference/test_job.py tests/inference/test_run.py tests/reports/test_figures.py
+LOWEST = $(addprefix tests/, data/test_bad_stores.py data/test_chips.py data/test_generate.py data/test_grid.py \
+	data/test_killed_sinks.py data/test_netcdf.py data/test_normalize.py data/test_packed.py \
+	data/test_remote_stores.py data/test_scenes.py data/test_sinks.py data/test_sources.py data/test_tiff.py \
+	inference/test_job.py inference/test_plan.py inference/test_run.py inference/test_stitch.py \
+	loading/test_contenders.py loading/test_faults.py loading/test_server_errors.py reports/test_csv.py \
+	reports/test_figures.py training/test_detector.py training/test_loop.py training/test_tracking.py)
 
-lowest: $(VENV)-lowest/ready        ## stores, grid and inference on the lowest versions allowed
+lowest: $(VENV)-lowest/ready        ## data, inference, loaders and training on the lowest versions allowed
 	OMP_NUM_THREADS=1 $(VENV)-lowest/bin/python -m pytest -n 2 --dist worksteal $(LOWEST)
 
 # Tests that need nothing but the core.
 CORE = $(addprefix tests/, test_platforms.py base/test_threads.py bench/test_boundary.py \
 	bench/test_launch.py bench/test_suite_presets.py bench/test_sweep.py cli/test_doctor.py \
-	cluster/test_place.py cluster/test_slurm_jobs.py data/test_grid.py data/test_normalize.py \
+	cluster/test_place.py cluster/test_slurm_jobs.py cluster/test_slurm_submit.py \
+	data/test_grid.py data/test_normalize.py \
 	data/test_preprocess.py data/test_volumes.py data/test_weather.py data/test_windows.py \
 	inference/test_stitch.py instruments/test_conditions.py instruments/test_environment.py \
 	instruments/test_ledger.py instruments/test_page_cache.py instruments/test_sampler.py \
@@ -76,7 +80,7 @@ gpu: $(VENV)/ready                  ## tests that need a CUDA device
 	$(RUN) -m pytest -m gpu
 
 slurm: $(VENV)/ready                ## tests on a SLURM of two nodes, started here (root, slurm-wlm, iproute2)
-	$(RUN) -m pytest -m slurm tests/cluster/test_slurm_cluster.py
+	$(RUN) -m pytest -m slurm tests/cluster/test_slurm_cluster.py tests/cluster/test_slurm_workers.py
 
 # torch goes in by exact version: asked for in a range, or by another package, pip would fetch the
 # newest build with gigabytes of CUDA libraries. What is never imported need not be compiled.
@@ -94,8 +98,8 @@ $(VENV)/ready: $(VENV)/demo-ready
 $(VENV)-lowest/ready: pyproject.toml lowest.txt
 	$(PYTHON) -m venv $(VENV)-lowest
 	$(VENV)-lowest/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
-		-c lowest.txt "$$(grep '^torch==' lowest.txt)" -e '.[infer,plot]' \
-		hypothesis pytest pytest-xdist zarr
+		-c lowest.txt "$$(grep '^torch==' lowest.txt)" -e '.[all]' \
+		hypothesis pytest pytest-xdist
 	touch $@
 
 clean:

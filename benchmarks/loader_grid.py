@@ -17,6 +17,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -218,7 +219,8 @@ def page(rows: Sequence[Row], layouts: Mapping[str, Layout]) -> list[str]:
             f"- the median of our time over {other}'s is {float(np.median(ratios)):.2f} "
             f"({min(ratios):.2f} to {max(ratios):.2f})"
         )
-    reasons = {r["engine"] for r in rows if r["engine"]}
+    # A reason may name the array, which lay in a folder of that day.
+    reasons = {re.sub(r"\S+/array\.zarr: ", "", r["engine"]) for r in rows if r["engine"]}
     lines += [f"- engine {reason}" for reason in sorted(reasons)]
     there = {row["layout"] for row in rows}
     told = [f"- {name}: {layout.told}" for name, layout in layouts.items() if name in there]

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import gc
+import os
+import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from penstock.reports.figures.canvas import STYLE
+
+# Also where the shell forbids bytecode: without it each of a hundred processes compiles torch anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A machine that is busy makes no example wrong; fewer of them than usual keep tests quick.
 settings.register_profile("penstock", deadline=None, max_examples=30)
@@ -23,7 +31,16 @@ def pytest_collection() -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # nor is any test to search them again
+    gc.set_threshold(20_000)  # nor, as often as Python would, what it imports itself
     gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _few_dots() -> Iterator[None]:
+    """Figures are quickly written; what is in them is looked for on their axes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(STYLE, "dpi", 20)
+        yield
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import coverage
 
-from test_house import PACKAGE, rooms
+from house import PACKAGE, rooms
 
 PURE, WHOLE = 95.0, 88.0
 """Percent of the lines and branches of the pure rooms, and of all rooms."""

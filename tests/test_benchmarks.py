@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -129,3 +130,29 @@ def test_a_layout_is_met_missed_or_undecided(monkeypatch: pytest.MonkeyPatch) ->
     assert verdict([1.0, 1.5, 0.7], loop=[1.1, 1.0, 1.1]) == "undecided"
     assert verdict([1.0, 1.0, 1.0], loop=[1.1, 1.1, 1.1], dask=[0.5, 2.0, 1.0]) == "undecided"
     assert verdict([1.0, 1.01, 0.99], loop=[1.1, 1.12, 1.09], dask=[9.0]) == "met", "out of it"
+
+
+def test_the_readmes_say_what_the_grid_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page is that of the raw samples, the target is met on it, and README has its numbers."""
+    pytest.importorskip("zarr")
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    grid = runpy.run_path(str(BENCHMARKS / "loader_grid.py"))
+    kept = BENCHMARKS / "results" / "loader-grid.jsonl.gz"
+    rows, layouts = grid["read"](kept), grid["LAYOUTS"]
+    told = "\n".join([grid["head"](rows, kept.name), "", *grid["page"](rows, layouts)])
+    page = (BENCHMARKS / "README.md").read_text().partition("<!-- loader-grid: begin -->")[2]
+    assert page.partition("<!-- loader-grid: end -->")[0].strip() == told
+    warm = {key: own for key, own in grid["groups"](rows).items() if key[1] != grid["COLD"]}
+    orders = len(warm)
+    assert len(layouts) >= 12 and orders == 2 * len(layouts)
+    assert {grid["verdict"](own).decided for own in warm.values()} == {"met"}
+    medians = {}
+    for other in {row["contender"] for row in rows} - {grid["OURS"]}:
+        ratios = sorted(grid["ratio"](own, other).value for own in warm.values())
+        medians[other] = ratios[0], ratios[-1], statistics.median(ratios)
+    assert len(medians) == 5 and all(median < 1 for _, _, median in medians.values())
+    least, most, median = medians["tensorstore-loop"]
+    readme = " ".join((BENCHMARKS.parent / "README.md").read_text().split())
+    assert f"on {len(layouts)} layouts of local files" in readme
+    assert f"on each of these {orders}." in readme
+    assert f"{least:.2f} to {most:.2f} of the loop's time, with a median of {median:.2f}" in readme

@@ -28,7 +28,11 @@ ELSEWHERE = {
     "pip install": "it changes the environment; test_packaging builds the wheel",
     "nvidia-smi": "it needs a GPU, and never ends",
     "penstock plot gpu_metrics.csv": "nvidia-smi has not written it; test_plots has such a log",
-    "penstock slurm": "it needs sbatch; test_slurm_cluster starts a SLURM",
+    "penstock slurm submit": "it needs sbatch; test_slurm_cluster starts a SLURM",
+    "penstock infer --cluster slurm": "it needs sbatch; test_slurm_workers starts a SLURM",
+    "penstock slurm status": "it needs squeue",
+    "penstock slurm collect": "it needs squeue",
+    "penstock slurm cancel": "it needs scancel",
     "penstock scaling slurm-": "no job of SLURM has run; test_scaling_logs has such logs",
 }
 """What is not run here, and why."""
@@ -137,6 +141,11 @@ def test_every_block_runs_in_order(tmp_path: Path) -> None:
             continue
         if block.language == "python":
             jobs = [[sys.executable, "-W", "error", "-c", block.text]]
+        elif block.language == "yaml":
+            named = re.match(r"# (\S+\.yaml)\n", block.text)
+            assert named, f"{block.page}: a YAML block begins with # and the name of its file"
+            (here / named[1]).write_text(block.text)
+            continue
         elif block.language == "sh":
             lines = [quicker(line) for line in commands(block) if not elsewhere(line)]
             jobs = [["bash", "-c", line] for line in lines]

@@ -89,8 +89,7 @@ def test_the_page_has_these_recipes_and_no_other() -> None:
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A copy of what the recipes change."""
-    skipped = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=skipped)
+    shutil.copytree(ROOT / "src", tmp_path / "src")
     shutil.copy(ROOT / "ARCHITECTURE.md", tmp_path)
     return tmp_path
 
@@ -153,7 +152,8 @@ def test_all_recipes_together_keep_the_rules_of_the_house(tree: Path) -> None:
         for step in recipe(title):
             edit(step, tree)
     (tree / "tests").mkdir()
-    shutil.copy(ROOT / "tests" / "test_house.py", tree / "tests")
+    for name in ("__init__.py", "house.py", "test_house.py"):
+        shutil.copy(ROOT / "tests" / name, tree / "tests")
     shutil.copy(ROOT / "pyproject.toml", tree)
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "../tests"]
     words += ["-k", "not before_and_after and not blocked and not old_import"]

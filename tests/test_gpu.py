@@ -6,6 +6,7 @@ What a training does is asked of both, so that the same calls are tested where t
 from __future__ import annotations
 
 import csv
+import gc
 import json
 import os
 import signal
@@ -76,6 +77,30 @@ def test_cuda_agrees_with_the_cpu(seam: str) -> None:
 
 
 @on_gpu
+def test_a_batch_that_does_not_fit_is_named_or_halved() -> None:
+    import torch
+    from torch import nn
+
+    share = torch.cuda.mem_get_info(0)[1] // 20
+
+    class Hungry(nn.Module):
+        """Takes a twentieth of the GPU's memory for each patch, which the plan cannot foresee."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.is_cuda:
+                torch.empty(len(x) * share, dtype=torch.uint8, device=x.device)
+            return x
+
+    volume = np.random.default_rng(0).integers(0, 200, (70, 90, 110)).astype("uint16")
+    knobs: dict[str, Any] = {"patch": 32, "overlap": 8, "normalize": "none", "amp": "off",
+                             "batch": 32, "head_kind": "intensity"}  # fmt: skip
+    with pytest.raises(penstock.StageError, match="a batch of 16 should fit") as caught:
+        run(volume, Hungry(), "cuda:0", **knobs)
+    assert caught.value.exit_code == 3
+    assert (run(volume, Hungry(), "cuda:0", **knobs, oom="halve") == volume).all()
+
+
+@on_gpu
 def test_the_result_does_not_depend_on_block_or_workers() -> None:
     volume = np.random.default_rng(2).integers(0, 5000, (70, 90, 110)).astype("uint16")
     knobs: dict[str, Any] = {"patch": 32, "overlap": 8, "seam_mode": "blend", "normalize": "global"}
@@ -105,6 +130,58 @@ def test_nan_and_a_failing_model_behave_as_on_the_cpu() -> None:
 
 
 @on_gpu
+@pytest.mark.parametrize("seam", ["trim", "blend"])
+def test_patches_come_back_with_the_same_bits_alone_and_many_at_once(seam: str) -> None:
+    volume = np.random.default_rng(3).integers(0, 5000, (70, 90, 110)).astype("uint16")
+    knobs: dict[str, Any] = {"patch": 32, "overlap": 8, "seam_mode": seam, "normalize": "global"}
+    alone, at_once = (run(volume, "identity", "cuda:0", batch=batch, **knobs) for batch in (1, 16))
+    assert (alone == at_once).all()
+
+
+@on_gpu
+def test_blocks_are_read_into_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from penstock.inference.blocks import Loaded
+    from penstock.inference.transfers import Transfers
+
+    upload, pinned = Transfers.upload, []
+
+    def noted(self: Transfers, loaded: Loaded) -> None:
+        if loaded.array is not None:
+            pinned.append(torch.from_numpy(loaded.array).is_pinned())
+        upload(self, loaded)
+
+    monkeypatch.setattr(Transfers, "upload", noted)
+    volume = np.random.default_rng(5).integers(0, 5000, (70, 90, 110)).astype("uint16")
+    knobs: dict[str, Any] = {"patch": 32, "overlap": 8, "seam_mode": "trim", "normalize": "none"}
+    assert (run(volume, "identity", "cuda:0", amp="off", **knobs) == volume).all()
+    assert pinned and all(pinned)
+
+
+@on_gpu
+def test_nothing_of_a_job_stays_on_the_device() -> None:
+    import torch
+
+    volume = np.zeros((70, 90, 110), "uint16")
+    held = torch.cuda.memory_allocated()
+    for overlap in (8, 10):
+        run(volume, "identity", "cuda:0", patch=32, overlap=overlap, seam_mode="blend")
+        gc.collect()
+        assert torch.cuda.memory_allocated() == held
+
+
+@on_gpu
+def test_graphs_are_recorded_in_the_lanes_of_one_job_after_another() -> None:
+    volume = np.random.default_rng(4).normal(size=(70, 90, 110)).astype("float32")
+    knobs: dict[str, Any] = {"patch": 32, "overlap": 8, "normalize": "global", "amp": "off"}
+    eager = run(volume, conv(), "cuda:0", **knobs)
+    for _ in range(2):
+        out = run(volume, conv(), "cuda:0", compile=True, compile_mode="reduce-overhead", **knobs)
+        assert np.abs(out - eager).max() < 1e-3 * np.abs(eager).max()
+
+
+@on_gpu
 @pytest.mark.parametrize("mode", ["inference", "train"])
 def test_a_model_is_measured_by_events_and_its_memory_by_the_driver(
     tmp_path: Path, mode: str
@@ -123,6 +200,62 @@ def test_a_model_is_measured_by_events_and_its_memory_by_the_driver(
     driver = record.memory.device_driver  # with the context, which comes on top
     assert driver is None or driver > record.memory.device_reserved
     assert record.clocks
+
+
+# --- pinned batches ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> tuple[Path, np.ndarray]:
+    zarr = pytest.importorskip("zarr")
+    pytest.importorskip("tensorstore")
+    values = np.arange(64 * 2**16, dtype="float32").reshape(64, 2**16)
+    zarr.create_array(tmp_path / "rows.zarr", data=values, chunks=(4, 2**16))
+    return tmp_path / "rows.zarr", values
+
+
+@on_gpu
+@pytest.mark.parametrize("as_tensors", [False, True])
+def test_a_pinned_batch_is_not_overwritten_while_it_is_copied(
+    rows: tuple[Path, np.ndarray], as_tensors: bool
+) -> None:
+    """Parts of it, on a stream that is late, after the last view of it is gone."""
+    import torch
+
+    path, values = rows
+    side, copies = torch.cuda.Stream(), []
+    with penstock.Loader(path, batch_size=4, queue=1, pin=True) as loader:
+        for batch in loader.as_torch() if as_tensors else loader:
+            (array,) = batch.values()
+            tensor = array if as_tensors else torch.from_numpy(array)
+            assert tensor.is_pinned()
+            with torch.cuda.stream(side):
+                torch.cuda._sleep(2 * 10**7)
+                copies.append(tensor[1:].to("cuda", non_blocking=True))
+            del batch, array, tensor
+    torch.cuda.synchronize()
+    for place, copy in enumerate(copies):
+        assert (copy.cpu().numpy() == values[4 * place + 1 : 4 * place + 4]).all()
+    assert len(copies) == 16
+
+
+@on_gpu
+def test_graphs_are_captured_while_pinned_batches_are_read(rows: tuple[Path, np.ndarray]) -> None:
+    """The threads of a loader are others than the one that captures."""
+    import torch
+
+    path, values = rows
+    total, static = torch.zeros((), device="cuda"), torch.zeros((4, 2**16), device="cuda")
+    with penstock.Loader(path, batch_size=4, queue=1, pin=True) as loader:
+        for batch in loader.as_torch():
+            (tensor,) = batch.values()
+            static.copy_(tensor, non_blocking=True)
+            del batch, tensor
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                total += static.max()
+            graph.replay()
+    assert total.item() == pytest.approx(values.reshape(16, -1).max(1).sum(), rel=1e-5)
 
 
 # --- training, there and on the CPU --------------------------------------------------------------

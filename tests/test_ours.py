@@ -18,6 +18,9 @@ from penstock.base.errors import UsageError
 from penstock.base.files import replacing, store_around
 from penstock.cli import main
 
+from .reports.kit import SEED_CSV
+from .scaling.kit import log
+
 THEIRS = "what a user wrote in a week"
 GPU_CSV = """\
 timestamp, index, name, memory.used [MiB], utilization.gpu [%]
@@ -113,7 +116,8 @@ def test_json_of_an_earlier_version_names_its_format(tmp_path: Path) -> None:
     write(tmp_path / "jobs.json", '{"format": "penstock-jobs", "version": 1, "jobs": [1]}')
     (tmp_path / "jobs.json").write_text('{"format": "penstock-jobs", "note": "mine"}')
     assert not ours.is_written_by_us(tmp_path / "jobs.json")
-    for theirs in ("[]", "{", '{"format": "other"}', "[" * 99_999):
+    data = [f'{{"format": "penstock-{kind}"}}' for kind in ("packed", "chips", "study")]
+    for theirs in ("[]", "{", '{"format": "other"}', "[" * 99_999, *data):
         (tmp_path / "mine.json").write_text(theirs)
         assert not ours.is_written_by_us(tmp_path / "mine.json")
 
@@ -206,6 +210,130 @@ def test_infer_refuses_before_it_begins(tmp_path: Path, capsys: pytest.CaptureFi
     assert run([*words, *told, "--overwrite"]) == 2
     assert run([*words, *told, "--overwrite", "--replace"]) == 0
     json.loads(mine.with_name("t.json").read_text())
+
+
+def test_a_run_keeps_its_folder_out_of_arrays_and_its_own_files_to_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Metrics in the place of run.json were lost, and a trace there left no run to resume."""
+    source, net = zarr(tmp_path / "in.zarr" / "0").parent, tmp_path / "net.py"
+    net.write_text("def net():\n    return lambda x: x + 1\n")
+    (source / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
+    words = ["infer", "--in-spec", source / "0", "--out-spec", tmp_path / "out.zarr", "--patch", 8,
+             "--model-type", f"{net}:net", "--overlap", 0, "--devices", "cpu"]  # fmt: skip
+    before = sorted(tmp_path.rglob("*.*"))
+    for more, why in (
+        (["--run-dir", source / "run"], f"lies inside the array {source}"),
+        (["--trace", tmp_path / "out.zarr.penstock" / "done.log"], "is a file of the run folder"),
+        (["--run-dir", tmp_path / "r", "--metrics-json", tmp_path / "r/../r/run.json"],
+         "is a file of the run folder"),
+        (["--trace", tmp_path / "out.zarr.penstock-lock"], "is a name that Penstock keeps"),
+        (["--trace", tmp_path / ours.REGISTER], "is a name that Penstock keeps"),
+        (["--metrics-json", net], "net.py is what is read"),
+        (["--run-dir", tmp_path / "r", "--trace", net], "net.py is what is read"),
+    ):  # fmt: skip
+        assert run([*words, *more, "--replace"]) == 2
+        assert why in capsys.readouterr().err
+    made = sorted(path for path in tmp_path.rglob("*.*") if path.suffix != ".pyc")
+    assert made == before
+
+
+def test_the_seeds_command_lines_run_twice_in_a_row(tmp_path: Path) -> None:
+    (tmp_path / "gpu_metrics.csv").write_text(GPU_CSV)
+    (tmp_path / "bench.csv").write_text(SEED_CSV)
+    (tmp_path / "slurm-1.out").write_text(log("1", 1, 362.45) + log("2", 4, 95.23))
+    for words in (
+        ["plot", tmp_path / "gpu_metrics.csv", "--out", tmp_path / "gpu_plot"],
+        ["plot", "--input", tmp_path / "bench.csv", "--output", tmp_path / "reports" / "b.png"],
+        ["scaling", "--metrics", tmp_path / "slurm-1.out"],
+        ["scaling", tmp_path / "slurm-1.out", "--output", tmp_path / "report"],
+        ["slurm", "submit", "--study", "1,4,8", "--dry-run", "--", "train", "spiral"],
+    ):
+        assert run(words) == 0 and run(words) == 0, words
+
+
+READS: list[tuple[list[str], str]] = [
+    (["tune", "loader", "{set}", "--step-time", "1", "--output"], "dataset.json"),
+    (["tune", "loader", "{set}", "--step-time", "1", "--output"], "new.yaml"),
+    (["tune", "loader", "{set}", "--step-time", "1", "--output", "{new}", "--ledger"], "new"),
+    (["bench", "loader", "{set}", "--output"], "new.csv"),
+    (["bench", "queue", "{set}", "--output"], "new.csv"),
+    (["bench", "queue", "{set}", "--output", "{new}", "--ledger"], "new"),
+    (["compare", "{set}", "{set}", "--json"], "records.jsonl"),
+    (["report", "{set}", "--output", "{new}", "--csv"], "records.jsonl"),
+]
+
+
+@pytest.mark.parametrize(("words", "name"), READS, ids=[f"{' '.join(w)} {n}" for w, n in READS])
+def test_no_output_lies_in_the_folder_that_is_read(
+    words: list[str], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The document of a packed data set is JSON of ours, and was replaced."""
+    folder = tmp_path / "set"
+    command = ["generate", "ufs-p2", folder, "--samples", 16, "--grid", 8, 16]
+    assert run(command) == 0
+    records = Path(__file__).with_name("data") / "records-v1.jsonl"
+    shutil.copy(records, folder / "records.jsonl")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    there = {"set": folder, "new": tmp_path / "new"}
+    assert run([*(word.format(**there) for word in words), folder / name, "--replace"]) == 2
+    assert "what is read" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["set"]
+
+
+NET = "from torch import nn\n\n\ndef net():\n    return nn.Conv2d(3, 3, 1)\n"
+
+
+@pytest.mark.parametrize("named", ["nets.py:net", "nets:net", "nets.pt2"])
+def test_a_benchmark_replaces_no_model_that_it_measures(
+    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / named.replace("nets:net", "nets.py").removesuffix(":net")
+    file.write_text(NET)
+    (tmp_path / "w.safetensors").write_text(THEIRS)
+    words = ["bench", "model", "--model", named, "--weights", "w.safetensors", "--tile-sizes", 16]
+    for read in (file, tmp_path / "w.safetensors"):
+        for flags in (["--output", read], ["--output", "a.csv", "--recommend", read]):
+            assert run([*words, *flags, "--replace"]) == 2
+            assert f"{read} is what is read" in capsys.readouterr().err
+    assert file.read_text() == NET
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "doctor --no-measure --json",
+        "bench model --output",
+        "bench model --output a.csv --recommend",
+        "bench loader {set} --output",
+        "bench queue {set} --output",
+        "tune loader {set} --step-time 1 --output",
+    ],
+)
+def test_no_output_replaces_the_ledger_of_its_command(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save(tmp_path / "set.npy", np.zeros((8, 8)))
+    shutil.copy(Path(__file__).with_name("data") / "records-v1.jsonl", tmp_path / "records.jsonl")
+    before = (tmp_path / "records.jsonl").read_bytes()
+    command = words.format(set=tmp_path / "set.npy").split()
+    assert run([*command, "records.jsonl", "--ledger", ".", "--replace"]) == 2
+    assert "records.jsonl is what is read" in capsys.readouterr().err
+    assert (tmp_path / "records.jsonl").read_bytes() == before
+
+
+def test_scaling_replaces_no_file_that_it_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = tmp_path / "runs.csv"
+    runs.write_text(THEIRS)
+    assert run(["scaling", runs, "--output", tmp_path, "--replace"]) == 2
+    assert "runs.csv is what is read" in capsys.readouterr().err
+    assert runs.read_text() == THEIRS
 
 
 def test_figures_replace_no_picture_of_the_users(tmp_path: Path) -> None:

@@ -8,10 +8,12 @@ import re
 import subprocess
 import sys
 import zipfile
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tomllib
 
@@ -27,7 +29,7 @@ import sys
 ABSENT = set('''
     comet_ml contourpy dask faster_coco_eval imagecodecs lightning_fabric lightning_utilities
     matplotlib mlflow netCDF4 numcodecs obstore pandas pyarrow pynvml rasterio safetensors scipy
-    tensorboard tensorstore tifffile torch torchvision xarray xbatcher zarr zarrs
+    tensorboard tensorstore tifffile torch torchvision xarray xbatcher xxhash zarr zarrs
 '''.split())
 class Absent:
     def find_spec(self, name, path=None, target=None):
@@ -64,13 +66,13 @@ def test_the_lowest_versions_that_are_tested_are_those_that_are_allowed() -> Non
     """But for torch, whose older builds bring gigabytes; see lowest.txt."""
     pins = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "lowest.txt").read_text(), re.MULTILINE))
     extras = PROJECT["optional-dependencies"]
-    asked = [*PROJECT["dependencies"], *(line for extra in extras.values() for line in extra)]
-    least = dict(re.findall(r"^([\w.-]+)>=([\d.]+)$", "\n".join(asked), re.MULTILINE))
-    wanted = [*PROJECT["dependencies"], *extras["infer"], *extras["plot"]]
-    names = {line.partition(">=")[0] for line in wanted} - {"nvidia-ml-py"}
-    assert names <= pins.keys()
-    for name in pins.keys() - {"torch", "hypothesis", "pytest", "pytest-xdist"}:
-        assert pins[name] in (least[name], least[name] + ".0"), name
+    asked = [line for name, extra in extras.items() if name != "test" for line in extra]
+    lowest = r"^([\w.-]+)(?:\[array\])?>=([\d.]+)(?:,.*)?$"
+    least = dict(re.findall(lowest, "\n".join([*PROJECT["dependencies"], *asked]), re.MULTILINE))
+    torch = {"torch", "torchvision"}
+    assert least.keys() - {"nvidia-ml-py"} == pins.keys() - {"hypothesis", "pytest", "pytest-xdist"}
+    for name in least.keys() - torch - {"nvidia-ml-py"}:
+        assert pins[name] in (least[name], least[name] + ".0", least[name] + ".0.0"), name
 
 
 def test_the_version_is_the_packages_own() -> None:
@@ -87,7 +89,8 @@ def test_types_and_the_schema_are_part_of_the_package() -> None:
 
 WITHOUT = {
     "infer --in-spec in.npy --out-spec out.zarr --model-type identity": "torch.*dl[infer]",
-    "plan --in-spec in.npy --out-spec out.zarr --model-type identity": "torch.*dl[infer]",
+    "plan --in-spec in.npy --out-spec out.zarr --model-type identity": "tensorstore.*dl[infer]",
+    "plan --in-spec in.npy --out-spec out.zarr --model-type denoise-net": "torch.*dl[infer]",
     "generate ufs-p1 fields --samples 1": "tensorstore.*dl[loaders]",
     "generate xview3 scenes": "dl[scenes]",
     "train spiral": "torch.*dl[train]",
@@ -127,6 +130,69 @@ def test_every_verb_without_the_extras_names_the_one_it_needs(
         pattern = re.escape(hint).replace(r"\.\*", install)
         assert re.search(pattern, said) and code_ == "rc 2", (command, said, code_)
     assert python == "torch is not installed; run: pip install 'penstock-dl[infer]'"
+
+
+def planned(env: Mapping[str, str], cwd: Path, *words: str) -> list[str]:
+    command = [sys.executable, "-m", "penstock", *words, "--in-spec", "in.npy", "--devices", "cpu"]
+    command += ["--out-spec", "out.zarr", "--patch", "32", "--max-memory", "64GB"]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_the_core_with_a_store_plans_as_torch_does(core: dict[str, str], tmp_path: Path) -> None:
+    """But for the memory of the process, and the note that says so."""
+    np.save(tmp_path / "in.npy", np.zeros((64, 80, 96), "uint16"))
+    site = tmp_path / "site" / "sitecustomize.py"
+    site.write_text(f"{BLOCK}ABSENT -= {{'tensorstore'}}\n")
+    denoised = ("plan", "--model-type", "denoise-tiny", "--seam-mode", "blend")
+    *lines, note = planned(core, tmp_path, *denoised)
+    assert note.startswith("note") and "torch is not installed here" in note
+    for line, other in zip(lines, planned(os.environ, tmp_path, *denoised), strict=True):
+        assert line == other or line.startswith(("host memory", "  base"))
+    assert planned(core, tmp_path, "infer", "--model-type", "identity", "--dry-run")
+    assert not (tmp_path / "out.zarr").exists()
+
+
+def test_the_core_alone_plans_arrays(core: dict[str, str], tmp_path: Path) -> None:
+    code = (
+        "import numpy, penstock\n"
+        "numpy.save('in.npy', numpy.zeros((8, 8, 8), 'uint16'))\n"
+        "out = numpy.zeros((8, 8, 8), 'uint16')\n"
+        "plan = penstock.plan_inference('in.npy', out, model='identity', patch=4, overlap=0)\n"
+        "print(plan.num_patches)"
+    )
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, env=core, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "8\n"), done.stderr
+
+
+NEEDED_BY_DEMO = {"contourpy"}
+"""What comes with the libraries of the extra and is not named in it."""
+
+
+@pytest.mark.slow
+def test_the_demo_needs_no_more_than_its_extra(core: dict[str, str], tmp_path: Path) -> None:
+    """`make demo` installs that extra alone, so that nobody waits for the rest."""
+    extras = PROJECT["optional-dependencies"]
+    words = {re.split(r"[>=\[]", line)[0] for line in (*extras["demo"], *extras["plot"])}
+    assert words == set("penstock-dl safetensors tensorstore torch matplotlib xxhash".split())
+    site = tmp_path / "site" / "sitecustomize.py"
+    here = " ".join(sorted((words | NEEDED_BY_DEMO) - {"penstock-dl"}))
+    site.write_text(f"{BLOCK}ABSENT -= set({here!r}.split())\n")
+    command = [sys.executable, "-m", "penstock", "demo", "--shape", "32", "64", "64"]
+    done = subprocess.run(command, capture_output=True, text=True, env=core, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "demo" / "before_after.png").exists()
+    makefile = (ROOT / "Makefile").read_text()
+    assert "torch==' constraints.txt)\" -e '.[demo]'" in makefile
+
+
+def test_the_readme_installs_from_the_clone_and_torch_with_torchvision_first() -> None:
+    install = (ROOT / "README.md").read_text().partition("## Install")[2]
+    first, second = re.findall(r"^pip install (.*?)\s+# ", install, re.MULTILINE)
+    assert (first, second) == ("torch torchvision", "'.[all]'")
+    assert "from one index" in install
 
 
 @pytest.mark.slow

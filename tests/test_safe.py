@@ -28,6 +28,9 @@ from penstock.instruments.slow_server import Loopback
 from penstock.reports.figures.before_after import before_after_figure
 from penstock.reports.figures.canvas import save_figures
 from penstock.reports.page import write_page
+from penstock.reports.table import Columns, append_rows
+from penstock.scaling.report import runs_to_csv
+from penstock.scaling.runs import TrainingRun
 
 HOSTILE = "<script>a|b\x1b[2J<img src=x onerror=y>![p](http://e.vil)"
 SECRETS = ("hunter2word", "bearer-of-keys", "s1gnature", "env-secret-value")
@@ -59,10 +62,17 @@ def test_a_terminal_is_moved_by_nobody(
     (tmp_path / "a\x1b[2Jb\x9b\u202e\udcff.csv").write_text("no benchmark")
     assert main(["plot", "a\x1b[2Jb\x9b\u202e\udcff.csv"]) == 2
     assert main(["score", "xview3", "--inference-file", "\x1b]0;t\x07", "--label-file", "x"]) == 2
+    (tmp_path / "in.zarr").mkdir()
+    metadata = {"zarr_format": 2, "shape": [8], "chunks": [8], "dtype": "\x1b[2J\x07", "order": "C",
+                "compressor": None, "filters": None, "fill_value": 0}  # fmt: skip
+    (tmp_path / "in.zarr" / ".zarray").write_text(json.dumps(metadata))
+    spec = ["--in-spec", "in.zarr", "--out-spec", "o.zarr", "--model-type", "identity"]
+    for words in (["infer", *spec], ["bench", "loader", "in.zarr", "--output", "b.csv"]):
+        assert main(words) == 2
     with pytest.raises(SystemExit):
         main(["plot", "--\x1b[2J"])
     heard = "".join(capsys.readouterr())
-    assert "\\x1b[2Jb\\x9b\\u202e\\udcff.csv" in heard
+    assert "\\x1b[2Jb\\x9b\\u202e\\udcff.csv" in heard and '"\\x1b[2J\\x07"' in heard
     assert not {char for char in heard if not char.isprintable()} - {"\n"}
 
 
@@ -89,6 +99,16 @@ def test_a_page_runs_nothing_and_a_table_calculates_nothing(tmp_path: Path) -> N
     with (tmp_path / "a.csv").open(newline="") as file:
         models = [row["case.model"] for row in csv.DictReader(file)]
     assert models == ["'=HYPERLINK(1)", "'@x", "-2"]
+
+
+def test_no_table_of_runs_or_of_a_benchmark_calculates(tmp_path: Path) -> None:
+    run = TrainingRun("=HYPERLINK(1)", "@x", "+cmd", devices=1)
+    columns = Columns(names=("model",), place=(), apart=(), needs=("model",))
+    append_rows([{"model": "=HYPERLINK(1)"}], tmp_path / "b.csv", columns)
+    for text in ((tmp_path / "b.csv").read_text(), runs_to_csv([run])):
+        (row,) = csv.DictReader(io.StringIO(text))
+        assert "'=HYPERLINK(1)" in row.values()
+        assert not [cell for cell in row.values() if cell[:1] in ("=", "@", "+")]
 
 
 def test_a_figure_has_no_control_characters(tmp_path: Path) -> None:

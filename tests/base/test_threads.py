@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 import threading
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from penstock.base.threads import Budget, Channel, Flow
+from penstock.base.threads import Budget, Channel, Flow, Pool
 
 
 def test_an_ordered_channel_restores_order_whatever_the_delays() -> None:
@@ -110,3 +112,25 @@ def test_a_gap_in_the_order_is_a_fault_and_not_a_hang() -> None:
     channel.close()
     with pytest.raises(AssertionError, match="item 0 was never put"):
         channel.get()
+
+
+# --- pools ---------------------------------------------------------------------------------------
+
+
+def test_dear_buffers_are_few_and_an_array_too_many_has_memory_of_its_own_size() -> None:
+    made: list[NDArray[np.uint8]] = []
+
+    def make(nbytes: int) -> NDArray[np.uint8]:
+        made.append(np.zeros(nbytes, np.uint8))
+        return made[-1]
+
+    pool, shape = Pool(64, make, 2), (2, 3)
+    first, second, third = (pool.take(shape, np.dtype("int16")) for _ in range(3))
+    assert [buffer.nbytes for buffer in made] == [64, 64]
+    assert first.base is made[0] and second.base is made[1]
+    assert third.base is not None and third.base.nbytes == 12
+    for array in (third, first):
+        pool.give(array)
+    assert pool.take((64,), np.dtype("uint8")).base is made[0], "not the small one"
+    assert pool.take(shape, np.dtype("int16")).base is not third.base
+    assert len(made) == 2

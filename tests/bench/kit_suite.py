@@ -13,7 +13,7 @@ from penstock.bench.suite.preset import named_preset
 from penstock.bench.suite.run import (
     suite_cases,
 )
-from penstock.cli import _dashed
+from penstock.cli import dashed
 from penstock.cli import suite as verb
 from penstock.instruments.record import Failure, Record, case_key
 
@@ -44,7 +44,7 @@ DATA = """--data-root /path/to/xview3/data --train-labels /path/to/train.csv
 def parsed(line: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     verb.add_arguments(parser)
-    return parser.parse_args([_dashed(word) for word in line.replace("\\\n", " ").split()])
+    return parser.parse_args([dashed(word) for word in line.replace("\\\n", " ").split()])
 
 
 def flags(data: Path, out: Path) -> list[str]:

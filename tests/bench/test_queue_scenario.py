@@ -21,7 +21,7 @@ from penstock.base.errors import StageError, UsageError
 from penstock.bench.cases.queue import queue_case_name, queue_cases, queue_rules
 from penstock.bench.measure import Rules, measure_scenario
 from penstock.bench.scenarios import WrongResult
-from penstock.bench.scenarios.compute import Busy, calibrated, make, timed
+from penstock.bench.scenarios.compute import Busy, calibrated, make_compute, timed
 from penstock.bench.scenarios.queue import FromLoader, InPlace, QueueScenario
 from penstock.cli import main
 from penstock.cli.bench_queue import outcome
@@ -133,7 +133,7 @@ def test_a_real_network_may_stand_for_the_step(tmp_path: Path) -> None:
     net.write_text("import torch\ndef make(): return torch.nn.Conv2d(3, 2, 3, padding=1)\n")
     ticks = itertools.count(0.0, 0.5)
     case = {**CASE, "compute": "train", "model": f"{net}:make", "tile": "8", "compute_time": None}
-    compute = make(case, lambda: next(ticks))
+    compute = make_compute(case, lambda: next(ticks))
     compute.run()
     assert compute.seconds == 0.5
     compute.close()
@@ -141,7 +141,7 @@ def test_a_real_network_may_stand_for_the_step(tmp_path: Path) -> None:
 
 def test_an_unknown_way_to_compute_is_refused() -> None:
     with pytest.raises(UsageError, match="--compute 'spin' is not one of"):
-        make({**CASE, "compute": "spin"})
+        make_compute({**CASE, "compute": "spin"})
 
 
 def same(a: Mapping[str, NDArray[Any]], b: Mapping[str, NDArray[Any]]) -> bool:

@@ -7,16 +7,18 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.base.config.cluster import SlurmConfig
 from penstock.cli import main
-from penstock.cluster.slurm_jobs import read_study
+from penstock.cluster.slurm_jobs import read_study, submit_steps
 from penstock.cluster.slurm_states import JobState, job_states
+from penstock.cluster.steps import Command, Step
 
 from .slurm_cluster import NODES, Cluster, missing
 
@@ -287,3 +289,238 @@ def test_jobs_are_cancelled(
     cluster.wait("end", lambda: all(row.ended for row in job_states([job])[job]))
     assert main(["slurm", "status", job]) == 1
     assert "CANCELLED" in capsys.readouterr().out
+
+
+# --- arrays, chains, and other commands -----------------------------------------------------------
+
+
+def run_program(folder: Path, *words: str, flags: Sequence[str] = ()) -> str:
+    """Submit a program, and its number."""
+    asked = ["slurm", "submit", "--folder", str(folder), *ONE_OF_EACH, *flags, "--", *words]
+    assert main(asked) == 0
+    return newest(folder)
+
+
+def until_ended(cluster: Cluster, *jobs: str) -> dict[str, list[JobState]]:
+    def ended() -> bool:
+        rows = [row for states in job_states(jobs).values() for row in states]
+        return bool(rows) and all(row.ended for row in rows)
+
+    cluster.wait(f"end of {jobs}", ended)
+    return job_states(jobs)
+
+
+def test_an_array_of_a_program_with_an_element_that_dies(
+    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    say = 'echo "$SLURM_ARRAY_TASK_ID of $SLURM_ARRAY_TASK_COUNT"; '
+    die = "[ $SLURM_ARRAY_TASK_ID != 3 ] || kill -9 $$"
+    out = tmp_path / "out"
+    job = run_program(out, "bash", "-c", say + die, flags=["--array", "6%4"])
+    assert f"job {job}: penstock, 6 elements of 1 node\n" in capsys.readouterr().out
+    cluster.wait("elements that wait", lambda: "[" in job_states([job])[job][0].id)
+    until_ended(cluster, job)
+    assert main(["slurm", "status", str(out)]) == 1
+    rows = [re.split("  +", line) for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [(row[0], row[1], row[-1]) for row in sorted(rows)] == [
+        (f"{job}_3", "penstock", "FAILED, killed by signal 9, JobLaunchFailure"),
+        (f"{job}_[1-2,4-6]", "penstock", "COMPLETED"),
+    ]
+    assert main(["slurm", "status", f"{job}_2"]) == 0
+    assert main(["slurm", "collect", str(out), "--into", str(tmp_path / "into")]) == 1
+    for n in range(1, 7):
+        assert (tmp_path / "into" / f"slurm-{job}_{n}.out").read_text().startswith(f"{n} of 6\n")
+    listed = json.loads((tmp_path / "into" / "jobs.json").read_text())["jobs"]
+    assert sorted(row["id"] for row in listed) == [f"{job}_{n}" for n in range(1, 7)]
+
+
+def chain(folder: Path, first: str) -> list[Step]:
+    """Three jobs that write what they see, as an infer in parts has them."""
+    config = SlurmConfig(folder=str(folder), ntasks_per_node=1, time="10", signal=0, env=("A=a b",))
+    parts = config.model_copy(update={"array": "1-3"})
+    seen = [f"cat {folder}/begin >> {folder}/part-$SLURM_ARRAY_TASK_ID", f"ls {folder}"]
+    commands = [Command(("bash", "-c", line), "program") for line in (first, *seen)]
+    return [
+        Step(config, commands[0]),
+        Step(parts, commands[1], "afterok"),
+        Step(config, commands[2], "afterany"),
+    ]
+
+
+def test_a_chain_runs_in_order(
+    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = f'sleep 2; echo "$A" > {tmp_path}/begin'
+    begin, parts, last = submit_steps(chain(tmp_path, first), sys.executable)
+    assert (parts.waits_for, last.waits_for) == (f"afterok:{begin.id}", f"afterany:{parts.id}")
+    cluster.wait("reason", lambda: state(last.id).reason is not None)
+    assert main(["slurm", "status", str(tmp_path)]) == 3
+    assert "PENDING, Dependency" in capsys.readouterr().out
+    until_ended(cluster, begin.id, parts.id, last.id)
+    assert main(["slurm", "status", str(tmp_path)]) == 0
+    assert [(tmp_path / f"part-{n}").read_text() for n in (1, 2, 3)] == ["a b\n"] * 3
+    said = (tmp_path / f"slurm-{last.id}.out").read_text().split()
+    assert {"begin", "part-1", "part-2", "part-3"} <= set(said)
+
+
+def test_a_chain_whose_first_job_fails_runs_its_last_and_nothing_waits_for_ever(
+    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin, parts, last = submit_steps(chain(tmp_path, "exit 2"), sys.executable)
+    ended = until_ended(cluster, begin.id, parts.id, last.id)
+    (row,) = ended[parts.id]
+    assert (row.state, row.reason) == ("CANCELLED", "DependencyNeverSatisfied")
+    assert state(begin.id).exit_code == 2 and state(last.id).state == "COMPLETED"
+    assert "part-1" not in (tmp_path / f"slurm-{last.id}.out").read_text()
+    assert main(["slurm", "status", str(tmp_path)]) == 1
+    assert "CANCELLED, DependencyNeverSatisfied" in capsys.readouterr().out
+
+
+def test_a_chain_is_cancelled_whole(
+    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = [job.id for job in submit_steps(chain(tmp_path, "sleep 60"), sys.executable)]
+    cluster.wait("begin", lambda: state(jobs[0]).state == "RUNNING")
+    assert main(["slurm", "cancel", str(tmp_path)]) == 0
+    assert f"cancelled: {', '.join(reversed(jobs))}\n" in capsys.readouterr().out
+    ended = until_ended(cluster, *jobs)
+    assert {row.state for rows in ended.values() for row in rows} == {"CANCELLED"}
+
+
+def test_a_chain_of_which_slurm_refuses_a_job_is_cancelled(
+    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["infer", "--model-type", "identity", "--in-spec", "a", "--out-spec", "b"]
+    folder = ["--folder", str(tmp_path)]
+    assert main(["slurm", "submit", *folder, *ONE_OF_EACH, "--array", "5000", "--", *words]) == 2
+    said = capsys.readouterr().err.splitlines()
+    first = newest(tmp_path)
+    assert said[0] == "1 of 3 jobs were submitted"
+    assert "SLURM refused the job penstock-parts: " in said[1]
+    assert said[1].endswith(
+        f"Invalid job array specification; the jobs before it ({first}) are cancelled again"
+    )
+    (row,) = until_ended(cluster, first)[first]
+    assert row.state in ("CANCELLED", "FAILED")
+
+
+def test_a_restarted_job_is_told_so(cluster: Cluster, tmp_path: Path) -> None:
+    """By the variable that adds --resume to a verb, which is not there in a first life."""
+    again = f"touch {tmp_path}/before; scontrol requeue $SLURM_JOB_ID; sleep 60"
+    line = 'echo "life ${SLURM_RESTART_COUNT:+--resume}."; ' + f"[ -e {tmp_path}/before ] || "
+    words = ["bash", "-c", line + f"{{ {again}; }}"]
+    job = run_program(tmp_path, *words, flags=["--requeue"])
+    until(cluster, tmp_path, job, "COMPLETED")
+    lives = re.findall("^life .*", (tmp_path / f"slurm-{job}.out").read_text(), re.MULTILINE)
+    assert lives == ["life .", "life --resume."]
+
+
+def test_a_job_that_a_job_submits_is_no_element_and_no_restart(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sbatch hands on the variables of the job in which it runs."""
+    for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_RESTART_COUNT"):
+        monkeypatch.setenv(name, "9")
+    ask = "from penstock.cluster.place import job_of; import os; print(job_of(os.environ), os.environ.get('SLURM_RESTART_COUNT'))"  # noqa: E501
+    job = run_program(tmp_path, sys.executable, "-c", ask)
+    until(cluster, tmp_path, job, "COMPLETED")
+    assert (tmp_path / f"slurm-{job}.out").read_text() == f"{job} None\n"
+
+
+def test_an_infer_is_a_job(cluster: Cluster, tmp_path: Path) -> None:
+    assert (
+        main(["generate", "volume", str(tmp_path / "a b.zarr"), "--shape", "16", "32", "32"]) == 0
+    )
+    spec = ["--in-spec", str(tmp_path / "a b.zarr"), "--out-spec", str(tmp_path / "out-%j.zarr")]
+    words = ["infer", "--model-type", "identity", *spec, "--patch", "16", "--overlap", "0"]
+    job = run_program(tmp_path / "jobs", *words)
+    until(cluster, tmp_path / "jobs", job, "COMPLETED")
+    assert "Blocks written: 1 of 1 planned" in (tmp_path / f"jobs/slurm-{job}.out").read_text()
+    assert (tmp_path / f"out-{job}.zarr").is_dir()
+
+
+def test_an_infer_that_is_stopped_says_so_and_one_that_is_restarted_goes_on(
+    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import time, torch\n"
+        "class Slow(torch.nn.Module):\n"
+        "    def forward(self, x):\n        time.sleep(0.2)\n        return x\n"
+        "def make(): return Slow()\n"
+    )
+    volume, out = str(tmp_path / "in.zarr"), tmp_path / "out.zarr"
+    assert main(["generate", "volume", volume, "--shape", "64", "64", "64"]) == 0
+    words = ["infer", "--model-type", f"{tmp_path}/slow.py:make", "--in-spec", volume]
+    words += ["--out-spec", str(out), "--patch", "16", "--overlap", "0", "--in-channels", "1"]
+    words += ["--chunks", "16", "16", "16", "--block", "16", "16", "16", "--devices", "cpu"]
+    folder, done = tmp_path / "jobs", tmp_path / "out.zarr.penstock" / "done.log"
+
+    def written() -> int:
+        return len(done.read_text().splitlines()) if done.exists() else 0
+
+    job = run_program(folder, *words)
+    cluster.wait("units", lambda: written() > 4 or state(job).ended)
+    cluster.say("scancel", "--batch", "--signal=TERM", job)
+    cluster.wait("end", lambda: state(job).ended)
+    capsys.readouterr()
+    assert main(["slurm", "status", str(folder)]) == 1
+    said = "FAILED, exit code 3: it was stopped, and --resume goes on"
+    assert said in capsys.readouterr().out and 4 < written() < 64
+    assert run_program(folder, *words, "--resume") != job
+    job, before = newest(folder), written()
+    cluster.wait("units", lambda: written() > before or state(job).ended)
+    cluster.say("scontrol", "requeue", job)
+    until(cluster, folder, job, "COMPLETED")
+    assert state(job).restarts == 1
+    said = (folder / f"slurm-{job}.out").read_text()
+    found = re.search(r"Blocks written: (\d+) of 64 planned, (\d+) by an earlier run", said)
+    assert found and int(found[1]) + int(found[2]) == 64 and int(found[2]) > before
+
+
+def test_an_infer_in_parts_of_which_one_dies_is_done_again(
+    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    zarr = pytest.importorskip("zarr")
+    (tmp_path / "model.py").write_text(
+        "import os, pathlib, sys, torch\n"
+        "class Dies(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        f"        again = pathlib.Path({str(tmp_path / 'again')!r}).exists()\n"
+        "        if '2/3' in sys.argv and '--part' in sys.argv and not again:\n"
+        "            os.kill(os.getpid(), 9)\n"
+        "        return x * 2\n"
+        "def make(): return Dies()\n"
+    )
+    volume = str(tmp_path / "in.zarr")
+    assert main(["generate", "volume", volume, "--shape", "48", "64", "64"]) == 0
+
+    def infer(out: str) -> list[str]:
+        words = ["infer", "--model-type", f"{tmp_path}/model.py:make", "--in-spec", volume]
+        words += ["--out-spec", str(tmp_path / out), "--patch", "16", "--overlap", "4"]
+        words += ["--chunks", "16", "32", "32", "--block", "16", "32", "32", "--devices", "cpu"]
+        return [*words, "--in-channels", "1", "--normalize", "global", "--threads", "1"]
+
+    folder, words = tmp_path / "jobs", infer("parts.zarr")
+    run_program(folder, *words, flags=["--array", "3"])
+    begin, *counting, parts, finish = [job.id for job in read_study(folder).jobs]
+    assert len(counting) == 2
+    ended = until_ended(cluster, begin, *counting, parts, finish)
+    assert {row.id: row.signal for row in ended[parts]} == {
+        f"{parts}_1": 0, f"{parts}_2": 9, f"{parts}_3": 0,
+    }  # fmt: skip
+    capsys.readouterr()
+    assert main(["slurm", "status", str(folder)]) == 1
+    assert "exit code 3: parts are missing, and its log names them" in capsys.readouterr().out
+    assert "--part 2/3" in (folder / f"slurm-{finish}.out").read_text()
+
+    (tmp_path / "again").touch()
+    again = run_program(folder, *words, "--part", "%a/3", flags=["--array", "2-2"])
+    last = run_program(folder, *words, "--finish", flags=["--dependency", f"afterok:{again}"])
+    until_ended(cluster, again, last)
+    assert state(last).state == "COMPLETED", (folder / f"slurm-{last}.out").read_text()
+    assert main(infer("whole.zarr")) == 0
+    one, other = (
+        zarr.open_group(str(tmp_path / f"{name}.zarr"), mode="r")["0"][:]
+        for name in ("parts", "whole")
+    )
+    assert (one == other).all() and one.any()

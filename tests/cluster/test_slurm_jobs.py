@@ -19,13 +19,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.base.config.cluster import SLURM_PRESETS, SlurmConfig
+from penstock.base.config.cluster import SlurmConfig
 from penstock.base.config.knobs import build
 from penstock.base.errors import PenstockError, UsageError
 from penstock.cli import main
 from penstock.cluster import batch_script, slurm_states
 from penstock.cluster import slurm_jobs as slurm
+from penstock.cluster.presets import slurm_preset
 from penstock.cluster.slurm_states import JobState
+from penstock.cluster.steps import Command
 
 from ..places import DATA
 
@@ -111,7 +113,7 @@ def test_every_resource_has_its_line() -> None:
         partition="gpudev", account="a.b", qos="normal", array="0-3%2", dependency="afterok:1:2",
         exclusive=True, requeue=False, signal=0, error="e-%a", output="o-%A_%a", gpus_per_node="2",
     )  # fmt: skip
-    assert directives(batch_script.slurm_script(config, SPIRAL, "python")) == {
+    assert directives(batch_script.slurm_script(config, Command(SPIRAL), "python")) == {
         "--job-name": "penstock", "--nodes": "1", "--ntasks-per-node": "2", "--gres": "gpu:2",
         "--partition": "gpudev", "--account": "a.b", "--qos": "normal", "--array": "0-3%2",
         "--dependency": "afterok:1:2", "--exclusive": "", "--output": "o-%A_%a", "--error": "e-%a",
@@ -145,8 +147,8 @@ def test_what_is_asked_is_what_is_run(
 ) -> None:
     """Bash itself is asked: nothing is expanded, split or run."""
     config = config_of(env=(f"VALUE={value}",), job_name=name, output=f"out/{name}")
-    text = batch_script.slurm_script(config, [*SPIRAL, *words], str(recorder))
-    plain = batch_script.slurm_script(config_of(), SPIRAL, "python")
+    text = batch_script.slurm_script(config, Command((*SPIRAL, *words)), str(recorder))
+    plain = batch_script.slurm_script(config_of(), Command(SPIRAL), "python")
     assert directives(text).keys() == directives(plain).keys()
     assert directives(text)["--job-name"] == name
     assert directives(text)["--output"] == f"out/{name}"
@@ -163,7 +165,7 @@ def test_an_environment_with_a_hostile_name_is_activated(tmp_path: Path, recorde
     (home / "bin").mkdir(parents=True)
     (home / "bin" / "activate").write_text('PATH="$HERE:$PATH"\n')
     config = config_of(venv=str(home), env={"VALUE": 1})
-    text = batch_script.slurm_script(config, [*SPIRAL, "--epochs", "2"], "elsewhere")
+    text = batch_script.slurm_script(config, Command((*SPIRAL, "--epochs", "2")), "elsewhere")
     subprocess.run(
         ["bash"], input=text.encode(), cwd=tmp_path, check=True,
         env={"PATH": os.environ["PATH"], "HERE": str(recorder.parent)},
@@ -231,7 +233,7 @@ def test_a_hostile_value_is_refused_in_a_sentence(settings: dict[str, Any], sent
 @pytest.mark.parametrize("word", ["a\n#SBATCH --nodes=9", "a\0b", "\x1b[2J", "\x7f"])
 def test_a_word_with_a_control_character_is_refused(word: str) -> None:
     with pytest.raises(UsageError, match="control character"):
-        batch_script.slurm_script(config_of(), [*SPIRAL, word], "python")
+        batch_script.slurm_script(config_of(), Command((*SPIRAL, word)), "python")
 
 
 def test_a_login_enters_no_script_and_no_message(capsys: pytest.CaptureFixture[str]) -> None:
@@ -260,7 +262,7 @@ def test_the_shell_s_sign_for_home_is_a_path(
 
 
 def test_a_study_is_sized_from_its_nodes() -> None:
-    node = config_of(SLURM_PRESETS["raven-4gpu"], job_name="spiral")
+    node = config_of(slurm_preset("raven-4gpu"), job_name="spiral")
     jobs = [
         batch_script.with_ranks(node, ranks) for ranks in batch_script.parse_sizes("1,2,4,8,12")
     ]
@@ -272,7 +274,7 @@ def test_a_study_is_sized_from_its_nodes() -> None:
         (3, 4, "a100:4", "500000"),
     ]
     assert [j.job_name for j in jobs] == [f"spiral-{n}" for n in (1, 2, 4, 8, 12)]
-    of_preset = build(SlurmConfig, SLURM_PRESETS["raven-1gpu"], {"job_name": "spiral-1"})
+    of_preset = build(SlurmConfig, slurm_preset("raven-1gpu"), {"job_name": "spiral-1"})
     assert jobs[0] == of_preset.model_copy(update={"ntasks_per_node": 1})
 
 
@@ -325,7 +327,7 @@ def test_what_cannot_be_submitted(
     ("words", "sentence"),
     [
         ([], "say what is to run behind the flags: -- train WORKLOAD"),
-        (["bench", "model"], "say what is to run behind the flags"),
+        (["bench", "model", "--model", "identity"], "--study sizes trainings; bench is none"),
         (["train", "sprial"], "there is no workload 'sprial'; there are spiral, "),
         (["train", "spiral", "--epochs", "0"], "--epochs '0'"),
         (["train", "spiral", "--latent-size", "4"], "--latent-size belongs to emulator, not"),
@@ -417,7 +419,7 @@ def test_jobs_that_are_submitted_at_once_are_all_in_the_list(
     config = config_of(folder=str(tmp_path / "out"))
     with ThreadPoolExecutor(number) as pool:
         jobs = [
-            pool.submit(slurm.submit_job, config, SPIRAL, "out", "python") for _ in range(number)
+            pool.submit(slurm.submit_job, config, Command(SPIRAL), "python") for _ in range(number)
         ]
         numbers = {job.result().id for job in jobs}
     assert len(numbers) == number

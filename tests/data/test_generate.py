@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.cli import main
-from penstock.data import specimen as specimen_room
+from penstock.cli import generate, main
 from penstock.data.box import Box
 from penstock.data.packed.format import open_dataset
 from penstock.data.specimen import Specimen
@@ -54,28 +53,28 @@ def test_generate_makes_a_volume(
 ) -> None:
     from penstock.data.stores.open import open_source
 
-    words = ["generate", "volume", str(tmp_path / "v.zarr"), "--shape", "16", "36", "40"]
+    words = ["generate", "volume", str(tmp_path / "v.zarr"), "--shape", "16", "20", "24"]
     words += ["--chunks", "8", "16", "16", "--seed", "3"]
     # Made once a session: growing what is in it takes a second.
-    monkeypatch.setattr(specimen_room, "Specimen", {3: specimen}.__getitem__)
+    monkeypatch.setattr(generate, "Specimen", {3: specimen}.__getitem__)
     assert main(words) == 0
     source = open_source(str(tmp_path / "v.zarr"))
     assert source.chunks[-3:] == (8, 16, 16)
     assert source.axes == "zyx"
     volume = source.read(source.domain)[0, 0]
-    np.testing.assert_array_equal(volume, specimen.image(Box((0, 0, 0), (16, 36, 40))))
+    np.testing.assert_array_equal(volume, specimen.image(Box((0, 0, 0), (16, 20, 24))))
     packed = open_dataset(tmp_path / "v.zarr")
     assert packed.ids.tolist() == list(range(16))
     assert packed.checks["volume"].tolist() == [zlib.crc32(plane.tobytes()) for plane in volume]
     out, err = capsys.readouterr()
-    assert "Compression ratio" in out and "16 x 36 x 40 (sample, y, x), chunks 8 x 16 x 16" in out
-    assert err.splitlines()[-1] == f"{16 * 36 * 40} of {16 * 36 * 40} voxels"
+    assert "Compression ratio" in out and "16 x 20 x 24 (sample, y, x), chunks 8 x 16 x 16" in out
+    assert err.splitlines()[-1] == f"{16 * 20 * 24} of {16 * 20 * 24} voxels"
     assert main(words) == 2
     assert "use --overwrite" in capsys.readouterr().err
     words[2] = str(tmp_path / "clean.zarr")
     assert main([*words, "--clean"]) == 0
     clean = open_source(str(tmp_path / "clean.zarr"))
-    truth = np.rint(specimen.clean(Box((0, 0, 0), (16, 36, 40))))
+    truth = np.rint(specimen.clean(Box((0, 0, 0), (16, 20, 24))))
     np.testing.assert_array_equal(clean.read(clean.domain)[0, 0], truth)
 
 
@@ -112,3 +111,32 @@ def test_wrong_usage_is_one_sentence_and_exit_2(
     assert err.count("\n") == 1
     assert re.search(sentence, err), err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words", ["ufs-p2 OUT --samples 4 --grid 8 16", "volume OUT --shape 8 8 8", "xview3 OUT"]
+)
+@pytest.mark.parametrize(
+    ("around", "name", "content"),
+    [
+        ("packed data set", "dataset.json", '{"format": "penstock-packed", "version": 1}'),
+        ("array", "zarr.json", '{"zarr_format": 3, "node_type": "array"}'),
+    ],
+)
+def test_no_data_is_made_inside_other_data(
+    words: str,
+    around: str,
+    name: str,
+    content: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The data set around it could not be made anew, or counted what is not its own."""
+    folder = tmp_path / "set"
+    folder.mkdir()
+    (folder / name).write_text(content)
+    for out in (folder / "new", folder / "far" / "new"):
+        assert main(["generate", *words.replace("OUT", str(out)).split()]) == 2
+        said = capsys.readouterr().err
+        assert f"OUT {out} lies inside the {around} {folder}; give a place outside it" in said
+    assert [path.name for path in folder.rglob("*")] == [name]

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import penstock.data.scenes.preprocess
+import penstock.data.scenes.cutting
 from penstock.base.errors import UsageError
 from penstock.cli import main
 from penstock.data.scenes.chips import Chips
@@ -95,7 +95,7 @@ def test_a_run_that_dies_leaves_no_manifest_and_no_index(
             raise RuntimeError("the disk is on fire")
         return read_row(*args)
 
-    monkeypatch.setattr(penstock.data.scenes.preprocess, "read_row", dies)
+    monkeypatch.setattr(penstock.data.scenes.cutting, "read_row", dies)
     words = words_of(data, tmp_path, "--overlap", str(OVERLAP))
     words[words.index("--num_workers") + 1] = "1"
     assert main(words) == 1

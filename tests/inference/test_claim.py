@@ -9,11 +9,10 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,13 @@ from penstock.base.config.infer import InferConfig
 from penstock.base.config.knobs import build
 from penstock.base.errors import StageError, UsageError
 from penstock.cli import main
+from penstock.data import specimen
 from penstock.data.stores import claim, marker
 from penstock.data.stores.open import open_source
 from penstock.inference import run as infer
 from penstock.inference.job import Job
 
+from ..preloaded import started
 from .kit import crossed
 
 DATA = np.arange(8 * 8 * 48, dtype="uint16").reshape(8, 8, 48)
@@ -109,34 +110,41 @@ def read(out: Any) -> Any:
 
 
 @contextlib.contextmanager
-def process(folder: Path, out: str) -> Iterator[subprocess.Popen[str]]:
+def process(folder: Path, out: str) -> Iterator[BaseProcess]:
     """A job of another process that has begun and is held before it writes."""
     (folder / "net.py").write_text(NET)
     (folder / "hold").touch()
     np.save(folder / "in.npy", DATA)
     knobs = [word for name, value in KNOBS.items()
              for word in (f"--{name.replace('_', '-')}", str(value))]  # fmt: skip
-    command = [sys.executable, "-m", "penstock", "infer", "--in-spec", str(folder / "in.npy"),
-               "--out-spec", out, "--model-type", f"{folder / 'net.py'}:Held",
-               "--run-dir", str(folder / "first"), *knobs]  # fmt: skip
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as run:
-        try:
-            until((folder / "holding").exists, run)
-            yield run
-        finally:
-            (folder / "hold").unlink(missing_ok=True)
-            run.kill()
+    words = ["infer", "--in-spec", str(folder / "in.npy"), "--out-spec", out,
+             "--model-type", f"{folder / 'net.py'}:Held",
+             "--run-dir", str(folder / "first"), *knobs]  # fmt: skip
+    run = started(folder, words)
+    try:
+        for _ in range(1500):
+            if (folder / "holding").exists():
+                break
+            assert run.is_alive(), (folder / "said").read_text()
+            time.sleep(0.02)
+        else:
+            raise AssertionError("it did not come so far")
+        yield run
+    finally:
+        (folder / "hold").unlink(missing_ok=True)
+        run.kill()
+        run.join()
 
 
-def until(reached: Callable[[], bool], run: subprocess.Popen[str]) -> None:
-    for _ in range(1500):
-        if reached():
-            return
-        assert run.poll() is None, run.communicate()
-        time.sleep(0.02)
-    raise AssertionError("it did not come so far")
+def send(signal_: signal.Signals, run: BaseProcess) -> None:
+    assert run.pid is not None
+    os.kill(run.pid, signal_)
+
+
+def has_lost(run: BaseProcess, folder: Path) -> bool:
+    """Whether it ends because its output is another's."""
+    run.join()
+    return run.exitcode == 1 and "this run has lost" in (folder / "said").read_text()
 
 
 # --- a living job ------------------------------------------------------------------------------
@@ -146,14 +154,15 @@ def test_another_process_is_refused_whatever_its_run_folder(tmp_path: Path) -> N
     out = tmp_path / "out.zarr"
     np.save(tmp_path / "in.npy", OTHER)
     with living(out, tmp_path / "first"):
-        command = [sys.executable, "-m", "penstock", "infer", "--in-spec",
-                   str(tmp_path / "in.npy"), "--out-spec", str(out), "--model-type", "identity",
-                   "--patch", "8", "--overlap", "0", "--devices", "cpu", "--overwrite",
-                   "--run-dir", str(tmp_path / "second")]  # fmt: skip
-        second = subprocess.run(command, capture_output=True, text=True)
-        assert second.returncode == 2
-        assert f"{out}: process {os.getpid()} on " in second.stderr
-        assert second.stderr.rstrip().endswith("is writing it")
+        words = ["infer", "--in-spec", str(tmp_path / "in.npy"), "--out-spec", str(out),
+                 "--model-type", "identity", "--patch", "8", "--overlap", "0", "--devices", "cpu",
+                 "--overwrite", "--run-dir", str(tmp_path / "second")]  # fmt: skip
+        second = started(tmp_path, words)
+        second.join()
+        assert second.exitcode == 2
+        said = (tmp_path / "said").read_text()
+        assert f"{out}: process {os.getpid()} on " in said
+        assert said.rstrip().endswith("is writing it")
         assert not (tmp_path / "second").exists()
     assert (read(out) == DATA).all()
     assert write(out, overwrite=True, run_dir=tmp_path / "second").units_written == 6
@@ -198,6 +207,19 @@ def test_arrays_of_one_group_are_written_side_by_side(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "group.zarr").iterdir()} == {"1", "12"}
 
 
+def test_the_lock_of_an_n5_lies_beside_its_root(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "attributes.json").write_text('{"n5": "4.0.0"}')
+    metadata = {"dimensions": DATA.T.shape, "blockSize": [8, 8, 8], "dataType": "uint16",
+                "compression": {"type": "gzip"}}  # fmt: skip
+    file = {"driver": "file", "path": f"{tmp_path}/root/group/volume/"}
+    write({"driver": "n5", "kvstore": file, "metadata": metadata, "create": True},
+          run_dir=tmp_path / "run")  # fmt: skip
+    lock = json.loads((tmp_path / "root.penstock-lock").read_text())
+    assert list(lock["claims"]) == ["group/volume"]
+    assert not list((tmp_path / "root").rglob("*lock*"))
+
+
 def test_every_output_of_a_job_is_locked(tmp_path: Path) -> None:
     class Two(Waiting):
         def forward(self, x: Tensor) -> Any:
@@ -215,7 +237,10 @@ def test_every_output_of_a_job_is_locked(tmp_path: Path) -> None:
     assert runs[0]["run"] == runs[1]["run"]
 
 
-def test_generate_leaves_a_living_output_alone_and_takes_a_finished_one(tmp_path: Path) -> None:
+def test_generate_leaves_a_living_output_alone_and_takes_a_finished_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(specimen, "PERIOD", (240, 240, 240))  # less to grow
     out = tmp_path / "out.zarr"
     command = ["generate", "volume", str(out), "--shape", "8", "8", "8", "--overwrite"]
     with living(out, tmp_path / "first"):
@@ -233,16 +258,15 @@ def test_generate_leaves_a_living_output_alone_and_takes_a_finished_one(tmp_path
 def test_a_stopped_job_holds_its_output_and_writes_nothing_into_a_new_one(tmp_path: Path) -> None:
     out = tmp_path / "out.zarr"
     with process(tmp_path, str(out)) as first:
-        first.send_signal(signal.SIGSTOP)
+        send(signal.SIGSTOP, first)
         with pytest.raises(UsageError, match=f"process {first.pid} on "):
             write(out, overwrite=True, run_dir=tmp_path / "second")
         for path in (out, Path(f"{out}.penstock-lock")):  # as its user might, who thinks it dead
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         write(out, run_dir=tmp_path / "second")
-        first.send_signal(signal.SIGCONT)
+        send(signal.SIGCONT, first)
         (tmp_path / "hold").unlink()
-        _, said = first.communicate()
-        assert first.returncode == 1 and "this run has lost" in said
+        assert has_lost(first, tmp_path)
     assert (read(out) == OTHER).all()
     assert not (tmp_path / "first" / "summary.json").exists()
     with pytest.raises(UsageError, match="made anew by another run than that in"):
@@ -275,6 +299,10 @@ def test_an_output_that_another_run_made_anew_is_not_resumed(tmp_path: Path) -> 
     write(out, OTHER, run_dir=tmp_path / "second", overwrite=True)
     with pytest.raises(UsageError, match=r"^resume=True: .*out.zarr was made anew by another run"):
         write(out, DATA, run_dir=first, resume=True)
+    write(out, OTHER, run_dir=tmp_path / "other", overwrite=True, chunks=(4, 4, 4))
+    with pytest.raises(UsageError, match=r"^resume=True: .*out.zarr was made anew by another run"):
+        write(out, DATA, run_dir=first, resume=True, chunks=(8, 8, 8))  # before TensorStore minds
+    write(out, OTHER, run_dir=tmp_path / "second", overwrite=True)
     assert write(out, OTHER, run_dir=tmp_path / "second", resume=True).units_written == 0
     shutil.rmtree(first)  # then a resume believes nothing and makes all of it
     assert write(out, DATA, run_dir=first, resume=True).units_written == 6
@@ -304,8 +332,9 @@ def test_a_run_that_was_killed_before_it_had_the_output_strands_nobody(
     code = KILLED.format(module=f"penstock.{module}", owner=owner, step=method, knobs=KNOBS)
     if before:
         write("out.zarr", DATA, overwrite=True)
-    done = subprocess.run([sys.executable, "-c", code])
-    assert done.returncode == 9
+    killed = started(tmp_path, code=code)
+    killed.join()
+    assert killed.exitcode == 9
     if before and owner == "Journal":  # the earlier run is untouched
         assert write("out.zarr", DATA, resume=True).units_written == 0
         assert (read("out.zarr") == DATA).all()
@@ -331,12 +360,16 @@ def test_an_end_that_was_interrupted_holds_nothing(
 ) -> None:
     """By a second Ctrl-C, in a notebook whose process lives on."""
 
+    raised = threading.Event()
+
     def interrupted(marker: Any) -> None:
-        raise KeyboardInterrupt
+        os.kill(os.getpid(), signal.SIGINT)
+        raised.wait(5)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(marker.Marker, "release", interrupted)
         write(tmp_path / "out.zarr", DATA)
+    raised.set()
     assert write(tmp_path / "out.zarr", DATA, resume=True).units_written == 0
 
 
@@ -401,21 +434,34 @@ def test_on_s3_a_living_job_of_another_machine_is_seen_by_its_beats(
     assert write(out, overwrite=True, run_dir=tmp_path / "second").units_written == 6
 
 
+def test_a_bucket_is_one_by_whatever_endpoint_it_is_named(
+    bucket: str, s3_endpoint: str, tmp_path: Path
+) -> None:
+    """By the environment, and in a spec."""
+    place = {"driver": "s3", "bucket": "test-bucket", "path": "some/out.zarr/",
+             "endpoint": s3_endpoint}  # fmt: skip
+    metadata = {"shape": DATA.shape, "chunks": [8, 8, 8], "dtype": "<u2"}
+    spec = {"driver": "zarr", "kvstore": place, "path": "0", "metadata": metadata, "create": True}
+    refused = pytest.raises(UsageError, match=rf"process {os.getpid()} on .* is writing it$")
+    with living(f"{bucket}/out.zarr", tmp_path / "first"), refused:
+        write(spec, run_dir=tmp_path / "second")
+    assert (read(f"{bucket}/out.zarr") == DATA).all()
+
+
 @pytest.mark.slow
 def test_on_s3_a_stopped_job_loses_its_output_after_its_lease(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = f"{bucket}/out.zarr"
     with process(tmp_path, out) as first:
-        first.send_signal(signal.SIGSTOP)
+        send(signal.SIGSTOP, first)
         monkeypatch.setattr(marker, "_machine", lambda: "another")
         monkeypatch.setattr(marker, "LEASE_S", 1.5)
         with pytest.warns(RuntimeWarning, match=f"process {first.pid} on .* wrote it last"):
             write(out, overwrite=True, run_dir=tmp_path / "second")
-        first.send_signal(signal.SIGCONT)
+        send(signal.SIGCONT, first)
         (tmp_path / "hold").unlink()
-        _, said = first.communicate()
-        assert first.returncode == 1 and "this run has lost" in said
+        assert has_lost(first, tmp_path)
     assert (read(out) == OTHER).all()
 
 

@@ -75,9 +75,9 @@ def test_a_block_that_was_never_written_is_never_success(
     started = job(tmp_path)
     note = journal.Journal.note
 
-    def lost(self: journal.Journal, key: tuple[int, ...], voxels: int) -> None:
+    def lost(self: journal.Journal, key: tuple[int, ...], *more: Any) -> None:
         if key != (0, 1, 1, 1):
-            note(self, key, voxels)
+            note(self, key, *more)
 
     monkeypatch.setattr(journal.Journal, "note", lost)
     with pytest.raises(penstock.Incomplete, match="26 of 27 blocks"):
@@ -185,7 +185,7 @@ def test_a_line_that_could_not_be_noted_is_told_once(
         begin(self, settings, **more)
         assert self._log is not None
         self._log.close()
-        self._log = disk.open("w")
+        self._log._file = disk.open("w")
 
     monkeypatch.setattr(journal.Journal, "begin", begun)
     with pytest.raises(StageError, match=r"^write failed at block .*done\.log: .*No space left"):

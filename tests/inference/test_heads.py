@@ -25,6 +25,7 @@ from penstock.base.errors import StageError, UsageError
 from penstock.cli import main
 from penstock.inference.job import Job
 
+from ..places import ROOT
 from .kit import Array, arange, crossed, run
 
 CPU: dict[str, Any] = {"patch": 8, "overlap": 2, "devices": "cpu"}
@@ -121,6 +122,13 @@ def test_a_label_that_does_not_fit_stops_the_job(dtype: str, wide: str, tmp_path
         into_zarr(noise(), net, tmp_path, normalize="none", out_dtype=dtype)
 
 
+def test_labels_have_the_dtype_that_is_asked_for(tmp_path: Path) -> None:
+    net = Net(lambda x: (x > 2000).long() * 300)
+    out = into_zarr(noise(), net, tmp_path, normalize="none", out_dtype="uint16")
+    assert out.dtype == np.uint16
+    assert (out == (noise() > 2000) * 300).all()
+
+
 def test_labels_that_come_as_floats_must_be_whole(tmp_path: Path) -> None:
     whole = Net(lambda x: 3 * (x > 2000).float())
     out = into_zarr(noise(), whole, tmp_path, normalize="none", head_kind="labels")
@@ -142,6 +150,17 @@ def test_scores_are_floats_and_never_denormalised(seam: str, tmp_path: Path) -> 
     expected = 1 / (1 + np.exp(2 - 4 * (data - low) / (high - low)))
     assert out.dtype == np.float32
     np.testing.assert_allclose(out, expected, atol=1e-5)
+
+
+def test_scores_of_classes_stay_what_they_are(tmp_path: Path) -> None:
+    """As intensities, which they were taken for, they became uint8."""
+    data = noise(dtype="uint8")
+    net = Net(lambda x: torch.cat([10 * x - 5, -3 * x, 0 * x + 24], 1))
+    knobs: dict[str, Any] = {"normalize": "fixed", "norm_lower": 0, "norm_upper": 255}
+    out = into_zarr(data, net, tmp_path, head_kind="scores", **knobs)
+    shown = data.astype("float32") / 255
+    assert out.dtype == np.float32
+    np.testing.assert_allclose(out, [10 * shown - 5, -3 * shown, 0 * shown + 24], atol=1e-5)
 
 
 def test_scores_become_integers_where_that_is_said() -> None:
@@ -187,6 +206,15 @@ def test_an_image_between_0_and_1_may_stay_there() -> None:
     assert clipped.max() > 3000
 
 
+def test_channels_of_the_input_that_add_up_to_1_may_do_so_in_the_output() -> None:
+    data = np.random.default_rng(1).normal(0, 3, (3, 16, 16, 16)).astype("float32")
+    knobs: dict[str, Any] = {"patch": 8, "overlap": 2, "normalize": "none", "in_channels": 3}
+    with pytest.raises(UsageError, match="head_kind="):
+        run(data, Net(lambda x: x - x.mean(1, keepdim=True) + 1 / 3), **knobs)
+    data[2] = 1 - data[0] - data[1]
+    assert (run(data, Net(lambda x: x), **knobs) == data).all()
+
+
 def test_complex_numbers_are_refused() -> None:
     with pytest.raises(UsageError, match="complex"):
         run(noise(), Net(lambda x: torch.complex(x, x)), patch=8, overlap=2)
@@ -212,16 +240,19 @@ def test_the_command_prints_what_is_assumed(
     (tmp_path / "net.py").write_text("def net():\n    return lambda x: x + 1\n")
     words = ["--in-spec", tmp_path / "in.npy", "--out-spec", tmp_path / "out.zarr", "--model-type",
              f"{tmp_path / 'net.py'}:net", "--patch", 8, "--overlap", 2]  # fmt: skip
-    assert main(["plan", *map(str, words)]) == 0
-    assert "out: intensity, assumed" in capsys.readouterr().out
+    for verb in ("plan", "infer"):
+        assert main([verb, *map(str, words)]) == 0
+        assert "out: intensity, assumed" in capsys.readouterr().out
 
 
-def test_help_tells_the_three(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_and_readme_tell_the_three(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["infer", "--help"])
     text = " ".join(capsys.readouterr().out.split())
     assert "--head-kind VALUE [VALUE ...] kind of the model's heads" in text
     assert all(f"{kind}" in text for kind in ("intensity:", "scores (", "labels ("))
+    page = (ROOT / "README.md").read_text()
+    assert all(f"\n| `{kind}` | " in page for kind in ("intensity", "scores", "labels"))
 
 
 # --- the knob ------------------------------------------------------------------------------------

@@ -4,7 +4,8 @@ maker."""
 from __future__ import annotations
 
 import json
-import subprocess
+import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ from penstock.base.errors import UsageError
 from penstock.inference import identity
 from penstock.inference.job import Job
 
-from .. import test_house
+from .. import house
+from ..places import ROOT
+from ..preloaded import started
 
 DATA = np.arange(8 * 8 * 24, dtype="uint16").reshape(8, 8, 24)
 KNOBS: dict[str, Any] = {
@@ -233,8 +236,21 @@ def test_an_array_is_resumed_in_another_process(tmp_path: Path) -> None:
         "data = np.arange(8 * 8 * 24, dtype='uint16').reshape(8, 8, 24)\n"
         f"penstock.run_inference(data, {str(out)!r}, model='identity', **{KNOBS!r})\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    first = started(tmp_path, code=code)
+    first.join()
+    assert first.exitcode == 0, (tmp_path / "said").read_text()
     assert infer(out, resume=True).units_written == 0
+
+
+def test_a_chunk_that_is_rewritten_is_not_seen_and_the_page_says_so(tmp_path: Path) -> None:
+    source, out = tmp_path / "in.zarr", tmp_path / "out.zarr"
+    infer(source)
+    infer(out, data=source)
+    (out.with_name("out.zarr.penstock") / "done.log").write_text("0 0 0 0\n")
+    shutil.rmtree(source / "0" / "c")
+    assert infer(out, data=source, resume=True).units_written == 2
+    page = (ROOT / "docs" / "resume.md").read_text()
+    assert "- Chunks of the input that somebody rewrites during the job" in page
 
 
 def test_an_array_too_large_to_compare_is_not_resumed(
@@ -259,20 +275,39 @@ def test_the_maker_names_code_versions_and_machine(tmp_path: Path) -> None:
     assert made["gpus"] == [] and len(made["code"]) == 16
 
 
+@pytest.mark.parametrize("place", ["inference/stitch.py", "data/stores/tensorstore.py"])
+def test_a_changed_line_of_the_code_is_another_maker(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a copy of the package, for the hash is made of the files."""
+    found = identity.code_of_voxels.__wrapped__
+    before = found()
+    assert before == identity.code_of_voxels()
+    copy = shutil.copytree(identity._PACKAGE, tmp_path / "penstock")
+    monkeypatch.setattr(identity, "_PACKAGE", copy)
+    assert found() == before
+    with (copy / "cli" / "infer.py").open("a") as file:
+        file.write("# computes no voxel\n")
+    assert found() == before
+    with (copy / place).open("a") as file:
+        file.write("# another line\n")
+    assert found() != before
+
+
 def test_every_room_that_a_run_imports_is_known_to_compute_voxels_or_not() -> None:
     rooms: set[str] = set()
     coming = ["inference/run.py"]
     while coming:
         if (file := coming.pop()) not in rooms:
             rooms.add(file)
-            coming += test_house.targets_of(file)
+            coming += house.targets_of(file)
     voxel_code = {place for place in identity.VOXEL_CODE if (identity._PACKAGE / place).exists()}
     assert voxel_code == set(identity.VOXEL_CODE)
     others = {file for file in rooms if not any(Path(file).is_relative_to(p) for p in voxel_code)}
     assert {file.split("/")[0] for file in others} == {"base", "instruments"}
 
 
-@pytest.mark.parametrize("what", ["code", "torch", "tensorstore", "instructions"])
+@pytest.mark.parametrize("what", ["code", "torch", "tensorstore", "instructions", "gpus"])
 def test_another_maker_goes_on_only_when_told_and_it_is_noted(what: str, tmp_path: Path) -> None:
     out, folder = tmp_path / "out.zarr", tmp_path / "out.zarr.penstock"
     infer(out)
@@ -287,6 +322,6 @@ def test_another_maker_goes_on_only_when_told_and_it_is_noted(what: str, tmp_pat
         infer(out, resume=True)
     done = infer(out, resume_anyway=True)
     assert (done.units_skipped, done.units_written) == (2, 1)
-    assert log.read_text() == "0 0 0 0\n0 0 0 1\n# maker 1\n0 0 0 2\n"
+    assert re.fullmatch("0 0 0 0\n0 0 0 1\n# maker 1\n0 0 0 2 v[0-9a-f]{16}\n", log.read_text())
     assert json.loads(noted.read_text())["makers"] == [mine | {what: "older"}, mine]
     assert infer(out, resume=True).units_written == 0  # it is one of its makers now

@@ -6,28 +6,36 @@ A GPU is played by streams and events that only note how they are used; the copi
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
+from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.base.config.infer import InferConfig
 from penstock.base.config.knobs import build
-from penstock.base.errors import StageError
+from penstock.base.errors import StageError, UsageError
 from penstock.data.stores.claim import Claims
-from penstock.inference import plan, transfers
+from penstock.inference import cuts, job, transfers
+from penstock.inference import queues as queues_module
 from penstock.inference.blocks import Computed, Loaded
+from penstock.inference.ending import EndRequest
 from penstock.inference.job import Job
 from penstock.inference.journal import Journal
-from penstock.inference.lane import Lane
+from penstock.inference.lane import Forward, Lane
+from penstock.inference.pipeline import Pipeline
 from penstock.inference.queues import Queues
-from penstock.inference.reading import BlockReader
-from penstock.inference.run import Pipeline, run_job
+from penstock.inference.reading import BlockReader, wanted_blocks
+from penstock.inference.run import run_job
 from penstock.inference.statistics import find_scalings
+from penstock.inference.traffic import read_range
 from penstock.inference.transfers import GpuClock, Transfers
 from penstock.inference.watch import Watch
 
@@ -39,7 +47,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 2 x 2 x 2 patches."""
-    monkeypatch.setattr(plan, "BLOCK_VOXELS", 14**3)
+    monkeypatch.setattr(cuts, "BLOCK_VOXELS", 14**3)
 
 
 def started(source: Array, net: Any = "identity", **knobs: Any) -> Pipeline:
@@ -48,9 +56,10 @@ def started(source: Array, net: Any = "identity", **knobs: Any) -> Pipeline:
               "overlap": 2, "block": 16, "devices": "cpu", "normalize": "none"}  # fmt: skip
     job, journal = Job(build(InferConfig, config | knobs)), Journal(None, {})
     queues = Queues(job)
-    watch = Watch(job, journal, queues)
-    reader = BlockReader(job, find_scalings(job, journal, watch), queues.read_pool)
-    return Pipeline(job, journal, Claims(), queues, watch, reader)
+    watch = Watch(job, journal, queues, EndRequest())
+    scalings = find_scalings(job, journal, watch)
+    reader = BlockReader(job, scalings, queues.read_pool, queues.flow, watch.retries)
+    return Pipeline(job, journal, Claims(), queues, watch, reader, wanted_blocks(job, set()))
 
 
 def lane_of(begun: Pipeline) -> Lane:
@@ -121,6 +130,27 @@ def test_weights_are_cast_once_and_not_for_each_batch(one_thread: None) -> None:
         assert list(through(begun, lane_of(begun)))
     assert begun.probe.totals()["forward"].count > 3
     assert casts.count == 1
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, of its compiler
+@pytest.mark.parametrize(("dynamic", "graphs"), [("false", 3), ("auto", 2), ("true", 1)])
+def test_a_net_is_compiled_for_one_shape_or_for_any(
+    dynamic: str, graphs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As aind_torch_utils means it. Three lengths of batch are three shapes."""
+    traced = functools.partial(torch.compile, backend="eager")  # which writes no C++
+    monkeypatch.setattr(torch, "compile", traced)
+    torch._dynamo.reset()
+    counters["stats"].clear()
+    begun = started(
+        np.zeros((8, 8, 8), "float32"), conv(), compile=True, compile_dynamic=dynamic, batch=5
+    )
+    forward = Forward(CPU, begun.job)
+    forward.run(torch.zeros(5, 1, 8, 8, 8))
+    for length in (3, 2):
+        forward.run(torch.zeros(length, 1, 8, 8, 8))
+    assert counters["stats"]["unique_graphs"] == graphs
+    torch._dynamo.reset()
 
 
 def test_lanes_on_the_cpu_share_the_weights_of_the_job() -> None:
@@ -271,6 +301,61 @@ def test_copies_wait_for_no_more_than_they_must_and_nobody_spins(
             assert torch.equal(head, other)
 
 
+def test_an_array_is_not_read_into_again_before_its_upload_ends(
+    gpu: dict[str, Stream], one_thread: None
+) -> None:
+    begun = started(arange((20, 20, 20)), conv())
+    one = lane_of(begun)
+    one.transfers.streams = gpu["up"], gpu["down"]  # type: ignore[assignment]
+    one.clock = GpuClock(CPU, begun.probe)
+    given, give = [], one.read_pool.give
+
+    def noted(array: Array) -> None:
+        given.append([event.waited_for for event in Event.made if event.on == "up"])
+        give(array)
+
+    one.read_pool.give = noted  # type: ignore[method-assign]
+    assert list(through(begun, one))
+    assert given == [[True] * (n + 1) for n in range(begun.job.geometry.count_blocks())]
+
+
+def test_blocks_are_read_into_pinned_memory_of_a_pool_where_they_go_to_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun = started(arange((20, 20, 20)))
+    asked: list[int] = []
+    monkeypatch.setattr(
+        queues_module, "pinned", lambda nbytes: asked.append(nbytes) or np.empty(nbytes, np.uint8)
+    )
+    assert Queues(begun.job).read_pool.take((8,), np.dtype("uint8")).base is not None
+    assert asked == [], "not on a CPU"
+    plan = begun.job.plan
+    begun.job.plan = replace(plan, facts=replace(plan.facts, devices=("cuda",)))
+    pool = Queues(begun.job).read_pool
+    arrays = [pool.take((8,), np.dtype("uint8")) for _ in range(begun.job.plan.pinned_blocks + 3)]
+    assert asked == [plan.read_buffer_bytes] * (plan.block_budget // plan.largest_block_bytes)
+    assert len(arrays) > len(asked) > 1
+
+
+@pytest.mark.parametrize("shape", [(9, 9, 9), (20, 9, 31), (2, 19, 8)])
+def test_blocks_have_no_gaps_at_the_edges_either(shape: tuple[int, ...]) -> None:
+    """A block that ends far outside is reflected from voxels that it does not see."""
+    source = arange(shape)
+    begun = started(source, patch=8, overlap=6)
+    geometry, gaps = begun.job.geometry, 0
+    padded = np.pad(source, [(32, 64)] * 3, mode="reflect")
+    for block in begun.blocks:
+        array = begun.reader.fetch(block)
+        hull = block.read.hull(read_range(block.read, geometry.domain))
+        gaps += hull.shape[1:] != block.read.shape[1:]
+        assert array.flags.c_contiguous
+        ends = zip(block.read.start, block.read.stop, strict=True)
+        moved = tuple(slice(start + 32, stop + 32) for start, stop in ends)
+        assert (array[0] == padded[moved]).all()
+        begun.reader.pool.give(array)
+    assert gaps
+
+
 def test_a_gpus_stages_are_timed_by_its_own_events(
     gpu: dict[str, Stream], one_thread: None
 ) -> None:
@@ -284,3 +369,39 @@ def test_a_gpus_stages_are_timed_by_its_own_events(
         stage = begun.probe.totals()[name]
         assert stage.busy == pytest.approx(0.01 * stage.count)
         assert stage.count > 3
+
+
+# --- CUDA graphs in the threads of lanes ---------------------------------------------------------
+
+
+class Reached(Exception):
+    """There is no device to go on with."""
+
+
+def reach(*args: Any, **knobs: Any) -> None:
+    raise Reached(args[0])
+
+
+@pytest.mark.parametrize(
+    ("mode", "devices", "version", "said"),
+    [
+        ("reduce-overhead", ("cuda:0",), "2.12.1+cu130", "torch 2.12.1.* in a lane's thread"),
+        ("max-autotune", ("cuda:0",), "2.13.0.dev20260518", "take torch 2.13 or later"),
+        ("reduce-overhead", ("cuda:0", "cuda:1"), "2.13.0", "apart for the 2 devices of one"),
+        ("max-autotune", ("cuda:0", "cuda:1"), "2.14.0", "max-autotune-no-cudagraphs"),
+        ("reduce-overhead", ("cuda:1",), "2.13.0+cu130", None),
+        ("reduce-overhead", ("cpu",), "2.4.0", None),
+        ("default", ("cuda:0", "cuda:1"), "2.4.0", None),
+        ("max-autotune-no-cudagraphs", ("cuda:0", "cuda:1"), "2.4.0", None),
+    ],
+)
+def test_graphs_that_torch_would_mix_up_are_refused(
+    mode: str, devices: tuple[str, ...], version: str, said: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+    lanes = [torch.device(name) for name in devices]
+    monkeypatch.setattr(job, "find_devices", lambda names: lanes)
+    monkeypatch.setattr(job, "load_model", functools.partial(reach, "not refused"))
+    with pytest.raises((UsageError, Reached), match=said or "not refused"):
+        started(arange((8, 8, 8)), compile=True, compile_mode=mode)

@@ -136,7 +136,8 @@ def test_a_run_can_be_driven_once_and_says_how_far_it_is(tmp_path: Path) -> None
     assert summary.units_written == 27
     assert summary.voxels == 40**3
     assert summary.input_bytes == 2 * 40**3
-    assert set(summary.stages) == {"read", "normalise", "forward", "stitch", "write"}
+    stages = {"read", "normalise", "forward", "stitch", "checksum", "write", "note"}
+    assert set(summary.stages) == stages
     assert any(line.startswith("Throughput: ") for line in summary.lines())
 
 

@@ -165,7 +165,8 @@ def test_a_killed_worker_of_torch_is_an_error_and_not_a_hang(
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 1
-    assert "RuntimeError: DataLoader worker" in done.stderr
+    # It is the end of the worker, or of the pipe from it, whichever torch sees first.
+    assert "torch/utils/data" in done.stderr
 
 
 @pytest.mark.parametrize("name", IN_PROCESS)

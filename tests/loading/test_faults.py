@@ -204,7 +204,7 @@ def test_a_server_that_is_gone_ends_the_iteration_after_so_many_tries(
     data: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TensorStore by itself would go on for a quarter of an hour."""
-    never = {"http_request_retries": {"max_retries": 0}}
+    never = {"http_request_retries": {"max_retries": 1, "initial_delay": "1ms"}}
     monkeypatch.setattr("penstock.loading.engines.tensorstore._PATIENCE", never)
     with Loopback(data["inputs"].parent, 0.0) as server:
         loader = Loader(f"{server.url}/inputs.zarr", batch_size=2)

@@ -220,7 +220,10 @@ def test_valid_samples_have_every_offset_in_every_field() -> None:
         ({"channels": (3, 9)}, r"x: channels \[9\] are not among its 9 \(0 to 8\)"),
         ({"channels": (-1,)}, r"channels \[-1\] are not among"),
         ({"channels": (1,), "channel_axis": 0}, "axis 0, cannot be its channels"),
-        ({"patch": PatchGrid((9, 4))}, "does not fit"),
+        (
+            {"patch": PatchGrid((9, 4))},
+            r"x: patch \(9, 4\) does not fit \(10, 8, 9\), of which axis",
+        ),
         ({"patch": PatchGrid((2, 2), axes=(1, -2))}, "does not fit"),  # one axis twice
         ({"patch": PatchGrid((2, 2, 2))}, "axis 0 counts the samples"),
         ({"patch": PatchGrid((2, 2), axes=(5, 4))}, "does not fit"),  # not 5 - 3 and 4 - 3

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from penstock.base.errors import Refused, UsageError
 from penstock.loading.loader import Loader
-from penstock.loading.ring import Ring
 
 zarr = pytest.importorskip("zarr")
 pytest.importorskip("tensorstore")
@@ -181,33 +180,6 @@ def test_memory_is_that_of_the_stack(data: dict[str, Path]) -> None:
         assert loader.batch_bytes == 8 * 4 * 6 * 6 * 4
     with pytest.raises(Refused, match="max_memory"):
         Loader(only(data, "u"), stack={"x": ["u"]}, batch_size=8, max_memory=1000)
-
-
-# --- pinned memory: what a CPU can tell of it ----------------------------------------------------
-
-
-def test_a_pinned_buffer_waits_for_the_device_before_it_is_lent_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    cuda = pytest.importorskip("torch").cuda
-    waited: list[int] = []
-    monkeypatch.setattr(cuda, "is_available", lambda: True)
-    monkeypatch.setattr(cuda, "current_device", lambda: 3)
-    monkeypatch.setattr(cuda, "synchronize", waited.append)
-
-    class OnHost(Ring):
-        def _make(self) -> NDArray[np.uint8]:
-            self.made += 1
-            return np.empty(self.nbytes, np.uint8)
-
-    ring = OnHost(64, 1, None, pin=True)
-    ring.begin()
-    lent = ring.lend()
-    assert lent is not None
-    assert waited == []
-    del lent
-    assert ring.lend() is not None
-    assert waited == [3]
 
 
 def test_pinned_memory_counts_as_torch_rounds_it(

@@ -66,7 +66,8 @@ def volume(tmp_path: Path) -> Path:
 
 
 def hurried(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> int:
-    """Wait for a millisecond at first before each new try. How many tries there are: as always."""
+    """Wait for a millisecond at first before each new try. How many tries there are: as always.
+    TensorStore before 0.1.86 counts the first try among them, and makes one less."""
     patience = getattr(module, name)
     brief = {kind: {**limits, "initial_delay": "1ms"} for kind, limits in patience.items()}
     monkeypatch.setattr(module, name, brief)
@@ -86,7 +87,7 @@ def test_a_loader_gives_up_with_one_sentence(volume: Path, monkeypatch: pytest.M
         with pytest.raises(StageError, match=reason) as caught:
             list(loader)
     assert is_short(str(caught.value))
-    assert 2 < max(asked.values()) == tries < 9
+    assert 2 < tries - 1 <= max(asked.values()) <= tries < 9
 
 
 def test_infer_gives_up_with_one_sentence(
@@ -95,16 +96,16 @@ def test_infer_gives_up_with_one_sentence(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    tries = hurried(monkeypatch, store, "_PATIENT")
+    tries = hurried(monkeypatch, store, "_BRIEF")
     with faulty(volume) as (url, asked):
         words = ["infer", "--in-spec", f"{url}/in.zarr", "--out-spec", f"{tmp_path}/out.zarr",
                  "--model-type", "identity", "--patch", "8", "--overlap", "0",
-                 "--devices", "cpu"]  # fmt: skip
-        assert main(words) == 1
+                 "--devices", "cpu", "--retry-for", "0"]  # fmt: skip
+        assert main(words) == 3
     said = capsys.readouterr().err
-    assert is_short(said) and "HTTP code 500]" in said
+    assert is_short(said) and "HTTP code 500]; it went on" in said
     assert said.startswith("penstock infer: read failed at block 0 ")
-    assert 2 < max(asked.values()) == tries < 9
+    assert 2 < tries - 1 <= max(asked.values()) <= tries < 9
 
 
 def test_a_launch_of_bench_loader_gives_up_with_one_sentence(
@@ -120,7 +121,7 @@ def test_a_launch_of_bench_loader_gives_up_with_one_sentence(
         with contextlib.closing(LoaderScenario(case)) as scenario, gives_up as caught:
             scenario.step(contextlib.nullcontext)
     assert is_short(str(caught.value))
-    assert max(asked.values()) == tries
+    assert tries - 1 <= max(asked.values()) <= tries
 
 
 def test_bench_loader_names_no_code_of_ours(

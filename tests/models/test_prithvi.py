@@ -6,7 +6,7 @@ import hashlib
 import math
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,7 @@ from penstock.models.prithvi_encoder import positions
 
 from ..places import ROOT
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 # Width, blocks, heads, patch: as in the configurations of the public checkpoints.
 PUBLIC = {
     "tiny": (192, 12, 3, 16),
@@ -147,14 +148,6 @@ def learn(net: Refiner, seed: int = 7) -> Refiner:
 def on_meta(size: str, **options: object) -> Refiner:
     with torch.device("meta"):
         return prithvi_refiner(size, **options)  # type: ignore[arg-type]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -23,9 +23,12 @@ from torch import Tensor, nn
 
 import penstock
 from penstock.base.errors import UsageError
+from penstock.cli import main
 from penstock.models import exported, input_sizes
 from penstock.models import load as model
+from penstock.models.registry import PROGRAMS
 
+from ..places import ROOT
 from .kit import Scripted, X
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of files and of its compiler
@@ -324,6 +327,31 @@ def test_what_cannot_be_checked_is_refused(name: str, plain: Path, tmp_path: Pat
     with pytest.raises(UsageError, match="only read with --trust-model"):
         model.load_model(path)
     assert not marker.exists()
+
+
+def test_plan_runs_nothing_of_a_program(
+    plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a user says it; with the switch the attack runs."""
+    marker = tmp_path / "ran"
+    attack = ATTACKS["a size is an expression"]
+    path = rewritten(plain, tmp_path / "evil.pt2", lambda e, p: attack(e, p, marker))
+    np.save(tmp_path / "in.npy", np.zeros((8, 8, 8), "float32"))
+    words = ["plan", "--in-spec", f"{tmp_path}/in.npy", "--out-spec", f"{tmp_path}/o.zarr",
+             "--model-type", path, "--patch", "8", "--overlap", "0"]  # fmt: skip
+    assert main(words) == 2
+    assert "only read with --trust-model" in capsys.readouterr().err
+    assert not marker.exists()
+    with contextlib.suppress(SystemExit):
+        main([*words, "--trust-model"])
+    assert marker.exists()
+
+
+def test_the_page_has_a_row_for_every_format() -> None:
+    page = (ROOT / "docs" / "trust.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| ")]
+    for name in (*PROGRAMS, ".pth", ".safetensors", "file.py:function", "--trust-model"):
+        assert any(name in row for row in rows), name
 
 
 def test_tricks_of_archives_are_refused(plain: Path, tmp_path: Path) -> None:

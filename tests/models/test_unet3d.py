@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ import penstock.models
 from penstock.data.volumes import clean_volume, noisy, psnr
 from penstock.models.unet3d import denoise_net, denoise_tiny
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 WEIGHTS = Path(penstock.models.__file__).parent / "denoise_tiny.safetensors"
 
 # Block, channels taken, between and given: as in the public network's state dict.
@@ -45,15 +45,6 @@ def public_shapes() -> dict[str, tuple[int, ...]]:
 
 def shapes_of(net: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(value.shape) for name, value in net.state_dict().items()}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    # Tensors this small gain nothing from a second core, and wait for it where it is busy.
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

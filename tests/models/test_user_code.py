@@ -52,6 +52,15 @@ class Breaks(nn.Module):
         if x.device.type == "cpu" and Breaks.calls > 6:
             raise IndexError("out of\\nits range")
         return x
+
+class Untrainable(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Conv3d(1, 1, 1)
+    def forward(self, x):
+        if torch.is_grad_enabled():
+            raise ValueError("not with gradients")
+        return self.layer(x)
 """
 
 
@@ -193,6 +202,21 @@ def test_an_error_on_the_way_leaves_its_traceback(
     assert main([*words.split(), "--overwrite", "--debug"]) == 1
     assert f'nets.py", line {line}, in forward' in capsys.readouterr().err
     assert "PENSTOCK_TRACEBACK" not in os.environ
+
+
+def test_a_training_that_a_model_ends_leaves_its_traceback_too(
+    nets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("lightning_fabric")
+    for name in ("in", "target"):
+        np.save(tmp_path / f"{name}.npy", np.ones((16, 16, 16), "float32"))
+    words = f"train pairs --model {nets}:Untrainable --tile-size 8 --epochs 1 --device cpu"
+    words += f" --in-spec {tmp_path}/in.npy --target-spec {tmp_path}/target.npy"
+    assert main([*words.split(), "--output-dir", str(tmp_path / "run")]) == 1
+    line = line_of(nets, '            raise ValueError("not with gradients")')
+    *_, said = capsys.readouterr().err.splitlines()
+    assert f"ValueError: not with gradients ({nets}, line {line})" in said
+    assert f'nets.py", line {line}, in forward' in (tmp_path / "run" / "error.txt").read_text()
 
 
 def test_debug_is_a_flag_of_every_verb(

@@ -9,7 +9,6 @@ import pytest
 
 from penstock.cli import main
 from penstock.instruments.record import Record
-from penstock.reports.figures.canvas import STYLE
 from penstock.reports.figures.loader import draw_ladders, plot_ladders, plot_loader
 from penstock.reports.loader import cell as loader_cell
 from penstock.reports.loader import ladder as loader_ladder
@@ -17,12 +16,6 @@ from penstock.reports.loader import report as loader_report
 from penstock.reports.table import in_text
 
 from ..bench.kit_loader import record
-
-
-@pytest.fixture(autouse=True)
-def _few_dots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures are quickly written; what is in them is looked for on their axes."""
-    monkeypatch.setitem(STYLE, "dpi", 20)
 
 
 def launches(seconds: float, **knobs: Any) -> list[Record]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -12,9 +13,7 @@ from hypothesis import strategies as st
 from penstock.reports.queue import model as queueing
 from penstock.reports.queue.model import (
     SEED,
-    SEED_COMPUTE_S,
     SEED_ITERATIONS,
-    SEED_READ_S,
     QueueModel,
     first_empty,
     queue_verdict,
@@ -67,31 +66,6 @@ def test_the_simulation_meets_what_the_seed_measured(row: queueing.SeedRow) -> N
         assert abs(timeline.cleared - row.cleared) <= 1
 
 
-@pytest.mark.parametrize(
-    ("workers", "queue", "mean", "drained"),
-    [
-        (1, 1, 2.52, 1),
-        (1, 2, 2.43, 3),
-        (1, 3, 2.35, 4),
-        (1, 4, 2.26, 6),
-        (1, 8, 1.90, 12),
-        (2, 2, 2.34, 4),
-        (2, 4, 2.17, 8),
-        (4, 4, 2.13, 8),
-        (4, 8, 1.74, 15),
-    ],
-)
-def test_a_run_of_the_seed_at_a_twentieth_of_its_times_is_met_exactly(
-    workers: int, queue: int, mean: float, drained: int
-) -> None:
-    """Measured by others (anchors/loading.md 1.4): one lock around a read and not around the put,
-    so that the readers read in turn and each may hold a batch; prefilled for 3 q + 5 seconds."""
-    feed = QueueModel(workers, queue, SEED_READ_S, SEED_COMPUTE_S, floor_s=SEED_READ_S)
-    timeline = simulate(feed, SEED_ITERATIONS, in_turn=True, prefill_s=3 * queue + 5)
-    assert timeline.mean_s == pytest.approx(mean, abs=0.02)
-    assert timeline.cleared == drained
-
-
 # --- by hand ------------------------------------------------------------------------------------
 
 
@@ -115,26 +89,22 @@ def test_without_readers_the_consumer_reads() -> None:
     assert timeline.cleared is None
 
 
-def test_two_readers_share_what_there_is() -> None:
-    """Alone a read takes 2 s; a batch comes every 1.5 s at most, so two at once take 3 s each."""
-    feed = QueueModel(2, 1, read_s=2.0, compute_s=0.0, floor_s=1.5)
-    timeline = simulate(feed, 5, in_hand=0, prefill_s=0)
-    assert timeline.waits == pytest.approx([2, 2, 2, 2, 2])  # room for one: they read in turn
-    timeline = simulate(feed, 5, prefill_s=0)
-    assert timeline.waits == pytest.approx([3, 0, 3, 0, 3])
-    assert feed.interval_s == 1.5
+def test_two_readers_read_at_once_where_there_is_room() -> None:
+    """Two finished batches wait at first; then two come every 3 s, or with one place one by one."""
+    feed = QueueModel(2, 2, read_s=3.0, compute_s=0.0)
+    assert simulate(feed, 6, in_hand=0).waits == [0, 0, 3, 0, 3, 0]
+    assert simulate(replace(feed, queue=1), 4, in_hand=0).waits == [0, 3, 3, 3]
 
 
 def test_reads_of_unequal_length_come_round() -> None:
     feed = QueueModel(1, 1, read_s=1.0, compute_s=0.0)
-    timeline = simulate(feed, 5, reads=(1.0, 5.0), prefill_s=0)
-    assert timeline.waits == [1, 5, 1, 5, 1]
+    assert simulate(feed, 7, reads=(1.0, 5.0)).waits == [0, 0, 1, 5, 1, 5, 1]
 
 
-def test_a_short_prefill_is_a_small_stock() -> None:
+def test_what_a_reader_has_in_hand_takes_the_place_of_what_is_taken() -> None:
     feed = QueueModel(1, 8, read_s=2.0, compute_s=1.0)
-    assert simulate(feed, 1, prefill_s=6.5).taken == [2]  # three were read and one was taken
-    assert simulate(feed, 1).taken == [8]  # the ninth, in hand, took its place
+    assert simulate(feed, 1).taken == [8]
+    assert simulate(feed, 1, in_hand=0).taken == [7]
 
 
 @pytest.mark.parametrize(
@@ -197,12 +167,11 @@ def test_the_closed_form_is_the_simulation_within_an_iteration(
     queue=st.integers(1, 8),
     read=times,
     compute=times,
-    floor=st.one_of(st.just(0.0), times),
 )
 def test_in_the_long_run_every_feed_is_steady(
-    workers: int, queue: int, read: float, compute: float, floor: float
+    workers: int, queue: int, read: float, compute: float
 ) -> None:
-    feed = QueueModel(workers, queue, read, compute, floor)
+    feed = QueueModel(workers, queue, read, compute)
     timeline = simulate(feed, 400)
     late = timeline.seconds[200:]
     assert sum(late) / 200 == pytest.approx(feed.steady_s, rel=0.03)

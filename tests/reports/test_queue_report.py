@@ -17,7 +17,6 @@ from penstock.base.outputs import REGISTER
 from penstock.cli import main
 from penstock.instruments.record import Failure, Record, case_key
 from penstock.instruments.stats.intervals import Interval
-from penstock.reports.figures.canvas import STYLE
 from penstock.reports.figures.loader import draw_loader, plot_loader
 from penstock.reports.figures.queue import draw_queue, plot_queue
 from penstock.reports.loader.cell import LoaderCell
@@ -28,12 +27,6 @@ from penstock.reports.queue.model import QueueModel, simulate
 from penstock.reports.table import in_markdown, in_text, read_csv
 
 from ..bench.kit_queue import record
-
-
-@pytest.fixture(autouse=True)
-def _few_dots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures are quickly written; what is in them is looked for on their axes."""
-    monkeypatch.setitem(STYLE, "dpi", 20)
 
 
 def run(

@@ -5,22 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from penstock.instruments.record import Record
 from penstock.reports import page
-from penstock.reports.figures.canvas import STYLE
 from penstock.reports.figures.suite import plot_suite
 from penstock.reports.suite import cell as suite_cell
 from penstock.reports.suite import report as suite_report
 
 from ..bench.kit_suite import cases, made_up
-
-
-@pytest.fixture(autouse=True)
-def _few_dots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures are quickly written; what is in them is looked for on their axes."""
-    monkeypatch.setitem(STYLE, "dpi", 20)
 
 
 def test_a_row_holds_what_was_measured_and_null_where_nothing_was(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import zipfile
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from .comet_cloud import HOST, Cloud
 from .track_kit import (
     KEY,
     NO_NETWORK,
+    TRACKED_RUNS,
     WORDS,
     begun,
     needs,
@@ -31,11 +31,7 @@ from .track_kit import (
     tracked,
 )
 
-if find_spec("lightning_fabric") is None:
-    pytest.skip("lightning_fabric is not installed", allow_module_level=True)
-
-
-pytestmark = pytest.mark.usefixtures("one_thread", "no_tracker_set_up")
+pytestmark = TRACKED_RUNS
 
 
 def read_comet(out: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from penstock.training.tracking import events, follow, tell
 
 from .track_kit import (
     KEY,
+    TRACKED_RUNS,
     WORDS,
     begun,
     best_weights,
@@ -33,11 +33,7 @@ from .track_kit import (
     until,
 )
 
-if find_spec("lightning_fabric") is None:
-    pytest.skip("lightning_fabric is not installed", allow_module_level=True)
-
-
-pytestmark = pytest.mark.usefixtures("one_thread", "no_tracker_set_up")
+pytestmark = TRACKED_RUNS
 
 
 def read_mlflow(uri: str, run: str) -> tuple[Any, dict[str, list[tuple[int, float]]]]:

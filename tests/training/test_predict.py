@@ -150,7 +150,7 @@ def test_a_stopped_run_goes_on_at_the_scene_it_did_not_finish(
         shutil.copytree(source, scenes / f"scene{number}")
     asked: dict[str, Any] = {"score_threshold": 0.3}
     predicted(run, scenes, tmp_path / "whole.csv", **asked)
-    real = predict._detect
+    real = predict.detect
 
     def stopped(net: Any, scene: Any, *rest: Any) -> Objects:
         seen.append(scene.name)
@@ -158,7 +158,7 @@ def test_a_stopped_run_goes_on_at_the_scene_it_did_not_finish(
             raise KeyboardInterrupt
         return real(net, scene, *rest)
 
-    monkeypatch.setattr(predict, "_detect", stopped)
+    monkeypatch.setattr(predict, "detect", stopped)
     with pytest.raises(KeyboardInterrupt):
         predicted(run, scenes, out, **asked)
     assert not out.exists()

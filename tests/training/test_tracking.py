@@ -27,6 +27,7 @@ from .track_kit import (
     KEY,
     NO_NETWORK,
     PACKAGES,
+    TRACKED_RUNS,
     WORDS,
     begun,
     best_weights,
@@ -39,11 +40,7 @@ from .track_kit import (
     until,
 )
 
-if find_spec("lightning_fabric") is None:
-    pytest.skip("lightning_fabric is not installed", allow_module_level=True)
-
-
-pytestmark = pytest.mark.usefixtures("one_thread", "no_tracker_set_up")
+pytestmark = TRACKED_RUNS
 
 
 def calls_of(work: Any) -> list[str]:

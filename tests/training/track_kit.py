@@ -29,6 +29,13 @@ KEY = "planted-4f1c9e77a0b24d6c"
 NO_NETWORK = {"HTTPS_PROXY": "http://127.0.0.1:9"}
 """The variables of a machine whose proxy is not there."""
 
+TRACKED_RUNS = [
+    pytest.mark.skipif(
+        find_spec("lightning_fabric") is None, reason="lightning_fabric is not installed"
+    ),
+    pytest.mark.usefixtures("one_thread", "no_tracker_set_up"),
+]
+"""The marks of tests that train, and whose runs are tracked."""
 PACKAGES = {name: tracker.package for name, tracker in trackers.TRACKERS.items()}
 needs = {
     name: pytest.mark.skipif(not find_spec(package), reason=f"{package} is not installed")

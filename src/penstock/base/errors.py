@@ -4,7 +4,7 @@
     ├── UsageError               2  what was asked cannot be done as asked   (a ValueError)
     │   ├── Refused              2  the plan does not fit this machine
     │   └── MissingDependency    2  an optional package is absent            (an ImportError)
-    ├── StageError               1  a stage failed on a block
+    ├── StageError               1  a stage failed on a block; 3 where --resume goes on as it is
     ├── Incomplete               3  not every planned block was written
     └── NotComparable            4  two measurements say nothing about each other
 
@@ -49,8 +49,11 @@ class StageError(PenstockError):
     def __init__(self, stage: str, where: str, cause: BaseException) -> None:
         self.stage, self.where = stage, where
         place = where_in_users_code(cause)
-        kind = f"{type(cause).__name__}: " if place else ""
+        ours = isinstance(cause, PenstockError)
+        kind = f"{type(cause).__name__}: " if place and not ours else ""
         super().__init__(f"{stage} failed at {where}: {kind}{describe(cause)}{place}")
+        if isinstance(cause, Incomplete):
+            self.exit_code = cause.exit_code
 
 
 class Incomplete(PenstockError):
@@ -143,7 +146,7 @@ def require(module: str, extra: str) -> ModuleType:
         raise missing(package, extra) from error
 
 
-BROUGHT = ("torch", "torchvision", "tensorstore", "safetensors", "lightning_utilities")
+BROUGHT = ("torch", "torchvision", "tensorstore", "safetensors", "lightning_utilities", "xxhash")
 """Packages that are imported plainly and may be absent; others of an extra are `require`d."""
 
 

@@ -97,6 +97,20 @@ def lock_file(file: IO[Any], *, wait: bool = False) -> bool:
     return True
 
 
+def is_locked(path: Path) -> bool:
+    """Whether another process writes a file that it has locked; False where there are no locks."""
+    if fcntl is None:
+        return False
+    with path.open("rb") as file:
+        try:  # shared: two that look at the same moment do not see each other
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+    return False
+
+
 @contextmanager
 def held_alone(path: Path, doing: str) -> Iterator[None]:
     """Hold a lock file while something is done in its folder, then remove it.
@@ -281,6 +295,25 @@ def read_json(path: Path) -> Any:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not JSON: {describe(error)}") from error
+
+
+@contextmanager
+def system_errors(what: str) -> Iterator[None]:
+    """Raise `UsageError` where the operating system refuses what is done within.
+
+    Args:
+        what: The beginning of the message, such as ``OUT.csv cannot be written``.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        UsageError: An `OSError` was raised; the message ends with its reason.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{what}: {error.strerror}") from error
 
 
 def _finite(value: Any) -> Any:

@@ -18,16 +18,18 @@ import json
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from .errors import UsageError
-from .files import check_local, nearest, real, replacing, store_around, unwritable
+from .files import check_local, nearest, real, replacing, store_around, system_errors, unwritable
 
 REGISTER = ".penstock-files"
+LOCK_SUFFIX = ".penstock-lock"
+"""Ends the name of the file beside an output that says who writes it."""
 _BEGUN = "begun"
 """Stands in place of a hash while Penstock writes: a kill may leave the file in any state."""
-_PIECE = 2**20
+_REPORTS = ("penstock-suite", "penstock-jobs")
+"""Formats that are made anew from what was measured. Documents of data sets and studies are not."""
 _MOST_JSON = 2**24
 """Bytes of the largest JSON that is looked into. Formats of ours are smaller."""
 
@@ -40,11 +42,11 @@ def check_outputs(
     Args:
         named: Flags and the files given by them; None is none.
         replace: Whether files that are not ours may be replaced.
-        inputs: Files that are read.
+        inputs: Files and folders that are read.
 
     Raises:
-        UsageError: A file cannot be written, is an input or another output, lies inside a Zarr or
-            N5 array, or is not ours to replace.
+        UsageError: A file cannot be written, is an input or another output, lies inside an input
+            or a Zarr or N5 array, or is not ours to replace.
     """
     read = {real(path): path for path in inputs}
     taken: dict[Path, str] = {}
@@ -55,6 +57,8 @@ def check_outputs(
         _check_place(flag, path)
         if place in read:
             raise UsageError(f"{flag} {path} is what is read; give another name")
+        if (folder := next((read[p] for p in place.parents if p in read), None)) is not None:
+            raise UsageError(f"{flag} {path} lies in {folder}, which is what is read")
         if place in taken:
             raise UsageError(f"{flag} {path} is {taken[place]} too; give each a name of its own")
         taken[place] = flag
@@ -94,7 +98,7 @@ def is_written_by_us(path: Path) -> bool:
     return digest in states or digest in _states_of(place)  # another run may have replaced it
 
 
-@contextmanager
+@contextlib.contextmanager
 def writing_output(path: Path, *, replace: bool = False) -> Iterator[Path]:
     """`replacing` for an output, which is ours from then on.
 
@@ -130,11 +134,11 @@ def write_output(flag: str, path: Path, text: str, *, replace: bool) -> None:
     Raises:
         UsageError: It cannot be written, or is not ours to replace.
     """
-    try:
-        with writing_output(path, replace=replace) as draft:
-            draft.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{flag} {path} cannot be written: {error.strerror}") from error
+    with (
+        system_errors(f"{flag} {path} cannot be written"),
+        writing_output(path, replace=replace) as draft,
+    ):
+        draft.write_text(text, encoding="utf-8")
 
 
 def begin_output(path: Path) -> None:
@@ -150,6 +154,8 @@ def end_output(path: Path) -> None:
 
 def _check_place(flag: str, path: Path) -> None:
     check_local(path, flag)
+    if path.name.endswith((REGISTER, LOCK_SUFFIX)):
+        raise UsageError(f"{flag} {path} is a name that Penstock keeps for itself; give another")
     if path.exists() and not path.is_file() and not path.is_dir():
         return  # a device or a pipe
     there = nearest(path)
@@ -168,10 +174,11 @@ def _check_place(flag: str, path: Path) -> None:
 
 
 def _names_our_format(place: Path) -> bool:
+    """Whether it is a report of an earlier version."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         if place.suffix == ".json" and place.stat().st_size <= _MOST_JSON:
             document = json.loads(place.read_bytes())
-            return isinstance(document, dict) and str(document.get("format")).startswith("penstock")
+            return isinstance(document, dict) and document.get("format") in _REPORTS
     return False
 
 
@@ -212,8 +219,5 @@ def _note(place: Path, sha256: str) -> None:
 
 
 def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while piece := file.read(_PIECE):
-            digest.update(piece)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()

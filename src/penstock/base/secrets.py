@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ _LEAST, _LONG = 6, 12
 _learnt: set[str] = set()
 
 
+@lru_cache(maxsize=1024)
 def names_key(name: str) -> bool:
     """Whether a variable of this name holds a key.
 
@@ -120,9 +122,19 @@ def scrub(text: str) -> str:
     >>> scrub("no answer from https://me:word@host/path")
     'no answer from https://host/path'
     """
+    return _without(_held_keys(), text)
+
+
+def _held_keys() -> list[str]:
+    """The keys that this machine holds, the longest first: one may hold another."""
+    variables = ((name, os.environ.get(name, "")) for name in os.environ if names_key(name))
+    held = {value for name, value in variables if _holds_key(name, value)}
+    return sorted(held | _learnt, key=len, reverse=True)
+
+
+def _without(keys: Iterable[str], text: str) -> str:
     text = redact(text)
-    held = {value for name, value in os.environ.items() if _holds_key(name, value)}
-    for key in sorted(held | _learnt, key=len, reverse=True):  # one may hold another
+    for key in keys:
         if len(key) >= _LONG:
             text = text.replace(key, HIDDEN)
         elif key in text:
@@ -131,8 +143,9 @@ def scrub(text: str) -> str:
 
 
 def _holds_key(name: str, value: str) -> bool:
-    """Whether the value of a variable is a key, not a setting, a number or a place."""
-    if len(value) < _LEAST or not names_key(name) or _PLACE.match(value):
+    """Whether the value of a variable that is named like a key is one, not a setting, a number or a
+    place."""
+    if len(value) < _LEAST or _PLACE.match(value):
         return False
     if len(value) < _LONG and (value.isalpha() or value.isdecimal()):
         return _CHOSEN.search(name) is not None
@@ -141,7 +154,7 @@ def _holds_key(name: str, value: str) -> bool:
 
 def scrubbed(value: Any) -> Any:
     """A value with every text scrubbed, and the fields that hold keys hidden; see `scrub`."""
-    return _each(value, scrub)
+    return _each(value, partial(_without, _held_keys()))
 
 
 def _each(value: Any, clean: Callable[[str], str]) -> Any:

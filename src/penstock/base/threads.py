@@ -83,6 +83,19 @@ class Flow:
         (condition or self.changed).wait_for(lambda: self.failed or ready())
         self.check()
 
+    def pause(self, seconds: float) -> None:
+        """Sleep for so long.
+
+        Args:
+            seconds: The time.
+
+        Raises:
+            Stopped: The flow has failed, before or meanwhile.
+        """
+        with self.changed:
+            self.changed.wait_for(lambda: self.failed, seconds)
+        self.check()
+
     def spawn(self, name: str, work: Callable[[], None]) -> None:
         """Run a function in a thread of its own; an error of it fails the flow.
 
@@ -246,10 +259,19 @@ class Pool:
     New memory costs a page fault for every 4 KiB. For short-lived arrays of many MiB that takes
     longer than the work on them. As all buffers have one size, any buffer fits any array, and there
     are never more buffers than were in use at once.
+
+    Buffers of memory that is dear, such as pinned memory, are made by ``make``, and no more than
+    ``most`` of them. An array that comes too late for one gets memory of its own size.
     """
 
-    def __init__(self, buffer_bytes: int) -> None:
-        self._bytes = buffer_bytes
+    def __init__(
+        self,
+        buffer_bytes: int,
+        make: Callable[[int], NDArray[np.uint8]] | None = None,
+        most: int = 0,
+    ) -> None:
+        self._bytes, self._make, self._most = buffer_bytes, make, most
+        self._made = itertools.count()
         self._free: list[NDArray[np.uint8]] = []
 
     def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -267,13 +289,21 @@ class Pool:
         try:
             buffer = self._free.pop()  # of a list this is atomic
         except IndexError:
-            buffer = np.empty(self._bytes, np.uint8)
+            buffer = self._new(count)
         return buffer[:count].view(dtype).reshape(shape)
 
     def give(self, array: NDArray[Any]) -> None:
         """Hand back an array that `take` returned. Nobody may use it any longer."""
         assert array.base is not None
-        self._free.append(array.base)
+        if array.base.nbytes == self._bytes:
+            self._free.append(array.base)
+
+    def _new(self, count: int) -> NDArray[np.uint8]:
+        if self._make is None:
+            return np.empty(self._bytes, np.uint8)
+        if next(self._made) < self._most:  # this is atomic, too
+            return self._make(self._bytes)
+        return np.empty(count, np.uint8)
 
     def clear(self) -> None:
         """Free the buffers that nobody has taken."""

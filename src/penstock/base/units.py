@@ -26,6 +26,21 @@ def parse_bytes(text: str | int) -> int:
     return int(float(match[1]) * _FACTORS[match[2]])
 
 
+_SECONDS = {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86400}
+
+
+def parse_seconds(text: str | float) -> float:
+    """Seconds of ``15min``, ``1.5 h``, ``2d``, ``30s`` or 30.
+
+    >>> parse_seconds("15min"), parse_seconds("1.5 h"), parse_seconds(30)
+    (900.0, 5400.0, 30.0)
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", str(text).lower())
+    if match is None or match[2] not in _SECONDS:
+        raise ValueError(f"{text!r} is not a time such as 30s, 15min, 2h or 1d")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
 def significant(value: float, digits: int = 3) -> str:
     """A number for people.
 
@@ -60,10 +75,10 @@ def plural(count: int, thing: str) -> str:
     Returns:
         The number and the word, in the plural unless it is 1.
 
-    >>> plural(1, "case"), plural(5, "launch")
-    ('1 case', '5 launches')
+    >>> plural(1, "case"), plural(5, "launch"), plural(2, "epoch")
+    ('1 case', '5 launches', '2 epochs')
     """
-    ending = "es" if thing.endswith(("ch", "s", "x")) else "s"
+    ending = "es" if re.search("(s|x|[^o]ch)$", thing) else "s"  # batches, and epochs
     return f"{count} {thing}{ending * (count != 1)}"
 
 

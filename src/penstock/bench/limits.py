@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from ..instruments import (
+    MIB,
     Ledger,
     Record,
     available_memory,
@@ -47,7 +48,6 @@ LEAST_LAUNCHES = 3
 TIMEOUT_S = 120.0
 DRAWS = 10_000
 SEED = 0
-MIB = 2**20
 
 
 def default_ledger() -> Ledger:

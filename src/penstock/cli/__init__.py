@@ -23,6 +23,8 @@ from ..base import PenstockError, SafeStream, absent, describe, speaking_flags, 
 VERBS = {
     "infer": "run a model over a volume larger than memory",
     "plan": "say what infer would do: counts, bytes, memory; touch nothing",
+    "status": "say how a run of infer stands: blocks, rate, time left, faults",
+    "verify": "prove that an output is whole and of its run, by checksums",
     "generate": "make data to measure with: fields, volumes, scenes, packed NetCDF",
     "preprocess": "cut satellite scenes into chips to train on",
     "train": "train a workload, with every step timed; stop and resume exactly",
@@ -93,7 +95,10 @@ def _told_safely() -> Iterator[None]:
 
 def _main(argv: Sequence[str] | None) -> int:
     """`main` for a process that ends with it: it goes on ignoring the signals of a batch system."""
-    words = [_dashed(word) for word in (sys.argv[1:] if argv is None else argv)]
+    words = list(sys.argv[1:] if argv is None else argv)
+    # What stands behind -- may be another program's.
+    end = words.index("--") if "--" in words else len(words)
+    words, others = [dashed(word) for word in words[:end]], words[end:]
     if "--debug" in words:  # of any verb, and of the processes that it starts
         words = [word for word in words if word != "--debug"]
         os.environ[_TRACED] = "1"
@@ -104,19 +109,20 @@ def _main(argv: Sequence[str] | None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"penstock {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for name, summary in VERBS.items():
+    asked = words[0] if words and words[0] in VERBS else None
+    for name in [asked] if asked else VERBS:
+        summary = VERBS[name]
         verb = verbs.add_parser(name, help=summary, description=summary, allow_abbrev=False)
-        if words[:1] == [name]:
+        if asked:
             module = import_module(f"{__name__}.{name}")
             module.add_arguments(verb)
             verb.add_argument("--debug", action="store_true", help="show the traceback of an error")
             verb.set_defaults(run=module.run)
-    args = parser.parse_args(words)
+    args = parser.parse_args([*words, *others])
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         try:
-            code: int = args.run(args)
-            return code
+            return args.run(args)
         finally:  # a further signal changes neither the last words nor the exit code
             for number in _HEARD:
                 signal.signal(number, signal.SIG_IGN)
@@ -152,6 +158,13 @@ def _fault(error: Exception) -> str:
     return f"{type(error).__name__}: {describe(error)} (a defect in Penstock; --debug shows where)"
 
 
+def _end_dead_requests() -> None:
+    """Let TensorStore end a request over which no byte has come for a minute. It must be called
+    before TensorStore is loaded, whose requests wait for ever by default."""
+    os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS", "60")
+    os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES", "1")
+
+
 def quiet_openmp() -> None:
     """Let OpenMP's threads sleep while they wait. It must be called before torch is loaded.
 
@@ -172,6 +185,7 @@ def entry() -> None:
     What torch made is kept out of the last garbage collection, which took 0.3 s.
     """
     quiet_openmp()
+    _end_dead_requests()
     with _told_safely():
         code = _main(None)
     if threading.active_count() > 1 or "train" in sys.argv[1:3]:
@@ -180,7 +194,7 @@ def entry() -> None:
     raise SystemExit(code)
 
 
-def _dashed(word: str) -> str:
+def dashed(word: str) -> str:
     """``--tile-sizes=1_2`` for ``--tile_sizes=1_2``: a flag has both spellings."""
     if not word.startswith("--"):
         return word

@@ -15,8 +15,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ..base import BenchModelConfig, add_flags, add_kinds, check_outputs, from_flags, plural
+from ..base import (
+    BenchModelConfig,
+    add_flags,
+    add_kinds,
+    check_outputs,
+    from_flags,
+    group_by,
+    plural,
+)
 from ..bench import (
+    Case,
     budget_note,
     check_budget,
     check_same_work,
@@ -30,7 +39,7 @@ from ..bench import (
     model_limits,
 )
 from ..instruments import Ledger, Record, canonical
-from ..models import check_model_name
+from ..models import check_model_name, model_files
 from ..reports import (
     append_limits,
     append_model_csv,
@@ -44,7 +53,6 @@ from ..reports import (
 from .progress import say
 from .sweep import ended, launches_each, make_way, open_outputs, print_written, step_outcome, sweep
 
-Case = dict[str, Any]
 Facts = dict[str, Any]
 
 KINDS = {
@@ -69,16 +77,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.kind in KINDS:
-        code: int = import_module(f"{__package__}.bench_{args.kind}").run(args)
-        return code
+        return import_module(f"{__package__}.bench_{args.kind}").run(args)
     config = from_flags(BenchModelConfig, args, args.config)
     for model in config.model:
         check_model_name(model, "--model")
 
     cases = model_cases(config)
-    ledger = open_outputs(config, NEEDS)
+    read = [file for model in config.model for file in model_files(model)]
+    read += filter(None, [config.weights])
+    ledger = open_outputs(config, NEEDS, read)
+    read.append(ledger.path)
     settings_file = config.recommend or config.output.with_suffix(f".{config.mode}.yaml")
-    check_outputs(("--recommend", settings_file), replace=config.replace)
+    check_outputs(("--recommend", settings_file), replace=config.replace, inputs=read)
     cases, facts = checked_model_cases(cases, config.timeout)
     if config.budget is not None:
         check_budget(config.budget, cases, facts)
@@ -86,7 +96,9 @@ def run(args: argparse.Namespace) -> int:
         # These launches go into a ledger of their own: they are no measurements.
         return _find_limit(config, cases, facts, Ledger(ledger.path.parent / "limits"))
     settings = settings_files(cases, settings_file)
-    check_outputs(*(("--recommend", path) for path in settings), replace=config.replace)
+    check_outputs(
+        *(("--recommend", path) for path in settings), replace=config.replace, inputs=read
+    )
     if config.resume:
         check_same_work(ledger, cases, facts)
     return _sweep(config, cases, facts, ledger, settings_file)
@@ -130,9 +142,9 @@ def _find_limit(
     config: BenchModelConfig, cases: Sequence[Case], facts: Sequence[Facts], ledger: Ledger
 ) -> int:
     """Find the largest batch of each tile, for each variant of the model."""
-    variants: dict[str, list[tuple[Case, Facts]]] = {}
-    for case, counted in zip(cases, facts, strict=True):
-        variants.setdefault(canonical({**case, "tile": 0, "batch": 0}), []).append((case, counted))
+    variants = group_by(
+        zip(cases, facts, strict=True), lambda pair: canonical({**pair[0], "tile": 0, "batch": 0})
+    )
     name = model_case_namer([same[0][0] for same in variants.values()])
 
     def tell(tried: list[Record], record: Record) -> None:

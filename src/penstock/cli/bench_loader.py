@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from pathlib import Path
 from typing import Any
 
 from ..base import BenchLoaderConfig, add_flags, format_seconds, from_flags, plural
@@ -36,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     config = from_flags(BenchLoaderConfig, args, args.config)
 
-    ledger = open_outputs(config, LOADER_NEEDS)
+    ledger = open_outputs(config, LOADER_NEEDS, [Path(args.data)])
     cases = checked_loader_cases(loader_cases(config, args.data), config, print)
     records = _sweep("loader", "case", cases, config, ledger)
     if config.ladder:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from pathlib import Path
 
 from ..base import (
     BenchQueueConfig,
@@ -26,7 +27,7 @@ from ..bench import (
     queue_rules,
 )
 from ..instruments import Record
-from ..models import check_model_name
+from ..models import check_model_name, model_files
 from ..reports import (
     QUEUE_NEEDS,
     append_queue_csv,
@@ -48,9 +49,11 @@ def run(args: argparse.Namespace) -> int:
     check_model_name(config.model, "--model")
 
     cases = queue_cases(args.data, config)
-    ledger = open_outputs(config, QUEUE_NEEDS)
+    read = [Path(args.data), *model_files(config.model)]
+    ledger = open_outputs(config, QUEUE_NEEDS, read)
+    read.append(ledger.path)
     figure = config.output.with_suffix(".png")
-    check_outputs(("the figure of --output", figure), replace=config.replace)
+    check_outputs(("the figure of --output", figure), replace=config.replace, inputs=read)
     ask_worker_or_fail("queue", cases[0], config.timeout)
     launches = launches_of(config.effort)
     print(f"{len(cases)} cases, {launches_each(launches)}, {config.iterations} iterations in each")

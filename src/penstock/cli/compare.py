@@ -20,11 +20,10 @@ from ..base import (
     format_seconds,
     from_flags,
     scrub,
-    significant,
     write_output,
 )
 from ..instruments import CONFIDENCE, read_ledger
-from ..reports import Comparison, compare_records, select_records
+from ..reports import Comparison, compare_records, ratio_words, select_records
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -126,11 +125,7 @@ def _print(comparison: Comparison) -> None:
     table = Table("case", "A", "B", "B / A", "launches", "verdict", box=None, pad_edge=False)
     for row in comparison.rows:
         times = ("-" if s is None else format_seconds(s) for s in (row.a_seconds, row.b_seconds))
-        ratio = "-"
-        if row.ratio is not None:
-            ratio = significant(row.ratio.value, 4)
-            if row.ratio.low is not None and row.ratio.high is not None:
-                ratio += f" [{significant(row.ratio.low, 4)} to {significant(row.ratio.high, 4)}]"
+        ratio = "-" if row.ratio is None else ratio_words(row.ratio)
         launches = f"{row.a_launches} + {row.b_launches}"
         table.add_row(
             escape(for_terminal(scrub(row.label))), *times, escape(ratio), launches, row.verdict

@@ -19,7 +19,9 @@ from ..base import (
     add_flags,
     check_outputs,
     format_bytes,
+    format_count,
     from_flags,
+    plural,
     significant,
     write_output,
 )
@@ -82,7 +84,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json and not args.json.parent.is_dir():
         raise UsageError(f"--json {args.json}: {args.json.parent} is not a folder")
     replace = from_flags(Replacing, args).replace
-    check_outputs(("--json", args.json), replace=replace)
+    read = [] if args.ledger is None else [Ledger(args.ledger).path]
+    check_outputs(("--json", args.json), replace=replace, inputs=read)
     if args.ledger is not None:
         check_ledger(Ledger(args.ledger))
     check_device_name(args.device)
@@ -249,25 +252,14 @@ def roof_lines(tops: Mapping[str, Block]) -> list[str]:
         if roof["value"] is None:
             lines.append(f"{name:<16} not measured: {roof['note']}")
             continue
-        text = f"{name:<16} {_rate(roof['value'], roof['unit']):>14}"
+        text = f"{name:<16} {format_count(roof['value']) + roof['unit']:>14}"
         spread = "no interval"
         if roof["low"] is not None and roof["high"] is not None:
-            ends = (_rate(roof[end], roof["unit"]) for end in ("low", "high"))
+            ends = (format_count(roof[end]) + roof["unit"] for end in ("low", "high"))
             spread = "95 % interval {} to {}".format(*ends)
-        launches = "1 launch" if roof["n"] == 1 else f"{roof['n']} launches"
-        lines.append(f"{text}   {spread}, {launches}" + (roof["note"] and f"; {roof['note']}"))
+        note = roof["note"] and f"; {roof['note']}"
+        lines.append(f"{text}   {spread}, {plural(roof['n'], 'launch')}{note}")
     return lines
-
-
-def _rate(value: float, unit: str) -> str:
-    """
-    >>> _rate(1.234e12, "flop/s"), _rate(5.6e9, "B/s")
-    ('1.23 Tflop/s', '5.60 GB/s')
-    """
-    for power, prefix in ((5, "P"), (4, "T"), (3, "G"), (2, "M")):
-        if value >= 1000**power:
-            return f"{significant(value / 1000**power)} {prefix}{unit}"
-    return f"{significant(value)} {unit}"
 
 
 def _on_off(switch: bool | None) -> str:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
-import os
+import itertools
+import signal
 from collections.abc import Callable, Iterator
 from functools import partial
+from types import FrameType
 from typing import TYPE_CHECKING
 
-from ..base import InferConfig, add_flags, format_seconds, from_flags
+from ..base import InferConfig, add_flags, format_seconds, from_flags, one_heap
 from ..models import check_model_name
+from ..training import signals_handled
 from .progress import Bar, drawn_bar, say
 
 if TYPE_CHECKING:
-    from ..inference import Plan, Progress
+    from ..inference import EndRequest, Plan, Progress
 
 PLAIN_EVERY_SECONDS = 10.0
 """Seconds between two lines of progress, where there is no terminal to draw a bar on."""
@@ -30,35 +32,62 @@ def run(args: argparse.Namespace) -> int:
     one_heap()
     config = from_flags(InferConfig, args, args.config)
     check_model_name(config.model_type, "--model-type")
-    from ..inference import Job, run_job
+    if config.cluster is not None:
+        return _run_on_cluster(config)
+    if args.dry_run:
+        return show_plan(config)
+    from ..inference import EndRequest, Job, run_job, run_step
 
     job = Job(config)
     print_plan(job.plan)
-    if args.dry_run:
-        job.plan.refuse()
-        return 0
-    with shown_progress() as progress:
-        summary = run_job(job, progress)
+    request = EndRequest()
+    with shown_progress() as progress, _asked_by_signals(request):
+        if config.is_element:
+            step = run_step(job, progress, request)
+            summary, sentences = step.summary, [step.sentence]
+        else:
+            summary, sentences = run_job(job, progress, request), []
+    print("\n".join([*(summary.lines() if summary else ()), *sentences]))
+    return 0
+
+
+@contextlib.contextmanager
+def _asked_by_signals(request: EndRequest) -> Iterator[None]:
+    """Let the signals of a batch system ask the job to end; a second SIGTERM ends it at once."""
+    terms = itertools.count()
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGTERM and next(terms):
+            raise KeyboardInterrupt
+        request.ask(signal.Signals(number).name)
+
+    with signals_handled(dict.fromkeys(_ASKING, ask)):
+        yield
+
+
+_ASKING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
+"""Signals by which a batch system says that a job's time is up, or nearly so."""
+
+
+def _run_on_cluster(config: InferConfig) -> int:
+    """Run a job on workers. This process needs no torch."""
+    from ..inference import EndRequest, run_on_cluster
+
+    request = EndRequest()
+    with shown_progress() as progress, _asked_by_signals(request):
+        summary = run_on_cluster(config, print_plan, progress, request, say)
     print("\n".join(summary.lines()))
     return 0
 
 
-def one_heap() -> None:
-    """Let all threads share one heap that keeps its memory, where the C library is glibc.
+def show_plan(config: InferConfig) -> int:
+    """Print the plan of a job. Raises `Refused` if the job does not fit."""
+    from ..inference import plan_job
 
-    It must be called before a library allocates. By default each thread has a heap, and what
-    earlier chunks used stays in each: a job with global percentiles held a quarter more than its
-    plan. And a heap that gives back the memory of one forward takes it again for the next, page by
-    page: 16,000 faults, a third of a UNet's time.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
-    if mallopt is not None:
-        for option, value in _HEAP.items():
-            mallopt(option, value)
-
-
-_HEAP = {-8: 1, -1: 2**31 - 1, -3: 2**25}
-"""M_ARENA_MAX, M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc's malloc.h, the last at its limit."""
+    plan = plan_job(config)
+    print_plan(plan)
+    plan.refuse()
+    return 0
 
 
 def print_plan(plan: Plan) -> None:

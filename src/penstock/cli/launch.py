@@ -40,7 +40,7 @@ from ..base import (
     usable_cores,
 )
 from ..training import run_in_step, signals_handled, time_of_last_checkpoint
-from . import train
+from . import dashed, train
 
 KINDS = {
     "torchrun": "ranks on this machine, or on each of several",
@@ -86,11 +86,12 @@ def training(command: Sequence[str]) -> tuple[list[str], TrainConfig]:
 
     Raises `UsageError` for what ``penstock train`` would refuse.
     """
-    words = list(command[1:] if command[:1] == ["--"] else command)
+    words = [dashed(word) for word in (command[1:] if command[:1] == ["--"] else command)]
     if words[:1] != ["train"]:
         raise UsageError("say what is to run behind the flags: -- train WORKLOAD ...")
     parser = argparse.ArgumentParser(prog="penstock train", allow_abbrev=False)
     train.add_arguments(parser)
+    parser.add_argument("--debug", action="store_true")
     args = parser.parse_args(words[1:])
     if ":" not in args.workload and args.workload not in TRAIN_DEFAULTS:
         raise UsageError(

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import argparse
 
-from ..base import InferConfig, add_flags, from_flags
+from ..base import InferConfig, ScaleConfig, UsageError, add_flags, from_flags
 from ..models import check_model_name
 from .infer import print_plan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_flags(parser, ScaleConfig)
     add_flags(parser, InferConfig, config_file=True)
 
 
 def run(args: argparse.Namespace) -> int:
     config = from_flags(InferConfig, args, args.config)
+    scale = from_flags(ScaleConfig, args)
+    if scale.model_fields_set and config.workers is None:
+        flag = min(scale.model_fields_set).replace("_", "-")
+        raise UsageError(f"--{flag} says nothing without --workers N")
     check_model_name(config.model_type, "--model-type")
-    from ..inference import Job
+    from ..inference import plan_job, scale_lines
 
-    plan = Job(config).plan
+    plan = plan_job(config)
     print_plan(plan)
     plan.refuse()
+    if config.workers is not None:
+        for what, how_much in scale_lines(config, scale, plan):
+            print(f"{what:<14} {how_much}")
     return 0

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from ..base import BenchModelConfig, Replacing, UsageError, add_flags, from_flags
+from ..base import BenchModelConfig, Replacing, UsageError, add_flags, from_flags, system_errors
 from ..reports import plot_bench, plot_gpu_metrics, plot_loader, plot_metrics, plot_queue
 
 
@@ -63,10 +63,8 @@ def run(args: argparse.Namespace) -> int:
         "metrics": partial(plot_metrics, mean=args.mean, smooth=args.smooth),
         "gpu": partial(plot_gpu_metrics, mean=args.mean, smooth=args.smooth),
     }
-    try:
+    with system_errors(f"{prefix} cannot be written"):
         print(*draw[kind](file, prefix, replace=replace), sep="\n")
-    except OSError as error:
-        raise UsageError(f"{prefix} cannot be written: {error.strerror}") from error
     return 0
 
 
@@ -76,11 +74,11 @@ def kind_of(path: Path) -> str:
     ``metrics``: the rows of a run, or ``metrics.json``. ``bench``, ``queue``, ``loader``: the CSV
     of a benchmark of models, queues or loaders. ``gpu``: the log of nvidia-smi.
     """
-    try:
-        with path.open(encoding="utf-8-sig", errors="replace") as file:
-            first = file.readline(65536).strip()
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    with (
+        system_errors(f"{path} cannot be read"),
+        path.open(encoding="utf-8-sig", errors="replace") as file,
+    ):
+        first = file.readline(65536).strip()
     if first.startswith("{"):
         return "metrics"
     names = {name.strip('"') for name in first.split(",")}
@@ -101,5 +99,4 @@ def kind_of(path: Path) -> str:
 
 
 def _usual() -> Path:
-    path: Path = BenchModelConfig.model_fields["output"].default
-    return path
+    return BenchModelConfig.model_fields["output"].default

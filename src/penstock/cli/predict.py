@@ -14,7 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..base import PredictConfig, add_flags, from_flags
-from .progress import counted_progress
+from ..cluster import named_tasks_on
+from ..instruments import Nvml
+from .progress import counted_progress, say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     config = from_flags(PredictConfig, args)
     from ..models import NOTE
-    from ..training import predict_scenes
+    from ..training import DETECTOR_LIBRARIES, predict_scenes
 
     if NOTE:
         print(NOTE, file=sys.stderr)
@@ -37,7 +39,12 @@ def run(args: argparse.Namespace) -> int:
         def begin(total: int) -> Callable[[int], None]:
             return stack.enter_context(counted_progress(total, "windows", "looking"))
 
-        done = predict_scenes(args.weights, config, begin=begin)
+        gpus = len(Nvml()()) if config.device in ("auto", "cuda") and config.cluster else 0
+        cluster = stack.enter_context(
+            named_tasks_on(config, "scene", DETECTOR_LIBRARIES, say, gpus)
+        )
+        done = predict_scenes(args.weights, config, cluster=cluster, begin=begin)
+        notes = cluster.notes() if cluster else []
     took = time.perf_counter() - began
     passed = f", {done.empty} without data passed over" if done.empty else ""
     skipped = f", {done.skipped} scenes by an earlier run" if done.skipped else ""
@@ -46,4 +53,6 @@ def run(args: argparse.Namespace) -> int:
         f"{done.windows} windows{passed}, in {took:.1f} s{skipped}"
     )
     print(f"least score {done.settings.threshold:.3f}, {done.settings.because}")
+    for note in notes:
+        print(note)
     return 0

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Literal
 
 from ..base import CHIP_OVERLAP, PreprocessConfig, UsageError, add_flags, check_folder, from_flags
+from ..cluster import NamedTasks, named_tasks_on
 from ..data import (
+    CHIP_LIBRARIES,
     Objects,
     channels_of,
     check_chips_output,
@@ -21,13 +23,15 @@ from ..data import (
     read_labels,
     scene_folders,
 )
-from .progress import counted_progress
+from .progress import counted_progress, say
 
 SPLITS: tuple[tuple[Literal["train", "validation"], str], ...] = (
     ("train", "train"),
     ("validation", "val"),
 )
 """Pairs of the folder of the scenes and the folder of the chips."""
+SplitWork = tuple[Literal["train", "validation"], str, Path, dict[str, Path], Mapping[str, Objects]]
+"""Such a pair, the file of labels, the folder of each scene and its labels."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     overlap = 0 if config.layout == "reference" else overlap
     check_folder(config.output_dir, "--output-dir")
     # Both splits are checked before a pixel of either is read.
-    work = []
+    work: list[SplitWork] = []
     for split, name in SPLITS:
         file = config.train_label_file if split == "train" else config.val_label_file
         folders, labels = scene_folders(config.data_root, split), read_labels(file)
@@ -54,38 +58,54 @@ def run(args: argparse.Namespace) -> int:
     for _, name, _, folders, _ in work:
         overwrite, replace = config.overwrite_preproc, config.replace
         check_chips_output(config.output_dir / name, folders, config.layout, overwrite, replace)
-    for split, name, file, folders, labels in work:
-        began = time.perf_counter()
-        with counted_progress(len(folders), "scenes", f"cutting {split}") as progress:
-            done = preprocess_scenes(
-                folders,
-                labels,
-                file,
-                config.output_dir / name,
-                channels=channels,
-                chip_size=config.chip_size,
-                overlap=overlap,
-                layout=config.layout,
-                workers=config.num_workers,
-                overwrite=config.overwrite_preproc,
-                background=split == "train",
-                replace=config.replace,
-                dtype=config.dtype,
-                progress=progress,
-            )
-        took = time.perf_counter() - began
-        print(
-            f"{config.output_dir / name}: {done.chips} chips of {done.scenes} scenes, "
-            f"{done.labels} labels, in {took:.1f} s"
-            + (f"; {done.resumed} scenes were done before" if done.resumed else "")
-        )
-        if done.rounded:
-            print(
-                f"{config.output_dir / name}: the rasters of {done.rounded} scenes are float32; "
-                "chips keep them as float16, rounded to some 3 digits; --dtype float32 keeps all "
-                "(with --overwrite-preproc where chips are there)"
-            )
+    with named_tasks_on(config, "scene", CHIP_LIBRARIES, say) as cluster:
+        for each in work:
+            _cut(each, config, channels, overlap, cluster)
+        for note in cluster.notes() if cluster else ():
+            print(note)
     return 0
+
+
+def _cut(
+    work: SplitWork,
+    config: PreprocessConfig,
+    channels: tuple[str, ...],
+    overlap: int,
+    cluster: NamedTasks | None,
+) -> None:
+    """Cut the scenes of a split, and say what became of them."""
+    split, name, file, folders, labels = work
+    began = time.perf_counter()
+    with counted_progress(len(folders), "scenes", f"cutting {split}") as progress:
+        done = preprocess_scenes(
+            folders,
+            labels,
+            file,
+            config.output_dir / name,
+            channels=channels,
+            chip_size=config.chip_size,
+            overlap=overlap,
+            layout=config.layout,
+            workers=config.num_workers,
+            overwrite=config.overwrite_preproc,
+            background=split == "train",
+            replace=config.replace,
+            dtype=config.dtype,
+            cluster=cluster,
+            progress=progress,
+        )
+    took = time.perf_counter() - began
+    print(
+        f"{config.output_dir / name}: {done.chips} chips of {done.scenes} scenes, "
+        f"{done.labels} labels, in {took:.1f} s"
+        + (f"; {done.resumed} scenes were done before" if done.resumed else "")
+    )
+    if done.rounded:
+        print(
+            f"{config.output_dir / name}: the rasters of {done.rounded} scenes are float32; "
+            "chips keep them as float16, rounded to some 3 digits; --dtype float32 keeps all "
+            "(with --overwrite-preproc where chips are there)"
+        )
 
 
 def _check_apart(out: Path, scenes: Mapping[str, Path]) -> None:

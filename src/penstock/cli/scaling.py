@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
         return _simulate(paths, args)
 
     replace = from_flags(Replacing, args).replace
-    _check_output(args.output, replace)
+    _check_output(args.output, replace, paths)
     runs = read_runs(paths, _say)
     if args.metrics:
         print(*in_text([metrics_table(runs)]), sep="\n")
@@ -154,12 +154,13 @@ def _say(sentence: str) -> None:
     say(f"penstock scaling: {sentence}")
 
 
-def _check_output(folder: Path | None, replace: bool) -> None:
+def _check_output(folder: Path | None, replace: bool, read: list[Path]) -> None:
     """Refuse a folder in which a file of the user's would be replaced."""
     if folder is not None:
         check_folder(folder, "--output")
         named = [folder / name for name in ("scaling.md", "scaling.csv", "runs.csv")]
-        check_outputs(*(("--output", path) for path in named), replace=replace)
+        files = [path for path in read if path.is_file()]  # its folder may hold the runs
+        check_outputs(*(("--output", path) for path in named), replace=replace, inputs=files)
 
 
 def _write(

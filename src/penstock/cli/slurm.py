@@ -1,7 +1,9 @@
-"""``penstock slurm``: trainings as jobs of SLURM.
+"""``penstock slurm``: commands as jobs of SLURM.
 
 penstock slurm render --preset raven-4gpu -- train spiral       the script
 penstock slurm submit --study 1,4,8 --preset raven-4gpu -- train spiral
+penstock slurm submit --array 64 --preset ./mine.yaml -- infer ...
+penstock slurm submit --array 8 -- python mine.py               any command
 penstock slurm status outputs                                   the states of the jobs
 penstock slurm collect outputs --into study                     their logs and results together
 penstock slurm cancel outputs
@@ -10,16 +12,13 @@ penstock slurm cancel outputs
 from __future__ import annotations
 
 import argparse
-import json
-import re
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from ..base import (
-    RESULTS,
-    SLURM_PRESETS,
     PenstockError,
     Replacing,
     SlurmConfig,
@@ -29,31 +28,36 @@ from ..base import (
     build,
     from_flags,
     plural,
-    read_yaml,
 )
 from ..cluster import (
     STUDY_FILE,
-    JobState,
+    Command,
     SlurmJob,
+    Step,
+    array_ranges,
     cancel_jobs,
     check_copies,
+    check_places,
     collect_job,
     copies_of,
-    job_states,
+    is_job_number,
+    job_statuses,
     parse_sizes,
-    read_study,
+    read_settings,
+    shipped_presets,
     slurm_preset,
-    slurm_script,
-    submit_job,
-    with_job_number,
+    slurm_scripts,
+    steps_of,
+    submit_steps,
+    table_of,
     with_ranks,
     write_jobs,
 )
-from .launch import add_command, training
+from .job_command import add_command, command_of
 
 KINDS = {
-    "render": "print the script of a job",
-    "submit": "submit a job, or one for each size of a study",
+    "render": "print the scripts of the jobs that submit would submit",
+    "submit": "submit a job, an array, or one job for each size of a study",
     "status": "say how jobs stand",
     "collect": "copy the logs and results of a study into one folder",
     "cancel": "cancel jobs",
@@ -63,9 +67,14 @@ KINDS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = add_kinds(parser, KINDS)
     for kind in (kinds["render"], kinds["submit"]):
-        kind.add_argument("--preset", metavar="NAME", help=", ".join(SLURM_PRESETS))
         kind.add_argument(
-            "--study", metavar="N,N,...", help="one job for each of these numbers of devices"
+            "--preset",
+            metavar="NAME",
+            help=f"{', '.join(shipped_presets())}, one of yours, or a YAML file of settings by its "
+            "path; flags win",
+        )
+        kind.add_argument(
+            "--study", metavar="N,N,...", help="a training for each of these numbers of devices"
         )
         add_flags(kind, SlurmConfig, config_file=True)
         add_command(kind)
@@ -91,38 +100,56 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _submit(args: argparse.Namespace) -> int:
-    config = config_of(args)
-    words, trained = training(args.command)
-    if "output_dir" not in trained.model_fields_set:
-        out = f"{config.folder}/%j"
-        words = [*words, "--output-dir", out]
-    else:
-        out = str(trained.output_dir)
-        several = "--study" if args.study else "--array" if config.array else None
-        if several and "%j" not in out:
-            raise UsageError(
-                f"--output-dir {out}: the jobs of {several} need a folder each; put %j, the number "
-                "of a job, into it"
-            )
-    jobs = _study(config, args.study) if args.study else [config]
+    command = command_of(args.command)
+    config = config_of(args, command)
+    if command.kind == "ranks":
+        command = _in_a_folder(command, config, args.study)
+    steps = _study(config, command, args.study) if args.study else steps_of(config, command)
+    if args.kind == "submit":  # a script that is rendered may be for another machine
+        for step in steps:
+            check_places(step.config)
     if args.kind == "render" or args.dry_run:
-        print("\n".join(slurm_script(job, words, sys.executable) for job in jobs), end="")
+        print("\n".join(slurm_scripts(steps, sys.executable)), end="")
         return 0
-    for number, job in enumerate(jobs):
-        try:
-            done = submit_job(job, words, out, sys.executable)
-        except PenstockError:
-            if number:
-                print(f"{number} of {len(jobs)} jobs were submitted", file=sys.stderr)
-            raise
-        place = f"{plural(done.ranks, 'rank')} on {plural(done.nodes, 'node')}"
-        print(f"job {done.id}: {done.name}, {place}")
+    submitted = 0
+    try:
+        for done in submit_steps(steps, sys.executable):
+            submitted += 1
+            print(f"job {done.id}: {done.name}, {_extent(done)}", flush=True)
+    except PenstockError:
+        if submitted:
+            print(f"{submitted} of {len(steps)} jobs were submitted", file=sys.stderr)
+        raise
     print(f"Written: {Path(config.folder) / STUDY_FILE}")
     return 0
 
 
-def _study(config: SlurmConfig, text: str) -> list[SlurmConfig]:
+def _extent(job: SlurmJob) -> str:
+    ranks = f"{plural(job.ranks, 'rank')} on " if job.kind == "ranks" else ""
+    size = f"{ranks}{plural(job.nodes, 'node')}"
+    if job.array is not None:
+        size = f"{plural(sum(map(len, array_ranges(job.array))), 'element')} of {size}"
+    return size if job.waits_for is None else f"{size}, {job.waits_for}"
+
+
+def _in_a_folder(command: Command, config: SlurmConfig, study: str | None) -> Command:
+    """A training with a folder for each job."""
+    if command.output_dir is None:
+        out = f"{config.folder}/%j"
+        return Command((*command.words, "--output-dir", out), output_dir=out)
+    several = "--study" if study else "--array" if config.array else None
+    if several and "%j" not in command.output_dir:
+        raise UsageError(
+            f"--output-dir {command.output_dir}: the jobs of {several} need a folder each; put %j, "
+            "the number of a job, into it"
+        )
+    return command
+
+
+def _study(config: SlurmConfig, command: Command, text: str) -> list[Step]:
     """A job for each size."""
+    if command.kind != "ranks":
+        raise UsageError(f"--study sizes trainings; {command.words[0]} is none")
     if config.array is not None:
         raise UsageError("--study submits a job for each size; it does not go with --array")
     for name in ("output", "error"):
@@ -139,69 +166,37 @@ def _study(config: SlurmConfig, text: str) -> list[SlurmConfig]:
             "--gpus-per-node asks for GPUs, --ntasks-per-node for several nodes",
             file=sys.stderr,
         )
-    return jobs
+    return [Step(job, command) for job in jobs]
 
 
-def config_of(args: argparse.Namespace) -> SlurmConfig:
+FOREIGN: Mapping[str, Any] = {"requeue": False, "signal": 0}
+"""Defaults of a program that is not ours: it may not stand a second start, or a signal."""
+
+
+def config_of(args: argparse.Namespace, command: Command) -> SlurmConfig:
     """The settings of a preset, of a YAML file and of the flags; the later ones win."""
     flags = {key: value for key, value in vars(args).items() if key in SlurmConfig.model_fields}
-    return build(
-        SlurmConfig, slurm_preset(args.preset), read_yaml(args.config) if args.config else {}, flags
-    )
-
-
-@dataclass(frozen=True)
-class JobStatus:
-    """The state of a job, or of one element of an array."""
-
-    id: str
-    state: JobState | None
-    """Its state in SLURM, None where SLURM has forgotten it."""
-    job: SlurmJob | None = None
-    """The job as it was submitted, None where its study is not known."""
-    folder: Path = Path()
-    """The folder of that study."""
-
-    @property
-    def training(self) -> str | None:
-        """The status of its training, by its results; None where there are none."""
-
-        if self.job is None:
-            return None
-        path = self.folder / with_job_number(self.job.output_dir, self.id) / RESULTS
-        try:
-            return str(json.loads(path.read_text())["status"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-
-    def words(self) -> str:
-        if self.state is not None:
-            return self.state.words()
-        return f"unknown to SLURM; its training is {self.training or 'not begun'}"
-
-    def code(self) -> int:
-        """0 done, 1 failed, 3 not ended."""
-        if self.state is None:
-            return 0 if self.training == "complete" else 1
-        return 0 if self.state.ok else 1 if self.state.ended else 3
+    settings = read_settings(args.config, "--config") if args.config else {}
+    defaults = FOREIGN if command.kind == "program" else {}
+    return build(SlurmConfig, defaults, slurm_preset(args.preset), settings, flags)
 
 
 def _status(args: argparse.Namespace) -> int:
-    rows = _rows(args.jobs)
-    _show(rows)
+    rows = job_statuses(args.jobs)
+    print(*table_of(rows), sep="\n")
     return max((row.code() for row in rows), default=0)
 
 
 def _collect(args: argparse.Namespace) -> int:
     path, replace = args.study, from_flags(Replacing, args).replace
-    if _is_number(str(path)):
+    if is_job_number(str(path)):
         raise UsageError(
             f"collect takes the folder that jobs were submitted from, or its {STUDY_FILE}; {path} "
             "is a job's number"
         )
     source = path if path.is_dir() else path.parent
     target, collected = args.into or source, []
-    rows = _rows([str(path)])
+    rows = job_statuses([str(path)])
     jobs = [(row.job, row.id) for row in rows if row.job is not None]
     places = [pair for job, number in jobs for pair in copies_of(job, number, source, target)]
     check_copies(places, target, replace)
@@ -211,9 +206,9 @@ def _collect(args: argparse.Namespace) -> int:
         facts = asdict(row.state) if row.state is not None else {"state": None}
         job = {"name": row.job.name, "ranks": row.job.ranks, "nodes": row.job.nodes}
         collected.append({**facts, "id": row.id, **job, **copies, "training": row.training})
-    _show(rows)
+    print(*table_of(rows), sep="\n")
     for entry in collected:
-        missing = [name for name in ("log", "results") if not entry[name]]
+        missing = [name for name in ("log", "results") if entry.get(name) is False]
         if missing:
             print(f"job {entry['id']} has no {' and no '.join(missing)} yet")
     print(f"Written: {write_jobs(target, collected, replace)}")
@@ -221,55 +216,15 @@ def _collect(args: argparse.Namespace) -> int:
 
 
 def _cancel(args: argparse.Namespace) -> int:
-    # Waiting elements of an array share a row: 12_[3-7%2].
+    # Waiting elements of an array share a row: 12_[3-7%2]. A chain ends from its end, or what
+    # follows a job would begin.
     going = [
         row.id.partition("_[")[0]
-        for row in _rows(args.jobs)
+        for row in reversed(job_statuses(args.jobs))
         if row.state is not None and not row.state.ended
     ]
+    going = list(dict.fromkeys(going))
     if going:
         cancel_jobs(going)
     print(f"cancelled: {', '.join(going)}" if going else "none of them is waiting or running")
     return 0
-
-
-def _rows(targets: Sequence[str]) -> list[JobStatus]:
-    """The jobs of studies, and jobs by number.
-
-    Raises `UsageError` for a number that SLURM does not know.
-    """
-    submitted: dict[str, tuple[SlurmJob, Path]] = {}
-    numbers = list[str]()
-    for target in targets:
-        if _is_number(target):
-            numbers.append(target)
-            continue
-        path = Path(target)
-        folder = path if path.is_dir() else path.parent
-        submitted |= {job.id: (job, folder) for job in read_study(path).jobs}
-    states = job_states([*submitted, *numbers])
-    for number in numbers:
-        if not states[number]:
-            raise UsageError(f"SLURM knows no job {number}")
-    rows = [JobStatus(state.id, state) for number in numbers for state in states[number]]
-    for number, (job, folder) in submitted.items():
-        rows += [JobStatus(state.id, state, job, folder) for state in states[number]]
-        if not states[number]:
-            rows.append(JobStatus(number, None, job, folder))
-    return rows
-
-
-def _is_number(target: str) -> bool:
-    """Whether it is the number of a job or of an array's element, and no file of that name."""
-    return bool(re.fullmatch(r"\d+(_\d+)?", target, re.ASCII)) and not Path(target).exists()
-
-
-def _show(rows: Sequence[JobStatus]) -> None:
-    table = [("job", "name", "ranks", "nodes", "state")]
-    for row in rows:
-        job, nodes = row.job, row.state.nodes if row.state is not None else None
-        name, ranks = (job.name, str(job.ranks)) if job is not None else ("", "")
-        table.append((row.id, name, ranks, nodes or "", row.words()))
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for line in table:
-        print("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip())

@@ -20,12 +20,13 @@ Outcome = Callable[[Record], str]
 """A function that tells the result of a launch in a few words."""
 
 
-def open_outputs(config: Any, needs: Iterable[str]) -> Ledger:
+def open_outputs(config: Any, needs: Iterable[str], inputs: Iterable[Path] = ()) -> Ledger:
     """The ledger of a benchmark, after it and the CSV were checked. Nothing is created.
 
     Args:
         config: The knobs ``output``, ``ledger`` and ``replace``.
         needs: Columns that the CSV of such a benchmark has.
+        inputs: Files and folders that are read.
 
     Returns:
         The ledger.
@@ -35,18 +36,18 @@ def open_outputs(config: Any, needs: Iterable[str]) -> Ledger:
     """
     if not config.output.name:
         raise UsageError(f"--output {config.output} cannot be written: it names no file")
-    check_csv(config.output, config.replace, needs)
     ledger = Ledger(config.ledger or config.output.with_suffix(".ledger"))
-    check_ledger(ledger)
+    check_csv(config.output, config.replace, needs, [*inputs, ledger.path])
+    check_ledger(ledger, inputs)
     return ledger
 
 
-def check_csv(path: Path, replace: bool, needs: Iterable[str]) -> None:
+def check_csv(path: Path, replace: bool, needs: Iterable[str], inputs: Iterable[Path] = ()) -> None:
     """Raise `UsageError` for a file that is no CSV of such a benchmark, unless it may be replaced.
 
     New rows are added to a CSV, and it keeps all that it has, so it may be edited.
     """
-    check_outputs(("--output", path), replace=True)
+    check_outputs(("--output", path), replace=True, inputs=inputs)
     if path.is_file() and path.stat().st_size and not replace:
         try:
             read_csv(path, needs)
@@ -63,9 +64,9 @@ def make_way(path: Path, replace: bool, needs: Iterable[str]) -> None:
             path.unlink()
 
 
-def check_ledger(ledger: Ledger) -> None:
+def check_ledger(ledger: Ledger, inputs: Iterable[Path] = ()) -> None:
     """Raise `UsageError` for a ledger that cannot be written, or that is something else."""
-    check_outputs(("--ledger", ledger.path), replace=True)
+    check_outputs(("--ledger", ledger.path), replace=True, inputs=inputs)
     ledger.records()
 
 

@@ -75,8 +75,9 @@ def run(args: argparse.Namespace) -> int:
     config = from_flags(TuneLoaderConfig, args, args.config)
 
     ledger = Ledger(config.ledger or config.output.with_suffix(".ledger"))
-    check_ledger(ledger)
-    check_outputs(("--output", config.output), replace=config.replace)
+    check_ledger(ledger, [Path(args.data)])
+    read = [Path(args.data), ledger.path]
+    check_outputs(("--output", config.output), replace=config.replace, inputs=read)
     tried: list[BatchTrial] = []
     for fit in fitting(args.data, config, max(threads_of(config))):
         tried.append(_measure(args.data, config, fit, ledger))

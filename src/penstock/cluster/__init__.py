@@ -1,6 +1,6 @@
 """SLURM's jobs as text and states, and which rank a process is.
 
-Nothing here knows training or inference.
+Nothing here knows training or inference: their verbs and flags are words.
 """
 
 import lazy_loader

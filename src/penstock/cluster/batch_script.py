@@ -1,33 +1,34 @@
 """The script of a SLURM job: what it asks for, and which command it becomes.
 
-A script ends with ``exec penstock launch slurm``, which starts the ranks, receives SLURM's signals
-and goes on after a restart; see `cli.launch`. The user's words are quoted for the shell. No value
-holds a newline, behind which sbatch could read directives, or a login, because SLURM keeps scripts.
+The script of a training ends with ``exec penstock launch slurm``, which starts the ranks, receives
+SLURM's signals and goes on after a restart; see `cli.launch`. Another verb or program takes the
+script's place itself, and gets SIGTERM before its time is up. The user's words are quoted for the
+shell. No value holds a newline, behind which sbatch could read directives, or a login, because
+SLURM keeps scripts.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ..base import (
-    SLURM_PRESETS,
-    SlurmConfig,
-    UsageError,
-    has_login,
-    scrub,
-)
+from ..base import SlurmConfig, UsageError, has_login, scrub
+from .steps import ELEMENT, Command, is_share
 
 
-def slurm_script(config: SlurmConfig, words: Sequence[str], python: str) -> str:
-    """The batch script of a job that trains.
+def slurm_script(
+    config: SlurmConfig, command: Command, python: str, waits_for: str | None = None
+) -> str:
+    """The batch script of a job.
 
     Args:
         config: Resources, modules and environment of the job.
-        words: The command after ``penstock``, such as ``train spiral ...``.
+        command: What it runs.
         python: The interpreter to use if the job activates no environment.
+        waits_for: The job that it follows in a chain, ``afterok:12``; None for the dependency of
+            its resources.
 
     Returns:
         The text for sbatch.
@@ -35,7 +36,7 @@ def slurm_script(config: SlurmConfig, words: Sequence[str], python: str) -> str:
     Raises:
         UsageError: A word holds a control character or a login.
     """
-    _check_words(words)
+    _check_words(command.words)
     variables = (variable.partition("=") for variable in config.env)
     exports = [f"export {name}={shlex.quote(value)}" for name, _, value in variables]
     environment: list[str] = []
@@ -44,18 +45,38 @@ def slurm_script(config: SlurmConfig, words: Sequence[str], python: str) -> str:
     if config.venv is not None:
         environment.append(f"source {shlex.quote(f'{config.venv}/bin/activate')}")
         python = "python"
-    launch = [python, "-m", "penstock", "launch", "slurm", *["--requeue"] * config.requeue]
     lines = [
         "#!/bin/bash -l" if config.modules else "#!/bin/bash",
-        *(f"#SBATCH {option}" for option in _resources(config)),
+        *(f"#SBATCH {option}" for option in _resources(config, command, waits_for)),
         "",
         "set -e",
         *environment,
         *exports,
-        # exec, so that SLURM's signals to the script reach the launcher.
-        f"exec {shlex.join([*launch, '--', *words])}",
+        # exec, so that SLURM's signals to the script reach the command.
+        f"exec {_command(config, command, python)}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _command(config: SlurmConfig, command: Command, python: str) -> str:
+    """The command of a job, quoted for the shell."""
+    if command.kind == "program":
+        return shlex.join(command.words)
+    if command.kind == "ranks":
+        launch = [python, "-m", "penstock", "launch", "slurm", *["--requeue"] * config.requeue]
+        return shlex.join([*launch, "--", *command.words])
+    words = [_numbered(word, is_element=config.array is not None) for word in command.words]
+    if command.resumes:
+        words.append("${SLURM_RESTART_COUNT:+--resume}")
+    return " ".join([shlex.join([python, "-u", "-m", "penstock"]), *words])
+
+
+def _numbered(word: str, is_element: bool) -> str:
+    """A word for the shell, with the number of its job for %j, and an element's in a ``%a/64``."""
+    if is_element and is_share(word):
+        return f'"${{SLURM_ARRAY_TASK_ID}}{word.removeprefix(ELEMENT)}"'
+    job = "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}" if is_element else "${SLURM_JOB_ID}"
+    return f'"{job}"'.join(shlex.quote(text) if text else "" for text in word.split("%j")) or "''"
 
 
 def log_of(config: SlurmConfig) -> str:
@@ -93,9 +114,10 @@ def _check_words(words: Iterable[str]) -> None:
             )
 
 
-def _resources(config: SlurmConfig) -> Iterator[str]:
+def _resources(config: SlurmConfig, command: Command, waits_for: str | None) -> Iterator[str]:
     """The options of sbatch that are set; one with the value True has no argument."""
-    gpus, signal = config.gpus_per_node, config.signal
+    gpus, before = config.gpus_per_node, config.signal
+    signal = "USR1" if command.kind == "ranks" else "TERM"
     options = {
         "job-name": config.job_name,
         "nodes": config.nodes,
@@ -109,29 +131,19 @@ def _resources(config: SlurmConfig) -> Iterator[str]:
         "qos": config.qos,
         "gres": None if gpus is None else f"gpu:{gpus}",
         "array": config.array,
-        "dependency": config.dependency,
+        "dependency": waits_for or config.dependency,
+        # Without it a job would wait for ever after a step that has failed.
+        "kill-on-invalid-dep": "yes" if waits_for else None,
         "exclusive": config.exclusive or None,
         "output": log_of(config),
         "error": config.error,
         "open-mode": "append",  # what a job said before a restart stays
         "requeue" if config.requeue else "no-requeue": True,
-        "signal": f"B:USR1@{signal}" if signal else None,
+        "signal": f"B:{signal}@{before}" if before else None,
     }
     for name, value in options.items():
         if value is not None:
             yield f"--{name}" if value is True else f"--{name}={shlex.quote(str(value))}"
-
-
-def slurm_preset(name: str | None) -> Mapping[str, Any]:
-    """The settings of a preset, none if it has no name. Raises `UsageError` if there is no such
-    preset."""
-    if name is None:
-        return {}
-    if name not in SLURM_PRESETS:
-        raise UsageError(
-            f"--preset {name}: there is none of that name; there are {', '.join(SLURM_PRESETS)}"
-        )
-    return SLURM_PRESETS[name]
 
 
 def parse_sizes(text: str) -> list[int]:

@@ -1,8 +1,8 @@
 """Jobs of SLURM: submitted, listed in a folder, and collected from it.
 
-SlurmConfig ──slurm_script()──▶ text ──submit_job()──▶ sbatch ──▶ number ──▶ FOLDER/study.json
-                                                                                 │
-FOLDER/slurm-12.out, FOLDER/12/training_results.json ◀──collect_job()────────────┘
+Step ──slurm_script()──▶ text ──submit_steps()──▶ sbatch ──▶ number ──▶ FOLDER/study.json
+                                                                            │
+FOLDER/slurm-12.out, FOLDER/12/training_results.json ◀──collect_job()───────┘
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from ..base import (
     writing_output,
 )
 from .batch_script import log_of, slurm_script, with_job_number
+from .steps import Command, Kind, Step
 
 STUDY_FILE, JOBS = "study.json", "jobs.json"
 SAY_WITHIN_S = 60.0
@@ -51,10 +52,15 @@ class SlurmJob(BaseModel):
     log: str
     """The path of its log, in which %j or %A_%a stands for its number."""
     error: str | None = None
-    output_dir: str
+    output_dir: str | None = None
     """The folder of its training; %j may stand for its number."""
     command: tuple[str, ...]
     submitted: str
+    kind: Kind = "ranks"
+    array: str | None = None
+    """Its elements, as sbatch takes them; None if it is no array."""
+    waits_for: str | None = None
+    """The job that it follows in a chain, such as ``afterok:12``."""
 
 
 class SlurmStudy(BaseModel):
@@ -81,31 +87,87 @@ def read_study(path: Path) -> SlurmStudy:
     return study
 
 
-def submit_job(config: SlurmConfig, words: Sequence[str], output_dir: str, python: str) -> SlurmJob:
-    """Submit one job and add it to the list in its folder.
+def slurm_scripts(steps: Sequence[Step], python: str) -> list[str]:
+    """The scripts of a submission. The number of an earlier job, unknown yet, is JOB_1, JOB_2 ...
 
     Args:
-        config: Resources of the job, and its folder.
-        words: The command after ``penstock``, such as ``train spiral ...``.
-        output_dir: The folder of the training.
-        python: The interpreter to use if the job activates no environment.
+        steps: The jobs, in order.
+        python: The interpreter to use if a job activates no environment.
 
     Returns:
-        The job, with its number.
+        A text for sbatch for each.
+    """
+    return [
+        slurm_script(step.config, step.command, python, step.after and f"{step.after}:JOB_{number}")
+        for number, step in enumerate(steps)
+    ]
+
+
+def submit_steps(steps: Sequence[Step], python: str) -> Iterator[SlurmJob]:
+    """Submit jobs one after the other, and add each to the list in its folder.
+
+    Args:
+        steps: The jobs, in order.
+        python: The interpreter to use if a job activates no environment.
+
+    Yields:
+        Each job, with its number.
 
     Raises:
-        UsageError: SLURM is not there or refuses the job, or the folder cannot be used.
+        UsageError: SLURM is not there or refuses a job, or the folder cannot be used. A chain is
+            cancelled where one of its jobs is refused.
     """
-    _need("sbatch")
-    text = slurm_script(config, words, python)
-    folder = Path(config.folder)
-    check_folder(folder, "--folder")
-    for path in (log_of(config), config.error):
-        check_local(Path(path or ""), "--output and --error")
-    folder.mkdir(parents=True, exist_ok=True)
+    chain: list[str] = []
+    for step in steps:
+        waits_for = step.after and f"{step.after}:{chain[-1]}"
+        try:
+            job = submit_job(step.config, step.command, python, waits_for)
+        except PenstockError as error:
+            if waits_for:
+                refused = ask_slurm(["scancel", *reversed(chain)]).returncode
+                fate = "must be cancelled by hand" if refused else "are cancelled again"
+                error.args = (f"{error}; the jobs before it ({', '.join(chain)}) {fate}",)
+            raise
+        chain.append(job.id)
+        yield job
+
+
+def check_places(config: SlurmConfig) -> None:
+    """Check the folder of a job and those of its logs. Nothing is made.
+
+    Raises `UsageError` for one that cannot be written to, or lies inside an array.
+    """
+    check_folder(Path(config.folder), "--folder")
+    for flag, path in (("--output", config.output), ("--error", config.error)):
+        if path is not None:  # the number of the job stands in place of what follows %
+            check_local(Path(path), flag)
+            check_folder(Path(f"{path.partition('%')[0]}_").parent, flag)
+
+
+def make_places(config: SlurmConfig) -> None:
+    """Make the folders of a job's logs.
+
+    Args:
+        config: The settings of the job.
+
+    Raises:
+        UsageError: One of them is no place for logs.
+    """
+    check_places(config)
+    Path(config.folder).mkdir(parents=True, exist_ok=True)
     for path in (log_of(config), config.error):  # SLURM makes no folders, and then loses the log
         if path is not None and "%" not in str(Path(path).parent):
             Path(path).parent.mkdir(parents=True, exist_ok=True)
+
+
+def submit_job(
+    config: SlurmConfig, command: Command, python: str, waits_for: str | None = None
+) -> SlurmJob:
+    """Submit one job and add it to the list in its folder. See `submit_steps`."""
+    _need("sbatch")
+    text = slurm_script(config, command, python, waits_for)
+    folder = Path(config.folder)
+    make_places(config)
     if (folder / STUDY_FILE).exists():
         read_study(folder)  # refuse before the job is submitted
     ended = ask_slurm(["sbatch", "--parsable"], text)
@@ -115,13 +177,16 @@ def submit_job(config: SlurmConfig, words: Sequence[str], output_dir: str, pytho
     job = SlurmJob(
         id=number,
         name=config.job_name,
-        ranks=config.nodes * config.tasks,
+        ranks=config.nodes * config.tasks if command.kind == "ranks" else 1,
         nodes=config.nodes,
         log=_seen_from(folder, log_of(config)),
         error=None if config.error is None else _seen_from(folder, config.error),
-        output_dir=_seen_from(folder, output_dir),
-        command=tuple(words),
+        output_dir=None if command.output_dir is None else _seen_from(folder, command.output_dir),
+        command=command.words,
         submitted=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        kind=command.kind,
+        array=config.array,
+        waits_for=waits_for,
     )
     _enter(folder, job)
     return job
@@ -152,7 +217,7 @@ def collect_job(
         replace: Replace files that Penstock did not write.
 
     Returns:
-        Whether there was a ``log``, and whether there were ``results``.
+        Whether there was a ``log``, and, of a training, whether there were ``results``.
     """
     log = target / f"slurm-{element}.out"
     results = target / element / RESULTS
@@ -162,7 +227,8 @@ def collect_job(
             with writing_output(new, replace=replace) as draft:
                 shutil.copyfile(old, draft)
     copied = {new for _, new in copies}
-    return {"log": log in copied, "results": results in copied}
+    has = {"log": log in copied}
+    return has if job.output_dir is None else {**has, "results": results in copied}
 
 
 def copies_of(job: SlurmJob, element: str, source: Path, target: Path) -> list[tuple[Path, Path]]:
@@ -177,16 +243,17 @@ def copies_of(job: SlurmJob, element: str, source: Path, target: Path) -> list[t
     Returns:
         Pairs of old and new paths.
     """
-    run = source / with_job_number(job.output_dir, element)
     logs = {"out": job.log, "err": job.error}
     copies = [
         (source / with_job_number(log, element), target / f"slurm-{element}.{kind}")
         for kind, log in logs.items()
         if log is not None
     ]
-    names = [ARGS, RESULTS]
-    names += [f"{STEPS}/{path.name}" for path in sorted(run.glob(f"{STEPS}/rank*.csv"))]
-    copies += [(run / name, target / element / name) for name in names]
+    if job.output_dir is not None:
+        run = source / with_job_number(job.output_dir, element)
+        names = [ARGS, RESULTS]
+        names += [f"{STEPS}/{path.name}" for path in sorted(run.glob(f"{STEPS}/rank*.csv"))]
+        copies += [(run / name, target / element / name) for name in names]
     return [(old, new) for old, new in copies if old.is_file()]
 
 
@@ -246,12 +313,22 @@ def ask_slurm(command: Sequence[str], text: str | None = None) -> subprocess.Com
             errors="surrogateescape",
             stdin=subprocess.DEVNULL if text is None else None,
             # Without a limit, the row of an array names all elements that wait.
-            env={**os.environ, "SLURM_BITSTR_LEN": "0"},
+            env={**_without_job(os.environ), "SLURM_BITSTR_LEN": "0"},
             timeout=SAY_WITHIN_S,
             check=False,
         )
     except subprocess.TimeoutExpired as error:
         raise PenstockError(f"{command[0]} did not answer within {SAY_WITHIN_S:g} s") from error
+
+
+def _without_job(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what sbatch would hand on from the job in which it runs, and SLURM
+    does not set anew: a job would take itself for an element or a restart."""
+    return {
+        name: text
+        for name, text in environ.items()
+        if not name.startswith("SLURM_ARRAY_") and name != "SLURM_RESTART_COUNT"
+    }
 
 
 def _need(name: str) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from ..base import Incomplete, PenstockError, UsageError
 from .slurm_jobs import ask_slurm, complaint_of
+from .steps import array_ranges
 
 ENDS = frozenset(
     "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY REVOKED TIMEOUT".split()
@@ -47,11 +48,18 @@ class JobState:
     def ok(self) -> bool:
         return self.state == "COMPLETED"
 
-    def words(self) -> str:
-        """The state, its reason and the exit code, for people."""
+    def words(self, incomplete: str | None = "it was stopped, and --resume goes on") -> str:
+        """The state, its reason and the exit code, for people.
+
+        Args:
+            incomplete: The meaning of exit code 3 for its command; None where it has none.
+
+        Returns:
+            Words that commas part.
+        """
         words = [self.state]
-        if self.exit_code == Incomplete.exit_code and self.ended:
-            words.append(f"exit code {self.exit_code}: it was stopped, and --resume goes on")
+        if self.exit_code == Incomplete.exit_code and self.ended and incomplete:
+            words.append(f"exit code {self.exit_code}: {incomplete}")
         elif self.exit_code:
             words.append(f"exit code {self.exit_code}")
         if self.signal:
@@ -86,15 +94,33 @@ def _of(job: str, queue: Iterable[JobState]) -> list[JobState]:
     rows = _pick(job, queue)
     if rows and ("_" in job or "_" not in rows[0].id):
         return rows  # of all its elements
-    ended = _pick(job, _scontrol(_heard(["scontrol", "--oneliner", "show", "job", job])))
-    queued = {row.id for row in rows}
-    rows += [row for row in ended if row.id not in queued]
+    rows = _and_more(rows, _scontrol(_heard(["scontrol", "--oneliner", "show", "job", job])), job)
     for options, fields in _BOOKS:
-        if not rows:
-            sacct = ["sacct", "--noheader", "--parsable2", *options]
-            text = _heard([*sacct, f"--format={','.join(fields)}", _jobs([job])])
-            rows = _pick(job, _sacct(text, fields))
+        # The controller forgets an element some minutes after its end, while others still run.
+        is_part = bool(rows) and "_" in rows[0].id and "--completion" not in options
+        if not rows or is_part:
+            rows = _and_more(rows, _accounted(job, options, fields), job)
     return rows
+
+
+def _and_more(rows: list[JobState], later: Iterable[JobState], job: str) -> list[JobState]:
+    """The rows of a job, and those of further elements that another command has heard of."""
+    more = _pick(job, later)
+    if rows:
+        more = [row for row in more if row.ended and not any(waits_in(row.id, r.id) for r in rows)]
+    known_ids = {row.id for row in rows}
+    return rows + [row for row in more if row.id not in known_ids]
+
+
+def _accounted(job: str, options: Sequence[str], fields: Sequence[str]) -> list[JobState]:
+    command = ["sacct", "--noheader", "--parsable2", *options]
+    ended = ask_slurm([*command, f"--format={','.join(fields)}", _jobs([job])])
+    if ended.returncode:
+        return []  # no accounting here
+    # The file of ended jobs numbers elements like jobs, and the last one like their array.
+    if re.search(rf"Unknown type ArrayJobId: {job.partition('_')[0]}\b", ended.stderr):
+        return []
+    return _sacct(ended.stdout, fields)
 
 
 _BOOKS = (
@@ -121,29 +147,24 @@ def _pick(job: str, rows: Iterable[JobState]) -> list[JobState]:
     """The last row of each element of a job, in order."""
     last = {}
     for row in rows:
-        if _waits_in(job, row.id):
+        if waits_in(job, row.id):
             row = replace(row, id=job)
         if job in (row.id, row.id.partition("_")[0]):
             last[row.id] = row
     return list(last.values())
 
 
-def _waits_in(job: str, row: str) -> bool:
+def waits_in(job: str, row: str) -> bool:
     """Whether an element of an array is among those that wait, which share one row.
 
-    >>> _waits_in("5_4", "5_[1,4-6%2]"), _waits_in("5_4", "5_[0-8:2]"), _waits_in("5_4", "5_[5-9]")
+    >>> waits_in("5_4", "5_[1,4-6%2]"), waits_in("5_4", "5_[0-8:2]"), waits_in("5_4", "5_[5-9]")
     (True, True, False)
     """
     array, _, element = job.partition("_")
-    shared = re.fullmatch(rf"{array}_\[([\d,:-]+)(%\d+)?\]", row)
-    if shared is None or not element:
+    shared = re.fullmatch(rf"{array}_\[([\d,:-]+(%\d+)?)\]", row)
+    if shared is None or not element.isdecimal():
         return False
-    for part in shared[1].split(","):
-        first, _, rest = part.partition("-")
-        last, _, step = rest.partition(":")
-        if int(element) in range(int(first), int(last or first) + 1, int(step or 1)):
-            return True
-    return False
+    return any(int(element) in each for each in array_ranges(shared[1]))
 
 
 def _heard(command: Sequence[str]) -> str:
@@ -152,8 +173,8 @@ def _heard(command: Sequence[str]) -> str:
     if ended.returncode == 0:
         return ended.stdout
     complaint = complaint_of(ended)
-    if command[0] == "sacct" or "invalid job id" in complaint.lower():
-        return ""  # no accounting here, or no such job
+    if "invalid job id" in complaint.lower():
+        return ""
     raise PenstockError(f"{command[0]}: {complaint}")
 
 

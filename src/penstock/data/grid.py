@@ -88,6 +88,15 @@ def unflatten(flat: int, cells: Box) -> tuple[int, ...]:
 
 
 def flatten(index: Sequence[int], cells: Box) -> int:
+    """The place of an index among those of a box of indices, the last axis fastest.
+
+    Args:
+        index: The index.
+        cells: The box.
+
+    Returns:
+        The number of indices before it.
+    """
     flat = 0
     for i, start, length in zip(index, cells.start, cells.shape, strict=True):
         flat = flat * length + (i - start)

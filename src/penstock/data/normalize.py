@@ -7,7 +7,7 @@ knows. Applying them to an array is the work of `lane`, on the device; this modu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,6 +120,26 @@ class Histogram:
             for bin_, counts in self._fine.items():
                 low = keys[coarse == bin_] & np.uint32(0xFFFF)
                 counts += np.bincount(low, minlength=1 << 16)
+
+    @property
+    def counts(self) -> dict[str, NDArray[np.int64]]:
+        """What this pass has counted: arrays that `merge` adds to those of another histogram."""
+        if self._fine is None:
+            return {"coarse": self._coarse}
+        bins = np.array([*self._fine], np.int64)
+        return {"bins": bins, "fine": np.stack([*self._fine.values()])}
+
+    def merge(self, counts: Mapping[str, NDArray[np.int64]]) -> None:
+        """Add what another histogram has counted in the same pass.
+
+        Args:
+            counts: the `counts` of the other one.
+        """
+        if self._fine is None:
+            self._coarse += counts["coarse"]
+        else:
+            for bin_, fine in zip(counts["bins"].tolist(), counts["fine"], strict=True):
+                self._fine[bin_] += fine
 
     def advance(self, percentiles: Sequence[float]) -> None:
         """End a pass: either done, or ready for the pieces once more."""

@@ -32,6 +32,11 @@ class Loaded:
     arrived: torch.cuda.Event | None = None
     """The end of the upload on a GPU; None on the CPU."""
 
+    def wait(self) -> None:
+        """Wait for the end of the upload: until then the GPU reads the array."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+
 
 @dataclass(slots=True)
 class Computed:

@@ -4,32 +4,42 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-
-import torch
+from typing import TYPE_CHECKING
 
 from ..base import InferConfig, usable_cores
 from ..data import Source, why_no_lock
 from ..instruments import available_memory
 from .heads import HeadPlan, is_wide
+from .known_net import HostDevice, KnownNet
 from .memory import Facts, resident_bytes
-from .net import Net
 from .outputs import Output
+
+if TYPE_CHECKING:
+    import torch
+
+    from .net import Net
+
+WITHOUT_TORCH = (
+    "torch is not installed here: this is the plan for a CPU, and base lacks what torch takes"
+)
 
 
 def gather_facts(
     config: InferConfig,
     source: Source,
-    devices: Sequence[torch.device],
-    net: Net,
+    devices: Sequence[torch.device | HostDevice],
+    net: Net | KnownNet,
     heads: Sequence[HeadPlan],
     outputs: Sequence[Output],
     num_volumes: int,
     judging_bytes: int,
+    peers: int = 1,
 ) -> Facts:
     """The facts of a job. ``judging_bytes`` is the memory that judging heads left in the heap: the
     forwards use it again and are counted apart, so the base does not count it."""
     # The question makes a GPU's context, which takes memory of this process: ask it before base.
     device_bytes = _free_device_memory(devices)
+    unloaded = net.model.weight_bytes if isinstance(net, KnownNet) else 0
     return Facts(
         domain=source.domain[2:],
         source_itemsize=source.dtype.itemsize,
@@ -50,8 +60,8 @@ def gather_facts(
         weight_bytes=net.model.weight_bytes,
         forward_bytes=net.footprint.peak_bytes,
         devices=tuple(device.type for device in devices),
-        base_bytes=resident_bytes() - judging_bytes,
-        available_bytes=available_memory(),
+        base_bytes=resident_bytes() - judging_bytes + unloaded,
+        available_bytes=available_memory() // peers,
         cores=usable_cores(),
         device_bytes=device_bytes,
         cast_bytes=net.model.weight_bytes // 2 if net.amp is not None else 0,
@@ -64,22 +74,28 @@ def gather_facts(
     )
 
 
-def _free_device_memory(devices: Sequence[torch.device]) -> int | None:
-    free = [torch.cuda.mem_get_info(device)[0] for device in devices if device.type == "cuda"]
-    return min(free) if free else None
+def _free_device_memory(devices: Sequence[torch.device | HostDevice]) -> int | None:
+    gpus = [d for d in devices if not isinstance(d, HostDevice) and d.type == "cuda"]
+    if not gpus:
+        return None
+    import torch
+
+    return min(torch.cuda.mem_get_info(device)[0] for device in gpus)
 
 
 def _notes(
     config: InferConfig,
     source: Source,
-    devices: Sequence[torch.device],
-    net: Net,
+    devices: Sequence[torch.device | HostDevice],
+    net: Net | KnownNet,
     outputs: Sequence[Output],
 ) -> Iterator[str]:
     """Sentences that the plan prints about how the model is run."""
     yield from filter(None, (why_no_lock(output.sink) for output in outputs))
-    if is_wide(source.dtype) and net.model.dtype != torch.float64:
-        dtype = str(net.model.dtype).removeprefix("torch.")
+    if isinstance(net, KnownNet):
+        yield WITHOUT_TORCH
+    dtype = str(net.model.dtype).removeprefix("torch.")
+    if is_wide(source.dtype) and dtype != "float64":
         yield f"the model takes {dtype}: it does not see all digits of {source.dtype}"
     if config.normalize == "global" and config.model_fields_set & {"norm_lower", "norm_upper"}:
         yield (
@@ -89,8 +105,12 @@ def _notes(
     if not net.footprint.channels_last:
         yield "the model fails on tensors that are laid out channels last: it is slower without"
     on_cuda = all(device.type == "cuda" for device in devices)
-    full = net.model.dtype == torch.float32
-    if config.amp == "auto" and on_cuda and full and net.amp is None:
+    if on_cuda and config.cudnn_benchmark:
+        yield (
+            "--cudnn-benchmark lets cuDNN take free memory of the device to work in, which device "
+            "memory does not count"
+        )
+    if config.amp == "auto" and on_cuda and dtype == "float32" and net.amp is None:
         yield (
             "autocast is off, as values that are brought to no range are more than half "
             "precision holds; --normalize with --clip-norm, or --amp, turns it on"

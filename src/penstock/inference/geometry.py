@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base import InferConfig, UsageError
-from ..data import Box, Grid
+from ..data import Box, Grid, flatten, indices
 
 Seam = Literal["trim", "blend"]
 
@@ -120,8 +120,14 @@ class Geometry:
 
     def blocks(self, number: int = 0, volume: int = 0) -> Iterator[Block]:
         """Every block of the volume in visiting order, numbered from ``number``."""
-        for flat, region in enumerate(self.regions):
-            for patches in self.blocks_of(region):
+        return self.blocks_in(self.domain, number, volume)
+
+    def blocks_in(self, box: Box, number: int = 0, volume: int = 0) -> Iterator[Block]:
+        """The blocks of the regions that a box touches, in visiting order."""
+        regions = self.regions
+        for index in indices(regions.touching(box)):
+            flat = flatten(index, regions.cells)
+            for patches in self.blocks_of(regions.cell(index)):
                 core, support = self.core_of(patches), self.support_of(patches)
                 yield Block(number, volume, flat, patches, core, support, self.read_of(patches))
                 number += 1

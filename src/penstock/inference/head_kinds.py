@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..base import HeadKind, InferConfig, UsageError
 from ..data import Box, Source, block_scaling, reflect
-from ..models import Head, error_in_user_code
+from ..models import error_in_user_code
 from .heads import HeadPart, Origin, said_kinds
 from .net import Net, fixed_scaling
 from .selection import Volume
@@ -38,25 +38,6 @@ class Seen:
     stored: NDArray[Any]
     shown: NDArray[np.float64]
     """The same patch normalised and clipped: the input of the net."""
-
-
-def split(heads: Sequence[Head], num_outputs: int, model: str) -> list[HeadPart]:
-    """The part of the model that each output takes: a head, or a channel of the only head.
-
-    Raises `UsageError` where the number of outputs fits neither.
-    """
-    dtypes = [str(head.dtype).removeprefix("torch.") for head in heads]
-    if len(heads) == 1 < num_outputs == heads[0].channels:
-        only = heads[0].name
-        return [HeadPart(f"{only}.{i}", 1, dtypes[0], i) for i in range(num_outputs)]
-    if len(heads) != num_outputs:
-        shown = ", ".join(f"{head.name} ({head.channels} channels)" for head in heads)
-        raise UsageError(
-            f"model {model} returns {len(heads)} head(s), {shown}, but --out-spec "
-            f"names {num_outputs}"
-        )
-    pairs = zip(heads, dtypes, strict=True)
-    return [HeadPart(head.name, head.channels, dtype) for head, dtype in pairs]
 
 
 def head_kinds(

@@ -14,11 +14,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
 from ..base import HeadKind, InferConfig, UsageError
+
+if TYPE_CHECKING:
+    from ..models import Head, KnownHead
 
 Origin = Literal["said", "known", "assumed"]
 
@@ -78,6 +81,25 @@ class HeadPlan:
         back = "denormalised" if self.denormalized else "not denormalised"
         seam = "blended" if self.blended else "trimmed"
         return f"{self.name}: {self.kind}{assumed}; {back}, {seam}, {self.dtype}"
+
+
+def split(heads: Sequence[Head | KnownHead], num_outputs: int, model: str) -> list[HeadPart]:
+    """The part of the model that each output takes: a head, or a channel of the only head.
+
+    Raises `UsageError` where the number of outputs fits neither.
+    """
+    dtypes = [str(head.dtype).removeprefix("torch.") for head in heads]
+    if len(heads) == 1 < num_outputs == heads[0].channels:
+        only = heads[0].name
+        return [HeadPart(f"{only}.{i}", 1, dtypes[0], i) for i in range(num_outputs)]
+    if len(heads) != num_outputs:
+        shown = ", ".join(f"{head.name} ({head.channels} channels)" for head in heads)
+        raise UsageError(
+            f"model {model} returns {len(heads)} head(s), {shown}, but --out-spec "
+            f"names {num_outputs}"
+        )
+    pairs = zip(heads, dtypes, strict=True)
+    return [HeadPart(head.name, head.channels, dtype) for head, dtype in pairs]
 
 
 def said_kinds(said: Sequence[str] | None, parts: Sequence[HeadPart]) -> list[HeadKind | None]:

@@ -47,8 +47,14 @@ _OF_TORCH = vars(nn.Module()).keys()
 Feed = Callable[[bytes], None]
 
 
-def maker(source: Source, sinks: Sequence[Sink], devices: Sequence[torch.device]) -> dict[str, Any]:
-    """What may change the last bits of a voxel while all settings stay the same."""
+def maker(
+    source: Source, sinks: Sequence[Sink], devices: Sequence[torch.device], threads: int | None
+) -> dict[str, Any]:
+    """What may change the last bits of a voxel while all settings stay the same.
+
+    ``threads`` is the number of torch's threads in a forward, None for torch's own choice. Sums of
+    a whole patch depend on it on a CPU.
+    """
     versions: dict[str, str | None] = {"torch": torch.__version__, "numpy": np.__version__}
     for store in {type(store).__module__.rpartition(".")[2] for store in (source, *sinks)}:
         for library in {"tensorstore": ["tensorstore"], "ometiff": ["tifffile", "imagecodecs"]}.get(
@@ -56,9 +62,11 @@ def maker(source: Source, sinks: Sequence[Sink], devices: Sequence[torch.device]
         ):
             versions[library] = _version(library)
     gpus = {torch.cuda.get_device_name(device) for device in devices if device.type == "cuda"}
+    on_host = any(device.type == "cpu" for device in devices)
     return {
         "code": code_of_voxels(),
         **versions,
+        "threads": threads or torch.get_num_threads() if on_host else None,
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "gpus": sorted(gpus),
     }

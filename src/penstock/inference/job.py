@@ -1,95 +1,54 @@
-"""A job, opened: its source, model and sinks are open, its settings checked, its plan made.
+"""A job, opened with torch: its model is loaded, and may be run on a patch of the input.
 
-Opening changes nothing: a `Job` may be planned, shown and thrown away. `run` carries it out.
+`run` carries it out.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from ..base import HeadKind, InferConfig, UsageError, check_local, check_outputs, torch_threads
-from ..data import Sink, Source, check_knows_chunks, open_source
-from ..models import find_devices, load_model
+from ..base import torch_threads
+from ..data import Source
+from ..models import Model, find_devices, load_model
 from . import identity
-from .facts import gather_facts
-from .geometry import block_halo, patch_shape
-from .head_kinds import Seen, head_kinds, seen_patches, split
-from .heads import HeadPart, Origin, plan_heads
-from .journal import default_run_dir
+from .draft import Draft, Kinds
+from .geometry import PatchShape, block_halo
+from .head_kinds import Seen, head_kinds, seen_patches
+from .heads import HeadPart
 from .memory import resident_bytes
-from .net import fit_net
-from .outputs import open_outputs
-from .plan import make_plan
-from .selection import select, volumes_of
+from .net import Net, check_graphs, fit_net
 
 
-class Job:
-    """One inference, opened and planned."""
+class Job(Draft):
+    """One inference, opened and planned, that can be run."""
 
-    def __init__(self, config: InferConfig) -> None:
-        """Open what the settings name.
+    devices: list[torch.device]
+    net: Net
 
-        Args:
-            config: The settings of the job.
+    def _open(self, part: tuple[int, ...] | None) -> None:
+        with torch_threads(self.config.threads):
+            super()._open(part)
 
-        Raises:
-            UsageError: What the settings ask for cannot be done. Nothing was created.
-        """
-        self.config = config
-        with torch_threads(config.threads):
-            self._open()
-
-    def _open(self) -> None:
+    def _find_model(self) -> Model:
         config = self.config
         self.devices = find_devices(config.devices)
+        check_graphs(config, self.devices)
         model = load_model(
             config.model_type, config.weights, config.in_channels, trust=config.trust_model
         )
         # Before the net is run: what it caches in a forward is no part of it.
         self.attributes = identity.attributes(model.module)
-        source = open_source(config.in_spec, level=config.level)
-        shape = patch_shape(config, "z" in source.axes, model.spatial_axes)
-        self.net = fit_net(config, self.devices, model, shape, source.dtype)
-        start, stop = source.domain.start, source.domain.stop
-        times = select(config.t, start[0], stop[0], "--t")
-        channels = select(config.c, start[1], stop[1], "--c")
-        parts = split(self.net.footprint.heads, len(config.out_spec), model.name)
-        self.volumes = volumes_of(times, channels, model.in_channels)
-        if config.missing == "error":
-            check_knows_chunks(source)
-        kinds, judging_bytes = self._kinds(source, parts)
-        self.outputs = open_outputs(
-            config, source, (times, channels), model.in_channels, parts, kinds
-        )
-        dtypes, fine = [sink.dtype for sink in self.sinks], self.net.carrier == torch.float64
-        self.heads = plan_heads(config, parts, kinds, dtypes, fine=fine)
-        facts = gather_facts(
-            config, source, self.devices, self.net, self.heads, self.outputs, len(self.volumes),
-            judging_bytes,
-        )  # fmt: skip
-        self.plan = make_plan(config, facts, shape)
-        self.geometry = self.plan.geometry
-        self.source = source.with_cache(self.plan.cache_bytes)
-        self.norm_source = self.source
-        if config.norm_level is not None:
-            self.norm_source = open_source(config.in_spec, level=config.norm_level)
-        self.run_dir = config.run_dir or default_run_dir(self.sinks[0])
-        self._check_files(source)
+        return model
 
-    @property
-    def sinks(self) -> list[Sink]:
-        return [output.sink for output in self.outputs]
+    def _fit(self, model: Model, shape: PatchShape, dtype: np.dtype[Any]) -> Net:
+        return fit_net(self.config, self.devices, model, shape, dtype)
 
-    def _kinds(
-        self, source: Source, parts: Sequence[HeadPart]
-    ) -> tuple[list[tuple[HeadKind, Origin]], int]:
-        """The kind of each head, and the bytes that finding out left in the heap. Later forwards
-        use these bytes again, and the plan counts those."""
+    def _kinds(self, source: Source, parts: Sequence[HeadPart]) -> tuple[Kinds, int]:
         before: list[int] = []
 
         def candidates() -> Iterator[Seen]:
@@ -100,26 +59,9 @@ class Job:
         kinds = head_kinds(self.config, parts, self.net, candidates())
         return kinds, max(0, resident_bytes() - before[0]) if before else 0
 
-    def _check_files(self, source: Source) -> None:
-        """Refuse a run folder, a trace or metrics that would lie inside the input or an output."""
-        config = self.config
-        if config.run_dir is not None:
-            check_local(config.run_dir, "--run-dir")
-        places = [("input", source.address), *(("output", sink.address) for sink in self.sinks)]
-        named = [("--trace", config.trace), ("--metrics-json", config.metrics_json)]
-        if self.run_dir is None and config.metrics_json is not None:
-            named.append(("the rows of --metrics-json", config.metrics_json.with_suffix(".jsonl")))
-        ours = [("--run-dir", self.run_dir), *named]
-        for (flag, path), (what, address) in itertools.product(ours, places):
-            if path is not None and f"{path.resolve()}/".startswith(f"{address}/"):
-                raise UsageError(f"{flag} {path} lies inside the {what}")
-        given = (config.in_spec, config.model_type, config.weights, *config.out_spec)
-        read = [Path(each) for each in given if isinstance(each, str | Path)]
-        check_outputs(*named, replace=config.replace, inputs=read)
-
     def maker(self) -> dict[str, Any]:
         """What may change the last bits of voxels though the fingerprint is the same."""
-        return identity.maker(self.source, self.sinks, self.devices)
+        return identity.maker(self.source, self.sinks, self.devices, self.config.threads)
 
     def fingerprint(self) -> dict[str, Any]:
         """What must be equal in two runs for them to write the same voxels into the same units."""

@@ -12,7 +12,7 @@ uploaded while the net works on this one (`transfers`). Everything between is th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from itertools import islice
 
@@ -26,6 +26,7 @@ from ..models import placed
 from .blocks import Computed, Loaded, Slot
 from .geometry import Block
 from .job import Job
+from .out_of_memory import is_out_of_memory
 from .scatter import PatchScatter, slices_of, torch_dtype
 from .transfers import GpuClock, Transfers
 from .values import NOTHING
@@ -41,14 +42,17 @@ class Lane:
         probe: Probe,
         pools: tuple[Pool, Pool],
         before_batch: Callable[[int], None],
+        halved: Callable[[Iterable[Slot]], None] | None = None,
     ) -> None:
         """``pools`` hold the arrays of blocks as read, and of blocks as computed. ``before_batch``
-        is called with the number of patches before each batch; it may raise to stop the lane."""
+        is called with the number of patches before each batch; it may raise to stop the lane.
+        ``halved`` is called with the patches that run in smaller batches, as the device
+        has no memory left; without it that is an error."""
         self.device, self.job, self.probe = device, job, probe
         self.read_pool, self.block_pool = pools
-        self.before_batch = before_batch
+        self.before_batch, self.halved = before_batch, halved
         self.forward = Forward(device, job)
-        self.scatter = PatchScatter(device, job)
+        self.scatter = PatchScatter(device, job, together=device.type != "cpu")
         self.transfers = Transfers(device)
         self.clock = GpuClock(device, probe) if device.type == "cuda" else None
         net = job.net
@@ -69,6 +73,7 @@ class Lane:
                 for index in islice(waiting, self.job.net.batch - len(self._slots)):
                     self._gather(opened, native, index)
             if len(self._slots) < self.job.net.batch:
+                loaded.wait()
                 self.read_pool.give(array)
                 return
             self._run_batch()
@@ -126,21 +131,45 @@ class Lane:
             self.clock.report()
         step = self.job.net.forward if self.device.type == "cpu" else self.job.net.batch
         for start in range(0, len(self._slots), step):
-            slots = self._slots[start : start + step]
-            block = slots[0].owner.block
-            try:
-                # Not in inference mode: autocast would not keep the weights that it casts.
-                with self._span("forward", block), torch.no_grad():
-                    outputs = self.forward.run(self._batch[start : start + step])
-            except PenstockError as error:  # it returned other heads
-                raise StageError("forward", str(block), error) from error
-            with self._span("stitch", block), torch.inference_mode(), one_thread():
-                for head, output_BCZYX in enumerate(outputs):
-                    for row, slot in enumerate(slots):
-                        self.scatter.put(head, output_BCZYX[row], slot)
+            for first, outputs in self._heads(start, min(start + step, self.job.net.batch)):
+                slots = self._slots[first : first + len(outputs[0])]
+                span = self._span("stitch", slots[0].owner.block)
+                with span, torch.inference_mode(), one_thread():
+                    for head, output_BCZYX in enumerate(outputs):
+                        self.scatter.put(head, output_BCZYX, slots)
         for slot in self._slots:
             slot.owner.remaining -= 1
         self._slots.clear()
+
+    def _heads(self, start: int, stop: int) -> Iterator[tuple[int, list[Tensor]]]:
+        """The heads of some rows of the batch, with the first of these rows.
+
+        They come in halves where the device has no memory left for all, if that is allowed.
+        """
+        slots = self._slots[start:stop]
+        if not slots:
+            return  # padding alone
+        block, outputs = slots[0].owner.block, None
+        try:
+            # Not in inference mode: autocast would not keep the weights that it casts.
+            with self._span("forward", block), torch.no_grad():
+                outputs = self.forward.run(self._batch[start:stop])
+        except PenstockError as error:  # it returned other heads
+            raise StageError("forward", str(block), error) from error
+        except RuntimeError as error:
+            if self.halved is None or stop - start == 1 or not is_out_of_memory(error):
+                raise
+        if outputs is not None:
+            yield start, outputs
+            return
+        # The error, and with it what the forward held, is gone by now.
+        assert self.halved is not None
+        self.halved(slots)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        middle = (start + stop) // 2
+        yield from self._heads(start, middle)
+        yield from self._heads(middle, stop)
 
     def _whole(self) -> Iterator[Computed]:
         while self._open and self._open[0].remaining == 0:

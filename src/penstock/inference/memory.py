@@ -11,8 +11,14 @@ import psutil
 from ..data import Box
 from .traffic import BlockShape
 
+LIBRARY_BYTES = 2 * 32 * 2**20
+"""Bytes that torch gives cuBLAS and cuBLASLt to work in, at most: those of a Hopper GPU."""
 RUNTIME_BYTES = 80 * 2**20
 """Bytes of thread stacks, arenas and codecs, as measured: see benchmarks/README.md."""
+CPU_FORWARD = 2
+"""Patches in one forward on a CPU, whatever the batch, so that a result does not depend on it. Of a
+single one torch takes small convolutions to kernels of its own that are a quarter to a third slower
+than oneDNN's; more than two leave the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +154,28 @@ def block_budget(facts: Facts, patch: int, block: int, workers: int, batches: in
     return budget if batches is None else min(budget, max(least, batches * facts.batch * patch))
 
 
-def blocks_bytes(facts: Facts, budget: int, read: int) -> int:
-    """Bytes of blocks under way on the host, for all devices. ``read`` counts the voxels that the
-    largest block sees."""
-    blocks = len(facts.devices) * budget
-    if not facts.on_host:
-        # Two blocks of each go up at a time; torch pins memory in powers of two.
-        blocks += len(facts.devices) * 2 * (1 << (read * facts.in_bytes - 1).bit_length())
-    return blocks
+def pinned_blocks(facts: Facts, budget: int, largest: BlockShape) -> int:
+    """Number of the largest blocks that lie in pinned memory at once, for all CUDA devices."""
+    block = block_bytes_of(facts, largest.read.size, largest.support.size)
+    return facts.devices.count("cuda") * (budget // block)
+
+
+def blocks_bytes(facts: Facts, budget: int, largest: BlockShape) -> int:
+    """Bytes of blocks under way on the host, for all devices.
+
+    The arrays of a CUDA device are pinned, as read and as they come down. Torch pins in powers of
+    two, and pinned memory is kept. Small blocks that find none of their size come on top.
+    """
+    heads = (largest.support.size * count for count in block_voxel_bytes(facts))
+    arrays = (largest.hull.size * facts.in_bytes, *heads)
+    pinned = sum(1 << (count - 1).bit_length() for count in arrays)
+    return len(facts.devices) * budget + pinned_blocks(facts, budget, largest) * pinned
+
+
+def device_bytes(facts: Facts, computing: int, buffers: int, budget: int) -> int:
+    """Bytes on each device. In the forward, the copies that cuDNN makes of the input and output of
+    a convolution count already."""
+    return facts.weight_bytes + computing + buffers + budget + LIBRARY_BYTES
 
 
 def computing_bytes(facts: Facts, patch: int) -> tuple[int, int]:

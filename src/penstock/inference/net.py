@@ -14,13 +14,14 @@ from ..data import Scaling
 from ..models import CHANNELS_LAST, Footprint, Model, measure_footprint, placed
 from .geometry import PatchShape
 from .heads import is_wide
+from .memory import CPU_FORWARD
 
 GPU_BATCH = 16
 """Patches in one forward on a GPU, if the user does not say."""
-CPU_FORWARD = 2
-"""Patches in one forward on a CPU, whatever the batch, so that a result does not depend on it. Of a
-single one torch takes small convolutions to kernels of its own that are a quarter to a third slower
-than oneDNN's; more than two leave the cache."""
+
+
+_RECORD_GRAPHS = ("reduce-overhead", "max-autotune")
+"""The modes of torch.compile that record CUDA graphs."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,29 @@ def fit_batch(
         with contextlib.suppress(UsageError):
             return size, measure_footprint(model, (size, *patch))
     return last, measure_footprint(model, (last, *patch))
+
+
+def check_graphs(config: InferConfig, devices: Sequence[torch.device]) -> None:
+    """Raise `UsageError` if torch would not keep the CUDA graphs of lanes apart.
+
+    Each lane has a thread of its own. Until 2.13 torch kept graphs for the thread that imported
+    their code, and failed in others. It still counts forwards for all threads together. With a
+    second lane, a forward in several graphs could lose what one graph hands to the next.
+    """
+    lanes = sum(device.type == "cuda" for device in devices)
+    if not config.compile or config.compile_mode not in _RECORD_GRAPHS or not lanes:
+        return
+    why = f"--compile-mode {config.compile_mode} records CUDA graphs"
+    if torch.__version__ < "2.13":
+        raise UsageError(
+            f"{why}, which torch {torch.__version__} cannot do in a lane's thread; take torch 2.13 "
+            "or later, or --compile-mode max-autotune-no-cudagraphs"
+        )
+    if lanes > 1:
+        raise UsageError(
+            f"{why}, which torch does not keep apart for the {lanes} devices of one process; name "
+            "one of --devices, or take --compile-mode max-autotune-no-cudagraphs"
+        )
 
 
 def fixed_scaling(config: InferConfig) -> Scaling | None:

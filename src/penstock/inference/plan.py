@@ -11,8 +11,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..base import InferConfig, Refused, UsageError, format_bytes, format_count, significant
-from .geometry import Block, Geometry, PatchShape, per_axis
+from ..base import InferConfig, Refused, format_bytes, format_count, significant
+from .cuts import JobCut, cuts
+from .geometry import Block, Geometry, PatchShape
 from .memory import (
     Facts,
     HostMemory,
@@ -23,19 +24,13 @@ from .memory import (
     cache_bytes,
     chunks_of_block,
     computing_bytes,
+    device_bytes,
     in_words,
+    pinned_blocks,
     unit_voxel_bytes,
 )
+from .parts import Extent, Parts
 from .traffic import BlockShape, CacheLevel, largest_block, open_peak, reads
-
-BLOCK_VOXELS = 3_000_000
-"""Most voxels in the read region of a compute block. Small blocks are cheap to have in flight and
-touch little fresh memory; below this size the fixed cost of a block begins to show."""
-UNIT_VOXELS = 2**22
-"""Most voxels in a fitted write unit. Small units are written, and so safe, sooner."""
-OWN_UNIT_VOXELS = 2**24
-"""The same where each unit has its own percentiles, and so its own patches: 256 cubed. Small units
-would compute too many patches twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +53,8 @@ class Plan:
     memory: HostMemory
     memory_limit: int
     device_peak: int | None
+    batch_bytes: int
+    """Bytes of a forward and its patches, which shrink with the batch."""
     voxels: int
     """Voxels of all volumes, each channel group counted once. Throughput counts them."""
     read_bytes: int
@@ -66,6 +63,13 @@ class Plan:
     """Decoded bytes of the pass that finds global percentiles."""
     input_bytes: int
     output_bytes: int
+    parts: Parts | None = None
+    """The parts that several processes share; None if one does the job alone."""
+
+    @property
+    def extent(self) -> Extent:
+        """What the whole job computes and writes."""
+        return Extent(self.num_units, self.num_patches, self.voxels)
 
     @property
     def patch_amplification(self) -> float:
@@ -96,6 +100,11 @@ class Plan:
     @property
     def largest_block_bytes(self) -> int:
         return self.block_bytes(largest_block(self.geometry))
+
+    @property
+    def pinned_blocks(self) -> int:
+        """Number of blocks that are read into pinned memory at once."""
+        return pinned_blocks(self.facts, self.block_budget, largest_block(self.geometry))
 
     @property
     def read_buffer_bytes(self) -> int:
@@ -166,6 +175,12 @@ class Plan:
                 f"writing {significant(self.write_amplification)}"
             ),
         )
+        if self.parts is not None:
+            shape, count = in_words(self.parts.step), format_count(len(self.parts))
+            yield "parts", f"{count} of {shape} voxels"
+            if len(self.parts) < self.parts.workers:
+                more = f"a smaller --block (now {in_words(geometry.unit)}) gives more"
+                yield "note", f"there are fewer parts than {self.parts.workers} workers; {more}"
         extra = f", {size(self.statistics_bytes)} more for percentiles"
         yield (
             "reads",
@@ -187,71 +202,58 @@ class Plan:
             yield "note", note
 
 
-def make_plan(config: InferConfig, facts: Facts, shape: PatchShape) -> Plan:
+def make_plan(
+    config: InferConfig,
+    facts: Facts,
+    shape: PatchShape,
+    part_shape: tuple[int, ...] | None = None,
+) -> Plan:
     """Choose what the user left open, check what they set, count everything.
 
     Of all regions and read caches that fit the memory, the plan takes the one that computes and
-    reads least: a region is the whole volume where that fits.
+    reads least: a region is the whole volume where that fits. A job that several processes share is
+    cut into parts, and a region lies in one part; ``part_shape`` is settled already if other
+    processes do parts as well.
 
     Raises `UsageError` for a block that does not match the output's chunks. What does not fit
     is still planned, so that it can be shown; `Plan.refuse` says no.
     """
-    unit = fit_unit(config, facts, shape)
-    limit = config.max_memory or facts.base_bytes + int(0.8 * facts.available_bytes)
+    limit = _memory_limit(config, facts)
     plans = [
-        _count(config, facts, shape, _geometry(config, facts, shape, unit, region), cache, limit)
-        for region in _regions(config, facts, unit)
+        _count(config, facts, cut, cache, limit)
+        for cut in cuts(config, facts, shape, part_shape)
         for cache in _cache_levels(facts)
     ]
     fitting = [plan for plan in plans if plan.memory.total <= limit]
     if not fitting:
         return min(plans, key=lambda plan: plan.memory.total)
-    return min(fitting, key=lambda p: p.patch_amplification + p.read_amplification / 4)
+    return min(fitting, key=_cost)
 
 
-def fit_unit(config: InferConfig, facts: Facts, shape: PatchShape) -> tuple[int, ...]:
-    """The shape of a write unit: what the user said, or a fitted one.
+def plans_by_parts(config: InferConfig, facts: Facts, shape: PatchShape) -> Iterator[Plan]:
+    """Plans of a job in ever more parts, up to one for each unit, of those that fit the memory.
 
-    Raises `UsageError` if what the user said is not whole chunks of every sink.
+    Each is the plan that ``--parts`` gives with its number of parts.
     """
-    grid = tuple(math.lcm(*axis) for axis in zip(*facts.write_grids, strict=True))
-    extent = facts.domain.shape
-    if config.block is None:
-        unit = list(grid)
-        most = OWN_UNIT_VOXELS if config.normalize == "percentile" else UNIT_VOXELS
-        while True:
-            growing = [a for a in range(3) if unit[a] < extent[a]]
-            axis = min(growing, key=lambda a: (unit[a], -a), default=None)
-            if axis is None or math.prod(unit) * 2 > most:
-                return tuple(unit)
-            unit[axis] *= 2
-    block = per_axis(config.block, plane=False, thin=grid[0])
-    for name, b, p, n in zip("zyx", block, shape.patch, extent, strict=True):
-        if b < p and b < n:
-            raise UsageError(f"--block {b} is smaller than --patch {p} (axis {name})")
-    for name, b, g, n in zip("zyx", block, grid, extent, strict=True):
-        if b % g and b < n:
-            raise UsageError(
-                f"--block {b} is not a multiple of the output's {g} (its chunks or shards along "
-                f"{name}): each would be written more than once; give --block {-(-b // g) * g}"
-            )
-    return tuple(-(-min(b, n) // g) * g for b, g, n in zip(block, grid, extent, strict=True))
-
-
-def _regions(config: InferConfig, facts: Facts, unit: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Region shapes to compare, largest first. They are never cut along z, which is swept."""
-    if config.normalize == "percentile":
-        yield unit
-        return
-    units = [-(-n // u) + 1 for n, u in zip(facts.domain.shape, unit, strict=True)]
+    limit, least = _memory_limit(config, facts), 1
     while True:
-        yield tuple(n * u for n, u in zip(units, unit, strict=True))
-        axis = 1 if units[1] * unit[1] >= units[2] * unit[2] else 2
-        if units[axis] == 1:
-            axis = 3 - axis
-        if units[axis] == 1:
+        in_parts = config.model_copy(update={"parts": least})
+        cut = next(cuts(in_parts, facts, shape, None))
+        plans = [_count(config, facts, cut, cache, limit) for cache in _cache_levels(facts)]
+        if fitting := [plan for plan in plans if plan.memory.total <= limit]:
+            yield min(fitting, key=_cost)
+        assert cut.parts is not None
+        if cut.parts.step == cut.geometry.unit or len(cut.parts) < least:
             return
-        units[axis] = -(-units[axis] // 2)
+        least = 2 * len(cut.parts)
+
+
+def _memory_limit(config: InferConfig, facts: Facts) -> int:
+    return config.max_memory or facts.base_bytes + int(0.8 * facts.available_bytes)
+
+
+def _cost(plan: Plan) -> float:
+    return plan.patch_amplification + plan.read_amplification / 4
 
 
 def _cache_levels(facts: Facts) -> tuple[CacheLevel, ...]:
@@ -260,48 +262,8 @@ def _cache_levels(facts: Facts) -> tuple[CacheLevel, ...]:
     return ("layer", "row", "none")
 
 
-def _geometry(
-    config: InferConfig,
-    facts: Facts,
-    shape: PatchShape,
-    unit: tuple[int, ...],
-    region: tuple[int, ...],
-) -> Geometry:
-    stride = tuple(p - o for p, o in zip(shape.patch, shape.overlap, strict=True))
-    counts = [-(-n // s) for n, s in zip(facts.domain.shape, stride, strict=True)]
-    if config.normalize == "percentile":
-        # Each region is one block: its percentiles are needed before its first patch. Blocks end
-        # at multiples of this in the global grid, so it must be all of it.
-        per_block = counts
-    else:
-        per_block = [1, 1, 1]
-        while growing := [a for a in range(3) if per_block[a] < counts[a]]:
-            axis = min(growing, key=lambda a: (per_block[a] * stride[a], -a))
-            per_block[axis] += 1
-            read = (n * s + o for n, s, o in zip(per_block, stride, shape.overlap, strict=True))
-            if math.prod(read) * facts.in_channels > BLOCK_VOXELS:
-                per_block[axis] -= 1
-                break
-    return Geometry(
-        domain=facts.domain,
-        patch=shape.patch,
-        overlap=shape.overlap,
-        seam="blend" if any(facts.sum_itemsizes) else "trim",
-        unit=unit,
-        anchor=facts.anchor,
-        region=region,
-        patches_per_block=tuple(per_block),
-    )
-
-
-def _count(
-    config: InferConfig,
-    facts: Facts,
-    shape: PatchShape,
-    geometry: Geometry,
-    level: CacheLevel,
-    limit: int,
-) -> Plan:
+def _count(config: InferConfig, facts: Facts, cut: JobCut, level: CacheLevel, limit: int) -> Plan:
+    shape, geometry = cut.shape, cut.geometry
     volume, num_volumes = geometry.domain.size, facts.num_volumes
     patch, largest = math.prod(shape.patch), largest_block(geometry)
     budget = block_budget(
@@ -336,17 +298,19 @@ def _count(
         memory=HostMemory(
             base=facts.base_bytes,
             forward=computing + batch_bytes if facts.on_host else 0,
-            blocks=blocks_bytes(facts, budget, largest.read.size),
+            blocks=blocks_bytes(facts, budget, largest),
             assembly=open_peak(geometry) * sum(unit_voxel_bytes(facts)),
             writing=writing,
             cache=cache,
             decoding=max(0, at_once * facts.chunk_bytes - cache),
         ),
         memory_limit=limit,
-        device_peak=None if facts.on_host else facts.weight_bytes + computing + buffers + budget,
+        device_peak=None if facts.on_host else device_bytes(facts, computing, buffers, budget),
+        batch_bytes=computing - facts.cast_bytes + buffers,
         voxels=volume * num_volumes,
         read_bytes=decoded * facts.in_bytes * num_volumes,
         statistics_bytes=passes * volume * facts.in_bytes * num_volumes,
         input_bytes=volume * facts.in_bytes * num_volumes,
         output_bytes=volume * facts.out_bytes * num_volumes,
+        parts=cut.parts,
     )

@@ -6,6 +6,7 @@ from ..base import Budget, Channel, Flow, Pool
 from .blocks import Computed, Loaded
 from .job import Job
 from .stitch import Unit
+from .transfers import pinned
 
 
 class Queues:
@@ -14,7 +15,8 @@ class Queues:
     def __init__(self, job: Job) -> None:
         self.job, plan, lanes = job, job.plan, len(job.devices)
         self.flow = Flow()
-        self.read_pool = Pool(plan.read_buffer_bytes)
+        pins = plan.pinned_blocks
+        self.read_pool = Pool(plan.read_buffer_bytes, pinned if pins else None, pins)
         self.block_pool = Pool(plan.block_buffer_bytes)
         self.unit_pool = Pool(plan.unit_buffer_bytes)
         self.readers = max(1, job.config.prep_workers // lanes)

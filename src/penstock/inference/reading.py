@@ -3,31 +3,41 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import Pool
+from ..base import Flow, Pool
 from ..data import ChunkCounter, Scaling, block_scaling, indices, reflect
 from .blocks import Loaded
 from .geometry import Block, block_halo
 from .job import Job
+from .parts import Part
+from .retries import Retries
 from .traffic import read_range
 
 
-def wanted_blocks(job: Job, written: Set[tuple[int, ...]]) -> Iterator[Block]:
-    """The blocks of a job in visiting order, without those whose units are all ``written``.
+def wanted_blocks(
+    job: Job, written: Set[tuple[int, ...]], parts: Iterable[Part] | None = None
+) -> Iterator[Block]:
+    """The blocks of a job, or of some ``parts`` of it, in visiting order, without those whose units
+    are all ``written``.
 
     The numbers of the blocks are consecutive.
     """
-    number = itertools.count()
-    for volume in range(len(job.volumes)):
-        for block in job.geometry.blocks(volume=volume):
-            support = block.support & job.geometry.regions[block.region]
-            units = indices(job.geometry.units.touching(support))
+    number, geometry = itertools.count(), job.geometry
+    boxes = (
+        ((volume, geometry.domain) for volume in range(len(job.volumes)))
+        if parts is None
+        else ((part.volume, part.box) for part in parts)
+    )
+    for volume, box in boxes:
+        for block in geometry.blocks_in(box, volume=volume):
+            support = block.support & geometry.regions[block.region]
+            units = indices(geometry.units.touching(support))
             if not written or any((volume, *unit) not in written for unit in units):
                 yield replace(block, number=next(number))
 
@@ -35,15 +45,26 @@ def wanted_blocks(job: Job, written: Set[tuple[int, ...]]) -> Iterator[Block]:
 class BlockReader:
     """Reads the blocks of a job, in any number of threads."""
 
-    def __init__(self, job: Job, scalings: Mapping[int, Scaling], pool: Pool) -> None:
-        """``scalings`` are those of whole volumes; empty if each block has its own."""
+    def __init__(
+        self,
+        job: Job,
+        scalings: Mapping[int, Scaling],
+        pool: Pool,
+        flow: Flow,
+        retries: Retries,
+        chunks: ChunkCounter | None = None,
+    ) -> None:
+        """``scalings`` are those of whole volumes; empty if each block has its own. ``chunks``
+        counts on from what earlier parts have read."""
         self.job, self.scalings, self.pool = job, scalings, pool
-        self.chunks = ChunkCounter(job.source, job.volumes, job.config.missing)
+        self.flow, self.retries = flow, retries
+        self.chunks = chunks or ChunkCounter(job.source, job.volumes, job.config.missing)
 
     def fetch(self, block: Block) -> NDArray[Any]:
         """The voxels that a block sees, (channels, z, y, x), reflected past the volume's edge.
 
-        The result is a view of an array of the pool.
+        The result is a view of an array of the pool, without gaps: a copy to a GPU would close
+        them first, in memory that is not pinned.
         """
         job, domain = self.job, self.job.geometry.domain
         # Every voxel past the edge has its mirror image in ``inside``; both lie in ``hull``.
@@ -52,9 +73,13 @@ class BlockReader:
         shape = (job.net.model.in_channels, *hull.shape)
         whole = self.pool.take(shape, job.source.dtype)
         part = whole[(slice(None), *inside.within(hull))]
-        job.volumes[block.volume].read(job.source, inside, part)
         owned = block.core & job.geometry.regions[block.region]
-        self.chunks.look(block.volume, owned, inside, part)
+
+        def read() -> None:
+            job.volumes[block.volume].read(job.source, inside, part)
+            self.chunks.look(block.volume, owned, inside, part)
+
+        self.retries.run(self.flow, f"read {block}", read)
         for axis in range(3):
             low, high = domain.start[axis], domain.stop[axis]
             if low <= hull.start[axis] and hull.stop[axis] <= high:
@@ -64,7 +89,7 @@ class BlockReader:
             planes = np.moveaxis(whole, axis + 1, 0)
             origin = hull.start[axis]
             planes[outside - origin] = planes[reflect(outside, low, high) - origin]
-        return whole[(slice(None), *block.read.within(hull))]
+        return _compact(whole, block.read.within(hull))
 
     def prepare(self, block: Block, array: NDArray[Any]) -> Loaded:
         """Find the block's scaling, and replace values that are not finite by its lower bound."""
@@ -93,3 +118,14 @@ class BlockReader:
         seen = unit.grow(halo, halo) & geometry.domain
         part = array[(slice(None), *seen.within(block.read))]
         return block_scaling(part, config.norm_lower, config.norm_upper, config.eps)
+
+
+def _compact(whole: NDArray[Any], box: Sequence[slice]) -> NDArray[Any]:
+    """A part of an array, (channels, z, y, x), moved to its front where it has gaps."""
+    part = whole[(slice(None), *box)]
+    if part.flags.c_contiguous:
+        return part
+    front = whole.reshape(-1)[: part.size].reshape(part.shape)
+    for plane in np.ndindex(part.shape[:2]):  # none lands on one that comes after it
+        front[plane] = part[plane]
+    return front

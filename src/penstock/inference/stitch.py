@@ -41,10 +41,17 @@ def axis_weights(
 
     Over the patches that cover a voxel they add up to one, at the volume's edges as well.
     """
+    return _axis_weights(patch, overlap, floor, *place_in_row(patch, overlap, index, count))
+
+
+def place_in_row(patch: int, overlap: int, index: int, count: int) -> tuple[int, int]:
+    """Index and count of a patch in the shortest row in which its weights are the same.
+
+    Patches far from both edges are all alike.
+    """
     reach = (patch - 1) // (patch - overlap)
-    # Patches far from both edges are all alike.
     left, right = min(index, reach), min(count - 1 - index, reach)
-    return _axis_weights(patch, overlap, floor, left, left + right + 1)
+    return left, left + right + 1
 
 
 @lru_cache(maxsize=256)

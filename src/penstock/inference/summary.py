@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from ..base import format_bytes, format_seconds
+from ..base import format_bytes, format_seconds, plural, usable_cores
 from ..data import ChunkCount
-from ..instruments import StageTotals
+from ..instruments import StageTotals, bottleneck
 from .heads import Clipped
 
 CLIPPED_SHARE = 0.01
 """Share of an output's values. The summary says so if more are clipped to its dtype's range."""
+STRAGGLER_SHARE = 0.7
+"""Share of the usual worker's rate. A slower worker is named in the summary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,20 @@ class Progress:
     seconds: float
     mb_per_second: float
     """Raw input bytes through the model per second, in units of 10^6."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerShare:
+    """What one of several processes did."""
+
+    name: str
+    seconds: float
+    """Seconds in which it computed parts."""
+    voxels: int
+
+    @property
+    def mvox_per_second(self) -> float:
+        return self.voxels / self.seconds / 1e6 if self.seconds else 0.0
 
 
 @dataclass(frozen=True)
@@ -54,6 +71,21 @@ class Summary:
     """Chunks of the input that this run read. None if the input does not tell which it holds."""
     unlocked: tuple[str, ...] = ()
     """One sentence for each output, or run folder, that was not locked, with the reason."""
+    halved: int = 0
+    """Units with patches that ran in a smaller batch, as a device had no memory left; those of
+    earlier parts of the run count."""
+    retries: int = 0
+    """Reads and writes that failed and were tried again, each try counted."""
+    retry_seconds: float = 0.0
+    """Seconds that these took, all threads added up."""
+    requests_repeated: int = 0
+    """Requests to S3 or Google Cloud Storage that TensorStore sent again by itself."""
+    workers: tuple[WorkerShare, ...] = ()
+    """One entry for each process, if several shared the job."""
+    startup_seconds: float = 0.0
+    """Seconds before the first part of a job on a cluster was begun: opening, and percentiles."""
+    notes: tuple[str, ...] = ()
+    """Sentences on what else the reader should know, such as workers that died."""
 
     @property
     def mb_per_second(self) -> float:
@@ -69,6 +101,7 @@ class Summary:
         yield f"Total time: {self.seconds:.2f} s"
         yield f"Throughput: {self.mb_per_second:.2f} MB/s"
         yield f"            {self.mvox_per_second:.2f} Mvox/s"
+        yield from self._worker_lines()
         for name, stage in self.stages.items():
             yield (
                 f"  {name:<10} busy {format_seconds(stage.busy):>12}   waited "
@@ -85,6 +118,107 @@ class Summary:
                 yield head.line()
         if self.chunks is not None and self.chunks.absent:
             yield self.chunks.line()
+        if self.halved:
+            yield (
+                f"Halved: {plural(self.halved, 'block')} of those to write had patches in smaller "
+                "batches, as memory ran out: their last bits may differ from another run's; "
+                "halved.jsonl in the run folder lists them"
+            )
+        if self.retries or self.requests_repeated:
+            yield (
+                f"Retries: reads and writes failed {plural(self.retries, 'time')} and were tried "
+                f"again, {format_seconds(self.retry_seconds)} in all threads; TensorStore sent "
+                f"{plural(self.requests_repeated, 'request')} again"
+            )
         yield from (f"Not locked: {why}" for why in self.unlocked)
+        yield from self.notes
         skipped = f", {self.units_skipped} by an earlier run" if self.units_skipped else ""
         yield f"Blocks written: {self.units_written} of {self.units_planned} planned{skipped}"
+
+    def _worker_lines(self) -> Iterator[str]:
+        """How evenly several processes worked, and how much of the time."""
+        rates = sorted(worker.mvox_per_second for worker in self.workers if worker.voxels)
+        if not rates:
+            return
+        usual = statistics.median(rates)
+        computing = max(self.seconds - self.startup_seconds, 1e-9)
+        share = self.voxels / computing / 1e6 / (len(self.workers) * usual)
+        yield (
+            f"Workers: {len(self.workers)}, {rates[0]:.2f} to {rates[-1]:.2f} Mvox/s each while at "
+            f"work, {usual:.2f} the usual one; together {share:.0%} of as many usual ones that "
+            "never wait"
+        )
+        if self.startup_seconds:
+            yield f"Start: the first part was begun after {format_seconds(self.startup_seconds)}"
+        for worker in self.workers:
+            if worker.voxels and worker.mvox_per_second < STRAGGLER_SHARE * usual:
+                yield (
+                    f"  {worker.name} was slow: {worker.mvox_per_second:.2f} Mvox/s over "
+                    f"{format_seconds(worker.seconds)}"
+                )
+
+
+def merged(
+    each: Mapping[str, Summary], seconds: float, planned: int, notes: Sequence[str] = ()
+) -> Summary:
+    """The summary of a job that several processes shared.
+
+    Args:
+        each: What each process did, by its name; none may be missing.
+        seconds: How long the job took.
+        planned: The units of the job.
+        notes: Sentences for `Summary.notes`.
+
+    Returns:
+        Sums over the processes. Threads and peaks are those of the process with the most.
+    """
+    shares = [*each.values()]
+    stages = _added_stages([share.stages for share in shares])
+    worked = sum(share.seconds for share in shares)
+    written = sum(share.units_written for share in shares)
+    cpu_seconds = sum(share.cpu_seconds for share in shares)
+    chunks = [share.chunks for share in shares if share.chunks is not None]
+    rates = [share.peak_rss for share in shares if share.peak_rss is not None]
+    return Summary(
+        seconds=seconds,
+        voxels=sum(share.voxels for share in shares),
+        input_bytes=sum(share.input_bytes for share in shares),
+        units_written=written,
+        units_skipped=max(0, planned - written),
+        units_planned=planned,
+        stages=stages,
+        bound_by=bottleneck(stages, worked, cpu_seconds, usable_cores()),
+        cpu_seconds=cpu_seconds,
+        peak_rss=max(rates, default=None),
+        planned_peak=max(share.planned_peak for share in shares),
+        clipped=tuple(map(_added_clipped, zip(*(share.clipped for share in shares), strict=True))),
+        chunks=ChunkCount(sum(c.read for c in chunks), sum(c.absent for c in chunks))
+        if chunks
+        else None,
+        unlocked=tuple(dict.fromkeys(why for share in shares for why in share.unlocked)),
+        halved=sum(share.halved for share in shares),
+        retries=sum(share.retries for share in shares),
+        retry_seconds=sum(share.retry_seconds for share in shares),
+        requests_repeated=sum(share.requests_repeated for share in shares),
+        workers=tuple(
+            WorkerShare(name, share.seconds, share.voxels) for name, share in each.items()
+        ),
+        notes=tuple(notes),
+    )
+
+
+def _added_stages(each: Sequence[Mapping[str, StageTotals]]) -> dict[str, StageTotals]:
+    total: dict[str, StageTotals] = {}
+    for stages in each:
+        for name, stage in stages.items():
+            sums = total.setdefault(name, StageTotals())
+            sums.busy += stage.busy
+            sums.waited += stage.waited
+            sums.count += stage.count
+            sums.threads = max(sums.threads, stage.threads)
+    return total
+
+
+def _added_clipped(heads: Sequence[Clipped]) -> Clipped:
+    clipped, values = sum(head.clipped for head in heads), sum(head.values for head in heads)
+    return replace(heads[0], clipped=clipped, values=values)

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -40,11 +41,11 @@ class Transfers:
         if self.streams is None:
             loaded.native = native.to(self.device)
             return
-        # Torch keeps released pinned memory and hands it out again: after the first blocks
-        # this allocates nothing.
+        # The array is pinned already, but for one that came too late for a buffer of the pool.
         with torch.cuda.stream(self.streams[0]):
             loaded.native = native.pin_memory().to(self.device, non_blocking=True)
-            loaded.arrived = torch.cuda.Event()
+            # A blocking event: a thread that waits for it leaves the processor to others.
+            loaded.arrived = torch.cuda.Event(blocking=True)
             loaded.arrived.record(self.streams[0])
 
     def take(self, loaded: Loaded) -> tuple[NDArray[Any], Tensor]:
@@ -67,7 +68,6 @@ class Transfers:
             return computed
         stream = self.streams[1]
         stream.wait_stream(torch.cuda.current_stream(self.device))
-        # A blocking event: a thread that waits for it leaves the processor to others.
         computed.ready = torch.cuda.Event(blocking=True)
         with torch.cuda.stream(stream):
             computed.outputs = [_to_pinned(each) for each in outputs]
@@ -78,7 +78,14 @@ class Transfers:
         return computed
 
 
+def pinned(nbytes: int) -> NDArray[np.uint8]:
+    """A buffer that a GPU copies from by itself, while threads go on."""
+    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
+
+
 def _to_pinned(tensor: Tensor) -> Tensor:
+    # Torch keeps released pinned memory and hands it out again: after the first blocks this
+    # allocates nothing.
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return host.copy_(tensor, non_blocking=True)
 

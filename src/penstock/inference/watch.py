@@ -19,39 +19,66 @@ from ..base import (
     usable_cores,
     writing_output,
 )
-from ..data import ChunkCount
+from ..data import ChunkCount, requests_repeated
 from ..instruments import Probe, Sampler, bottleneck, export_reference
+from .ending import EndRequest
 from .heads import Clipped
 from .job import Job
-from .journal import Journal
+from .journal import HALVED_FILE, RETRIES_FILE, STACKS_FILE, Journal
+from .out_of_memory import Halvings
+from .parts import Extent
 from .queues import Queues
+from .retries import Retries
 from .summary import Progress, Summary
+from .watchdog import Watchdog
 
-_STAGES = ("statistics", "read", "normalise", "forward", "stitch", "write")
+_STAGES = ("statistics", "read", "normalise", "forward", "stitch", "checksum", "write", "note")
 
 
 class Watch:
     """Times the stages of a job, samples its queues, and counts patches and clipped values."""
 
-    def __init__(self, job: Job, journal: Journal, queues: Queues) -> None:
+    def __init__(
+        self,
+        job: Job,
+        journal: Journal,
+        queues: Queues,
+        request: EndRequest,
+        extent: Extent | None = None,
+    ) -> None:
+        """``extent`` is the share of the job that this process does, all of it by default."""
         self.job, self.journal, self.queues = job, journal, queues
+        self.request, self.extent = request, extent or job.plan.extent
         self.probe = Probe(job.config.trace)
+        stacks, rows = journal.own_path(STACKS_FILE), journal.own_path(RETRIES_FILE)
+        self.watchdog = Watchdog(job.config.stall_timeout, stacks, self.probe.clock)
+        self.retries = Retries(
+            job.config.retry_for, rows, self.probe.clock, self.watchdog.progressed
+        )
+        self.halvings = Halvings(job, journal.own_path(HALVED_FILE), resumed=bool(journal.done))
+        self._requests_before = requests_repeated()
         self.patches_done = [0] * len(job.devices)
         """Patches that each lane has run."""
         self._clipped = [0] * len(job.heads)
         self._values = [0] * len(job.heads)
         self._counting = threading.Lock()
         self._sampler: Sampler | None = None
+        self._cpu_before: float | None = None
         self._cpu_seconds = 0.0
+
+    def create_sinks(self) -> None:
+        """Make the outputs, or open those that are there to go on with."""
+        for sink in self.job.sinks:
+            self.retries.run(self.queues.flow, f"create {sink.name}", sink.create)
 
     @contextlib.contextmanager
     def sampling(self) -> Iterator[None]:
         """Sample queues and machine while the job runs, and write trace and metrics at its end."""
         config = self.job.config
-        rows = self.journal.path("metrics.jsonl")
+        rows = self.journal.own_path("metrics.jsonl")
         if rows is None and config.metrics_json is not None:
             rows = config.metrics_json.with_suffix(".jsonl")
-        cpu = os.times()
+        self._cpu_before = _cpu_seconds()
         with contextlib.ExitStack() as stack:
             stack.callback(self.probe.close)
             if rows is not None:
@@ -65,22 +92,40 @@ class Watch:
                     stack.callback(_export, rows, config.metrics_json, config.replace)
                 stack.enter_context(self._sampler)
             yield
-        now = os.times()
-        self._cpu_seconds = now.user + now.system - cpu.user - cpu.system
+        self._cpu_seconds, self._cpu_before = self.cpu_seconds, None
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Seconds of processor time of this process since sampling began."""
+        before = self._cpu_before
+        return self._cpu_seconds if before is None else _cpu_seconds() - before
 
     def _gauges(self) -> dict[str, float]:
-        return {**self.queues.lengths(), "blocks_written": self.journal.written}
+        return {
+            **self.queues.lengths(),
+            "blocks_written": self.journal.written,
+            "retries": self.retries.count,
+            "retry_seconds": self.retries.seconds,
+            "failing_seconds": self.retries.failing_s,
+            "retry_for": self.retries.limit_s,
+        }
 
     @contextlib.contextmanager
     def stage(self, name: str, where: object, timed: bool = True) -> Iterator[None]:
         """Time a stage, and say which stage and block an error came from."""
+        span = self.probe.span(name, where) if timed else contextlib.nullcontext()
         try:
-            with self.probe.span(name, where) if timed else contextlib.nullcontext():
+            with self.watchdog.working(name, where), span:
                 yield
         except (Stopped, StageError):
             raise
         except Exception as error:
             raise StageError(name, str(where), error) from error
+
+    def check(self, grace_s: float) -> None:
+        """Raise if a stage hangs, or if the job was asked to end more than ``grace_s`` ago."""
+        self.watchdog.check()
+        self.request.check(grace_s)
 
     def count_clipped(self, head: int, clipped: int, values: int) -> None:
         """Add values of a head, and how many of them were clipped."""
@@ -89,24 +134,31 @@ class Watch:
             self._values[head] += values
 
     def progress(self) -> Progress:
-        plan, seconds = self.job.plan, self.probe.elapsed
-        units = plan.num_units - self.journal.skipped
+        extent, seconds = self.extent, self.probe.elapsed
+        units = extent.units - self.journal.skipped
         # A resumed run learns which patches it can leave out only when it comes to them.
-        patches = round(plan.num_patches * units / plan.num_units)
+        patches = round(extent.patches * units / max(1, extent.units))
         done = min(patches, sum(self.patches_done))
-        share = done / plan.num_patches
+        share = done / self.job.plan.num_patches
         return Progress(
             patches if self.journal.written == units else done,
             patches,
             self.journal.written,
             units,
             seconds,
-            share * plan.input_bytes / seconds / 1e6,
+            share * self.job.plan.input_bytes / seconds / 1e6,
         )
 
-    def summary(self, chunks: ChunkCount | None, unlocked: tuple[str, ...]) -> Summary:
-        """What the job did; see `Summary` for ``chunks`` and ``unlocked``."""
-        plan, seconds, journal = self.job.plan, self.probe.elapsed, self.journal
+    def summary(
+        self,
+        chunks: ChunkCount | None,
+        unlocked: tuple[str, ...],
+        seconds: float | None = None,
+    ) -> Summary:
+        """What the job did in so many ``seconds``, all since its begin by default; see `Summary`
+        for ``chunks`` and ``unlocked``."""
+        plan, journal = self.job.plan, self.journal
+        seconds = self.probe.elapsed if seconds is None else seconds
         totals = self.probe.totals()
         stages = {name: totals[name] for name in _STAGES if name in totals}
         clipped = zip(self.job.heads, self.job.sinks, self._clipped, self._values, strict=True)
@@ -116,10 +168,10 @@ class Watch:
             input_bytes=round(plan.input_bytes * journal.voxels / plan.voxels),
             units_written=journal.written,
             units_skipped=journal.skipped,
-            units_planned=plan.num_units,
+            units_planned=self.extent.units,
             stages=stages,
-            bound_by=bottleneck(stages, seconds, self._cpu_seconds, usable_cores()),
-            cpu_seconds=self._cpu_seconds,
+            bound_by=bottleneck(stages, seconds, self.cpu_seconds, usable_cores()),
+            cpu_seconds=self.cpu_seconds,
             peak_rss=self._sampler.peak_rss if self._sampler else None,
             planned_peak=plan.memory.total,
             clipped=tuple(
@@ -128,7 +180,16 @@ class Watch:
             ),
             chunks=chunks,
             unlocked=unlocked,
+            halved=len(self.halvings.units),
+            retries=self.retries.count,
+            retry_seconds=self.retries.seconds,
+            requests_repeated=requests_repeated() - self._requests_before,
         )
+
+
+def _cpu_seconds() -> float:
+    now = os.times()
+    return now.user + now.system
 
 
 def _export(rows: Path, metrics: Path, replace: bool) -> None:

@@ -10,25 +10,19 @@ processes may read, copy and append to a ledger at once. CSV and Parquet are exp
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import gzip
 import json
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from ..base import UsageError, describe, require, to_cell, writing_output
+from ..base import UsageError, describe, lock_file, require, system_errors, to_cell, writing_output
 from . import record as records_of
 from .record import Record
 from .stats.intervals import median_interval
-
-try:
-    import fcntl
-except ImportError:  # Windows: there a ledger is one process's at a time
-    fcntl = None  # type: ignore[assignment]
 
 LEDGER_FILE = "records.jsonl"
 
@@ -49,8 +43,7 @@ class Ledger:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             created = not self.path.exists()
             with self.path.open("a+b", buffering=0) as file:
-                if fcntl is not None:
-                    fcntl.flock(file, fcntl.LOCK_EX)  # given back when the file is closed
+                lock_file(file, wait=True)  # given back when the file is closed
                 _mend(file)
                 written = file.write(line)
                 if written != len(line):
@@ -122,7 +115,7 @@ def _mend(file: IO[bytes]) -> None:
 
 def _sync_folder(folder: Path) -> None:
     """Put a folder on the disk: the name of a new file is there only then."""
-    if fcntl is None:  # nor can a folder be opened there
+    if os.name == "nt":  # there a folder cannot be opened
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -143,7 +136,11 @@ def ledger_to_csv(records: Sequence[Record], path: Path, replace: bool = False) 
         UsageError: it cannot be written.
     """
     rows = [row(record) for record in records]
-    with _draft(path, replace) as draft, draft.open("w", newline="", encoding="utf-8") as file:
+    with (
+        system_errors(f"{path} cannot be written"),
+        writing_output(path, replace=replace) as draft,
+        draft.open("w", newline="", encoding="utf-8") as file,
+    ):
         table = csv.DictWriter(file, _columns(rows), lineterminator="\n")
         table.writeheader()
         table.writerows({name: to_cell(value) for name, value in each.items()} for each in rows)
@@ -175,7 +172,10 @@ def ledger_to_parquet(records: Sequence[Record], path: Path, replace: bool = Fal
         for record in records
     ]
     columns = {name: column([cells.get(name) for cells in rows]) for name in _columns(rows)}
-    with _draft(path, replace) as draft:
+    with (
+        system_errors(f"{path} cannot be written"),
+        writing_output(path, replace=replace) as draft,
+    ):
         parquet.write_table(arrow.table(columns), draft)
 
 
@@ -215,13 +215,3 @@ def _columns(rows: Sequence[dict[str, Any]]) -> list[str]:
     names = dict.fromkeys(name for cells in rows for name in cells)
     kinds = list(dict.fromkeys(name.partition(".")[0] for name in names))
     return sorted(names, key=lambda name: kinds.index(name.partition(".")[0]))
-
-
-@contextlib.contextmanager
-def _draft(path: Path, replace: bool) -> Iterator[Path]:
-    """A place to write a file to, which takes its name whole or not at all."""
-    try:
-        with writing_output(path, replace=replace) as draft:
-            yield draft
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error}") from error

@@ -58,8 +58,7 @@ class Loopback(AbstractContextManager["Loopback"]):
     def served(self) -> dict[str, int]:
         """Requests and bytes of bodies so far."""
         with urllib.request.urlopen(self.url + COUNTS) as answer:
-            served: dict[str, int] = json.load(answer)
-            return served
+            return json.load(answer)
 
     def close(self) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None

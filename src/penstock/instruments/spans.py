@@ -48,7 +48,7 @@ class Probe:
         self.started = clock()
         self.stages: dict[str, StageTotals] = {}
         self._lock = threading.Lock()
-        self._threads: dict[str, set[int]] = {}
+        self._threads: dict[str, set[str]] = {}
         self._trace: IO[str] | None = None
         if trace is not None:
             trace.parent.mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,8 @@ class Probe:
         thread = threading.get_ident()
         with self._lock:
             totals = self.stages.setdefault(stage, StageTotals())
-            self._threads.setdefault(stage, set()).add(thread)
+            # By name: where one pipeline follows another, its threads take the place of the others.
+            self._threads.setdefault(stage, set()).add(threading.current_thread().name)
             if waiting:
                 totals.waited += end - start
             else:

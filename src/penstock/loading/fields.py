@@ -152,8 +152,8 @@ class Field:
             twice = self.patch_axes.count(axis) > 1
             if twice or not 0 < axis < len(self.shape) or size > self.shape[axis]:
                 raise UsageError(
-                    f"{self.name}: patch {self.patch} does not fit {self.shape}, of which axis 0 "
-                    "counts the samples"
+                    f"{self.name}: patch {self.patch and self.patch.shape} does not fit "
+                    f"{self.shape}, of which axis 0 counts the samples"
                 )
             if self.channels is not None and axis == self.channel_axis:
                 raise UsageError(f"{self.name}: axis {axis} is cut by patch and by channels")

@@ -101,9 +101,8 @@ class Loader:
             list(places), offsets=offsets, channels=channels, patch=patch,
             channel_axis=channel_axis, normalise=normalise,
         )  # fmt: skip
-        how = EngineKnobs(
-            config.workers or usable_cores(), config.fetch, config.cache, config.missing
-        )
+        cores = config.workers or usable_cores()
+        how = EngineKnobs(cores, config.fetch, config.cache, config.missing)
         engine = open_engine(config.engine, places, selection, how)
         self.fields = engine.fields
         self.stacks = stacks_of(stack, self.fields, places, selection)
@@ -117,8 +116,8 @@ class Loader:
         """The arrays of a batch, by name."""
         self.batch_bytes = buffer_bytes(self._layout.nbytes(config.batch_size), config.pin)
         """Bytes of one buffer of the ring."""
-        open_native = partial(open_engine, "native", places, selection, how)
-        self.engine, most = fit_memory(engine, config, self.batch_bytes, open_native)
+        native = partial(open_engine, "native", places, selection, how)
+        self.engine, most = fit_memory(engine, config, self.batch_bytes, native)
         """The engine that reads. Printed, it says which one and why."""
         self._ring = Ring(self.batch_bytes, num_buffers(config), most, config.pin)
         self._position, self._begun = Position(0, 0), False
@@ -132,13 +131,9 @@ class Loader:
 
     def price(self, epoch: int = 0) -> Price:
         """What the order costs in reads and gains in mixing. Printed, it is a sentence."""
-        return price_order(
-            self.order,
-            need_of(self.fields.values(), self.order, self.first_sample),
-            epoch=epoch,
-            cache_bytes=self.config.cache,
-            foreseen=self.engine.foreseen,
-        )
+        need = need_of(self.fields.values(), self.order, self.first_sample)
+        cache, foreseen = self.config.cache, self.engine.foreseen
+        return price_order(self.order, need, epoch=epoch, cache_bytes=cache, foreseen=foreseen)
 
     # --- iteration -------------------------------------------------------------------------------
 
@@ -146,22 +141,27 @@ class Loader:
         return self.order.num_batches
 
     def __iter__(self) -> Batches:
+        return self.iterate()
+
+    def iterate(self, *, as_tensors: bool = False) -> Batches:
+        """Begin an iteration, as ``iter`` does.
+
+        Args:
+            as_tensors: Devices copy only from tensors of the batches' storage, as of `as_torch`.
+
+        Returns:
+            The batches.
+        """
         _check_process(self._process)
         _stop_in(self._process, self._run)
         if self._begun:
             self._begin_epoch(self.epoch + 1)
         self._run = None  # an error in the old run may hold a batch
-        self._ring.begin()
+        self._ring.begin(as_tensors=as_tensors)
         self._run = EpochRun(
-            self.engine,
-            self._ring,
-            self.order,
-            self._position,
-            first_sample=self.first_sample,
-            layout=self._layout,
-            transform=self.transform,
-            queue=self.config.queue,
-        )
+            self.engine, self._ring, self.order, self._position, first_sample=self.first_sample,
+            layout=self._layout, transform=self.transform, queue=self.config.queue,
+        )  # fmt: skip
         return Batches(self, self._run)
 
     @property
@@ -187,10 +187,8 @@ class Loader:
         self.close()
 
     def __reduce__(self) -> Any:
-        raise UsageError(
-            "a loader cannot be sent to another process; it has threads of its own: use it with "
-            "num_workers=0 and set its workers instead"
-        )
+        why = "a loader cannot be sent to another process; it has threads of its own"
+        raise UsageError(f"{why}: use it with num_workers=0 and set its workers instead")
 
     # --- state -----------------------------------------------------------------------------------
 
@@ -236,7 +234,8 @@ class Loader:
         Give it to Lightning's ``fit`` as it is. Then a checkpoint holds its state, and a resumed
         run goes on with the next batch. Without Lightning it also works in
         ``torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=0)``; save its place
-        with `state_dict`. With ``pin=True`` the tensors are pinned already.
+        with `state_dict`. With ``pin=True`` the tensors are pinned already. They wait for their own
+        copies; other batches wait for all work of the devices, which no graph's capture allows.
         """
         require("torch", "loaders")
         from .torch_dataset import LoaderDataset

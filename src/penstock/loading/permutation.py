@@ -93,5 +93,4 @@ def _rounds(at: Words, n: Words, key: Words, forward: bool) -> Words:
         else:
             step = mix_words(high ^ keys[i]) % radix_low
             low = (low + (step if forward else radix_low - step)) % radix_low
-    result: Words = high * radix_low + low
-    return result
+    return high * radix_low + low

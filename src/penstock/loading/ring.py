@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +22,11 @@ class Ring:
     thread, even inside the garbage collector: the callback puts the buffer into a `SimpleQueue`,
     which allows that, and takes no lock. Only one thread, the planner, lends.
 
-    A copy to the device may still have to read a pinned buffer whose views are gone. So the planner
-    waits until the device has done all that was asked of it by then.
+    A copy to a device may still have to read a pinned buffer whose views are gone. Of arrays nobody
+    sees the copies: the planner waits until all devices have done what was asked of them by then.
+    Tensors are seen by torch. It notes an event for each copy, on any stream, and hands the memory
+    out again after these. So memory that is lent as tensors goes back to torch. The planner waits
+    only for the stream of the thread that let it go, so that copies do not fall behind.
     """
 
     def __init__(self, nbytes: int, usual: int, limit: int | None, pin: bool) -> None:
@@ -33,12 +36,16 @@ class Ring:
         self._most = usual
         self._device = -1
         """The CUDA device of the thread that iterates. Other threads begin on the first device."""
+        self._as_tensors = False
         self._free: list[NDArray[np.uint8]] = []
-        self._returned: SimpleQueue[NDArray[np.uint8] | None] = SimpleQueue()
+        self._returned: SimpleQueue[NDArray[np.uint8] | _Left | None] = SimpleQueue()
 
-    def begin(self) -> None:
-        """Allow the usual number of buffers again. Others are freed as they come back."""
-        self._most = self._usual
+    def begin(self, *, as_tensors: bool = False) -> None:
+        """Allow the usual number of buffers again. Others are freed as they come back.
+
+        ``as_tensors`` says that copies are made of tensors alone, which share the buffers' storage.
+        """
+        self._most, self._as_tensors = self._usual, as_tensors and self._pin
         if self._pin:
             self._device = _cuda().current_device()
 
@@ -46,8 +53,12 @@ class Ring:
         """A buffer with any content, None where one must come back first."""
         while not self._returned.empty():
             self._take_back(self._returned.get())
+        while self._as_tensors and self._free:
+            self._drop()
         if not self._free and self.made >= self._most:
             return None
+        if self._as_tensors:
+            return self._lend_memory()
         buffer = self._free.pop() if self._free else self._make()
         root = np.frombuffer(buffer.data, np.uint8)
         weakref.finalize(root, self._returned.put, buffer).atexit = False
@@ -76,24 +87,59 @@ class Ring:
         self.lend()
         self._most = self._usual
 
-    def _take_back(self, buffer: NDArray[np.uint8] | None) -> None:
-        if buffer is not None:
+    def _lend_memory(self) -> NDArray[np.uint8]:
+        """Memory of torch's, whose end is the end of all its views, be they arrays or tensors."""
+        self.made += 1
+        memory = self._pinned()
+        weakref.finalize(memory.untyped_storage(), _leave, self._returned).atexit = False
+        return memory.numpy()
+
+    def _take_back(self, buffer: NDArray[np.uint8] | _Left | None) -> None:
+        if isinstance(buffer, _Left):
+            if buffer.event is not None:
+                buffer.event.synchronize()
+            self.made -= 1
+        elif buffer is not None:
             if self._pin:
-                _cuda().synchronize(self._device)
+                self._synchronize()
             self._free.append(buffer)
         while self._free and self.made > self._most:
-            self._free.pop()
-            self.made -= 1
+            self._drop()
+
+    def _drop(self) -> None:
+        self._free.pop()
+        self.made -= 1
+
+    def _synchronize(self) -> None:
+        """Wait for each device that may copy: torch holds memory of all that it copies to."""
+        cuda = _cuda()
+        for device in range(cuda.device_count()):
+            if device == self._device or cuda.memory_reserved(device):
+                cuda.synchronize(device)
 
     def _make(self) -> NDArray[np.uint8]:
         self.made += 1
-        if not self._pin:
-            return np.empty(self.nbytes, np.uint8)
+        return self._pinned().numpy() if self._pin else np.empty(self.nbytes, np.uint8)
+
+    def _pinned(self) -> Any:
         torch = require("torch", "loaders")
-        pinned: NDArray[np.uint8] = torch.empty(
-            self.nbytes, dtype=torch.uint8, pin_memory=True
-        ).numpy()
-        return pinned
+        return torch.empty(self.nbytes, dtype=torch.uint8, pin_memory=True)
+
+
+class _Left(NamedTuple):
+    """Says that memory which was lent as tensors has gone back to torch."""
+
+    event: Any
+    """The end of what its last stream had to do by then; None while that is captured as a graph."""
+
+
+def _leave(returned: SimpleQueue[Any]) -> None:
+    cuda = _cuda()
+    event = None
+    if not cuda.is_current_stream_capturing():
+        event = cuda.Event(blocking=True)
+        event.record()
+    returned.put(_Left(event))
 
 
 def _cuda() -> Any:

@@ -50,7 +50,8 @@ class LoaderDataset(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
                 "DataLoader around it: a DataLoader has no state to save, so a run that is "
                 "resumed would get other data than the one that was stopped"
             )
-        yield from map(_tensors, self._loader)  # a loop would hold the batch meanwhile
+        batches = self._loader.iterate(as_tensors=True)
+        yield from map(_tensors, batches)  # a loop would hold the batch meanwhile
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -62,8 +63,17 @@ def _tensors(batch: Batch) -> dict[str, torch.Tensor]:
 
 def _tensor(array: NDArray[Any]) -> torch.Tensor:
     if array.dtype.name == "bfloat16":  # torch does not know the bfloat16 of ml_dtypes
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
+        return _tensor(array.view(np.int16)).view(torch.bfloat16)
+    tensor = torch.from_numpy(array)
+    memory = getattr(array.base, "base", None)
+    if not isinstance(memory, torch.Tensor):
+        return tensor
+    # Pinned memory of torch's: of its own storage torch knows the copies.
+    first, rest = divmod(tensor.data_ptr() - memory.data_ptr(), tensor.itemsize)
+    if rest:
+        return tensor.clone()
+    whole = memory[: len(memory) // tensor.itemsize * tensor.itemsize].view(tensor.dtype)
+    return whole.as_strided(tensor.shape, tensor.stride(), first)
 
 
 def _trained_from_a_dataloader() -> bool:

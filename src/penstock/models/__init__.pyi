@@ -10,12 +10,17 @@ from .emulator import Emulator as Emulator
 from .emulator import latitudes as latitudes
 from .footprint import Footprint as Footprint
 from .footprint import measure_footprint as measure_footprint
+from .known import KnownFootprint as KnownFootprint
+from .known import KnownHead as KnownHead
+from .known import KnownModel as KnownModel
+from .known import known_model as known_model
 from .load import Head as Head
 from .load import Model as Model
 from .load import float32_default as float32_default
 from .load import load_model as load_model
 from .recompute import recompute_activations as recompute_activations
 from .registry import check_model_name as check_model_name
+from .registry import model_files as model_files
 from .torchvision_ops import COMPILED as COMPILED
 from .torchvision_ops import NOTE as NOTE
 from .torchvision_ops import torchvision as torchvision

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,10 +40,11 @@ class _Peak(TorchDispatchMode):
         for it. Where torch no longer asks, it is only slower."""
         return False
 
-    def __init__(self) -> None:
+    def __init__(self, weights: Iterable[Tensor] = ()) -> None:
+        """``weights`` are not counted, and no views of them, which linear layers take."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.alive = self.peak = 0
-        self._known: set[int] = set()
+        self._known = {weight.untyped_storage()._cdata for weight in weights}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -104,12 +105,12 @@ def measure_footprint(model: Model, shape: Sequence[int]) -> Footprint:
     """
     peak: int | None
     for channels_last in (True, False):
-        counter = _Peak()
         try:
             if isinstance(model.module, torch.jit.ScriptModule):
                 raise TypeError("its operators are not seen")
             # A copy without its weights: those of the module are not touched.
             there = placed(model.module, torch.device("meta"), channels_last)
+            counter = _Peak([*there.parameters(), *there.buffers()])
             with torch.no_grad(), counter:
                 x = _zeros(model, shape, channels_last, "meta")
                 outputs = there(x)

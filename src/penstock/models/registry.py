@@ -59,6 +59,22 @@ def added_model(model: Any) -> EntryPoint | None:
     return None if Path(model).suffix in (".py", *PROGRAMS) else find_extension(_GROUP, model)
 
 
+def model_files(model: Any) -> list[Path]:
+    """The files that a model is made from, as far as they are seen from its name.
+
+    Args:
+        model: A name, a reference or a file; anything that is no text has none.
+
+    Returns:
+        Those that there are.
+    """
+    if not isinstance(model, str) or model in REGISTRY:
+        return []
+    place = model if model.endswith(PROGRAMS) else model.rpartition(":")[0]
+    files = (Path(place), Path(f"{place.replace('.', '/')}.py"))
+    return [file for file in files if file.is_file()]
+
+
 def check_model_name(model: Any, flag: str) -> None:
     """Refuse a name that no model has. Imports nothing but the package that holds a reference.
 

@@ -9,7 +9,6 @@ first.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.util
 import sys
 from collections.abc import Iterator, Sequence

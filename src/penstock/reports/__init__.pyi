@@ -5,6 +5,8 @@ from .figures.before_after import plot_before_after as plot_before_after
 from .figures.canvas import LEGEND as LEGEND
 from .figures.canvas import STYLE as STYLE
 from .figures.canvas import TEXT as TEXT
+from .figures.canvas import Axes as Axes
+from .figures.canvas import Figure as Figure
 from .figures.canvas import blank as blank
 from .figures.canvas import heading as heading
 from .figures.canvas import save_figures as save_figures
@@ -52,3 +54,5 @@ from .tune.loader import write_loader_yaml as write_loader_yaml
 from .tune.model import recommend as recommend
 from .tune.model import settings_files as settings_files
 from .tune.model import write_model_yaml as write_model_yaml
+from .verdicts import ratio_words as ratio_words
+from .words import or_dash as or_dash

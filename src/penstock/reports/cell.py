@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..base import group_by
 from ..instruments import (
     Failure,
     Interval,
@@ -20,9 +21,9 @@ from ..instruments import (
     hierarchical_bootstrap_ratio,
     median_interval,
 )
-from .table import Columns, Row, gather, read_csv
+from .table import Columns, Row, read_csv
 
-_DRAWS = 2000
+DRAWS = 2000
 
 Kind = TypeVar("Kind", bound="Cell")
 
@@ -44,7 +45,7 @@ class Cell:
     @classmethod
     def of_records(cls: type[Kind], records: Iterable[Record], scenario: str) -> list[Kind]:
         """The launches of a scenario, by case and machine."""
-        launches = gather(
+        launches = group_by(
             (record for record in records if record.scenario == scenario),
             lambda record: (record.key, record.environment.get("machine_key")),
         )
@@ -200,7 +201,7 @@ def speed_up(time: Interval, a: Cell, b: Cell, quantity: str) -> Interval | None
 def bootstrap_ratio(a: Sequence[ArrayLike], b: Sequence[ArrayLike]) -> Interval:
     """The median of the launches of ``b`` over that of ``a``, with its interval."""
     # The seed is always the same, so that a report of the same records is the same to the digit.
-    return hierarchical_bootstrap_ratio(a, b, _DRAWS, np.random.default_rng(0))
+    return hierarchical_bootstrap_ratio(a, b, DRAWS, np.random.default_rng(0))
 
 
 def inverse(ratio: Interval, work: float = 1.0) -> Interval:

@@ -33,9 +33,8 @@ from typing import Any
 
 import numpy as np
 
-from ..base import NotComparable, UsageError
+from ..base import NotComparable, UsageError, group_by, plural
 from ..instruments import Record, case_key
-from .table import gather
 from .verdicts import (
     ComparedCase,
     Judge,
@@ -45,7 +44,6 @@ from .verdicts import (
     percent_words,
     ratio_words,
 )
-from .words import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +92,7 @@ class Comparison:
         sizes = {n for row in self.rows for n in (row.a_launches, row.b_launches)}
         launches = "-".join(str(n) for n in sorted({min(sizes), max(sizes)}))
         return (
-            f"{counted(len(self.rows), 'case')}, B against A: {', '.join(parts)}; "
+            f"{plural(len(self.rows), 'case')}, B against A: {', '.join(parts)}; "
             f"{launches} launches a case and side, intervals of {100 * self.confidence:g} %, "
             f"threshold {percent_words(self.threshold)} ({self.threshold_source})."
         )
@@ -168,7 +166,7 @@ class PairedCases:
 
 def pair_cases(a: Sequence[Record], b: Sequence[Record], metric: str) -> PairedCases:
     """Pair the cases of two sides. Raises `NotComparable` if they have none in common."""
-    a_cases, b_cases = (gather(side, lambda record: record.key) for side in (a, b))
+    a_cases, b_cases = (group_by(side, lambda record: record.key) for side in (a, b))
     labels = _labels([*a, *b])
     shared = [
         Pair(key, labels[key], left, right, _times(left, metric), _times(right, metric))
@@ -179,7 +177,7 @@ def pair_cases(a: Sequence[Record], b: Sequence[Record], metric: str) -> PairedC
         sides = []
         for name, cases in (("A", a_cases), ("B", b_cases)):
             scenarios = {launches[0].scenario for launches in cases.values()}
-            sides.append(f"{name} holds {counted(len(cases), 'case')} of {_listed(scenarios)}")
+            sides.append(f"{name} holds {plural(len(cases), 'case')} of {_listed(scenarios)}")
         raise NotComparable(f"A and B have no case in common: {', '.join(sides)}")
     return PairedCases(
         shared,

@@ -22,7 +22,9 @@ from ..base import (
     check_outputs,
     end_output,
     for_markdown,
+    group_by,
     is_written_by_us,
+    system_errors,
     writing_output,
 )
 from ..instruments import Record
@@ -35,7 +37,7 @@ from .loader.report import append_loader_csv, loader_sections
 from .model.report import append_model_csv, model_sections
 from .queue.report import append_queue_csv, queue_sections
 from .suite.report import suite_sections
-from .table import Section, gather, in_markdown
+from .table import Section, in_markdown
 from .words import machine_words
 
 PAGE = "report.md"
@@ -112,7 +114,7 @@ def write_page(
         [f"# {for_markdown(source)}", "", *map(for_markdown, _of_machines(records))],
         [page],
     )
-    try:
+    with system_errors(f"{folder} cannot be written"):
         folder.mkdir(parents=True, exist_ok=True)
         _remove_figures(page)
         for name, kind in shown.items():
@@ -123,8 +125,6 @@ def write_page(
             parts += ["", in_markdown(kind.sections(records)).rstrip()]
         with writing_output(page, replace=replace) as draft:
             draft.write_text("\n".join(parts) + "\n")
-    except OSError as error:
-        raise UsageError(f"{folder} cannot be written: {error.strerror}") from error
     return files
 
 
@@ -157,7 +157,7 @@ def _figures(
 
 def _of_machines(records: Sequence[Record]) -> list[str]:
     """A line for each machine and commit of the launches."""
-    machines = gather(records, _machine).items()
+    machines = group_by(records, _machine).items()
     return [
         f"- {len(launches)} launches, {_days(launches)}: {where}" for where, launches in machines
     ]

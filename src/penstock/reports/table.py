@@ -4,32 +4,21 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..base import UsageError, for_markdown, replacing, to_cell
+from ..base import UsageError, for_markdown, replacing, system_errors, to_cell
 
 MB = 2**20
 
 
 Row = dict[str, str]
 """The fields of a line of a CSV, by column."""
-
-Item = TypeVar("Item")
-Key = TypeVar("Key", bound=Hashable)
-
-
-def gather(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Items by their key. Keys and items keep their order."""
-    groups: dict[Key, list[Item]] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    return groups
 
 
 @contextmanager
@@ -128,7 +117,7 @@ def append_rows(rows: Sequence[Row], path: Path, columns: Columns) -> None:
     """
     rows = [{name: to_cell(value) for name, value in row.items()} for row in rows]
     path = path.resolve()  # a link stays: the file behind it is replaced
-    try:
+    with system_errors(f"{path} cannot be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         old = read_csv(path, columns.needs) if path.exists() and path.stat().st_size else None
         if old is None:
@@ -139,8 +128,6 @@ def append_rows(rows: Sequence[Row], path: Path, columns: Columns) -> None:
         else:
             with path.open("ab", buffering=0) as file:
                 file.write(("" if old.ended else "\n").encode() + _lines(old.header, rows))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _lines(header: Sequence[str], rows: Iterable[Row], head: bool = False) -> bytes:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..base import significant
+from ..base import plural, significant
 from ..instruments import (
     FAILED,
     Interval,
@@ -21,7 +21,6 @@ from ..instruments import (
     permutation_test,
     relabellings,
 )
-from .words import counted
 
 Verdict = Literal["faster", "slower", "same", "inconclusive", "fails", "mended"]
 
@@ -182,14 +181,14 @@ def _failures(launches: Sequence[Record]) -> str:
     """Failures in words, ``2 of 5 launches crashed``; empty if all launches ran."""
     counts = Counter(record.status for record in launches if not record.ok)
     return ", ".join(
-        f"{count} of {counted(len(launches), 'launch')} {FAILED[status]}"
+        f"{count} of {plural(len(launches), 'launch')} {FAILED[status]}"
         for status, count in sorted(counts.items())
     )
 
 
 def _unsettled(launches: Sequence[Record]) -> str:
     count = sum(record.ok and record.warmup.settled is False for record in launches)
-    return f"{count} of {counted(len(launches), 'launch')} never settled" if count else ""
+    return f"{count} of {plural(len(launches), 'launch')} never settled" if count else ""
 
 
 def _median(launches: Sequence[tuple[float, ...]]) -> float | None:

@@ -1,25 +1,14 @@
-"""Numbers in words, as tables and sentences have them: counts, lists, intervals."""
+"""Numbers in words, as tables and sentences have them: lists, intervals, machines."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..base import format_bytes, format_seconds, significant
+from ..base import format_bytes, format_seconds, plural, significant
 from ..instruments import Interval, commit_of
 
 Form = Callable[[float], str]
-
-
-def counted(count: int, thing: str) -> str:
-    """A number of things, in the singular or the plural.
-
-    >>> counted(1, "launch"), counted(3, "launch"), counted(0, "case")
-    ('1 launch', '3 launches', '0 cases')
-    """
-    if count == 1:
-        return f"1 {thing}"
-    return f"{count} {thing}{'es' if thing.endswith('ch') else 's'}"
 
 
 def listed(words: Sequence[str]) -> str:
@@ -32,7 +21,15 @@ def listed(words: Sequence[str]) -> str:
 
 
 def or_dash(value: float | None, form: Form = significant) -> str:
-    """A field of a table: ``-`` if the value is not known."""
+    """A field of a table.
+
+    Args:
+        value: The number; None if it is not known.
+        form: A function that writes it.
+
+    Returns:
+        The text; ``-`` if the value is not known.
+    """
     return "-" if value is None else form(value)
 
 
@@ -54,7 +51,7 @@ def bracket(interval: Interval, count: str, form: Form = format_seconds) -> str:
 
 def of_launches(values: Sequence[float], form: Form) -> str:
     """The least and the most over launches, ``1.2 - 1.4, 5 launches``."""
-    launches = counted(len(values), "launch")
+    launches = plural(len(values), "launch")
     return (
         launches if len(values) == 1 else f"{form(min(values))} - {form(max(values))}, {launches}"
     )

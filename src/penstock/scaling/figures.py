@@ -12,23 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from ..base import significant
+from ..base import plural, significant
 from ..instruments import PHASES
-from ..reports import LEGEND, STYLE, TEXT, blank, heading, save_figures, tidy
+from ..reports import LEGEND, STYLE, TEXT, Axes, Figure, blank, heading, save_figures, tidy
 from .advice import GOOD_ACROSS
 from .intervals import why_none
 from .laws import Amdahl, Usl
 from .straggler import phases_of
 from .study import ScalingPoint, Study
 from .tables import counted, label, on_nodes, units
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _REST = "#b8b8b8"
 
@@ -191,7 +187,7 @@ def _frame(study: Study, title: str, shown: str) -> tuple[Figure, Axes]:
     figure = blank(max(6.4, 1.3 * len(study.points)), 4.4, right=0.97)
     runs = sum(len(point.at.runs) for point in study.points)
     kind = "kind not determined" if study.kind == "undetermined" else f"{study.kind} scaling"
-    heading(figure, title, f"{kind}, {runs} run{'s' * (runs != 1)}; {shown}")
+    heading(figure, title, f"{kind}, {plural(runs, 'run')}; {shown}")
     axis = figure.subplots()
     tidy(axis)
     return figure, axis

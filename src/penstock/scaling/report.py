@@ -7,14 +7,20 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-from ..base import for_code_block, format_seconds, significant, to_cell
-from ..base import for_markdown as markdown_of
+from ..base import (
+    for_code_block,
+    for_markdown,
+    format_seconds,
+    plural,
+    significant,
+    to_cell,
+)
 from ..instruments import Interval
-from ..reports import Section, csv_field, in_markdown, without_empty
+from ..reports import Section, csv_field, in_markdown, or_dash, without_empty
 from .advice import advice, exposed, interval_text, quality, rank_lines
 from .intervals import why_none
 from .laws import Amdahl, Usl
@@ -83,18 +89,14 @@ def _table(study: Study) -> list[tuple[str, ...]]:
             interval_text(point.speedup, 1, 3),
             f"{100 * point.efficiency.value:.2f} %",
             interval_text(point.efficiency, 100, 1),
-            _shown(point.throughput, significant),
+            or_dash(point.throughput, significant),
             "-" if point.karp_flatt is None else f"{point.karp_flatt.value:.6f}",
-            _shown(point.device_hours, significant),
-            _shown(exposed(point.at), lambda share: f"{share:.1%}"),
+            or_dash(point.device_hours, significant),
+            or_dash(exposed(point.at), lambda share: f"{share:.1%}"),
         )
         for point in study.points
     )
     return without_empty([head, *rows])
-
-
-def _shown(value: float | None, form: Callable[[float], str]) -> str:
-    return "-" if value is None else form(value)
 
 
 def _kind_lines(study: Study, asked: bool) -> Iterator[str]:
@@ -201,9 +203,8 @@ def _turn(study: Study, peak: Interval | None) -> str:
     if peak is None:
         return "nothing shows a number of devices that is too many"
     ends = interval_text(peak, 1, 0).replace("inf", "no end")
-    fastest = f"fastest on {peak.value:.0f} device{'s' * (f'{peak.value:.0f}' != '1')}" + (
-        f" [{ends}]" if ends != "-" else ""
-    )
+    fastest = f"fastest on {plural(round(peak.value), 'device')}"
+    fastest += f" [{ends}]" * (ends != "-")
     most = max(point.at.devices for point in study.points)
     return fastest if peak.value <= most else f"{fastest}, more than the {most} that were measured"
 
@@ -221,7 +222,7 @@ def metrics_table(runs: Sequence[TrainingRun]) -> Section:
     ]
     for run in runs:
         used = run.utilisation
-        readings = f"{len(used)} reading{'s' * (len(used) != 1)}"
+        readings = plural(len(used), "reading")
         mean = f"{sum(used) / len(used):.0f} % ({readings})" if used else "not logged"
         time = "not told"
         if run.seconds is not None:
@@ -330,7 +331,7 @@ def scaling_markdown(
     Returns:
         The text of the page.
     """
-    parts = [f"# Training Results on {markdown_of(machine)}", _fenced(summary_table(runs))]
+    parts = [f"# Training Results on {for_markdown(machine)}", _fenced(summary_table(runs))]
     for study in studies:
         seeds = [_fenced(speedup_table(study)), _fenced(results_table(study, machine))]
         ours = in_markdown(scaling_sections(study, asked)).rstrip()

@@ -26,7 +26,7 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from ..base import NotComparable, UsageError
+from ..base import NotComparable, UsageError, plural
 from ..instruments import Interval
 from .intervals import Floats, drawn_interval, drawn_means, ratio
 from .laws import AMDAHL_SIZES, USL_SIZES, Amdahl, Usl, amdahl, karp_flatt, peak, usl
@@ -283,7 +283,7 @@ def _fits(
     above = p >= 1
     p, speedups, drawn = p[above], speedups[above], drawn[:, above]
     sizes = len(set(p))
-    given = f"{sizes} size{'s' * (sizes != 1)}"
+    given = plural(sizes, "size")
     serial: Amdahl | str = f"Amdahl's law is refused with {given}; it takes {AMDAHL_SIZES}"
     if kind == "weak":
         serial = "Amdahl's law is of work that stays the same, and weak scaling adds work"

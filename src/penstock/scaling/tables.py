@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ..base import plural
 from .runs import TrainingRun
 from .study import Study
 
@@ -28,18 +29,18 @@ _BECAME = {
 
 def counted(run: TrainingRun) -> str:
     """``1 GPU``, ``4 GPUs``, ``2 processes``; ``2 devices`` where the kind is not known."""
-    return f"{run.devices} {run.unit if run.devices == 1 else units([run])}"
+    return plural(run.devices, run.unit)
 
 
 def units(runs: Sequence[TrainingRun]) -> str:
     """``GPUs`` or ``processes``; ``devices`` where runs differ or the kind is not known."""
     names = {run.unit for run in runs}
     name = names.pop() if len(names) == 1 else "device"
-    return f"{name}{'es' if name == 'process' else 's'}"
+    return plural(2, name).removeprefix("2 ")
 
 
 def on_nodes(run: TrainingRun) -> str:
-    return f"{run.nodes} node{'s' * (run.nodes != 1)}" if run.nodes else ""
+    return plural(run.nodes, "node") if run.nodes else ""
 
 
 def label(run: TrainingRun) -> str:

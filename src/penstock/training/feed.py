@@ -122,8 +122,7 @@ def feed_of(split: str, workload: Workload, order: Order, config: TrainConfig, p
     """The feed of ``train`` or ``val``: the workload's own, or one by threads or by processes."""
     own_feed = getattr(workload, "feed", None)
     if own_feed is not None:
-        feed: Feed = own_feed(split, order)
-        return feed
+        return own_feed(split, order)
     by_threads = getattr(workload, "feeds_by_threads", False)
     samples = getattr(workload, split)
     return (ThreadFeed if by_threads else TorchFeed)(samples, order, workload, config, pin)

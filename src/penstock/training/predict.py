@@ -15,15 +15,9 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import nn
 
 from ..base import (
     ARGS,
@@ -37,38 +31,20 @@ from ..base import (
     write_json,
     writing_output,
 )
+from ..cluster import NamedTasks
 from ..data import (
     CHANNELS,
-    Cut,
     Objects,
     Scene,
     channels_of,
-    cuts_of,
-    model_view,
-    planes_of,
-    radar_of,
     read_predictions,
-    read_row,
     scenes_in,
     write_predictions,
 )
-from ..models import load_weights, make_detector, read_state
+from ..models import read_state
+from .cluster_predict import detect_on_cluster
+from .detecting import Settings, detect, load_detector, windows_of
 from .ranks import device_of
-from .workloads.detector import joined, owned, picture
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The settings of a detector and of its windows."""
-
-    channels: tuple[str, ...]
-    backbone: str
-    chip_size: int
-    overlap: int
-    threshold: float
-    """The least score of a detection."""
-    because: str
-    """The source of the threshold, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +68,7 @@ def predict_scenes(
     weights: Path,
     config: PredictConfig,
     *,
+    cluster: NamedTasks | None = None,
     begin: Callable[[int], Callable[[int], None]] = lambda total: lambda done: None,
 ) -> PredictionSummary:
     """Detect objects in every scene and write ``--output``.
@@ -99,6 +76,7 @@ def predict_scenes(
     Args:
         weights: The weights of a trained detector, such as ``best_model.pth`` of a run.
         config: The scenes, the output and the settings.
+        cluster: Workers that take a scene each; None for this process.
         begin: Called with the number of windows when all was checked; returns a function that is
             called with the number of windows done.
 
@@ -107,6 +85,7 @@ def predict_scenes(
 
     Raises:
         UsageError: The weights, the scenes or the output cannot be used.
+        Incomplete: Scenes failed on a cluster.
     """
     _check_output(config, weights)
     if weights.is_file():  # refuse a damaged file before its run is read
@@ -116,9 +95,9 @@ def predict_scenes(
     parts = _Parts.open(config, weights, settings)
     objects_of = parts.read(folders)
     folders = {name: folder for name, folder in folders.items() if name not in objects_of}
-    cuts = {name: _cuts(folder, settings) for name, folder in folders.items()}
-    device = device_of(config.device)
-    net = _load(weights, settings).to(device)
+    cuts = {name: windows_of(folder, settings) for name, folder in folders.items()}
+    device = None if cluster else device_of(config.device)
+    net = load_detector(weights, settings).to(device) if device else None
 
     progress = begin(sum(rows.num * columns.num for rows, columns in cuts.values()))
     passed, seen = 0, 0
@@ -128,11 +107,17 @@ def predict_scenes(
         passed, seen = passed + windows, seen + valid
         progress(passed)
 
-    parts.begin()
-    for name, folder in folders.items():
-        with Scene(folder, settings.channels) as scene, torch_threads(config.threads):
-            objects_of[name] = _detect(net, scene, cuts[name], settings, config, device, advance)
-        parts.write(name, objects_of[name])
+    def found() -> Iterator[tuple[str, Objects]]:
+        if cluster is not None:
+            yield from detect_on_cluster(cluster, folders, weights, settings, config, advance)
+        for name, folder in folders.items() if net is not None else ():
+            with Scene(folder, settings.channels) as scene, torch_threads(config.threads):
+                assert net is not None
+                yield name, detect(net, scene, cuts[name], settings, config, advance)
+
+    for name, objects in found():
+        objects_of[name] = objects
+        parts.write(name, objects)
     objects = Objects.join([objects_of[name] for name in sorted(objects_of)])
     with writing_output(config.output, replace=config.replace) as draft:
         write_predictions(draft, objects)
@@ -186,10 +171,9 @@ class _Parts:
         files = {name: self._folder / f"{name}.csv" for name in names}
         return {name: read_predictions(file) for name, file in files.items() if file.is_file()}
 
-    def begin(self) -> None:
-        write_json(self._folder / _ASKED, self._asked)
-
     def write(self, name: str, objects: Objects) -> None:
+        if not (self._folder / _ASKED).exists():
+            write_json(self._folder / _ASKED, self._asked)
         with replacing(self._folder / f"{name}.csv") as draft:
             write_predictions(draft, objects)
 
@@ -278,78 +262,9 @@ def wanted_scenes(
     return wanted
 
 
-def _cuts(folder: Path, settings: Settings) -> tuple[Cut, Cut]:
-    with Scene(folder, settings.channels) as scene:
-        return cuts_of(scene.size, settings.chip_size, settings.overlap)
-
-
 def _check_output(config: PredictConfig, weights: Path) -> None:
     if config.output.exists() and not config.overwrite:
         raise UsageError(f"--output {config.output} exists; use --overwrite to replace it")
     if not config.output.parent.is_dir():
         raise UsageError(f"--output {config.output}: there is no folder {config.output.parent}")
     check_outputs(("--output", config.output), replace=config.replace, inputs=[weights])
-
-
-def _load(weights: Path, settings: Settings) -> nn.Module:
-    planes = planes_of(settings.channels)
-    net: nn.Module = make_detector(planes, settings.backbone)  # type: ignore[arg-type]
-    description = f"the detector on {settings.backbone} that sees {', '.join(settings.channels)}"
-    load_weights(net, description, weights, "WEIGHTS")
-    return net.eval()
-
-
-@torch.no_grad()
-def _detect(
-    net: nn.Module,
-    scene: Scene,
-    cuts: tuple[Cut, Cut],
-    settings: Settings,
-    config: PredictConfig,
-    device: torch.device,
-    advance: Callable[[int, int], None],
-) -> Objects:
-    """The objects of a scene. ``advance`` is called with the windows done and those looked at."""
-    rows, columns = cuts
-    half = torch.float16 if device.type == "cuda" else torch.bfloat16
-    parts: list[dict[str, NDArray[Any]]] = []
-    for row, (band, counts) in enumerate(_rows_ahead(scene, rows, columns, settings.chip_size)):
-        valid, here = np.flatnonzero(counts).tolist(), rows.read(row)
-        for first in range(0, len(valid), config.batch_size):
-            some = valid[first : first + config.batch_size]
-            images = [
-                picture(*model_view(scene.channels, band[of], scene.coarse, here, columns.read(of)))
-                for of in some
-            ]
-            with torch.autocast(device.type, dtype=half, enabled=config.amp):
-                answers = net([image.to(device) for image in images])
-            for column, detections in zip(some, answers, strict=True):
-                core = (*rows.own(row), *columns.own(column))
-                parts.append(owned(detections, core, (rows.start(row), columns.start(column))))
-        advance(columns.num, len(valid))
-    objects = joined(scene.name, parts)
-    return objects[objects.score >= settings.threshold]
-
-
-def _rows_ahead(
-    scene: Scene, rows: Cut, columns: Cut, side: int
-) -> Iterator[tuple[NDArray[np.float16], NDArray[np.int64]]]:
-    """The radar of each row of windows, float16 (column, channel, y, x), and the number of valid
-    pixels of each window.
-
-    The next row is read ahead into a second buffer. An array is valid until the next is asked for.
-    """
-    radar = radar_of(scene.channels)
-    shape = (columns.num, len(radar), side, side)
-    bands = [np.full(shape, np.nan, np.float16) for _ in range(min(2, rows.num))]
-
-    def read(row: int) -> NDArray[np.int64]:
-        return read_row(scene, radar, rows.read(row), columns, bands[row % 2])
-
-    with ThreadPoolExecutor(1, thread_name_prefix="read") as reader:
-        ahead = reader.submit(read, 0)
-        for row in range(rows.num):
-            counts = ahead.result()
-            if row + 1 < rows.num:
-                ahead = reader.submit(read, row + 1)
-            yield bands[row % 2], counts

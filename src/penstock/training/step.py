@@ -134,8 +134,7 @@ class Stepper:
             answered = {index: answer for part in every for index, answer in part.items()}
             assert len(answered) == len(self.workload.val), "a validation sample was not answered"
             scores = self.workload.scores(dict(sorted(answered.items())))
-        agreed: dict[str, float] = self.fabric.broadcast(scores)
-        return agreed
+        return self.fabric.broadcast(scores)
 
     def to_device(self, batch: Batch) -> Batch:
         batch = self.fabric.to_device(batch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -53,6 +53,20 @@ def _variable(value: object) -> str:
     return text
 
 
+def _counted(array: str) -> str:
+    """1-64 for 64, a number of elements.
+
+    >>> _counted("64"), _counted("64%8"), _counted("0-7"), _counted("3,5")
+    ('1-64', '1-64%8', '0-7', '3,5')
+    """
+    number, percent, most = array.partition("%")
+    if not number.isdecimal():
+        return array
+    if int(number) == 0:
+        raise ValueError(f"{array!r} makes no element; 0-0 makes the one of number 0")
+    return f"1-{number}{percent}{most}"
+
+
 # sbatch removes quotes by rules of its own: a backslash escapes even between single quotes.
 _ONE_LINE = r"[^-\\\x00-\x1f\x7f][^\\\x00-\x1f\x7f]*"
 _Line = Annotated[str, _said("text in one line without \\ and no dash first", _ONE_LINE)]
@@ -79,7 +93,11 @@ _Time = Annotated[
 ]
 _Features = Annotated[str, _said("a constraint such as gpu or a&b", r"[\w\[(][\w.&|*,()\[\]-]*")]
 _RANGE = r"\d+(-\d+(:\d+)?)?"
-_Array = Annotated[str, _said("an array such as 0-7 or 1,4,8%2", rf"{_RANGE}(,{_RANGE})*(%\d+)?")]
+_Array = Annotated[
+    str,
+    _said("an array such as 64, 0-7 or 1,4,8%2", rf"{_RANGE}(,{_RANGE})*(%\d+)?"),
+    AfterValidator(_counted),
+]
 _AFTER = r"[a-z]+(:\d[\w+]*)*"
 _After = Annotated[str, _said("a dependency such as afterok:123", rf"{_AFTER}([,?]{_AFTER})*")]
 _Module = Annotated[str, _said("a module such as cuda/12.6", r"\w[\w.+/@-]*")]
@@ -118,15 +136,24 @@ class SlurmConfig(Knobs):
     qos: _Name | None = flag(None, help="quality of service")
     constraint: _Features | None = flag(None, help="features that the nodes must have")
     exclusive: bool = flag(False, help="share nodes with no other job")
-    array: _Array | None = flag(None, help="submit the job so many times: 0-7, 1,4,8, 0-99%4")
+    array: _Array | None = flag(
+        None,
+        help="submit the job so many times: 64, 0-7, 1,4,8, or 64%4, at most 4 at a time; "
+        "infer is cut into so many parts",
+    )
     dependency: _After | None = flag(
         None, help="begin after other jobs: afterok:123, afterany:123:124, singleton"
     )
     requeue: bool = flag(
-        True, help="put the job back into the queue before its time is up; it goes on later"
+        True,
+        help="begin again after a preemption or a lost node, and go on; a training is also put "
+        "back into the queue before its time is up (default: of a command that is not "
+        "Penstock's, no)",
     )
     signal: Natural = flag(
-        120, help="seconds before its end at which the job gets the signal to save; 0: no signal"
+        120,
+        help="seconds before its end at which the job gets the signal to save; 0: no signal "
+        "(default: 120, of a command that is not Penstock's 0)",
     )
     modules: Annotated[tuple[_Module, ...], BeforeValidator(many)] = flag(
         (), help="environment modules to load after a purge (default: none)"
@@ -154,6 +181,12 @@ class SlurmConfig(Knobs):
         return self.ntasks_per_node or self.gpus or 1
 
     @property
+    def parts(self) -> int | None:
+        """Elements of an array that counts from 1; None for another one, and for none."""
+        counted = re.fullmatch(r"1-(\d+)(%\d+)?", self.array or "")
+        return int(counted[1]) if counted else None
+
+    @property
     def on_one_node(self) -> bool:
         """Whether nothing says how many ranks a node takes: a study then asks for one that takes
         them all."""
@@ -169,7 +202,8 @@ class SlurmConfig(Knobs):
         for name in ("output", "error"):
             self._check_pattern(name)
         # SLURM may send it a minute early.
-        if self.time is not None and 0 < _seconds(self.time) <= self.signal + 60:
+        least = self.signal + 60 if self.signal else 0
+        if self.time is not None and 0 < _seconds(self.time) <= least:
             raise ValueError(
                 f"--signal {self.signal}: a job of --time {self.time} would be told to save, and "
                 "go back into the queue, as it begins"
@@ -184,21 +218,6 @@ class SlurmConfig(Knobs):
         if asked - allowed or (self.array and pattern and "a" not in asked):
             numbers = "%A and %a, the numbers of an array and its element" if self.array else "%j"
             raise ValueError(f"--{name} {pattern}: a job's log is found by {numbers}, and no other")
-
-
-_RAVEN: dict[str, Any] = {
-    "constraint": "gpu",
-    "cpus_per_task": 18,
-    "time": "00:10:00",
-    "modules": ("gcc/13", "cuda/12.6"),
-}
-_RAVEN_NODE: dict[str, Any] = {**_RAVEN, "gpus_per_node": "a100:4", "mem": "500000"}
-SLURM_PRESETS: dict[str, dict[str, Any]] = {
-    "raven-1gpu": {**_RAVEN, "nodes": 1, "gpus_per_node": "a100:1", "mem": "125000"},
-    "raven-4gpu": {**_RAVEN_NODE, "nodes": 1},
-    "raven-8gpu": {**_RAVEN_NODE, "nodes": 2},
-}
-"""The three jobs of MPCDF's Raven, whose nodes have four A100, 72 cores and 512 GB."""
 
 
 class TorchrunConfig(Knobs):

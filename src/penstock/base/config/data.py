@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from .knobs import Bytes, Knobs, Names, Natural, Positive, Replacing, Shape, flag, many
+from .sharing import OnCluster
 
 PRESET_SAMPLES = 64
 
@@ -135,7 +136,7 @@ class LoaderConfig(Knobs):
 CHIP_OVERLAP = 64
 
 
-class PreprocessConfig(Replacing):
+class PreprocessConfig(OnCluster):
     """The knobs of ``penstock preprocess``."""
 
     data_root: Path = flag(help="folder with train/ and validation/, a folder for each scene")
@@ -146,7 +147,9 @@ class PreprocessConfig(Replacing):
         "vh,vv,bathymetry",
         help="comma-separated: vh, vv, bathymetry, wind_speed, wind_direction, wind_quality, mask",
     )
-    num_workers: Positive = flag(4, help="scenes that are cut at once")
+    num_workers: Positive = flag(
+        4, help="scenes that are cut at once; with --cluster each worker cuts one"
+    )
     overwrite_preproc: bool = flag(False, help="cut again what an earlier run cut")
     chip_size: Positive = flag(800, help="pixels of a chip's side")
     dtype: Literal["float16", "float32"] = flag(
@@ -166,7 +169,7 @@ class PreprocessConfig(Replacing):
     )
 
 
-class PredictConfig(Replacing):
+class PredictConfig(OnCluster):
     """The knobs of ``penstock predict``."""
 
     data_root: Path = flag(help="folder whose folders are scenes, such as DATA/validation")

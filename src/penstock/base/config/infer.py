@@ -15,12 +15,13 @@ from .knobs import (
     Natural,
     PerAxis,
     Positive,
-    Replacing,
+    Seconds,
     Selection,
     Shape,
     flag,
     many,
 )
+from .sharing import Sharing
 
 
 def _model(value: object) -> object:
@@ -60,7 +61,33 @@ def _head_kinds(value: object) -> object:
     return words
 
 
-class InferConfig(Replacing):
+class Unattended(Sharing):
+    """The knobs of a job that is left alone."""
+
+    retry_for: Seconds = flag(
+        900.0,
+        help="how long a read or a write may go on failing by a fault that may pass, such as a "
+        "server that is busy or away, before the job ends with exit code 3 (default: 15min)",
+    )
+    stall_timeout: Seconds = flag(
+        1800.0,
+        help="how long a block may make no progress in a stage before the job ends with exit code "
+        "3 and the stacks of its threads in the run folder; 0 is for ever (default: 30min)",
+    )
+    oom: Literal["stop", "halve"] = flag(
+        "stop",
+        help="what happens when a device has no memory left for a batch: stop: the job ends with "
+        "exit code 3 and names the batch that fits; halve: these patches run in smaller batches, "
+        "which may change their last bits, and the blocks that they are in are listed",
+    )
+    grace: Seconds = flag(
+        20.0,
+        help="how long a job that is asked to end (SIGTERM, SIGUSR1) may write what is whole; a "
+        "second SIGTERM ends it at once (default: 20s)",
+    )
+
+
+class InferConfig(Unattended):
     """The knobs of ``penstock infer`` and `penstock.run_inference`."""
 
     # what
@@ -218,7 +245,7 @@ class InferConfig(Replacing):
 
     @property
     def resumes(self) -> bool:
-        return self.resume or self.resume_anyway
+        return self.resume or self.resume_anyway or self.joins
 
     @model_validator(mode="after")
     def _ranges(self) -> InferConfig:

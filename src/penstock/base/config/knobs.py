@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ..errors import UsageError
-from ..units import parse_bytes
+from ..units import parse_bytes, parse_seconds
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 Positive = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
@@ -30,6 +35,7 @@ Selection = Annotated[tuple[str | int, ...], BeforeValidator(many)]
 """``all``, indices, or ranges such as ``0:5`` (half-open)."""
 Names = Annotated[tuple[str, ...], BeforeValidator(many), Field(min_length=1)]
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+Seconds = Annotated[float, BeforeValidator(parse_seconds)]
 
 
 def _switch(value: object) -> object:
@@ -110,22 +116,57 @@ def build(model: type[Config], *layers: Mapping[str, Any]) -> Config:
     try:
         return model.model_validate(merged)
     except ValidationError as error:
-        first = error.errors()[0]
-        if not first["loc"]:  # of several settings together
-            raise UsageError(first["msg"].removeprefix("Value error, ")) from None
-        name = "--" + str(first["loc"][0]).replace("_", "-")
-        if first["type"] == "missing" and len(first["loc"]) == 1:
-            raise UsageError(f"{name} is required") from None
-        if first["type"] == "extra_forbidden":
-            raise UsageError(f"there is no setting {first['loc'][0]!r}") from None
-        if first["type"] == "value_error":  # one of ours, and whole
-            raise UsageError(f"{name}: {first['ctx']['error']}") from None
-        message = first["msg"][:1].lower() + first["msg"][1:]
-        raise UsageError(f"{name} {first['input']!r}: {message}") from None
+        raise UsageError(_fault(error.errors()[0], _as_flag)) from None
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+def check_file(model: type[Knobs], settings: Mapping[str, Any], file: str) -> None:
+    """Refuse settings of a file that are wrong whatever the flags say.
+
+    Args:
+        model: The class of the settings.
+        settings: What the file holds.
+        file: Its name for the sentence, such as ``--config job.yaml``.
+
+    Raises:
+        UsageError: A setting is wrong; the message is one sentence on the first, with its key.
+    """
+    try:
+        model.model_validate({str(key).replace("-", "_"): value for key, value in settings.items()})
+    except ValidationError as error:
+        for each in error.errors():
+            # Flags may bring what lacks here, and what goes with the rest.
+            if each["loc"] and each["type"] != "missing":
+                raise UsageError(f"{file}: {_fault(each, str)}") from None
+
+
+def _as_flag(key: object) -> str:
+    return "--" + str(key).replace("_", "-")
+
+
+def _fault(error: ErrorDetails, spelled: Callable[[object], str]) -> str:
+    """The sentence for an error of pydantic, with the setting as it was spelled."""
+    if not error["loc"]:  # of several settings together
+        return error["msg"].removeprefix("Value error, ")
+    key = error["loc"][0]
+    if error["type"] == "missing" and len(error["loc"]) == 1:
+        return f"{spelled(key)} is required"
+    if error["type"] == "extra_forbidden":
+        return f"there is no setting {key!r}"
+    if error["type"] == "value_error":  # one of ours, and whole
+        return f"{spelled(key)}: {error['ctx']['error']}"
+    message = error["msg"][:1].lower() + error["msg"][1:]
+    return f"{spelled(key)} {error['input']!r}: {message}"
+
+
+def read_yaml(path: Path, asked: str = "--config") -> dict[str, Any]:
     """The settings in a YAML file.
+
+    Args:
+        path: The file.
+        asked: The flag that names it.
+
+    Returns:
+        The settings by name.
 
     Raises:
         UsageError: It cannot be read, or holds no settings.
@@ -133,11 +174,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         settings = yaml.safe_load(path.read_text())
     except OSError as error:
-        raise UsageError(f"--config {path}: {error.strerror}") from error
+        raise UsageError(f"{asked} {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"--config {path} is not YAML: {' '.join(str(error).split())}") from error
+        raise UsageError(f"{asked} {path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(settings, dict):
-        raise UsageError(f"--config {path} holds no settings")
+        raise UsageError(f"{asked} {path} holds no settings")
     return settings
 
 
@@ -185,9 +226,17 @@ def add_flags(
     """
     if config_file:
         parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="settings; flags win")
+    for flag, options in _flags_of(model):
+        parser.add_argument(flag, **options)
+
+
+@cache
+def _flags_of(model: type[Knobs]) -> list[tuple[str, dict[str, Any]]]:
+    """The flags of a class, and what argparse is told of each."""
+    flags = []
     fields = model.model_fields.items()
     for name, info in sorted(fields, key=lambda field: field[0] not in model.__annotations__):
-        dashed = "--" + name.replace("_", "-")
+        dashed, kind = "--" + name.replace("_", "-"), str(info.annotation)
         text = info.description or ""
         plain = info.default is False or info.default in (None, ..., ("all",))
         if not plain and not info.is_required() and "default" not in text:
@@ -195,24 +244,25 @@ def add_flags(
         text = text.replace("%", "%%")
         options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": text}
         if info.annotation is bool:
-            parser.add_argument(dashed, **options, action=argparse.BooleanOptionalAction)
+            options["action"] = argparse.BooleanOptionalAction
         else:
-            many = "tuple" in str(info.annotation)
-            may_be_empty = "tuple[()]" in str(info.annotation) or "_switch" in str(info.metadata)
-            nargs = "*" if may_be_empty else "+" if many else None
-            parser.add_argument(dashed, **options, nargs=nargs, metavar=_metavar(info))
+            may_be_empty = "tuple[()]" in kind or "_switch" in str(info.metadata)
+            options["nargs"] = "*" if may_be_empty else "+" if "tuple" in kind else None
+            options["metavar"] = _metavar(info)
+        flags.append((dashed, options))
         extra = info.json_schema_extra
         if isinstance(extra, dict):
-            parser.add_argument(
-                str(extra["alias"]),
-                dest=name,
-                action="store_const",
-                const=extra["const"],
-                default=argparse.SUPPRESS,
-                help=argparse.SUPPRESS
+            options = {
+                "dest": name,
+                "action": "store_const",
+                "const": extra["const"],
+                "default": argparse.SUPPRESS,
+                "help": argparse.SUPPRESS
                 if info.annotation is bool
                 else f"same as {dashed} {extra['const']}",
-            )
+            }
+            flags.append((str(extra["alias"]), options))
+    return flags
 
 
 def _typed(default: Any) -> str:
@@ -242,11 +292,11 @@ def from_flags(model: type[Config], args: argparse.Namespace, config: Path | Non
 
 
 def _metavar(info: Any) -> str:
-    choices = getattr(info.annotation, "__args__", ())
-    if "Literal" in str(info.annotation) and "tuple" not in str(info.annotation):
+    choices, kind = getattr(info.annotation, "__args__", ()), str(info.annotation)
+    if "Literal" in kind and "tuple" not in kind:
         return "|".join(str(c) for c in choices)
-    for kind, word in (("int", "N"), ("float", "X"), ("Path", "PATH")):
-        if re.search(rf"\b{kind}\b", str(info.annotation)):
+    for part, word in (("int", "N"), ("float", "X"), ("Path", "PATH")):
+        if re.search(rf"\b{part}\b", kind):
             return word
     return "VALUE"
 
@@ -258,6 +308,33 @@ def as_settings(config: Knobs) -> dict[str, Any]:
         for name, value in config
         if name in config.model_fields_set
     }
+
+
+def as_words(model: type[Knobs], settings: Mapping[str, Any]) -> list[str]:
+    """The flags that give settings.
+
+    Args:
+        model: The class of the knobs.
+        settings: Those of `as_settings`.
+
+    Returns:
+        The words of a command line.
+    """
+    words = []
+    for name, value in settings.items():
+        dashed = name.replace("_", "-")
+        if model.model_fields[name].annotation is bool:
+            words.append(f"--{dashed}" if value else f"--no-{dashed}")
+        elif value is not None:
+            several = value if isinstance(value, list | tuple) else [value]
+            words += [f"--{dashed}", *map(_word, several)]
+    return words
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return json.dumps(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _plain(value: Any) -> Any:

@@ -8,14 +8,13 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any, Protocol
 
 from ...base import UsageError, absent
 from ...models import find_reference
 
-Phase = Callable[[str], AbstractContextManager[None]]
+Phase = Callable[[str], contextlib.AbstractContextManager[None]]
 """A part of a step, named by ``with phase("forward"): ...``."""
 Work = Mapping[str, float]
 """The counted work of one step by name: samples, pixels, useful_pixels, bytes, flops."""
@@ -49,7 +48,6 @@ class Scenario(Protocol):
         Raises `WrongResult` (of this module) for a result that is not what it must be, and
         `UsageError` for a case that is not supported here.
         """
-        ...
 
     # A scenario may have ``verify()`` too. It is called once, after all that is timed.
 

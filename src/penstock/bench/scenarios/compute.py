@@ -30,20 +30,20 @@ and so many that the interpreter's lock is free for about a millisecond."""
 _TRIALS = 3
 
 
-def make(case: Mapping[str, Any], clock: Clock = time.perf_counter) -> Compute:
+def make_compute(case: Mapping[str, Any], clock: Clock = time.perf_counter) -> Compute:
     """The step of ``case["compute"]``, of ``case["compute_time"]`` seconds where that can be
     chosen.
     """
+    kinds: dict[str, Callable[[], Compute]] = {
+        "none": lambda: Sleep(0.0),
+        "sleep": lambda: Sleep(case["compute_time"]),
+        "busy": lambda: Busy(case["compute_time"], clock),
+        "train": lambda: Train(case, clock),
+    }
     kind = case["compute"]
-    if kind == "none":
-        return Sleep(0.0)
-    if kind == "sleep":
-        return Sleep(case["compute_time"])
-    if kind == "busy":
-        return Busy(case["compute_time"], clock)
-    if kind == "train":
-        return Train(case, clock)
-    raise UsageError(f"--compute {kind!r} is not one of none, sleep, busy, train")
+    if kind not in kinds:
+        raise UsageError(f"--compute {kind!r} is not one of {', '.join(kinds)}")
+    return kinds[kind]()
 
 
 class Sleep:

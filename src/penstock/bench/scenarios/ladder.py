@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, require
+from ...base import UsageError, require, system_errors
 from ...data import Audit
 from ...instruments import PAGE_BLOCK, drop_pages, residency
 from ...loading import EngineKnobs, PatchGrid, Selection, locate, open_engine, with_checks
@@ -37,8 +37,7 @@ from .sources import CaseData
 
 def rung(case: Mapping[str, Any]) -> Scenario:
     """The scenario of a rung."""
-    made: Scenario = _RUNGS[case["rung"]](case)
-    return made
+    return _RUNGS[case["rung"]](case)
 
 
 class Together:
@@ -122,20 +121,20 @@ class DeviceRead(Rung):
                 f"{root} has {free} bytes free; reading its device is measured with a file of "
                 f"{sum(sizes)} and as much room again"
             )
-        try:
-            with tempfile.NamedTemporaryFile(dir=root) as file:
-                # One for each thread: the kernel reads ahead of each open file by itself.
-                opened = range(self.case["threads"])
-                self._files = [os.open(file.name, os.O_RDONLY) for _ in opened]
-                for path in (path for of in files for path in of):
-                    with path.open("rb") as source:
-                        shutil.copyfileobj(source, file, PAGE_BLOCK)
-                file.flush()
-                if self.case["cache"] == "cold":
-                    drop_pages([Path(file.name)])
-                self._resident = residency([Path(file.name)])
-        except OSError as error:
-            raise UsageError(f"{root} takes no file to measure with: {error.strerror}") from error
+        with (
+            system_errors(f"{root} takes no file to measure with"),
+            tempfile.NamedTemporaryFile(dir=root) as file,
+        ):
+            # One for each thread: the kernel reads ahead of each open file by itself.
+            opened = range(self.case["threads"])
+            self._files = [os.open(file.name, os.O_RDONLY) for _ in opened]
+            for path in (path for of in files for path in of):
+                with path.open("rb") as source:
+                    shutil.copyfileobj(source, file, PAGE_BLOCK)
+            file.flush()
+            if self.case["cache"] == "cold":
+                drop_pages([Path(file.name)])
+            self._resident = residency([Path(file.name)])
         self._edges = np.concatenate([[0], np.cumsum(sizes)]).tolist()
         self._buffers = [memoryview(bytearray(PAGE_BLOCK)) for _ in self._files]
 

@@ -89,8 +89,7 @@ class ModelScenario:
             return None
         from torch._dynamo.utils import calculate_time_spent
 
-        spent: float | None = calculate_time_spent().get("total_wall_time")
-        return spent
+        return calculate_time_spent().get("total_wall_time")
 
     def step(self, phase: Phase) -> Work:
         first = not self._heads
@@ -215,8 +214,7 @@ def _multiply(dtype: torch.dtype, device: torch.device) -> None:
 
 
 def _dtype(case: Mapping[str, Any]) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, case["dtype"])
-    return dtype
+    return getattr(torch, case["dtype"])
 
 
 def _load(case: Mapping[str, Any]) -> Model:

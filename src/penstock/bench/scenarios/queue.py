@@ -20,8 +20,7 @@ import numpy as np
 from ...base import StageError, Stopped, UsageError
 from ...loading import Endless, Loader
 from . import Phase, Work, WrongResult
-from .compute import Compute
-from .compute import make as make_compute
+from .compute import Compute, make_compute
 
 
 class QueueScenario:

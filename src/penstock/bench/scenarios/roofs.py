@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from ...base import UsageError, describe, require, usable_cores
+from ...base import UsageError, describe, require, system_errors, usable_cores
 from ...instruments import PAGE_BLOCK, drop_pages_of
 from . import Phase, Work, WrongResult, flags_of_bench
 
@@ -131,17 +131,13 @@ class DiskRead:
         self.facts: dict[str, Any] = {}
         self.work: Work = {"bytes": self._size}
         # A file without a name cannot be left behind, however the process ends.
-        try:
+        with system_errors(f"--folder {self._folder} cannot be measured"):
             if (free := shutil.disk_usage(self._folder).free) < 2 * self._size:
                 raise UsageError(
                     f"--folder {self._folder} has {free} bytes free; reading it is measured with a "
                     f"file of {self._size} and as much room again"
                 )
             self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115
-        except OSError as error:
-            raise UsageError(
-                f"--folder {self._folder} cannot be measured: {error.strerror}"
-            ) from error
         try:
             self._fill()
         except OSError as error:
@@ -191,6 +187,5 @@ class DiskRead:
 def _fetched() -> int | None:
     """Bytes that this process made the kernel fetch from a device; None where it does not say."""
     with contextlib.suppress(AttributeError, psutil.Error, OSError):
-        count: int = psutil.Process().io_counters().read_bytes
-        return count
+        return psutil.Process().io_counters().read_bytes
     return None

@@ -33,12 +33,12 @@ from ...base import (
     check_folder,
     check_replaceable,
     plural,
+    system_errors,
     write_json,
     writing_output,
 )
 from ...data import Chips, Split, channels_of, seen_again, split_folder
-from ...instruments import LEDGER_FILE as RECORDS
-from ...instruments import Ledger, Record, case_key
+from ...instruments import LEDGER_FILE, Ledger, Record, case_key
 from ...training import TRAIN_LOCK, TRAINS
 from ..launch.supervisor import LaunchRequest, run_launch
 from ..launch.sweep import SweepStep, launches_of, run_sweep
@@ -46,7 +46,7 @@ from .preset import SuitePreset
 
 SUITE_LEDGER, SUITE_SYSTEM, SUITE_REPORT = "suite.ledger", "system_info.json", "benchmark_report"
 FOLDERS = "benchmark_*_batch*_workers*"
-_LEFT = (ARGS, "telemetry.jsonl", RECORDS)
+_LEFT = (ARGS, "telemetry.jsonl", LEDGER_FILE)
 """Files of which each folder of a suite has at least one."""
 WORKLOAD = "detector"
 DATA = (
@@ -243,11 +243,11 @@ def prepare_suite(config: SuiteConfig, system: Mapping[str, Any]) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
-    try:
-        with writing_output(out / SUITE_SYSTEM, replace=config.replace) as draft:
-            write_json(draft, system)
-    except OSError as error:
-        raise UsageError(f"--output-dir {out} cannot be written: {error.strerror}") from error
+    with (
+        system_errors(f"--output-dir {out} cannot be written"),
+        writing_output(out / SUITE_SYSTEM, replace=config.replace) as draft,
+    ):
+        write_json(draft, system)
 
 
 def run_suite(

@@ -6,6 +6,7 @@ its document is there.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections import deque
@@ -14,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ...base import Refused, UsageError, format_bytes
+from ...base import Refused, UsageError, format_bytes, store_around
 from .format import (
     CHECKS,
     DOCUMENT,
@@ -31,8 +32,31 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
+def check_outside(root: Path) -> None:
+    """Refuse a folder inside another data set or an array, which it would spoil."""
+    folders = [root.resolve().parent, *root.resolve().parent.parents]
+    around = next((place for place in folders if _is_data_set(place)), None)
+    if around is None and (array := store_around(folders[0])) is not None:
+        raise UsageError(f"OUT {root} lies inside the array {array}; give a place outside it")
+    if around is not None:
+        raise UsageError(
+            f"OUT {root} lies inside the packed data set {around}; give a place outside it"
+        )
+
+
+def _is_data_set(folder: Path) -> bool:
+    for file in filter(Path.is_file, (folder / DOCUMENT, folder / UNFINISHED)):
+        with contextlib.suppress(UsageError):
+            return bool(read_document(file, ""))
+    return False
+
+
 def names_in(root: Path) -> set[str]:
-    """The names of what lies in a folder that is to be written; none where there is no folder."""
+    """The names of what lies in a folder that is to be written; none where there is no folder.
+
+    Raises `UsageError` if it is no folder, or lies inside other data.
+    """
+    check_outside(root)
     if not root.exists() and not root.is_symlink():
         return set()
     if not root.is_dir():

@@ -16,11 +16,11 @@ from ...base import StageError, UsageError
 from ..box import Box
 from ..grid import Grid
 from ..stores.claim import Claims
-from ..stores.marker import is_marked
+from ..stores.marker_place import is_marked
 from ..stores.open import open_sink, open_source
 from ..stores.protocols import Sink
 from .checksums import PlaneChecks
-from .folder import check_room, clear, finish, in_order, mark_unfinished
+from .folder import check_outside, check_room, clear, finish, in_order, mark_unfinished
 from .format import CHECKS, DOCUMENT, IDS, UNFINISHED, VOLUME, Packed, open_dataset
 
 PIECE = 128
@@ -104,6 +104,7 @@ def _new_sink(
             name="OUT",
         )
 
+    check_outside(root)
     if any((root / name).is_file() for name in (DOCUMENT, UNFINISHED)):
         sink_at(root / "new")  # what cannot be written is refused while the old volume stands
         clear(root, overwrite, {"zarr.json"})

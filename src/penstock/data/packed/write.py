@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import StageError, UsageError, absolute, require
+from ...base import StageError, UsageError, absolute, require, system_errors
 from .checksums import checksum
 from .folder import check_room, clear, finish, in_order, mark_unfinished
 from .format import CHECKS, IDS, STATISTICS, ArrayLayout, Packed, open_dataset
@@ -102,11 +102,9 @@ def _make_way(
     check_room(root, need, f"{samples} samples", "--samples or --grid")
     require("tensorstore", "loaders")
     clear(root, overwrite)
-    try:
+    with system_errors(f"OUT {root} cannot be written"):
         root.mkdir(parents=True, exist_ok=True)
         mark_unfinished(root, [f"{name}.zarr" for name in layouts])
-    except OSError as error:
-        raise UsageError(f"OUT {root} cannot be written: {error.strerror}") from error
 
 
 def _finish(

@@ -1,21 +1,20 @@
 """Scenes cut into chips: all of them at once, each whole or not at all.
 
-Threads take one scene each. A scene that an earlier run finished is left as it is; one that was
-left half done is cut again. The index of all scenes is written last. `chips` says what lies where.
-The other layout, ``reference``, has the files of the xView3 reference.
+Threads take one scene each, or the workers of a cluster do (`cluster_cut`). A scene that an earlier
+run finished is left as it is; one that was left half done is cut again. The index of all scenes is
+written last. `chips` says what lies where. The other layout, ``reference``, has the files of the
+xView3 reference.
 """
 
 from __future__ import annotations
 
 import csv
-import json
-import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -27,34 +26,16 @@ from ...base import (
     check_folder,
     check_outputs,
     check_replaceable,
-    require,
     to_cell,
     write_json,
     writing_output,
 )
-from .chips import (
-    ARRAY,
-    DTYPE,
-    FORMAT,
-    INDEX,
-    MANIFEST,
-    VERSION,
-    metadata,
-    read_document,
-    shard_path,
-    synced,
-    write_shard,
-)
+from ...cluster import NamedTasks
+from .chips import DTYPE, FORMAT, INDEX, MANIFEST, VERSION, read_document
+from .cluster_cut import cut_on_cluster
+from .cutting import Layout, Result, SceneJob
 from .labels import COLUMNS, label_rows, ternary
 from .objects import Objects
-from .rasters import NODATA
-from .scene import CHANNELS, Scene, radar_of
-from .windows import Cut, cuts_of, read_row
-
-COORDS = "coords.json"
-Layout = Literal["penstock", "reference"]
-Result = tuple[dict[str, Any], bool]
-"""The manifest of a scene, and whether all was there before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +67,7 @@ def preprocess_scenes(
     background: bool = False,
     replace: bool = False,
     dtype: str = DTYPE,
+    cluster: NamedTasks | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Done:
     """Cut every scene into chips. A scene that is done is not done again.
@@ -104,6 +86,7 @@ def preprocess_scenes(
         background: annotate some chips without objects, in the layout ``reference``.
         replace: replace what is not known as ours.
         dtype: of the chips, ``float16`` or ``float32``.
+        cluster: workers that cut the scenes in place of threads.
         progress: called with the number of scenes that are done.
 
     Returns:
@@ -112,18 +95,17 @@ def preprocess_scenes(
     Raises:
         UsageError: an input or what is in ``out`` does not fit.
         StageError: a scene failed.
+        Incomplete: scenes failed on a cluster.
     """
     check_chips_output(out, folders, layout, overwrite, replace)
-    settings = {"channels": list(channels), "chip_size": chip_size, "overlap": overlap}
+    settings = {"channels": [*channels], "chip_size": chip_size, "overlap": overlap}
     if dtype != DTYPE and layout == "penstock":  # earlier manifests do not name it
         settings["dtype"] = dtype
-    finished = _cut_all(
-        folders, labels, label_file, out, settings, layout, workers, overwrite, progress
-    )
+    rest = (settings, layout, overwrite)
+    jobs = {n: SceneJob(at, labels[n], label_file, out / n, *rest) for n, at in folders.items()}
+    finished = _cut_all(jobs, out, workers, cluster, progress)
     manifests = {manifest["scene"]: manifest for manifest, _ in finished}
-    done = _done(finished)
-    if not done.chips:
-        raise UsageError(f"{len(folders)} scenes under {out} give no chip with a valid pixel")
+    done = _done(finished, out)
     if layout == "penstock":
         _write_index(out, settings, manifests, replace)
     else:
@@ -132,47 +114,38 @@ def preprocess_scenes(
 
 
 def _cut_all(
-    folders: Mapping[str, Path],
-    labels: Mapping[str, Objects],
-    label_file: Path,
+    jobs: Mapping[str, SceneJob],
     out: Path,
-    settings: Mapping[str, Any],
-    layout: Layout,
     workers: int,
-    overwrite: bool,
+    cluster: NamedTasks | None,
     progress: Callable[[int], None],
 ) -> list[Result]:
     out.mkdir(parents=True, exist_ok=True)
-    for name in folders:
+    for name in jobs:
         begin_output(out / name)
-    cut = _cut_scene if layout == "penstock" else _cut_scene_as_the_reference
+    if cluster is not None:
+        return cut_on_cluster(cluster, jobs, progress)
     stop = threading.Event()
-    env = require("rasterio", "scenes").Env
 
     def work(name: str) -> Result:
-        of_scene = labels[name]
         try:
-            # GDAL would keep a twentieth of the memory in blocks that are never asked for again.
-            with env(GDAL_CACHEMAX=64), Scene(folders[name], settings["channels"]) as scene:
-                of_scene.check_inside(scene.size, label_file)
-                manifest = _manifest(scene, of_scene, settings, layout)
-                earlier = _already(out / name / MANIFEST, manifest, overwrite)
-                if earlier is not None:
-                    return earlier, True
-                return cut(scene, manifest, out / name, stop), False
+            return jobs[name].run(stop)
         except (UsageError, Stopped):
             raise
         except Exception as error:
             raise StageError("preprocess", f"scene {name}", error) from error
 
-    return _run_all(work, sorted(folders), workers, stop, progress)
+    return _run_all(work, sorted(jobs), workers, stop, progress)
 
 
-def _done(finished: Sequence[Result]) -> Done:
+def _done(finished: Sequence[Result], out: Path) -> Done:
     manifests = [manifest for manifest, _ in finished]
+    chips = sum(int(np.count_nonzero(manifest["valid_pixels"])) for manifest in manifests)
+    if not chips:
+        raise UsageError(f"{len(manifests)} scenes under {out} give no chip with a valid pixel")
     return Done(
         scenes=len(manifests),
-        chips=sum(int(np.count_nonzero(manifest["valid_pixels"])) for manifest in manifests),
+        chips=chips,
         rounded=sum(bool(manifest.get("rounded")) for manifest in manifests),
         resumed=sum(was_done for _, was_done in finished),
         labels=sum(len(manifest["labels"]["points"]) for manifest in manifests),
@@ -210,30 +183,6 @@ def _run_all(
     return [job.result() for job in whole]
 
 
-def _rows(num: int, stop: threading.Event) -> Iterator[int]:
-    for index in range(num):
-        if stop.is_set():
-            raise Stopped
-        yield index
-
-
-def _manifest(
-    scene: Scene, labels: Objects, settings: Mapping[str, Any], layout: Layout
-) -> dict[str, Any]:
-    """All that a scene's chips depend on. Cutting adds what it finds out."""
-    stats = {name: (scene.folder / CHANNELS[name].file).stat() for name in scene.channels}
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "layout": layout,
-        "scene": scene.name,
-        "size": list(scene.size),
-        **settings,
-        "inputs": {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()},
-        "labels": labels.as_lists(),
-    }
-
-
 def check_chips_output(
     out: Path, names: Iterable[str], layout: Layout, overwrite: bool, replace: bool
 ) -> None:
@@ -261,93 +210,6 @@ def check_chips_output(
 
 def _tables(out: Path) -> list[str]:
     return [f"{out.name}_chip_annotations.csv", "data_means.npy", "data_std.npy"]
-
-
-def _already(path: Path, manifest: Mapping[str, Any], overwrite: bool) -> dict[str, Any] | None:
-    """The manifest of an earlier run at ``path``, if it is of the same inputs and settings."""
-    if overwrite or not path.exists():
-        return None
-    earlier = read_document(path)
-    earlier.setdefault("dtype", DTYPE)
-    asked = {"dtype": DTYPE, **manifest}
-    differing = [key for key in asked if earlier.get(key) != asked[key]]
-    if differing:
-        raise UsageError(
-            f"{path.parent} was made with other {differing[0]}; "
-            "use --overwrite-preproc to replace it"
-        )
-    return earlier
-
-
-def _cut_scene(
-    scene: Scene, manifest: dict[str, Any], out: Path, stop: threading.Event
-) -> dict[str, Any]:
-    """Write one scene's chips and its manifest."""
-    # The manifest is removed first and written last: a scene without one counts as not there.
-    (out / MANIFEST).unlink(missing_ok=True)
-    shutil.rmtree(out / ARRAY, ignore_errors=True)
-    radar, chip = radar_of(scene.channels), manifest["chip_size"]
-    rows, columns = cuts_of(scene.size, chip, manifest["overlap"])
-    shape = (rows.num, columns.num, len(radar), chip, chip)
-    (out / ARRAY).mkdir(parents=True)
-    dtype = manifest.get("dtype", DTYPE)
-    write_json(out / ARRAY / "zarr.json", metadata(shape, dtype), indent=None)
-    valid = np.zeros(shape[:2], np.int64)
-    # Two, so that one is written while the other is filled.
-    bands = [np.full(shape[1:], np.nan, dtype) for _ in range(min(2, rows.num))]
-    written: list[Future[None]] = []
-    with ThreadPoolExecutor(1, thread_name_prefix="write") as writer:
-        for index in _rows(rows.num, stop):
-            if index > 1:
-                written[index - 2].result()
-            band = bands[index % 2]
-            valid[index] = read_row(scene, radar, rows.read(index), columns, band)
-            written.append(writer.submit(write_shard, shard_path(out / ARRAY, index), band))
-    for write in written:
-        write.result()
-    for name, raster in scene.coarse.items():
-        with synced(out / f"{name}.npy") as file:
-            np.save(file, raster.values)
-    places = {name: [*raster.origin, *raster.step] for name, raster in scene.coarse.items()}
-    manifest |= {"valid_pixels": valid.tolist(), "coarse": places}
-    if any(scene.dtype(name).itemsize > np.dtype(dtype).itemsize for name in radar):
-        manifest["rounded"] = True
-    write_json(out / MANIFEST, manifest, indent=None)
-    return manifest
-
-
-def _cut_scene_as_the_reference(
-    scene: Scene, manifest: dict[str, Any], out: Path, stop: threading.Event
-) -> dict[str, Any]:
-    """Write OUT/SCENE/CHANNEL/<i>_CHANNEL.npy and coords.json: float32, without overlap, row by
-    row, padded with 0 below and to the right. Missing stays -32768, as the reference's reader
-    expects.
-    """
-    for path in (out / MANIFEST, out / COORDS):
-        path.unlink(missing_ok=True)
-    for name in scene.channels:
-        shutil.rmtree(out / name, ignore_errors=True)
-        (out / name).mkdir(parents=True)
-    chip = manifest["chip_size"]
-    rows, columns = (Cut(length, chip, 0, padded=True) for length in scene.size)
-    valid = np.zeros((rows.num, columns.num), np.int64)
-    band = np.full((columns.num, len(scene.channels), chip, chip), np.nan, np.float32)
-    for row in _rows(rows.num, stop):
-        valid[row] = read_row(scene, scene.channels, rows.read(row), columns, band)
-        band[np.isnan(band)] = NODATA
-        band[:, :, scene.size[0] - rows.start(row) :] = 0
-        band[-1, ..., scene.size[1] - columns.start(columns.num - 1) :] = 0
-        for column in range(columns.num):
-            for place, name in enumerate(scene.channels):
-                number = row * columns.num + column
-                np.save(out / name / f"{number}_{name}.npy", band[column, place])
-    starts = [
-        (columns.start(j), rows.start(i)) for i in range(rows.num) for j in range(columns.num)
-    ]
-    (out / COORDS).write_text(json.dumps({"offsets": starts}))
-    manifest |= {"valid_pixels": valid.tolist()}
-    write_json(out / MANIFEST, manifest, indent=None)
-    return manifest
 
 
 def _write_annotations(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, require
+from ...base import UsageError, require, system_errors
 from ..packed.folder import names_in
 from .labels import COLUMNS, NO_SHORE_KM
 from .rasters import NODATA, FloatArray
@@ -62,13 +62,11 @@ def write_data_set(
     Raises:
         UsageError: the folder cannot be written.
     """
-    try:
+    with system_errors(f"OUT {root} cannot be written"):
         for folder in _FOLDERS:
             (root / folder).mkdir(parents=True, exist_ok=True)
         facts = {"size": size, "scenes": scenes, "validation": validation, "seed": seed}
         (root / SYNTHETIC).write_text(json.dumps(facts) + "\n")
-    except OSError as error:
-        raise UsageError(f"OUT {root} cannot be written: {error.strerror}") from error
     counts, done = {}, 0
     for split, numbers in (
         ("train", range(scenes - validation)),

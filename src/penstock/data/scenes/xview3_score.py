@@ -272,8 +272,7 @@ def _to_shore_km(
     distance, _ = cKDTree(vertices).query(points, k=[1, 2])
     if not itself:
         distance = np.where(distance == 0, np.inf, distance)
-    nearest: NDArray[np.float64] = distance.min(axis=1) * PIXEL_M / 1000
-    return nearest
+    return distance.min(axis=1) * PIXEL_M / 1000
 
 
 def _classes(predicted: NDArray[np.int8], true: NDArray[np.int8], strict: bool) -> Counts:
@@ -344,8 +343,7 @@ def _promising(predicted: Objects, labels: Objects, rules: XView3Rules) -> list[
         kept -= _pairs_so_far(ordered, labels, rules) - pairs
     f1 = 2 * pairs / np.maximum(kept + len(counted), 1)
     last = np.flatnonzero(np.diff(ordered.score, append=-np.inf))  # of those of one score
-    scores: list[float] = ordered.score[last[np.argsort(-f1[last], kind="stable")]].tolist()
-    return scores
+    return ordered.score[last[np.argsort(-f1[last], kind="stable")]].tolist()
 
 
 def _pairs_so_far(ordered: Objects, labels: Objects, rules: XView3Rules) -> NDArray[np.int64]:

@@ -10,13 +10,20 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from ...base import PenstockError
-from .marker import HELD, Marker, NoLock, place_of
+from .fence import writing
+from .joined import JoinedMarker
+from .marker import HELD, Marker
+from .marker_place import NoLock, place_of
 from .protocols import Sink
 
 RENEW_S = 5.0
+RELEASE_WITHIN_S = 10.0
+"""Seconds that a run waits at its end for a store that does not answer. Then its claims run out."""
 
 
 class Claims:
@@ -66,7 +73,55 @@ class Claims:
         claims._thread.start()
         return claims
 
-    def _find(self, sink: Sink, run: str) -> None:
+    @classmethod
+    def join(
+        cls,
+        sinks: Sequence[Sink],
+        run: str,
+        owner: Mapping[str, Any],
+        *,
+        beats: bool,
+        ends: bool = False,
+    ) -> Claims:
+        """Write into outputs that several processes hold together.
+
+        Args:
+            sinks: the outputs.
+            run: the id of the run.
+            owner: the owner that the processes share, as `owner` or `owner_of_array` gives it.
+            beats: whether this process keeps the claim alive, as each element of an array does;
+                the workers of a cluster leave that to their client, and stop where it is silent.
+            ends: whether `close` ends the claim for all of them.
+
+        Returns:
+            The claims. `close` leaves them to the others.
+
+        Raises:
+            Lost: the outputs are another run's by now.
+        """
+        claims = cls()
+        for sink in sinks:
+            claims._find(
+                sink, run, partial(JoinedMarker, owner=dict(owner), beats=beats, ends=ends)
+            )
+        for address, marker in list(claims._markers.items()):
+            try:
+                marker.take(lambda output, made_by: None)
+            except NoLock as why:
+                claims.lacking += [f"{name} has no lock: {why}" for name in marker.outputs.values()]
+                del claims._markers[address]
+        if beats:
+            claims._thread.start()
+        else:
+            claims._ended.set()
+        return claims
+
+    @property
+    def owner(self) -> dict[str, Any]:
+        """The owner in the markers, which other processes may join."""
+        return next((marker.owner for marker in self._markers.values()), {})
+
+    def _find(self, sink: Sink, run: str, made: Callable[..., Marker] = Marker) -> None:
         try:
             place = place_of(sink)
         except NoLock as why:
@@ -75,7 +130,7 @@ class Claims:
         if place is not None:
             store, key, path = place
             address = json.dumps([store, key], sort_keys=True)
-            marker = self._markers.setdefault(address, Marker(store, key, run))
+            marker = self._markers.setdefault(address, made(store, key, run))
             marker.outputs[path] = sink.name
 
     def name(self) -> None:
@@ -89,6 +144,19 @@ class Claims:
         for marker in self._markers.values():
             marker.check()
 
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Within it a unit may be written: no other run takes an output meanwhile.
+
+        Raises:
+            Lost: another run has taken an output.
+        """
+        with contextlib.ExitStack() as fences:
+            for marker in self._markers.values():
+                fences.enter_context(writing(marker.folder))
+            self.check()
+            yield
+
     def confirm(self) -> None:
         """Raise `Lost` unless every output has been this run's up to now."""
         for marker in self._markers.values():
@@ -101,6 +169,11 @@ class Claims:
         for marker in self._markers.values():  # first: what follows may be interrupted
             HELD.discard(marker.owner["claim"])
         self._ended.set()
+        releasing = threading.Thread(target=self._release, name="release", daemon=True)
+        releasing.start()
+        releasing.join(RELEASE_WITHIN_S)
+
+    def _release(self) -> None:
         self._thread.join()
         for marker in self._markers.values():
             marker.release()

@@ -83,8 +83,7 @@ _STORE_KEY = re.compile(rf"(?:{_PART}/)*(?:{_PART}|{_NAMES})")
 _LONGEST = 300  # characters of a message
 
 # TensorStore retries an unreachable host for a quarter of an hour and says nothing. The first
-# opening is given a few seconds, since it may be a typing error in a host name; what a job reads
-# and writes afterwards one minute over HTTP, and three in a bucket, which may ask to slow down.
+# opening is given a few seconds, since it may be a typing error in a host name.
 IMPATIENT = {
     f"{kind}_request_retries": {"max_retries": 4, "initial_delay": "200ms"}
     for kind in ("s3", "gcs", "http")
@@ -237,8 +236,14 @@ def explained_errors(where: str) -> Iterator[None]:
 def first_sentence(error: BaseException) -> str:
     text = re.sub(r"\s*\[(source locations|[\w-]+)=.*", "", str(error), flags=re.DOTALL)
     text = re.sub(r'^([A-Z_]+: )?(Error opening "\w+" driver: )?', "", text)
+    text = re.sub(r"All \d+ retry attempts failed: ", "", text)
+    answer = re.search(r"http_response_code='(\d+)'", str(error))
+    if answer is not None and text.endswith("Unknown"):
+        text = f"{text.removesuffix('Unknown')}the server answered with HTTP {answer[1]}"
     line = scrub(describe(ValueError(text)))
-    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]} ..."
+    # The reason stands at the end, behind paths.
+    half = _LONGEST // 2
+    return line if len(line) <= _LONGEST else f"{line[:half]} ... {line[-half:]}"
 
 
 def settled_spec(path: str) -> str:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import mmap
 import os
 import platform
 import random
@@ -25,20 +24,18 @@ import threading
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from ...base import PenstockError, UsageError, describe
-from .protocols import Sink
+from ...base import LOCK_SUFFIX, PenstockError, UsageError, describe
+from .fence import wait_for_writes
+from .marker_place import NoLock, place_of
+from .protocols import Located
 
-SUFFIX = ".penstock-lock"
-_METADATA = {"zarr.json": b"zarr_format", ".zgroup": b"zarr_format", ".zarray": b"zarr_format",
-             "attributes.json": b"n5"}  # fmt: skip
-_DRIVERS = ("file", "s3", "gcs")
 LEASE_S = 30.0
 FORGOTTEN_S = 3600.0
 """A beat as old as this by the clock is not waited for."""
@@ -48,10 +45,6 @@ HELD: set[str] = set()
 """The claims of this process that have not ended."""
 
 Entry = dict[str, Any]
-
-
-class NoLock(Exception):
-    """The store cannot be locked; the message says why."""
 
 
 class Lost(PenstockError):
@@ -79,6 +72,13 @@ class Marker:
         self._lost: Lost | None = None
         self._lock = threading.Lock()
 
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the store that it lies beside; None where that is no folder here."""
+        if self.store["driver"] != "file":
+            return None
+        return Path(self.store["path"], self.key.removesuffix(LOCK_SUFFIX))
+
     def take(self, check: Callable[[str, str | None], None]) -> None:
         from .kvstore import open_kvstore
 
@@ -88,13 +88,19 @@ class Marker:
             self._take(check)
             if self.store["driver"] != "file":
                 self._prove()
+            elif not wait_for_writes(self.folder, LEASE_S):
+                self.release()
+                raise UsageError(
+                    f"--out-spec {self._of('')}: a process is in the middle of writing it and does "
+                    "not go on; end it first"
+                )
         except UsageError as error:
             if error.__cause__ is None:
                 raise
             raise NoLock(describe(error)) from error
 
     def _take(self, check: Callable[[str, str | None], None]) -> None:
-        since, first = _now(), dict[str, Entry]()
+        since, first = clock(), dict[str, Entry]()
         while True:
             entries, generation = self._read()
             self.made_by = {p: entries[p]["run"] if p in entries else None for p in self.outputs}
@@ -111,7 +117,7 @@ class Marker:
                 lives = _lives(entry)
                 if lives or (lives is None and first.get(path) != entry):
                     raise UsageError(f"--out-spec {self._of(path)}: {_writer(entry)} is writing it")
-                if lives is None and _now() - since < LEASE_S:
+                if lives is None and clock() - since < LEASE_S:
                     unknown.append(entry)
             if not unknown:
                 kept = {path: entry for path, entry in entries.items() if path not in others}
@@ -135,9 +141,14 @@ class Marker:
 
     def check(self) -> None:
         """Raise `Lost` where another run has taken an output, seen before or now."""
-        if _now() - self._renewed > LEASE_S / 2:
+        if clock() - self._renewed > LEASE_S / 2:
             self.renew()
-        elif self.store["driver"] == "file" or _now() - self._seen > 1:
+        else:
+            self._check_now()
+
+    def _check_now(self) -> None:
+        """Look at the marker, if that is cheap or was not done just now."""
+        if self.store["driver"] == "file" or clock() - self._seen > 1:
             with self._lock, self._naming_the_lock():
                 self._our_beat(self._read()[0])
         if self._lost is not None:
@@ -146,7 +157,7 @@ class Marker:
     def renew(self, *, last: bool = False) -> None:
         with self._lock, self._naming_the_lock():
             for _ in range(_TRIES):
-                began = _now()
+                began = clock()
                 entries, generation = self._read()
                 beat = self._our_beat(entries) + 1
                 if self._write(entries | self._entries(beat, last), generation):
@@ -167,7 +178,7 @@ class Marker:
                 by = f"{_writer(entry)} has made it anew" if entry else f"{self.key} was removed"
                 self._lost = Lost(f"this run has lost {name}: {by}; nothing more is written")
                 raise self._lost
-        self._seen = _now()
+        self._seen = clock()
         return int(entries[next(iter(self.outputs))]["beat"])
 
     @contextlib.contextmanager
@@ -217,7 +228,7 @@ class Marker:
         return bool(stamp.generation)
 
 
-def _now() -> float:
+def clock() -> float:
     """Seconds that go on while the process is stopped and the machine sleeps."""
     if hasattr(time, "CLOCK_BOOTTIME"):  # only on Linux does the other one stop
         return time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -259,96 +270,28 @@ def _writer(entry: Entry) -> str:
     return f"process {owner['pid']} on {owner['host']}" if owner else f"run {entry['run']!s:.8}"
 
 
-# --- where the marker lies ------------------------------------------------------------------------
+def run_at(output: Located) -> str | None:
+    """The run that the marker of an output names; None where there is no marker.
 
+    Args:
+        output: the output.
 
-def why_no_lock(sink: Sink) -> str | None:
-    """The reason why an output cannot be locked, by its spec; None where it seems that it can."""
-    try:
-        base_of(sink)
-    except NoLock as why:
-        return f"{sink.name} has no lock: {why}"
-    return None
+    Returns:
+        The id of the run.
 
-
-def is_marked(sink: Sink) -> bool:
-    """Whether a run of `infer` is or was at a local output."""
-    with contextlib.suppress(NoLock):
-        place = place_of(sink)
-        return place is not None and Path(place[0]["path"], place[1]).is_file()
-    return False
-
-
-def base_of(sink: Sink) -> tuple[dict[str, Any], list[str]] | None:
-    """The key-value store that holds an output's bytes, as TensorStore's JSON, and the names of the
-    stores inside it that lead to the output. None for an output that no other process sees.
+    Raises:
+        UsageError: the marker cannot be read.
     """
-    if sink.root is None:
-        _check_in_memory(sink)
-        return None
-    spec, inside = sink.root.spec(retain_context=True).to_json(), list[str]()
-    while isinstance(spec.get("base"), Mapping):
-        inside.append(f"{spec['driver']}:{spec.get('path', '')}".rstrip("/"))
-        spec = spec["base"]
-    if spec["driver"] == "memory":
-        return None
-    if spec["driver"] not in _DRIVERS:
-        raise NoLock(f"TensorStore's {spec['driver']} is not known to heed conditions")
-    for knob, is_off in {
-        "file_io_locking": spec.get("file_io_locking", {}).get("mode") == "none",
-        "use_conditional_write": spec.get("use_conditional_write") is False,
-    }.items():
-        if is_off:
-            raise NoLock(f"its spec turns {knob} off")
-    if spec["driver"] == "s3":  # or TensorStore looks first and writes then, with a gap between
-        spec["use_conditional_write"] = True
-    return spec, inside
-
-
-def _check_in_memory(sink: Sink) -> None:
-    """Raise `NoLock` for what TensorStore does not write and other processes may see."""
-    array = getattr(sink, "array", None)
-    while array is not None:
-        if isinstance(array, mmap.mmap):
-            raise NoLock("it is an array in a file that others may map too")
-        array = getattr(array, "base", None)
-    if sink.local_path is not None or "://" in sink.address:
-        raise NoLock("the package that writes it has none")
-
-
-def place_of(sink: Sink) -> tuple[dict[str, Any], str, str] | None:
-    """The folder and the name of an output's marker, and the output's path below that name."""
-    base = base_of(sink)
-    if base is None:
-        return None
-    spec, inside = base
-    path, anchor = str(spec.get("path", "")), ""
-    if spec["driver"] == "file":
-        resolved = Path(path).resolve()
-        path, anchor = resolved.relative_to(resolved.anchor).as_posix(), resolved.anchor
-    parts = [part for part in path.split("/") if part not in ("", ".")]
-    if not parts:
-        raise NoLock("it has no folder beside which a lock could lie")
-    top = _outermost({**spec, "path": anchor}, parts)
-    folder = anchor + "".join(f"{part}/" for part in parts[:top])
-    return {**spec, "path": folder}, f"{parts[top]}{SUFFIX}", "/".join([*parts[top + 1 :], *inside])
-
-
-def _outermost(root: Mapping[str, Any], parts: Sequence[str]) -> int:
-    """The index of the first part that is a store by its name or by what it holds."""
     from .kvstore import open_kvstore
 
-    named = (i for i, part in enumerate(parts) if part.endswith((".zarr", ".n5")))
-    top = next(named, len(parts) - 1)
-    with contextlib.suppress(UsageError):
-        kvstore = open_kvstore(dict(root), "")
-        metadata = [
-            {key: kvstore.read("/".join([*parts[: i + 1], key])) for key in _METADATA}
-            for i in range(top)
-        ]
-        for i, reads in enumerate(metadata):
-            for key, read in reads.items():
-                with contextlib.suppress(ValueError, OSError):  # that may not be read
-                    if _METADATA[key] in read.result().value:
-                        return i
-    return top
+    try:
+        place = place_of(output)
+    except NoLock:
+        return None
+    if place is None:
+        return None
+    store, key, path = place
+    marker = Marker(store, key, "")
+    marker._kvstore = open_kvstore(dict(store), output.name)
+    entry = marker._read()[0].get(path)
+    return None if entry is None else entry["run"]

@@ -28,7 +28,7 @@ from .kvstore import (
     open_kvstore,
     ts,
 )
-from .protocols import AXES, Source, axis_letter, physical_size
+from .protocols import AXES, INPUT_DTYPES, Source, axis_letter, physical_size
 from .tensorstore import TensorStoreSink, TensorStoreSource
 from .tensorstore_open import (
     label_spec,
@@ -47,10 +47,13 @@ _DRIVER_OF_MARKER = {
 _AXIS_TYPES = {"t": "time", "c": "channel", "z": "space", "y": "space", "x": "space"}
 
 
-def open_omezarr_source(path: str, *, level: int, cache_bytes: int, name: str) -> TensorStoreSource:
+def open_omezarr_source(
+    path: str, *, level: int, cache_bytes: int, name: str, dtypes: Sequence[str] = INPUT_DTYPES
+) -> TensorStoreSource:
     """Open one level of the OME-Zarr group at ``path``, or the array there.
 
     Axes, scale and position are the group's; a dataset's own are combined with its multiscale's.
+    ``dtypes`` are the names of those that may be read.
     """
     where = f"{name} {scrub(path)}"
     root = open_kvstore(kvstore_of(path), where)
@@ -62,9 +65,16 @@ def open_omezarr_source(path: str, *, level: int, cache_bytes: int, name: str) -
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
         raise UsageError(f"{where}: its multiscales metadata is malformed: {error!r}") from error
     if image is None:
-        return _open_array(path, root, level=level, cache_bytes=cache_bytes, name=name)
-    spec = {"driver": driver, "kvstore": kvstore_of(path), "path": image.pop("path")}
-    return open_tensorstore_source(spec, cache_bytes=cache_bytes, name=name, title=path, **image)
+        if level != 0:
+            raise UsageError(
+                f"{where}: level {level} does not exist; a plain array has level 0 only"
+            )
+        spec, image = {"driver": _array_driver(root, where), "kvstore": kvstore_of(path)}, {}
+    else:
+        spec = {"driver": driver, "kvstore": kvstore_of(path), "path": image.pop("path")}
+    return open_tensorstore_source(
+        spec, cache_bytes=cache_bytes, name=name, title=path, dtypes=dtypes, **image
+    )
 
 
 def open_omezarr_sink(
@@ -305,10 +315,8 @@ def _multiscale(layout: _Layout, path: str) -> dict[str, Any]:
     }
 
 
-def _open_array(
-    path: str, root: Any, *, level: int, cache_bytes: int, name: str
-) -> TensorStoreSource:
-    where = f"{name} {scrub(path)}"
+def _array_driver(root: Any, where: str) -> str:
+    """TensorStore's driver for the array at ``root``."""
     with explained_errors(where):
         drivers = [
             driver
@@ -324,10 +332,7 @@ def _open_array(
             else f"{where}: neither an OME-Zarr image nor a Zarr, N5 or precomputed array"
             f"{and_added()}"
         )
-    if level != 0:
-        raise UsageError(f"{where}: level {level} does not exist; a plain array has level 0 only")
-    spec = {"driver": drivers[0], "kvstore": kvstore_of(path)}
-    return open_tensorstore_source(spec, cache_bytes=cache_bytes, name=name, title=path)
+    return drivers[0]
 
 
 def _read_attributes(root: Any, where: str) -> tuple[str, dict[str, Any]]:

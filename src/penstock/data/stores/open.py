@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, blaming
+from ...base import UsageError, blaming, system_errors
 from ..box import Box
+from . import memory
 from .added import OURS, added_store, and_added, checked
 from .protocols import AXES, OUTPUT_DTYPES, Sink, Source, Spec, check_dtype, is_file, suffix_of
 
@@ -48,8 +49,6 @@ def _open_source(spec: Spec | NDArray[Any], level: int, cache_bytes: int, name: 
     if level and (not isinstance(parsed, str) or suffix_of(parsed) == ".npy"):
         raise UsageError(f"{name}: level {level} is asked but only OME-Zarr and TIFF have levels")
     if isinstance(parsed, np.ndarray):
-        from . import memory
-
         return memory.open_array_source(parsed, name=name)
     if isinstance(parsed, dict):
         from .tensorstore_open import open_tensorstore_source
@@ -57,8 +56,6 @@ def _open_source(spec: Spec | NDArray[Any], level: int, cache_bytes: int, name: 
         return open_tensorstore_source(parsed, cache_bytes=cache_bytes, name=name)
     match suffix_of(parsed):
         case ".npy":
-            from . import memory
-
             return memory.open_npy(parsed, name=name)
         case ".tif" | ".tiff":
             from . import ometiff
@@ -72,8 +69,7 @@ def _open_source(spec: Spec | NDArray[Any], level: int, cache_bytes: int, name: 
                 theirs = added.load().open_source(
                     parsed, level=level, cache_bytes=cache_bytes, name=name
                 )
-                source: Source = checked(theirs, Source, where)
-                return source
+                return checked(theirs, Source, where)
         case _:
             from . import omezarr
 
@@ -121,8 +117,6 @@ def open_sink(
     """
     dtype = check_dtype(dtype, name, OUTPUT_DTYPES)
     if isinstance(spec, np.ndarray):
-        from . import memory
-
         return memory.open_array_sink(spec, name=name)
     parsed = parse_spec(spec, name)
     if isinstance(parsed, dict):
@@ -152,8 +146,7 @@ def _open_new(place: str, name: str, settings: Mapping[str, Any]) -> Sink:
             store = added.load()
             if not hasattr(store, "open_sink"):
                 raise UsageError(f"{where}: {suffix} can be read and not written")
-            sink: Sink = checked(store.open_sink(place, **settings, name=name), Sink, where)
-            return sink
+            return checked(store.open_sink(place, **settings, name=name), Sink, where)
     from . import omezarr
 
     return omezarr.open_omezarr_sink(place, **settings, name=name)
@@ -175,10 +168,8 @@ def parse_spec(text_or_mapping: Spec, name: str = "--in-spec") -> dict[str, Any]
     path = Path(text).expanduser()
     where = f"{name} {path}"
     if path.suffix == ".json" and is_file(path, where):
-        try:
+        with system_errors(where):
             return _parse_json(path.read_text(encoding="utf-8", errors="replace"), where)
-        except OSError as error:
-            raise UsageError(f"{where}: {error.strerror}") from error
     return text
 
 

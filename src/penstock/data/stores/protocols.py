@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UsageError, redact, redacted
+from ...base import UsageError, redact, redacted, system_errors
 from ..box import Box
 
 AXES = "tczyx"
@@ -37,11 +37,11 @@ _UNITS = {
     "min": "minute",
     "h": "hour",
 }
-_DTYPES = (
+INPUT_DTYPES = (
     *("bool", "uint8", "uint16", "uint32", "int8", "int16", "int32"),
     *("float16", "float32", "float64"),
 )
-OUTPUT_DTYPES = (*_DTYPES, "uint64", "int64")
+OUTPUT_DTYPES = (*INPUT_DTYPES, "uint64", "int64")
 """Labels may be that large; what is read goes through floats."""
 
 
@@ -84,17 +84,14 @@ class Source(Protocol):
         Returns:
             Five axes in native byte order, the caller's to change.
         """
-        ...
 
     @property
     def tells_absent(self) -> bool | None:
         """Whether the source can say which of its chunks it holds; None where it holds all."""
-        ...
 
     def absent(self, cells: Sequence[Box]) -> list[Box]:
         """The chunks among ``cells``, boxes within ``domain``, that the store does not hold; they
         read as its fill value."""
-        ...
 
     def with_cache(self, num_bytes: int) -> Source:
         """This source with a cache of up to ``num_bytes`` of decoded chunks.
@@ -102,7 +99,15 @@ class Source(Protocol):
         A cache that the user's own spec sets stays as it is, and memory needs none: see the
         result's ``cache_bytes``.
         """
-        ...
+
+
+class Located(Protocol):
+    """Where an output lies; see `Sink`."""
+
+    name: str
+    local_path: Path | None
+    address: str
+    root: Any
 
 
 @runtime_checkable
@@ -131,11 +136,9 @@ class Sink(Protocol):
 
     def check(self) -> None:
         """Raise `UsageError` where `create` would delete something and may not; changes nothing."""
-        ...
 
     def create(self) -> None:
         """Bring the array into being, or open the one that exists for writing."""
-        ...
 
     def write(self, box: Box, array: NDArray[Any]) -> None:
         """Write a box; on return it is durable as far as the store can say.
@@ -144,11 +147,9 @@ class Sink(Protocol):
             box: where to write, within ``domain``.
             array: its voxels, five axes.
         """
-        ...
 
     def close(self) -> None:
         """Finish metadata. Called once, after the last write of a job that succeeded."""
-        ...
 
 
 def same_array(source: Source, sink: Sink) -> bool:
@@ -209,10 +210,8 @@ def is_file(path: Path, where: str) -> bool:
     Raises:
         UsageError: its folder may not be looked into.
     """
-    try:
+    with system_errors(where):
         return path.is_file()
-    except OSError as error:
-        raise UsageError(f"{where}: {error.strerror}") from error
 
 
 def suffix_of(path: str) -> str:
@@ -255,7 +254,7 @@ def to_five(array: Any, axes: str) -> Any:
     return ordered[tuple(slice(None) if axis in axes else None for axis in AXES)]
 
 
-def check_dtype(dtype: Any, where: str, known: Sequence[str] = _DTYPES) -> np.dtype[Any]:
+def check_dtype(dtype: Any, where: str, known: Sequence[str] = INPUT_DTYPES) -> np.dtype[Any]:
     """``dtype`` (or its name) in native byte order; `UsageError` where Penstock cannot take it."""
     dtype_name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
     if dtype_name not in known:

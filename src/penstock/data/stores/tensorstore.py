@@ -34,10 +34,13 @@ from .protocols import (
 )
 from .specs import cache_limits, meaning
 
-_PATIENT = {
-    f"{kind}_request_retries": {"max_retries": retries, "initial_delay": "1s"}
-    for kind, retries in (("http", 6), ("s3", 10), ("gcs", 10))
+_BRIEF = {
+    f"{kind}_request_retries": {"max_retries": 4, "initial_delay": "100ms", "max_delay": "1s"}
+    for kind in ("http", "s3", "gcs")
 }
+"""TensorStore's own tries of one request, two seconds in all: without them one busy answer would
+cost a block of a thousand chunks. By default they go on for a quarter of an hour and say nothing.
+What takes longer is an error here, and tried again by whoever reads and writes, who counts it."""
 # These stand above a spec's own mode, so that reading from a sink's spec deletes nothing.
 EXISTING = {"open": True, "create": False, "delete_existing": False, "read": True}
 
@@ -77,8 +80,7 @@ class TensorStoreSource:
         view = self._view[box.slices]
         with plainly():
             if out is None:
-                array: NDArray[Any] = view.read().result()
-                return array
+                return view.read().result()
             ts.array(out).write(view[ts.d[:].translate_to[0]]).result()
         return out
 
@@ -154,7 +156,7 @@ class TensorStoreSink:
                 if self.root.read(key).result().state != "value":
                     text = json.dumps(document, indent=2, allow_nan=False)
                     self.root.write(key, text.encode()).result()
-            array = ts.open(self.spec, context=ts.Context(_PATIENT), read=True, write=True).result()
+            array = ts.open(self.spec, context=ts.Context(_BRIEF), read=True, write=True).result()
             if self.replaces is not None:
                 self.root.write(DELETING, None).result()
         self._view = to_five(array, self.stored_axes)
@@ -165,6 +167,14 @@ class TensorStoreSink:
         view = self._view[box.slices]
         with plainly():
             view.write(array, can_reference_source_data_indefinitely=self.references).result()
+
+    @property
+    def fill(self) -> object:
+        """What chunks that are not stored read as; chunks full of it are not stored."""
+        value = self._view.fill_value
+        if value is None:  # N5 has none, and what it lacks reads as 0
+            return 0
+        return value.item() if value.size == 1 else None
 
     def close(self) -> None:
         """Nothing to do: all metadata is written by `create`."""
@@ -180,7 +190,7 @@ def plainly() -> Iterator[None]:
 
 
 def cache_of(num_bytes: int) -> Any:
-    return ts.Context({"cache_pool": {"total_bytes_limit": num_bytes}, **_PATIENT})
+    return ts.Context({"cache_pool": {"total_bytes_limit": num_bytes}, **_BRIEF})
 
 
 def grid_origin(five: Any) -> tuple[int, ...]:

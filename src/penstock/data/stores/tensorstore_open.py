@@ -30,6 +30,7 @@ from .kvstore import (
 )
 from .protocols import (
     AXES,
+    INPUT_DTYPES,
     OUTPUT_DTYPES,
     check_dtype,
     name_axes,
@@ -59,12 +60,13 @@ def open_tensorstore_source(
     units: Mapping[str, str | None] | None = None,
     translation: Mapping[str, float] | None = None,
     ome_version: str | None = None,
+    dtypes: Sequence[str] = INPUT_DTYPES,
 ) -> TensorStoreSource:
     """Open a spec for reading, whatever its open mode says.
 
     Its axes are named by ``labels``, else by the labels of its domain, else by its rank. ``scale``,
     ``units`` and ``translation`` are by axis letter; without them the spec's dimension units count.
-    ``title`` is its name in messages.
+    ``title`` is its name in messages, ``dtypes`` are the names of those that may be read.
     """
     spec = settled(spec)
     with explained_errors(name):
@@ -82,7 +84,7 @@ def open_tensorstore_source(
         spec=spec,
         array=array,
         stored_axes=axes,
-        dtype=check_dtype(array.dtype.name, where),
+        dtype=check_dtype(array.dtype.name, where, dtypes),
         scale=tuple(scale.get(axis, 1.0) for axis in AXES) if scale else None,
         units=tuple((units or {}).get(axis) for axis in AXES),
         translation=tuple((translation or {}).get(axis, 0.0) for axis in AXES),

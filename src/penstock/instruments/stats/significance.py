@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ...base import group_by
 from .intervals import CONFIDENCE, Floats, Interval
 
 
@@ -74,8 +74,7 @@ def _resampled_medians(
     upper = np.where(n % 2, lower, upper)
     # A rank of exactly 1 is possible in floating point.
     indices = start + np.minimum((np.stack([lower, upper]) * n).astype(int), n - 1)
-    resampled: Floats = np.median(values[indices].mean(axis=0), axis=1)
-    return resampled
+    return np.median(values[indices].mean(axis=0), axis=1)
 
 
 _RELABELLINGS = 4000
@@ -103,9 +102,8 @@ def permutation_test(
         A p for each pair; 1 where a side has one launch.
     """
     p = np.ones(len(pairs))
-    alike: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for i, (a, b) in enumerate(pairs):
-        alike[len(np.asarray(a)), len(np.asarray(b))].append(i)
+    sizes = [tuple(len(np.asarray(side)) for side in pair) for pair in pairs]
+    alike = group_by(range(len(pairs)), lambda i: sizes[i])
     for (n, m), cases in alike.items():
         if min(n, m) < 2:
             continue
@@ -151,8 +149,7 @@ def _welch(logs: Floats, labels: NDArray[np.bool_]) -> Floats:
         variance = np.maximum((logs**2 @ side.T - n * mean**2) / (n - 1), 0)
         means.append(mean)
         errors.append(variance / n)
-    t: Floats = np.abs(means[0] - means[1]) / (np.sqrt(errors[0] + errors[1]) + _NEGLIGIBLE)
-    return t
+    return np.abs(means[0] - means[1]) / (np.sqrt(errors[0] + errors[1]) + _NEGLIGIBLE)
 
 
 def benjamini_hochberg(p: ArrayLike) -> Floats:

@@ -55,5 +55,4 @@ def make_contender(name: str, data: Any, order: Order, *, threads: int, **knobs:
     """
     if name not in CONTENDERS:
         raise UsageError(f"there is no loader {name!r}; known are {', '.join(CONTENDERS)}")
-    contender: Contender = resolve_name(CONTENDERS[name])(data, order, threads=threads, **knobs)
-    return contender
+    return resolve_name(CONTENDERS[name])(data, order, threads=threads, **knobs)

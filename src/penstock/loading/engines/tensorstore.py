@@ -17,7 +17,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -143,7 +142,7 @@ class TensorStoreEngine(Engine):
         """False where values are normalised: that needs a thread."""
         return not self.normalisers
 
-    @contextmanager
+    @contextlib.contextmanager
     def explained(self, name: str) -> Iterator[None]:
         """Errors of TensorStore name the array that was read."""
         try:

@@ -5,16 +5,12 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from ...base import UsageError, require
-from .canvas import STYLE, TEXT, save_figures
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from .canvas import STYLE, TEXT, Figure, save_figures
 
 
 def plot_before_after(

@@ -22,8 +22,10 @@ from ...base import (
 )
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes as Axes
+    from matplotlib.figure import Figure as Figure
+else:  # without matplotlib the rooms of figures can be imported, and only draw nothing
+    Axes = Figure = Any
 
 STYLE: dict[str, Any] = {
     "dpi": 150,
@@ -265,10 +267,9 @@ def blank(
     engine = require("matplotlib.layout_engine", "plot").ConstrainedLayoutEngine(
         rect=(0, 0, right, 1 - head / height), w_pad=pads[0], h_pad=pads[1]
     )
-    figure: Figure = require("matplotlib.figure", "plot").Figure(
+    return require("matplotlib.figure", "plot").Figure(
         figsize=(width, height), layout=engine, facecolor="white"
     )
-    return figure
 
 
 def tidy(axis: Axes, title: str = "", x: str = "", y: str = "", pad: float | None = None) -> None:

@@ -13,21 +13,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from ...base import format_seconds, require, significant
+from ...base import format_seconds, plural, require, significant
 from ...instruments import Record
 from ..loader.cell import LoaderCell, way
 from ..loader.ladder import RUNGS, Ladder, ladders_of, same_case_but_rung
-from ..words import counted
-from .canvas import LEGEND, STYLE, blank, colour_at, heading, numbered, save_under, tidy
+from .canvas import (
+    LEGEND,
+    STYLE,
+    Axes,
+    Figure,
+    blank,
+    colour_at,
+    heading,
+    numbered,
+    save_under,
+    tidy,
+)
 from .queue import column_of, save_numbered
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
 def plot_loader(path: Path, out_prefix: str | Path, replace: bool = False) -> list[Path]:
@@ -58,9 +64,9 @@ def draw_loader(cells: Sequence[LoaderCell], source: str) -> Figure:
     beside = 2.0 * (len(threads) > 1)  # inches, for the names of the lines
     figure = blank(max(6.0, 4.6 * len(batches)) + beside, 4.6)
     words = [cells[0].row["data"], *way(cells[0].row)]
-    words += [counted(count, "thread") for count in threads if len(threads) == 1]
+    words += [plural(count, "thread") for count in threads if len(threads) == 1]
     words += ["* part of it was read before"] * any(cell.read_ahead for cell in cells)
-    about = f"{', '.join(words)}; {counted(len(cells), 'case')} of {source}"
+    about = f"{', '.join(words)}; {plural(len(cells), 'case')} of {source}"
     heading(figure, "Seconds for a batch", about)
     axes = np.atleast_1d(figure.subplots(1, len(batches)))
     for axis, batch in zip(axes, batches, strict=True):
@@ -157,7 +163,7 @@ def draw_ladders(ladders: Sequence[Ladder]) -> Figure:
 def _draw_ladder(axis: Axes, ladder: Ladder) -> None:
     names = list(ladder.measured)
     first = ladder.measured[names[0]]
-    tidy(axis, f"Batches of {first.batch}, {counted(first.threads, 'thread')}", "Seconds")
+    tidy(axis, f"Batches of {first.batch}, {plural(first.threads, 'thread')}", "Seconds")
     ends = np.array(list(ladder.seconds.values()))
     starts = np.array([0.0, *ends[:-1]])
     colours = [STYLE["colours"][1 if name == ladder.limiting else 0] for name in names]

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ...base import require
 from ..model.cell import ModelCell
-from .canvas import STYLE, colour_at
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from .canvas import STYLE, Axes, colour_at
 
 MARKERS = "osD^vPX*"
 """The shapes of tiles, in their order."""

@@ -16,23 +16,18 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...base import UsageError
+from ...base import UsageError, plural
 from ...bench import pixels_of
 from ..cell import latest
 from ..model.cell import ModelCell
 from ..model.report import labelled
 from ..table import reading_numbers
-from ..words import counted
-from .canvas import LEGEND, blank, heading, save_under
+from .canvas import LEGEND, Figure, blank, heading, save_under
 from .marks import Marks
 from .panels import draw_frontier, draw_memory, draw_pixels, draw_samples, draw_times
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def plot_bench(path: Path, out_prefix: str | Path, replace: bool = False) -> list[Path]:
@@ -90,11 +85,11 @@ def draw(label: str, cells: Sequence[ModelCell], source: str) -> Figure:
 
 def _facts(rows: int, drawn: Sequence[ModelCell], source: str) -> str:
     latest_of = f", the latest of each of {len(drawn)} cases" if rows > len(drawn) else ""
-    facts = [f"{counted(rows, 'row')} of {source}{latest_of}"]
+    facts = [f"{plural(rows, 'row')} of {source}{latest_of}"]
     launches = sorted({int(c.row["launches"]) for c in drawn if int(c.row.get("launches") or 0)})
     if launches:
         fewest = f"{launches[0]} to " if len(launches) > 1 else ""
-        facts.append(f"{fewest}{counted(launches[-1], 'launch')} of a case")
+        facts.append(f"{fewest}{plural(launches[-1], 'launch')} of a case")
     if any(np.isfinite(cell.ends_ms[0]) for cell in drawn):
         facts.append("whiskers: 95 % interval")
     return "  ·  ".join(facts)

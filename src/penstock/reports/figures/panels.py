@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from ...base import format_bytes
+from ...base import format_bytes, group_by
 from ..model.cell import ModelCell
-from ..table import gather
-from .canvas import LEGEND, STYLE, tidy
+from .canvas import LEGEND, STYLE, Axes, tidy
 from .marks import (
     BAND,
     CHIP,
@@ -24,9 +23,6 @@ from .marks import (
     silent,
     top_of,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 PHASE_COLOURS = {"forward": "#4d4d4d", "backward": "#999999", "optimizer": "#d0d0d0"}
 """Greys, because colours are batches."""
@@ -95,7 +91,7 @@ def _draw_lines(
     ``most`` is a value that the axis reaches in any case.
     """
     tidy(axis, names[0], "Tile (pixels)", names[1], PAD)
-    for _, of_batch in sorted(gather(range(len(cells)), lambda i: cells[i].batch).items()):
+    for _, of_batch in sorted(group_by(range(len(cells)), lambda i: cells[i].batch).items()):
         x = [marks.tiles.index(cells[i].tile) for i in of_batch]
         y = np.array([values[i] for i in of_batch])
         colour = marks.colour(cells[of_batch[0]])

@@ -12,20 +12,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from ...base import UsageError, format_seconds, significant
+from ...base import UsageError, format_seconds, group_by, plural, significant
 from ..cell import Cell, Kind, latest
 from ..queue.cell import QueueCell
-from ..table import gather, reading_numbers
-from ..words import counted
-from .canvas import LEGEND, STYLE, blank, colour_at, heading, numbered, save_under, tidy
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from ..table import reading_numbers
+from .canvas import (
+    LEGEND,
+    STYLE,
+    Axes,
+    Figure,
+    blank,
+    colour_at,
+    heading,
+    numbered,
+    save_under,
+    tidy,
+)
 
 _BAR = "#c4c4c4"
 
@@ -59,7 +65,7 @@ def save_numbered(
     """Draw the last row of each measured case of a CSV, a figure for each group."""
     # A case was measured if any of its launches was. Old files have no column of launches.
     cells = [c for c in latest(kind.of_csv(path)) if c.row.get("launches", "1") != "0"]
-    groups = gather(cells, lambda cell: cell.group).values()
+    groups = group_by(cells, lambda cell: cell.group).values()
     if not groups:
         raise UsageError(f"{path} holds no row to plot")
     with reading_numbers(path):
@@ -71,7 +77,7 @@ def _of_source(cells: Sequence[QueueCell], source: str) -> str:
     where = f"{cells[0].row['data']}, batches of {cells[0].row['batch_size']}"
     iterations = f", {cells[0].row['iterations']} iterations from a full queue"
     more = "" if cells[0].reads_only else iterations
-    return f"{where}{more}; {counted(len(cells), 'case')} of {source}"
+    return f"{where}{more}; {plural(len(cells), 'case')} of {source}"
 
 
 def draw_queue(cells: Sequence[QueueCell], source: str) -> Figure:
@@ -79,7 +85,7 @@ def draw_queue(cells: Sequence[QueueCell], source: str) -> Figure:
     if cells[0].reads_only:
         return _draw_readings(cells, source)
     queued = [cell for cell in cells if cell.workers > 0]
-    by_workers = sorted(gather(queued, lambda cell: cell.workers).items())
+    by_workers = sorted(group_by(queued, lambda cell: cell.workers).items())
     figure = blank(max(8.0, 3.2 * len(by_workers)), 7.6)
     compute = format_seconds(cells[0].number("compute_s"))
     title = f"A queue beside steps of {compute} ({cells[0].row['compute']})"
@@ -115,7 +121,7 @@ def _draw_readings(cells: Sequence[QueueCell], source: str) -> Figure:
 
 
 def _draw_depth(axis: Axes, workers: int, cells: Sequence[QueueCell], sizes: Sequence[int]) -> None:
-    tidy(axis, counted(workers, "worker"), "Iteration", "Batches in the queue at its end")
+    tidy(axis, plural(workers, "worker"), "Iteration", "Batches in the queue at its end")
     for cell in sorted(cells, key=lambda cell: cell.queue):
         size = cell.queue
         colour = colour_at(sizes.index(size))

@@ -17,17 +17,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from ...base import UsageError
+from ...base import UsageError, group_by, plural
 from ...instruments import MIB, TelemetryRow, read_rows
-from ..table import gather
-from .canvas import Curve, Panel, Values, draw_all_panels, save_under
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from .canvas import Curve, Figure, Panel, Values, draw_all_panels, save_under
 
 
 def plot_metrics(
@@ -253,7 +249,7 @@ def _gpu_csv_panels(path: Path) -> dict[str, Panel]:
                 None if memory is None else memory * MIB,
             )
         )
-    return _gpu_panels(readings, f"{unread} line{'s' * (unread != 1)} unreadable" if unread else "")
+    return _gpu_panels(readings, f"{plural(unread, 'line')} unreadable" if unread else "")
 
 
 def _timestamp(text: str) -> datetime | None:
@@ -270,7 +266,7 @@ def _quantity(text: str) -> float | None:
 
 
 def _gpu_panels(readings: Sequence[_GpuReading], note: str = "") -> dict[str, Panel]:
-    gpus = gather(readings, lambda reading: f"GPU {reading.index} {reading.name}".strip())
+    gpus = group_by(readings, lambda reading: f"GPU {reading.index} {reading.name}".strip())
 
     def lines(key: str) -> list[Curve]:
         return [

@@ -8,17 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from ...base import group_by
 from ...instruments import Record
 from ..suite.cell import SuiteCell, suite_cells
 from ..suite.report import heading as words
-from ..table import gather, scaled
-from .canvas import LEGEND, blank, colour_at, heading, save_under, tidy
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from ..table import scaled
+from .canvas import LEGEND, Axes, Figure, blank, colour_at, heading, save_under, tidy
 
 _GIB = 2**30
 
@@ -34,7 +30,7 @@ def plot_suite(records: Iterable[Record], out_prefix: Path, replace: bool = Fals
     Returns:
         The files that were written: none for a preset of which no run was measured.
     """
-    presets = gather(suite_cells(records), lambda run: str(run.case["preset"]))
+    presets = group_by(suite_cells(records), lambda run: str(run.case["preset"]))
     figures = {
         name if len(presets) > 1 else "": draw(runs)
         for name, runs in presets.items()

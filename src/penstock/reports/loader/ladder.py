@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from itertools import pairwise
 
-from ...base import format_seconds
+from ...base import format_seconds, group_by, plural
 from ...instruments import FAILED, Interval, Record
 from ..cell import cell_ratio
-from ..table import Section, gather, scaled
-from ..words import counted, or_dash
+from ..table import Section, scaled
+from ..words import or_dash
 from .cell import MB, LoaderCell, cache_label, is_remote_case, loader_cells, percents_of
 
 RUNGS = {
@@ -145,14 +145,14 @@ class Ladder:
             for name, cell in self.rungs.items()
             if not cell.launches
         ]
-        where = f"batch {first.batch}, {counted(first.threads, 'thread')}"
+        where = f"batch {first.batch}, {plural(first.threads, 'thread')}"
         title = f"The ladder at {where}, {cache_label(list(self.rungs.values()))}"
         return Section(title, table, [self.sentence(), *reasons])
 
 
 def ladders_of(records: Iterable[Record]) -> list[Ladder]:
     """A ladder for each data set, batch size, number of threads and machine."""
-    ladders = gather(
+    ladders = group_by(
         loader_cells(records, "ladder"), lambda cell: (cell.group, cell.batch, cell.threads)
     )
     by_rung = ({str(cell.case["rung"]): cell for cell in cells} for cells in ladders.values())
@@ -161,7 +161,7 @@ def ladders_of(records: Iterable[Record]) -> list[Ladder]:
 
 def same_case_but_rung(ladders: Iterable[Ladder]) -> list[list[Ladder]]:
     """Groups of ladders that differ only in batch size and threads."""
-    return list(gather(ladders, lambda each: next(iter(each.rungs.values())).group).values())
+    return list(group_by(ladders, lambda each: next(iter(each.rungs.values())).group).values())
 
 
 def _launches(interval: Interval) -> str:

@@ -29,11 +29,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ...base import format_bytes, format_seconds
+from ...base import format_bytes, format_seconds, group_by, plural
 from ...instruments import FAILED, Record
 from ..cell import Cell, cell_ratio, inverse
-from ..table import Section, append_rows, gather, scaled
-from ..words import counted, or_dash, spread, times_bracket
+from ..table import Section, append_rows, scaled
+from ..words import or_dash, spread, times_bracket
 from .cell import (
     COLD_MOST,
     COUNTS,
@@ -68,7 +68,7 @@ def loader_sections(records: Iterable[Record]) -> list[Section]:
     """The sections of a report: what was read, the seed's table, each case, sentences, ladders."""
     records = list(records)
     sections: list[Section] = []
-    for group in gather(loader_cells(records), lambda cell: cell.group).values():
+    for group in group_by(loader_cells(records), lambda cell: cell.group).values():
         where, *cores = heading(group)
         waits = [_WAITS, *(_waits_line(cell) for cell in group)]
         sections += [
@@ -180,7 +180,7 @@ def troubles(group: Sequence[LoaderCell]) -> list[str]:
     failed = [f"{c.loader} {FAILED[c.status]}: {c.error}" for c in group if c.status != "ok"]
     lines = [*dict.fromkeys(failed)]
     lines += [
-        f"* {cell.loader}, batch {cell.batch}, {counted(cell.threads, 'thread')}: "
+        f"* {cell.loader}, batch {cell.batch}, {plural(cell.threads, 'thread')}: "
         f"{100 * cell.read_ahead:.0f} % was read before it was waited for, so the waits are too "
         "short and are not compared; more --batches tell."
         for cell in group
@@ -213,7 +213,7 @@ def comparisons(group: Sequence[LoaderCell]) -> list[str]:
     lines = []
     sound = [cell for cell in group if cell.launches and not cell.read_ahead]
     for base in (cell for cell in sound if cell.loader == group[0].loader):
-        where = f"Batch {base.batch}, {counted(base.threads, 'thread')}"
+        where = f"Batch {base.batch}, {plural(base.threads, 'thread')}"
         others = [
             cell
             for cell in sound

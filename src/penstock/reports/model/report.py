@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations, pairwise
 from pathlib import Path
 
-from ...base import format_bytes, format_count, format_seconds
+from ...base import format_bytes, format_count, format_seconds, group_by, plural
 from ...instruments import FAILED, Interval, Record
 from ..cell import cell_ratio, inverse, speed_up
-from ..table import MB, Section, append_rows, gather, without_empty
-from ..words import counted, listed, or_dash, spread, times_bracket
+from ..table import MB, Section, append_rows, without_empty
+from ..words import listed, or_dash, spread, times_bracket
 from .cell import MODEL_COLUMNS, ModelCell, model_cells
 
 _TIMED = tuple(
@@ -42,7 +42,7 @@ _PAIRED = 4
 
 def labelled(cells: Iterable[ModelCell]) -> list[tuple[str, list[ModelCell]]]:
     """Groups of cells that differ only in tile and batch, each with a label."""
-    groups, names = gather(cells, lambda cell: cell.group), MODEL_COLUMNS.apart
+    groups, names = group_by(cells, lambda cell: cell.group), MODEL_COLUMNS.apart
     varying = {name for name, *values in zip(names, *groups, strict=True) if len(set(values)) > 1}
     return [
         (_label(dict(zip(names, fields, strict=True)), varying), alike)
@@ -98,7 +98,7 @@ def _compare(group: Sequence[ModelCell]) -> list[str]:
     measured = [cell for cell in group if cell.launches]
     if len(measured) > 1 and all(cell.launches == 1 for cell in measured):
         return [*lines, "One launch each: not compared."]
-    by_batch = [cells for _, cells in sorted(gather(measured, lambda c: c.batch).items())]
+    by_batch = [cells for _, cells in sorted(group_by(measured, lambda c: c.batch).items())]
     for tiles in by_batch:
         for a, b in combinations(tiles, 2) if len(tiles) <= _PAIRED else pairwise(tiles):
             lines += _compare_tiles(a, b)
@@ -109,7 +109,7 @@ def _compare(group: Sequence[ModelCell]) -> list[str]:
 
 def _troubles(cell: ModelCell) -> str:
     """Say what a reader must know: failures, an unsettled warm-up, a full allocator."""
-    launches, troubles = counted(len(cell.records), "launch"), []
+    launches, troubles = plural(len(cell.records), "launch"), []
     if cell.status != "ok":
         failed = sum(record.status == cell.status for record in cell.records)
         troubles.append(f"{FAILED[cell.status]} in {failed} of {launches}")

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...base import group_by, plural
 from ...instruments import CONFIDENCE, Interval, Record
-from ..cell import Cell, middle
-from ..table import Columns, gather
-from ..words import counted
+from ..cell import DRAWS, Cell, middle
+from ..table import Columns
 from . import model
 from .model import QueueModel, Timeline, seed_row
 
@@ -35,7 +35,6 @@ QUEUE_COLUMNS = Columns(
     QUEUE_NEEDS,
 )
 
-_DRAWS = 2000
 LONGER = 1.05
 """A step that takes so many times as long beside readers as alone contends with them."""
 
@@ -81,7 +80,7 @@ class QueueCell(Cell):
 
     @property
     def name(self) -> str:
-        workers = counted(self.workers, "worker")
+        workers = plural(self.workers, "worker")
         return f"{workers}, queue {self.queue}" if self.workers else workers
 
     @property
@@ -241,9 +240,9 @@ def mean_interval(launches: Sequence[NDArray[np.float64]]) -> Interval | None:
         return None
     rng = np.random.default_rng(0)
     means = np.array([seconds.mean() for seconds in launches])
-    drawn = np.array([rng.choice(each, (_DRAWS, len(each))).mean(axis=1) for each in launches])
-    picks = rng.integers(len(launches), size=(_DRAWS, len(launches)))
-    draws = drawn[picks, np.arange(_DRAWS)[:, None]].mean(axis=1)
+    drawn = np.array([rng.choice(each, (DRAWS, len(each))).mean(axis=1) for each in launches])
+    picks = rng.integers(len(launches), size=(DRAWS, len(launches)))
+    draws = drawn[picks, np.arange(DRAWS)[:, None]].mean(axis=1)
     low, high = np.quantile(draws, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
     return Interval(float(means.mean()), float(low), float(high), sum(map(len, launches)))
 
@@ -265,7 +264,7 @@ def queue_cells(records: Iterable[Record]) -> list[list[QueueCell]]:
     beside = {_readers(cell) for cell in cells if not cell.reads_only}
     shown = [cell for cell in cells if not (cell.reads_only and _readers(cell) in beside)]
     shown.sort(key=lambda cell: (cell.workers, cell.queue))
-    groups = gather(shown, lambda cell: cell.group).values()
+    groups = group_by(shown, lambda cell: cell.group).values()
     return [
         [_predicted(cell, alone.get(_readers(cell))) for cell in _same_step(group)]
         for group in groups

@@ -1,7 +1,7 @@
 """A model of the queue between reading and computing: what a queue can do and what it cannot.
 
     readers  R seconds for a batch   ──▶ │ queue of q │ ──▶   step of C seconds
-    there are W, and a batch comes every `interval_s` seconds at best, however many there are
+    there are W, and a batch comes every `interval_s` seconds while all of them read
 
 A step waits only if the queue is empty. If reading is slower than computing, a full queue is used
 up: each step takes one batch, and only C / R of a batch comes meanwhile. It lasts
@@ -19,8 +19,10 @@ while the queue is full, and with reads of unequal length.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle, islice
 
 
 def seed_row(workers: int, queue: int) -> SeedRow | None:
@@ -43,25 +45,22 @@ class QueueModel:
     queue: int
     """The most batches that are ready and not yet taken."""
     read_s: float
-    """Seconds of one batch for one reader that has the machine to itself."""
+    """Seconds of one batch for one reader."""
     compute_s: float
     """Seconds of one step."""
-    floor_s: float = 0.0
-    """The least seconds between batches, however many read: a limit of storage, cores or a lock."""
 
     def __post_init__(self) -> None:
         if self.workers < 0 or (self.workers and self.queue < 1):
             raise ValueError(f"{self.workers} workers need a queue of 1 at least, not {self.queue}")
-        if not (self.read_s > 0 and self.compute_s >= 0 and self.floor_s >= 0):
+        if not (self.read_s > 0 and self.compute_s >= 0):
             raise ValueError(
-                f"a feed cannot take {self.read_s} s to read, {self.compute_s} s to "
-                f"compute and {self.floor_s} s at least"
+                f"a feed cannot take {self.read_s} s to read and {self.compute_s} s to compute"
             )
 
     @property
     def interval_s(self) -> float:
         """Seconds between batches while all readers read."""
-        return max(self.read_s / max(self.workers, 1), self.floor_s)
+        return self.read_s / max(self.workers, 1)
 
     @property
     def steady_s(self) -> float:
@@ -167,35 +166,28 @@ def simulate(
     iterations: int,
     *,
     in_hand: int | None = None,
-    in_turn: bool = False,
     reads: Sequence[float] = (),
-    prefill_s: float | None = None,
 ) -> Timeline:
-    """Play a queue event by event.
-
-    A read takes ``read_s`` seconds. It takes longer while so many readers read at once that a batch
-    would come more often than every ``floor_s`` seconds: they then share the machine evenly.
+    """Play a queue event by event, from the time on when it is full.
 
     Args:
         feed: The readers, the queue and the step.
         iterations: How many steps are played.
         in_hand: The finished batches that readers may hold while the queue is full. None is one
             for each reader; 0 is for reads that begin only if there is room for their batch.
-        in_turn: A lock around each read, so that one reader reads and the others wait.
         reads: Seconds of the first batch, of the second and so on, again and again. They take the
             place of ``read_s``.
-        prefill_s: The seconds of reading before the first `get`; None is until all is full.
 
     Returns:
         The course of the queue.
     """
-    held = feed.workers if in_hand is None else in_hand
-    readers = _Readers(feed, held, 1 if in_turn else feed.workers, reads)
+    seconds = cycle(reads or [feed.read_s])
+    readers = _Readers(feed, feed.workers if in_hand is None else in_hand, seconds)
     timeline = Timeline()
-    readers.run(prefill_s)
+    readers.run(math.inf)
     for _ in range(iterations):
         if feed.workers == 0:
-            wait = max(readers.next_read(), feed.floor_s)
+            wait = next(seconds)
         else:
             wait = readers.take()
             timeline.taken.append(readers.queued)
@@ -209,14 +201,10 @@ def simulate(
 class _Readers:
     """The readers and the queue, at one instant."""
 
-    def __init__(
-        self, feed: QueueModel, in_hand: int, at_once: int, reads: Sequence[float]
-    ) -> None:
-        self._feed, self._room, self._reads = feed, feed.queue + in_hand, reads
-        self._at_once = at_once
-        self._begun = 0
-        self._under_way: list[tuple[float, float]] = []
-        """The share that is left of each read, and the seconds that it would take alone."""
+    def __init__(self, feed: QueueModel, in_hand: int, seconds: Iterator[float]) -> None:
+        self._feed, self._room, self._seconds = feed, feed.queue + in_hand, seconds
+        self._under_way: list[float] = []
+        """The seconds that are left of each read."""
         self._ready = 0
         """Batches that are read: in the queue and, behind it, in the hands of readers."""
 
@@ -224,53 +212,33 @@ class _Readers:
     def queued(self) -> int:
         return min(self._ready, self._feed.queue)
 
-    def next_read(self) -> float:
-        """Begin a read, and return the seconds that it would take alone."""
-        seconds = self._reads[self._begun % len(self._reads)] if self._reads else self._feed.read_s
-        self._begun += 1
-        return seconds
-
     def take(self) -> float:
         """Take a batch from the queue, and return the seconds of waiting for it."""
         waited = 0.0
         while not self._ready:
-            waited += self._advance(None)
+            waited += self._advance(math.inf)
         self._ready -= 1
         return waited
 
-    def run(self, seconds: float | None) -> None:
-        """Let the readers read for so many seconds; None is until all must wait."""
-        if seconds is None:
-            while self._advance(None):
-                pass
-            return
-        while seconds > 0:
-            seconds -= self._advance(seconds)
+    def run(self, seconds: float) -> None:
+        """Let the readers read for so many seconds, or until all must wait."""
+        while seconds > 0 and (step := self._advance(seconds)):
+            seconds -= step
 
     def _begin(self) -> None:
         """Begin a read for every reader that is free and has room for a batch."""
         in_hand = self._ready - self.queued
-        free = min(self._feed.workers - in_hand, self._at_once) - len(self._under_way)
+        free = self._feed.workers - in_hand - len(self._under_way)
         room = self._room - self._ready - len(self._under_way)
-        self._under_way += [(1.0, self.next_read()) for _ in range(min(free, room))]
+        self._under_way += islice(self._seconds, max(0, min(free, room)))
 
-    def _advance(self, limit: float | None) -> float:
+    def _advance(self, limit: float) -> float:
         """Go on to the end of the next read, for ``limit`` seconds at most; return the seconds."""
         self._begin()
-        if not self._under_way:
-            return 0.0 if limit is None else limit
-        # The readers at work share one batch every `floor_s` seconds.
-        shared = len(self._under_way) * self._feed.floor_s
-        pace = [max(seconds, shared) for _, seconds in self._under_way]
-        step = min(left * seconds for (left, _), seconds in zip(self._under_way, pace, strict=True))
-        if limit is not None:
-            step = min(step, limit)
-        moved = [
-            (left - step / shared_s, seconds)
-            for (left, seconds), shared_s in zip(self._under_way, pace, strict=True)
-        ]
-        self._under_way = [read for read in moved if read[0] > _TIE]
-        self._ready += len(moved) - len(self._under_way)
+        step = min([limit, *self._under_way]) if self._under_way else 0.0
+        left = [seconds - step for seconds in self._under_way]
+        self._under_way = [seconds for seconds in left if seconds > _TIE * self._feed.read_s]
+        self._ready += len(left) - len(self._under_way)
         return step
 
 

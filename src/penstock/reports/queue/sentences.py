@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...base import format_seconds
+from ...base import format_seconds, group_by, plural
 from ...instruments import Interval
 from ..cell import middle
-from ..table import gather
-from ..words import bracket, counted, of_launches
+from ..words import bracket, of_launches
 from . import model as queueing
 from .cell import LONGER, NEAR, QueueCell, middle_of, none_computes, percent_words
 from .model import QueueModel
@@ -30,7 +29,7 @@ def sentences(group: Sequence[QueueCell]) -> list[str]:
     lines = [f"{c.name}: {c.status}: {c.error}." for c in group if c.status != "ok"]
     if none_computes(group):
         return lines
-    for same in gather(measured, lambda cell: cell.workers).values():
+    for same in group_by(measured, lambda cell: cell.workers).values():
         lines += _of_workers(same)
     lines += _of_clearing(measured)
     return [*lines, *_of_utilisation(measured)]
@@ -38,7 +37,7 @@ def sentences(group: Sequence[QueueCell]) -> list[str]:
 
 def _of_workers(same: Sequence[QueueCell]) -> list[str]:
     """Say what a step takes with one number of workers, and what the depth of the queue changes."""
-    who = counted(same[0].workers, "worker")
+    who = plural(same[0].workers, "worker")
     lines = [*steps_words(same, who), *_of_contention(same)]
     shown = [(cell, cell.steady) for cell in same if cell.steady is not None]
     if len(shown) < 2:
@@ -218,4 +217,4 @@ def _used(cell: QueueCell) -> float:
 
 
 def spread_words(interval: Interval, what: str = "batch") -> str:
-    return f"{format_seconds(interval.value)} {bracket(interval, counted(interval.n, what))}"
+    return f"{format_seconds(interval.value)} {bracket(interval, plural(interval.n, what))}"

@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
+from ...base import plural
 from ...bench import launch_folder, peak_of_ranks, phases_of
 from ...instruments import Interval, Record
 from ..cell import Cell, bootstrap_ratio, middle
-from ..table import gather
-from ..words import counted
 
 LIMITS = {
     "data": ("data_wait",),
@@ -34,7 +33,7 @@ class SuiteCell(Cell):
 
     @property
     def name(self) -> str:
-        return f"batch {self.batch}, {counted(self.workers, 'worker')}"
+        return f"batch {self.batch}, {plural(self.workers, 'worker')}"
 
     @cached_property
     def trainings(self) -> list[Mapping[str, Any]]:
@@ -133,6 +132,5 @@ class SuiteCell(Cell):
 
 def suite_cells(records: Iterable[Record]) -> list[SuiteCell]:
     """The runs of a suite, sorted by preset, batch size and number of workers."""
-    launches = gather((r for r in records if r.scenario == "train"), lambda r: r.key)
-    cells = [SuiteCell(tuple(same)) for same in launches.values()]
+    cells = SuiteCell.of_records(records, "train")
     return sorted(cells, key=lambda cell: (cell.case["preset"], cell.batch, cell.workers))

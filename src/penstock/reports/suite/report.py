@@ -23,6 +23,8 @@ from ...base import (
     for_markdown,
     format_bytes,
     format_seconds,
+    group_by,
+    plural,
     significant,
     write_json,
     writing_output,
@@ -30,8 +32,8 @@ from ...base import (
 from ...bench import SUITE_REPORT
 from ...instruments import FAILED, Record
 from ..cell import bootstrap_ratio, middle
-from ..table import Section, gather, in_markdown, without_empty
-from ..words import bracket, counted, machine_words, of_launches, or_dash, spread, times_bracket
+from ..table import Section, in_markdown, without_empty
+from ..words import bracket, machine_words, of_launches, or_dash, spread, times_bracket
 from .cell import SuiteCell, suite_cells
 
 FORMAT, VERSION = "penstock-suite", 1
@@ -47,7 +49,7 @@ def suite_sections(records: Iterable[Record], notes: Sequence[str]) -> list[Sect
     Returns:
         The sections, in the order of the presets.
     """
-    by_preset = gather(suite_cells(records), lambda cell: str(cell.case["preset"]))
+    by_preset = group_by(suite_cells(records), lambda cell: str(cell.case["preset"]))
     return [
         Section(heading(runs), table(runs), [*(n for n in notes if preset in n), *sentences(runs)])
         for preset, runs in by_preset.items()
@@ -66,7 +68,7 @@ def heading(runs: Sequence[SuiteCell]) -> str:
         what += f"{training['world_size']} × {training['device']}"
     samples = runs[0].fact("train_samples")
     of = f" of {samples} samples" if samples else ""
-    epochs = f"{counted(case['epochs'], 'epoch')}{of}"
+    epochs = f"{plural(case['epochs'], 'epoch')}{of}"
     return ", ".join([what, *(word.replace("_", " ") for word in switched), epochs])
 
 
@@ -121,7 +123,7 @@ def sentences(runs: Sequence[SuiteCell]) -> list[str]:
         r.environment.get("load", {}).get("busy_processes") for m in measured for r in m.measured
     ]
     if shared := sum(count is not None and count > 0 for count in busy):
-        launches = counted(len(busy), "launch")
+        launches = plural(len(busy), "launch")
         lines.append(
             f"Other processes kept cores busy as {shared} of {launches} began: these are times of "
             "a shared machine."
@@ -137,7 +139,7 @@ def sentences(runs: Sequence[SuiteCell]) -> list[str]:
 def _failure(run: SuiteCell) -> str:
     failed = sum(record.status == run.status for record in run.records)
     error = next(r.error for r in run.records if r.status == run.status)
-    what = f"{run.name} {FAILED[run.status]} in {failed} of {counted(len(run.records), 'launch')}"
+    what = f"{run.name} {FAILED[run.status]} in {failed} of {plural(len(run.records), 'launch')}"
     return f"{what[:1].upper()}{what[1:]}: {error.message if error else 'without a message'}."
 
 
@@ -153,7 +155,7 @@ def _of_best(measured: Sequence[SuiteCell]) -> str:
     ratio = bootstrap_ratio([[rate] for rate in second.rates], [[rate] for rate in best.rates])
     if not ratio.excludes(1):
         return line + f"; not distinguishable from {second.name}, {_spread(second)}."
-    ends = times_bracket(ratio, f"{counted(ratio.n, 'launch')} each")
+    ends = times_bracket(ratio, f"{plural(ratio.n, 'launch')} each")
     return f"{line}, {ratio.value:.2f}x as many as {second.name} {ends}."
 
 
@@ -177,7 +179,7 @@ def _of_memory(measured: Sequence[SuiteCell]) -> list[str]:
     lines = []
     for place, name in (("GPU", "gpu_memory_peak_bytes"), ("host", "host_memory_peak_bytes")):
         peaks = [(run, peak) for run in measured if (peak := run.values()[name]) is not None]
-        by_batch = sorted(gather(peaks, lambda each: each[0].batch).items())
+        by_batch = sorted(group_by(peaks, lambda each: each[0].batch).items())
         if len(by_batch) < 2:
             continue
         (least, small), (most, large) = (
@@ -187,14 +189,14 @@ def _of_memory(measured: Sequence[SuiteCell]) -> list[str]:
         launches = sum(run.launches for run, _ in peaks)
         lines.append(
             f"Peak {place} memory: {small} at batch {least}, {large} at batch {most} "
-            f"[most of {counted(launches, 'launch')}]."
+            f"[most of {plural(launches, 'launch')}]."
         )
     return lines
 
 
 def _spread(run: SuiteCell) -> str:
     assert run.throughput is not None
-    launches = counted(run.launches, "launch")
+    launches = plural(run.launches, "launch")
     ends = bracket(run.throughput, launches, significant)
     return f"{significant(run.throughput.value)} {ends}"
 

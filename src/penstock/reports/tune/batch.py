@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...base import format_bytes, format_seconds, significant
+from ...base import format_bytes, format_seconds, plural, significant
 from ..loader.cell import LoaderCell
 from ..queue.sentences import spread_words
-from ..words import counted
 from .loader import Advice, Goal, ReadAlone, recommend_loader
 
 
@@ -120,7 +119,7 @@ def _not_fed(batches: BatchTrial) -> str:
     fastest, goal = batches.fastest, batches.goal
     pace = (
         f"one of {goal.batch} comes every {spread_words(fastest.interval)} with "
-        f"{counted(fastest.workers, 'worker')} at best, and {format_seconds(goal.most_s)} is needed"
+        f"{plural(fastest.workers, 'worker')} at best, and {format_seconds(goal.most_s)} is needed"
     )
     if batches.behind > 1:
         return f"{pace}, {significant(batches.behind)} times too slow"

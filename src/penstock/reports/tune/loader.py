@@ -22,7 +22,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from ...base import UsageError, format_bytes, format_seconds, significant, writing_output
+from ...base import format_bytes, format_seconds, group_by, plural, significant, write_output
 from ...instruments import Interval, Record
 from ..loader.cell import WARM_LEAST, LoaderCell
 from ..loader.ladder import RUNGS
@@ -30,8 +30,7 @@ from ..queue import model
 from ..queue.cell import QueueCell, mean_interval
 from ..queue.model import QueueModel
 from ..queue.sentences import spread_words
-from ..table import gather
-from ..words import bracket, counted, listed
+from ..words import bracket, listed
 
 STEPS = 200
 """The number of steps that are played."""
@@ -91,7 +90,7 @@ def readings_of(records: Iterable[Record]) -> list[ReadAlone]:
     """The launches of scenario ``queue`` that only read, by workers, the fewest first."""
     launches = [QueueCell((r,)) for r in records if r.ok and r.scenario == "queue"]
     reading = (cell for cell in launches if cell.reads_only)
-    by_workers = gather(reading, lambda cell: cell.workers)
+    by_workers = group_by(reading, lambda cell: cell.workers)
     return [
         ReadAlone(workers, tuple(cell.times[0][cell.queue + 1 :] for cell in cells))
         for workers, cells in sorted(by_workers.items())
@@ -108,7 +107,7 @@ def join_readings(reads: Sequence[ReadAlone], more: Iterable[ReadAlone]) -> list
     Returns:
         A reading for each number of workers, the fewest first, with the launches of all.
     """
-    by_workers = gather([*reads, *more], lambda reading: reading.workers)
+    by_workers = group_by([*reads, *more], lambda reading: reading.workers)
     return [
         ReadAlone(workers, tuple(launch for each in same for launch in each.launches))
         for workers, same in sorted(by_workers.items())
@@ -156,7 +155,7 @@ def _fed(
     memory = format_bytes((queue + 1) * batch_bytes)
     lines = [
         (
-            f"{counted(reading.workers, 'worker')} and a queue of {queue} keep steps of "
+            f"{plural(reading.workers, 'worker')} and a queue of {queue} keep steps of "
             f"{format_seconds(goal.step_s)} fed: a batch of {goal.batch} comes every "
             f"{spread_words(reading.interval)}, and {_share(reached)} of the time is computing, of "
             f"{100 * goal.utilisation:g} % asked for. {queue + 1} batches take {memory}."
@@ -166,7 +165,7 @@ def _fed(
     if fewer:
         best = min(fewer, key=lambda other: other.interval.value)
         lines.append(
-            f"Fewer do not: with {counted(best.workers, 'worker')} a batch comes every "
+            f"Fewer do not: with {plural(best.workers, 'worker')} a batch comes every "
             f"{spread_words(best.interval)}, {_against(best.interval, goal)}."
         )
     return Advice(settings, tuple(lines))
@@ -182,7 +181,7 @@ def _starved(
     lines = [
         (
             f"Nothing keeps steps of {format_seconds(goal.step_s)} fed: at best, with "
-            f"{counted(best.workers, 'worker')}, a batch of {goal.batch} comes every "
+            f"{plural(best.workers, 'worker')}, a batch of {goal.batch} comes every "
             f"{spread_words(best.interval)}, {_against(best.interval, goal)}."
         )
     ]
@@ -201,7 +200,7 @@ def fastest_rungs(cells: Iterable[LoaderCell]) -> dict[str, LoaderCell]:
 
     A rung that was never measured is left out.
     """
-    rungs = gather((c for c in cells if c.launches), lambda cell: str(cell.case["rung"]))
+    rungs = group_by((c for c in cells if c.launches), lambda cell: str(cell.case["rung"]))
     return {name: min(same, key=lambda cell: cell.seconds or 0.0) for name, same in rungs.items()}
 
 
@@ -274,8 +273,8 @@ def _taken(cell: LoaderCell) -> Interval:
 
 
 def _at_best(cell: LoaderCell) -> str:
-    seconds, workers = _taken(cell), counted(cell.threads, "worker")
-    ends = bracket(seconds, counted(cell.launches, "launch"))
+    seconds, workers = _taken(cell), plural(cell.threads, "worker")
+    ends = bracket(seconds, plural(cell.launches, "launch"))
     return f"{format_seconds(seconds.value)} {ends} for a batch at best, with {workers}"
 
 
@@ -302,7 +301,7 @@ def _against(interval: Interval, goal: Goal) -> str:
 def _share(reached: Sequence[float]) -> str:
     least, median, most = (100 * float(of(reached)) for of in (min, np.median, max))
     ends = f"{least:.1f} - {most:.1f} %, " if len(reached) > 1 else ""
-    return f"{median:.1f} % [{ends}{counted(len(reached), 'launch')}]"
+    return f"{median:.1f} % [{ends}{plural(len(reached), 'launch')}]"
 
 
 def write_loader_yaml(advice: Advice, path: Path, replace: bool = False) -> None:
@@ -318,17 +317,8 @@ def write_loader_yaml(advice: Advice, path: Path, replace: bool = False) -> None
     """
     settings = yaml.safe_dump(advice.settings, sort_keys=False)
     text = "\n".join([*map(as_comment, advice.sentences), settings])
-    write_settings("--output", path, text, replace)
+    write_output("--output", path, text, replace=replace)
 
 
 def as_comment(text: str) -> str:
     return textwrap.fill(text, 98, initial_indent="# ", subsequent_indent="# ")
-
-
-def write_settings(flag: str, path: Path, text: str, replace: bool) -> None:
-    """Write a file of settings. Raises `UsageError`, with the flag, if it cannot be written."""
-    try:
-        with writing_output(path, replace=replace) as draft:
-            draft.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{flag} {path} cannot be written: {error.strerror}") from error

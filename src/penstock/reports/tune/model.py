@@ -23,14 +23,13 @@ from typing import Any, Literal
 
 import yaml
 
-from ...base import format_bytes, format_count, format_seconds
+from ...base import format_bytes, format_count, format_seconds, group_by, plural, write_output
 from ...bench import pixels_of
 from ...instruments import Record
 from ..cell import cell_ratio, speed_up
 from ..model.cell import VARIANTS, ModelCell, model_cells
-from ..table import gather
-from ..words import bracket, counted
-from .loader import as_comment, write_settings
+from ..words import bracket
+from .loader import as_comment
 
 _Goal = Literal["latency", "throughput", "training"]
 
@@ -48,10 +47,6 @@ class Choice:
     """The settings of a job in YAML."""
     sentence: str
     """The reason, with a count and an interval."""
-
-    @property
-    def model(self) -> str:
-        return str(self.cell.case["model"])
 
 
 @dataclass(frozen=True)
@@ -83,7 +78,7 @@ def recommend(
         The choices, and notes on the cases that were left out.
     """
     names = ("model", "mode", "device", "weights")
-    sweeps = gather(
+    sweeps = group_by(
         model_cells(records),
         lambda cell: (*map(cell.case.get, names), cell.environment("machine_key")),
     )
@@ -168,9 +163,9 @@ def _candidates(sweep: Sequence[ModelCell], ceiling: Ceiling) -> tuple[list[Mode
 def _for_inference(left: Sequence[ModelCell], ceiling: Ceiling) -> list[Choice]:
     fast = min(left, key=_seconds)
     alike = sum(1 for cell in left if cell is not fast and not _slower(fast, cell))
-    why = f"the shortest step of {counted(len(left), 'case')}"
+    why = f"the shortest step of {plural(len(left), 'case')}"
     if alike:
-        why += f", not distinguishable from {counted(alike, 'other')}"
+        why += f", not distinguishable from {plural(alike, 'other')}"
     latency = Choice(
         "latency", fast, infer_settings(fast), _sentence("latency", fast, why, ceiling)
     )
@@ -178,10 +173,10 @@ def _for_inference(left: Sequence[ModelCell], ceiling: Ceiling) -> list[Choice]:
     best = max(left, key=_rate)
     plateau = [cell for cell in left if _on_plateau(cell, best)]
     small = min(plateau, key=lambda cell: (pixels_of(cell.tile) * cell.batch, cell.memory or 0))
-    why = f"the most of {counted(len(left), 'case')}"
+    why = f"the most of {plural(len(left), 'case')}"
     if small is not best:
         why = (
-            f"the smallest of {counted(len(plateau), 'case')} on the plateau, "
+            f"the smallest of {plural(len(plateau), 'case')} on the plateau, "
             f"whose best is {best.name} with {format_count(_rate(best))}"
         )
     throughput = Choice(
@@ -194,7 +189,7 @@ def _for_training(left: Sequence[ModelCell], largest: int, ceiling: Ceiling) -> 
     """The choice for training, of several steps if the batch ``largest`` does not fit."""
     best = max(left, key=_rate)
     steps = math.ceil(largest / best.batch)
-    why = f"the most of {counted(len(left), 'case')}"
+    why = f"the most of {plural(len(left), 'case')}"
     if steps > 1:
         why += f", and {steps} accumulated steps make a batch of {steps * best.batch}"
     sentence = _sentence("training", best, why, ceiling)
@@ -226,7 +221,7 @@ def _slower(a: ModelCell, b: ModelCell) -> bool:
 def _sentence(goal: _Goal, cell: ModelCell, why: str, ceiling: Ceiling) -> str:
     time, rate = cell.time, cell.rate("useful_pixels")
     assert time is not None
-    ends = bracket(time, counted(cell.launches, "launch"))
+    ends = bracket(time, plural(cell.launches, "launch"))
     useful = "useful pixels" if cell.case.get("halo") else "pixels"
     speed = f", {format_count(rate)} {useful} per second" if rate else ""
     memory = "nothing is known of its memory, so nothing is said of the margin"
@@ -246,7 +241,7 @@ def _doubt(cell: ModelCell) -> str:
     if cell.launches == 1:
         doubts.append("it was measured in one launch, and another may differ")
     if unsettled := sum(record.warmup.settled is False for record in cell.measured):
-        launches = counted(cell.launches, "launch")
+        launches = plural(cell.launches, "launch")
         doubts.append(f"it was still unsteady after warm-up in {unsettled} of {launches}")
     return f" But {', and '.join(doubts)}: measure again before relying on it." if doubts else ""
 
@@ -313,13 +308,13 @@ def write_model_yaml(
     Raises:
         UsageError: A file cannot be written.
     """
-    sweeps = gather(recommendation.choices, lambda choice: _sweep_of(choice.cell.case))
+    sweeps = group_by(recommendation.choices, lambda choice: _sweep_of(choice.cell.case))
     varying = [len(set(values)) > 1 for values in zip(*sweeps, strict=True)]
     written = []
     for sweep, choices in sweeps.items():
         file = _named(path, itertools.compress(sweep, varying))
         use = f"# {_USE[choices[-1].goal].format(file=file.name)}\n"
-        write_settings("--recommend", file, use + _document(choices), replace)
+        write_output("--recommend", file, use + _document(choices), replace=replace)
         written.append(file)
     return written
 

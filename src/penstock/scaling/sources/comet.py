@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...base import UsageError
+from ...base import UsageError, group_by
 from .tracked import NAMES_OF_TRACKERS, Series, TrackedRun
 
 _SPELLINGS: Mapping[str, tuple[str, ...]] = {
@@ -50,9 +50,7 @@ def comet_runs(value: Any, path: Path) -> Iterator[TrackedRun]:
             name = str(_field(entry, "name") or key)
             yield _experiment(path, key, name, _parameters(entry), entry["metrics"])
     elif all(_field(entry, "metric") for entry in entries):
-        by_key = defaultdict[str, list[dict[str, Any]]](list)
-        for entry in entries:
-            by_key[str(_field(entry, "experiment") or path.stem)].append(entry)
+        by_key = group_by(entries, lambda entry: str(_field(entry, "experiment") or path.stem))
         for key, rows in by_key.items():
             yield _experiment(path, key, key, _texts(rows[0]), rows)
     elif any(name in _names(entry) for entry in entries for name in NAMES_OF_TRACKERS["devices"]):
@@ -100,10 +98,7 @@ def comet_archive(path: Path) -> list[CometArchive]:
 
 def experiments_of(archives: Iterable[CometArchive]) -> list[list[CometArchive]]:
     """The archives of each experiment, in the order in which they were read."""
-    parts = defaultdict[str, list[CometArchive]](list)
-    for archive in archives:
-        parts[archive.key].append(archive)
-    return list(parts.values())
+    return list(group_by(archives, lambda archive: archive.key).values())
 
 
 def comet_experiment(parts: Sequence[CometArchive]) -> TrackedRun:

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from ...base import RESULTS, UsageError, read_json
+from ...base import RESULTS, UsageError, read_json, system_errors
 from ...instruments import LEDGER_FILE
 from ..runs import TrainingRun
 from .comet import CometArchive, comet_archive, comet_experiment, comet_runs, experiments_of
@@ -96,13 +96,11 @@ def _holds_none(path: Path) -> UsageError:
 
 def _read_path(path: Path, say: Say) -> list[Contents]:
     """The content of a path, at least one run or archive."""
-    try:
+    with system_errors(f"{path} cannot be read"):
         if path.exists() and not path.is_dir() and not path.is_file():
             # Opening a pipe would wait for ever.
             raise UsageError(f"{path} is neither a file nor a folder")
         contents = list((_read_folder if path.is_dir() else _read_file)(path, say))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     if not contents:
         raise _holds_none(path)
     return contents

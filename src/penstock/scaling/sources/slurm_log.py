@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...base import UsageError
+from ...base import system_errors
 from ...instruments import PHASES
 from ..runs import A_GPU, Rank, Status, TrainingRun
 from .settings import settings_of
@@ -154,17 +154,14 @@ def read_log(path: Path) -> list[TrainingRun]:
 
 def lines_of(path: Path) -> Iterator[str]:
     """The lines of a file without escapes, whatever its bytes are."""
-    try:
-        with path.open("rb") as file:
-            rest = b""
-            while chunk := file.read(_CHUNK):
-                *lines, rest = (rest + chunk).replace(b"\r", b"\n").split(b"\n")
-                # A file without an end of line would else take quadratic time.
-                rest = rest[:_LONGEST]
-                yield from map(_text, lines)
-            yield _text(rest)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    with system_errors(f"{path} cannot be read"), path.open("rb") as file:
+        rest = b""
+        while chunk := file.read(_CHUNK):
+            *lines, rest = (rest + chunk).replace(b"\r", b"\n").split(b"\n")
+            # A file without an end of line would else take quadratic time.
+            rest = rest[:_LONGEST]
+            yield from map(_text, lines)
+        yield _text(rest)
 
 
 def _text(line: bytes) -> str:

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from ...base import plural
 from ..runs import Status, TrainingRun
 from .settings import settings_of
 
@@ -140,7 +141,7 @@ def training_runs(tracked: Iterable[TrackedRun], path: Path, say: Say) -> Iterat
         if devices is not None:
             yield _training_run(run, devices)
     if left:
-        say(f"{path}: {left} run{'s' * (left > 1)} without a number of devices, left out")
+        say(f"{path}: {plural(left, 'run')} without a number of devices, left out")
 
 
 def _training_run(run: TrackedRun, devices: int) -> TrainingRun:

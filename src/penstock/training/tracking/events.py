@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...base import UsageError, describe
+from ...base import describe, system_errors
 
 EVENTS = "events.jsonl"
 ROOM = 4096
@@ -54,13 +54,11 @@ class EventLog:
 
     def begin(self, **fields: Any) -> None:
         """Write the first event at once. Raises `UsageError` if the file cannot be written."""
-        try:
+        with system_errors(f"{self.path} cannot be written"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("ab", buffering=0)
             # A killed run may have left half a line.
             self._file.write(b"\n" * bool(self.path.stat().st_size) + _line(self._event(**fields)))
-        except OSError as error:
-            raise UsageError(f"{self.path} cannot be written: {error.strerror}") from error
         self._thread.start()
 
     def tell(self, event: str, step: int, **fields: Any) -> None:

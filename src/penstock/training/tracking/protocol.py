@@ -25,7 +25,6 @@ class Tracker(Protocol):
 
     def __init__(self, out: Path, before: Sequence[str] = ()) -> None:
         """``before`` holds every ``where`` at which the run has begun."""
-        ...
 
     def open(self, begin: Event, run: str | None, keep: Keep) -> str:
         """Begin a run, or go on with one that began here before.
@@ -39,7 +38,6 @@ class Tracker(Protocol):
         Returns:
             The run's name at the tracker.
         """
-        ...
 
     def send(self, events: Sequence[Event]) -> None: ...
 

@@ -72,7 +72,6 @@ class Workload(Protocol):
 
     def model(self) -> nn.Module:
         """A new model with weights from torch's global random numbers."""
-        ...
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
         """The loss of a batch.
@@ -84,7 +83,6 @@ class Workload(Protocol):
         Returns:
             The mean loss, a scalar, and further scalars to report, by name.
         """
-        ...
 
     def answers(self, model: nn.Module, batch: Batch) -> Sequence[Answer]:
         """The model's answers to a batch of `val`.
@@ -96,11 +94,9 @@ class Workload(Protocol):
         Returns:
             One answer for each sample.
         """
-        ...
 
     def scores(self, answers: Mapping[int, Answer]) -> dict[str, float]:
         """The scores by name, from the answers to all samples of `val` by index."""
-        ...
 
 
 class Feed(Protocol):
@@ -109,7 +105,6 @@ class Feed(Protocol):
     def epoch(self, epoch: int, first: int) -> Iterator[tuple[Items, Batch]]:
         """The batches of an epoch from number ``first`` on, each with the indices of its
         samples."""
-        ...
 
     def close(self) -> None: ...
 

@@ -76,8 +76,7 @@ class DetectorWorkload:
         self.val = Pictures(self.chips, np.arange(len(self.chips)))
 
     def model(self) -> nn.Module:
-        net: nn.Module = make_detector(self.in_channels, self.config.backbone)
-        return net
+        return make_detector(self.in_channels, self.config.backbone)
 
     def collate(self, samples: Sequence[Any]) -> Any:
         images, targets, places = zip(*samples, strict=True)

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ...base import TrainConfig, UsageError
+from ...base import TrainConfig, UsageError, group_by
 from ...data import Packed, PackedArray, num_shared_samples, open_dataset
 from ...loading import Items, Loader, Order
 from ...models import Emulator, latitudes
@@ -111,18 +111,14 @@ class EmulatorWorkload:
         assert isinstance(model, Forecast)
         forecast, area = model.forecast(inputs).double(), model.area.double()
         persistence = inputs[:, model.last].double()
-        errors = []
-        for i, target in enumerate(targets.double()):
-            errors.append(
-                {
-                    "square": ((forecast[i] - target) ** 2 * area).mean((1, 2)).cpu().numpy(),
-                    "persistence": ((persistence[i] - target) ** 2 * area)
-                    .mean((1, 2))
-                    .cpu()
-                    .numpy(),
-                }
-            )
-        return errors
+
+        def square(made: Tensor, target: Tensor) -> NDArray[np.float64]:
+            return ((made - target) ** 2 * area).mean((1, 2)).cpu().numpy()
+
+        return [
+            {"square": square(ours, target), "persistence": square(unchanged, target)}
+            for ours, unchanged, target in zip(forecast, persistence, targets.double(), strict=True)
+        ]
 
     def scores(self, answers: Mapping[int, Answer]) -> dict[str, float]:
         rmse, persistence = (
@@ -131,10 +127,7 @@ class EmulatorWorkload:
         )
         scores = {"val_relative_rmse": float(np.mean(rmse / np.maximum(persistence, 1e-30)))}
         for name, ours, theirs in zip(self.names, rmse, persistence, strict=True):
-            scores[f"val_rmse_{name}"], scores[f"val_persistence_{name}"] = (
-                float(ours),
-                float(theirs),
-            )
+            scores |= {f"val_rmse_{name}": float(ours), f"val_persistence_{name}": float(theirs)}
         return scores
 
     def _fields(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -154,8 +147,7 @@ class EmulatorWorkload:
                 before = np.moveaxis(batch["inputs"], self._inputs_axis, -1)[..., self.last]
                 after = np.moveaxis(batch["targets"], self._targets_axis, -1)
                 squares.append(((after - before.astype(np.float64)) ** 2).mean(axis=(0, 1, 2)))
-        change: NDArray[np.float64] = np.sqrt(np.mean(squares, axis=0))
-        return change
+        return np.sqrt(np.mean(squares, axis=0))
 
 
 class Forecast(nn.Module):
@@ -297,13 +289,12 @@ def last_seen(inputs: PackedArray, targets: PackedArray) -> list[int]:
 
     Raises `UsageError` if the inputs do not have a variable.
     """
-    places: dict[str, list[tuple[int, int]]] = {}
-    for place, (base, offset) in enumerate(map(_base, inputs.channels)):
-        places.setdefault(base, []).append((offset, place))
+    channels = [(*_base(channel), place) for place, channel in enumerate(inputs.channels)]
+    places = group_by(channels, lambda channel: channel[0])
     latest = dict(map(_base, targets.channels))
     nearest = {}
     for base, step in latest.items():
         if base not in places:
             raise UsageError(f"the targets have {base} and the inputs do not: it cannot persist")
-        nearest[base] = min((abs(step - offset), place) for offset, place in places[base])[1]
+        nearest[base] = min((abs(step - offset), place) for _, offset, place in places[base])[1]
     return [nearest[base] for base, _ in map(_base, targets.channels)]

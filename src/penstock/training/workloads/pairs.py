@@ -226,8 +226,7 @@ def _scaling(tiles: Tiles, config: TrainConfig) -> Scaling:
 
 def _errors(made: Tensor, target: Tensor) -> list[float]:
     """The mean square error of each sample."""
-    errors: list[float] = ((made - target) ** 2).flatten(1).mean(1).tolist()
-    return errors
+    return ((made - target) ** 2).flatten(1).mean(1).tolist()
 
 
 def _psnr(errors: Sequence[float]) -> float:

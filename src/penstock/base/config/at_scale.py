@@ -1,0 +1,116 @@
+"""The knobs of ``penstock plan`` alone: what the workers of a large job are like."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from ..units import parse_seconds
+from .knobs import Bytes, Knobs, Natural, Positive, Seconds, flag
+
+RUNS = 20
+"""Simulated runs if none are asked for: their interval is from about the first to the last."""
+
+
+def _rate(value: object) -> float | Path:
+    """Voxels per second, or the folder of a run that measured them."""
+    try:
+        rate = float(str(value))
+    except ValueError:
+        return Path(str(value))
+    if not 0 < rate < math.inf:
+        raise ValueError(f"{value} is not a number of voxels per second above 0")
+    return rate
+
+
+def _hours(value: object) -> float:
+    """Seconds of a time that is in hours if it has no unit."""
+    try:
+        return 3600 * float(str(value))
+    except ValueError:
+        return parse_seconds(str(value))
+
+
+def _stragglers(value: object) -> str:
+    share, _, factor = str(value).partition(":")
+    try:
+        fits = float(share.removesuffix("%")) > 0 and 1 < float(factor) < math.inf
+    except ValueError:
+        fits = False
+    if not fits or _share(share) > 1:
+        raise ValueError(f"{str(value)!r} is not SHARE:FACTOR, such as 2%:3 or 0.02:3")
+    return str(value)
+
+
+def _share(text: str) -> float:
+    return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+
+
+_Above = Field(gt=0, allow_inf_nan=False)
+
+
+class ScaleConfig(Knobs):
+    """The knobs of ``penstock plan`` that say what workers, store and scheduler are like."""
+
+    rate: Annotated[float | Path, BeforeValidator(_rate)] | None = flag(
+        None,
+        help="voxels per second of one worker, or the run folder of an infer that measured them",
+    )
+    mtbf: Annotated[float, BeforeValidator(_hours), _Above] | None = flag(
+        None,
+        help="mean time between two failures of a worker, in hours or with a unit such as 30d "
+        "(default: workers do not fail)",
+    )
+    restart: Seconds | None = flag(
+        None, help="time until a failed worker is back, such as 10min (default: never)"
+    )
+    stragglers: Annotated[str, BeforeValidator(_stragglers)] | None = flag(
+        None, help="SHARE:FACTOR, such as 2%:3: that share of workers takes 3 times as long"
+    )
+    bandwidth: Annotated[Bytes, Field(ge=1)] | None = flag(
+        None,
+        help="bytes per second that the store holds for all workers together, such as 20GB "
+        "(default: more than they need)",
+    )
+    tasks_per_second: Annotated[float, _Above] = flag(
+        1000.0,
+        help="parts per second that the scheduler holds (default: 1000, since Dask's "
+        "documentation says that each task takes it about 1 ms)",
+    )
+    simulate: tuple[Positive] | tuple[()] | None = flag(
+        None, help=f"play the job, with a number of times to play it (default: {RUNS} times)"
+    )
+    seed: Natural = flag(0, help="seed of the simulation")
+
+    @property
+    def runs(self) -> int:
+        """How often the job is simulated; 0 if it is not."""
+        if self.simulate is None:
+            return 0
+        return self.simulate[0] if self.simulate else RUNS
+
+    @property
+    def slow_share(self) -> float:
+        """The share of workers that are slow."""
+        return _share(self.stragglers.partition(":")[0]) if self.stragglers else 0.0
+
+    @property
+    def slowness(self) -> float:
+        """How many times as long a slow worker takes."""
+        return float(self.stragglers.partition(":")[2]) if self.stragglers else 1.0
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> ScaleConfig:
+        if self.restart is not None and self.mtbf is None:
+            raise ValueError("--restart says nothing without --mtbf")
+        if self.rate is None:
+            for name in ("mtbf", "stragglers", "simulate"):
+                if getattr(self, name) is not None:
+                    raise ValueError(
+                        f"--{name} says nothing without --rate, the voxels per second of one "
+                        "worker or the folder of a run"
+                    )
+        return self

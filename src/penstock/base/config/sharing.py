@@ -1,0 +1,116 @@
+"""The knobs of a job that several processes share: a cluster's workers, or an array's elements."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import BeforeValidator, model_validator
+
+from .knobs import Natural, Positive, Replacing, Seconds, flag
+
+
+def _share(value: object) -> str:
+    element, _, elements = str(value).partition("/")
+    numbers = re.fullmatch(r"[1-9]\d*/[1-9]\d*", str(value), re.ASCII)
+    if numbers is None or int(element) > int(elements):
+        raise ValueError(f"{str(value)!r} is not an element such as 1/64, counted from 1")
+    return str(value)
+
+
+Share = Annotated[str, BeforeValidator(_share)]
+"""``3/64``: an element of an array, counted from 1, and the number of elements."""
+
+
+def share_of(text: str) -> tuple[int, int]:
+    """The element and the number of elements in a text such as ``3/64``."""
+    element, _, elements = text.partition("/")
+    return int(element), int(elements)
+
+
+class OnCluster(Replacing):
+    """Workers of a cluster, and what may happen to the parts that they are given."""
+
+    cluster: str | None = flag(
+        None,
+        help="workers of Dask: local or local:N, processes of this machine; the address of a "
+        "scheduler, such as tcp://HOST:8786; slurm or slurm:PRESET",
+    )
+    worker_timeout: Seconds = flag(
+        86400.0,
+        help="how long a job of a cluster waits while no worker is there, in the queue of SLURM "
+        "for one, before it ends with exit code 3 (default: 24h)",
+    )
+    part_retries: Natural = flag(
+        2, help="how often a part (or a scene) that failed is tried again, with --cluster"
+    )
+    max_failed_parts: Natural = flag(
+        0, help="parts (or scenes) that may fail before the job of a cluster is given up"
+    )
+    mixed_arithmetic: bool = flag(
+        False,
+        help="take workers of other code, versions or kinds of machine as well, which may change "
+        "the last bits",
+    )
+
+
+class Sharing(OnCluster):
+    """Who does which part of a job."""
+
+    workers: Positive | None = flag(
+        None,
+        help="workers that the job is cut for, and jobs of --cluster slurm (default: those of the "
+        "cluster or the preset, or the elements of the array)",
+    )
+    parts: Positive | None = flag(
+        None, help="least number of parts that the job is cut into (default: as workers need)"
+    )
+    prepare: bool = flag(
+        False, help="make output and run folder for an array of --part i/n, and write no block"
+    )
+    statistics: Share | None = flag(
+        None,
+        help="i/n: element i of n counts its share of the values for percentiles of the whole "
+        "volume, after --prepare",
+    )
+    part: Share | None = flag(
+        None, help="i/n: element i of n, counted from 1, writes its share of the parts"
+    )
+    finish: bool = flag(
+        False, help="prove that all elements have written their shares, and close the output"
+    )
+
+    @property
+    def is_element(self) -> bool:
+        """Whether the process does one step of an array."""
+        return self.prepare or self.joins
+
+    @property
+    def joins(self) -> bool:
+        """Whether the process joins a run that --prepare began."""
+        return self.finish or self.part is not None or self.statistics is not None
+
+    @property
+    def shared_by(self) -> int | None:
+        """Number of processes that share the job; None for one that does it alone."""
+        for share in (self.part, self.statistics):
+            if share is not None:
+                return self.workers or share_of(share)[1]
+        return self.workers or (1 if self.is_element or self.parts else None)
+
+    @model_validator(mode="after")
+    def _one_step(self) -> Sharing:
+        steps = {
+            "--prepare": self.prepare,
+            "--statistics": self.statistics is not None,
+            "--part": self.part is not None,
+            "--finish": self.finish,
+        }
+        given = [flag for flag, is_given in steps.items() if is_given]
+        if len(given) > 1:
+            raise ValueError(f"{given[0]} and {given[1]} are two steps of an array; give one")
+        if given and self.cluster is not None:
+            raise ValueError(f"{given[0]} is a step of an array; --cluster does all of a job")
+        if self.prepare and self.workers is None:
+            raise ValueError("--prepare needs --workers N, the number of elements of the array")
+        return self

@@ -1,0 +1,53 @@
+"""The knobs of ``penstock verify``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from .knobs import Natural, Positive, Replacing, Seconds, flag, many
+
+
+def _share(value: object) -> object:
+    """A share as a number, from ``1%`` or ``0.01``."""
+    percent = re.fullmatch(r"([0-9.eE+-]+) ?%", str(value))
+    try:
+        share = float(percent[1]) / 100 if percent else float(str(value))
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise ValueError(f"{str(value)!r} is not a share such as 1% or 0.01")
+    return share
+
+
+class VerifyConfig(Replacing):
+    """The knobs of ``penstock verify``."""
+
+    run_dir: Path | None = flag(
+        None, help="run folder of the output (default: the one that infer would take)"
+    )
+    readers: Positive = flag(4, help="threads that read")
+    retry_for: Seconds = flag(
+        900.0,
+        help="how long a read may go on failing by a fault that may pass (default: 15min)",
+    )
+    recompute: Annotated[float, BeforeValidator(_share)] | None = flag(
+        None, help="share of the blocks, such as 1%, to compute anew from the input and compare"
+    )
+    seed: Natural = flag(0, help="seed that picks the blocks of --recompute")
+    devices: Annotated[tuple[str, ...], BeforeValidator(many)] | None = flag(
+        None, help="devices to compute on, as of infer (default: those of the run)"
+    )
+    tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = flag(
+        None,
+        help="largest difference of a block that other code, versions or machines computed: of "
+        "floats in parts of the block's largest value (default: 1 for integers, 0 for labels, 1e-2 "
+        "for float16, 1e-4 for wider floats)",
+    )
+    forget: bool = flag(
+        False,
+        help="take what is missing or damaged off the run's list, so that infer --resume makes it",
+    )

@@ -1,0 +1,28 @@
+"""Items in groups, by a key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
+
+
+def group_by(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Items by their key. Keys and items keep their order.
+
+    Args:
+        items: The items.
+        key: A function that gives an item's key.
+
+    Returns:
+        The items of each key.
+
+    >>> group_by([3, 1, 4, 1], lambda number: number % 2 == 0)
+    {False: [3, 1, 1], True: [4]}
+    """
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups

@@ -1,0 +1,34 @@
+"""``penstock status RUN``: how a run of ``infer`` stands, by the files of its folder.
+
+penstock status denoised.zarr
+penstock status denoised.zarr --watch
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from ..base import UsageError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_of", metavar="RUN", help="an output of infer, or its run folder")
+    parser.add_argument("--watch", action="store_true", help="go on until no process is at work")
+    parser.add_argument(
+        "--every", type=float, default=5.0, metavar="S", help="seconds between lines (default: 5)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    if not args.every > 0:
+        raise UsageError(f"--every {args.every:g}: must be more than 0 seconds")
+    from ..inference import read_status, run_folder_of
+
+    folder = run_folder_of(args.run_of)
+    while True:
+        status = read_status(folder)
+        print(status.line(), flush=True)
+        if not args.watch or status.state != "running":
+            return 0 if status.state in ("running", "done") else 3
+        time.sleep(args.every)

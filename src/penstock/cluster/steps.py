@@ -1,0 +1,167 @@
+"""What a job runs, and the jobs of one submission that wait for each other.
+
+infer, --array 64    ──▶    prepare ─▶ twice 64 shares of statistics ─▶ 64 parts ─▶ finish
+anything else        ──▶    one job, or one array
+
+The statistics are percentiles of the whole volume, where those are asked for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from ..base import SlurmConfig, UsageError
+
+ELEMENT = "%a"
+"""The sign for the number of an array's element, as in ``--part %a/64``."""
+STEPS_OF_INFER = frozenset(("--prepare", "--statistics", "--part", "--finish"))
+"""Flags of infer that do one step of a job that several processes share."""
+ROUNDS = 2
+"""Passes over values of more than 16 bits for their percentiles; another pass has nothing to do."""
+
+Kind = Literal["ranks", "verb", "program"]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What a job runs."""
+
+    words: tuple[str, ...]
+    """The command; of ranks and of a verb, without ``penstock``."""
+    kind: Kind = "ranks"
+    """``ranks``: a training on all tasks of the job. ``verb``: a verb of Penstock's in one process.
+    ``program``: any other program."""
+    output_dir: str | None = None
+    """The folder of a training; %j may stand for the number of its job."""
+    resumes: bool = False
+    """True of a verb that takes ``--resume``, with which a restarted job goes on."""
+    counts: bool = False
+    """True of an infer with percentiles of the whole volume, which an array counts before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One job of a submission."""
+
+    config: SlurmConfig
+    command: Command
+    after: Literal["afterok", "afterany"] | None = None
+    """The end of the step before it that it waits for; None if it waits for none."""
+
+
+def is_share(word: str) -> bool:
+    """Whether a word is an element's share of a job, such as ``%a/64``."""
+    return re.fullmatch(rf"{ELEMENT}/\d+", word) is not None
+
+
+def check_command(config: SlurmConfig, command: Command) -> None:
+    """Refuse a job whose resources its command cannot use.
+
+    Args:
+        config: The resources.
+        command: What is to run.
+
+    Raises:
+        UsageError: A verb of one process is given several nodes, or an element's number without an
+            array.
+    """
+    if command.kind != "verb":
+        return
+    if config.array is None and (numbered := [w for w in command.words if is_share(w)]):
+        raise UsageError(
+            f"{numbered[0]}: {ELEMENT} is the number of an array's element; give --array, such as "
+            "--array 3,7"
+        )
+    if config.nodes > 1:
+        apart = "; --array N cuts it into N jobs" if command.words[0] == "infer" else ""
+        raise UsageError(
+            f"--nodes {config.nodes}: penstock {command.words[0]} runs on one node{apart}"
+        )
+
+
+def steps_of(config: SlurmConfig, command: Command) -> list[Step]:
+    """The jobs of a submission, in order.
+
+    Args:
+        config: The resources.
+        command: What is to run.
+
+    Returns:
+        A single job or array, or the steps of an infer that an array cuts into parts.
+
+    Raises:
+        UsageError: The array cannot number the parts.
+    """
+    check_command(config, command)
+    is_cut = config.array is not None and command.kind == "verb" and command.words[0] == "infer"
+    if not is_cut or STEPS_OF_INFER & {word.partition("=")[0] for word in command.words}:
+        return [Step(config, command)]
+    if numbered := [word for word in command.words if "%j" in word]:
+        raise UsageError(f"{numbered[0]}: the parts of infer are several jobs, so %j is no one's")
+    if config.parts is None:
+        raise UsageError(
+            f"--array {config.array}: the parts of infer are counted from 1; --array 64 makes 64, "
+            f"and -- infer ... --part {ELEMENT}/64 does some of them again"
+        )
+    share, elements = f"{ELEMENT}/{config.parts}", str(config.parts)
+    counted = Step(_named(config, "statistics"), _with(command, "--statistics", share), "afterok")
+    return [
+        Step(_alone(config, "prepare"), _with(command, "--prepare", "--workers", elements)),
+        *[counted] * (ROUNDS if command.counts else 0),
+        Step(_named(config, "parts"), _with(command, "--part", share), "afterok"),
+        Step(_alone(config, "finish"), _with(command, "--finish"), "afterany"),
+    ]
+
+
+def _with(command: Command, *words: str) -> Command:
+    # Later steps join the run that --prepare began, without being asked to resume it.
+    return replace(command, words=(*command.words, *words), resumes=words[0] == "--prepare")
+
+
+def _named(config: SlurmConfig, step: str) -> SlurmConfig:
+    return config.model_copy(update={"job_name": f"{config.job_name}-{step}"})
+
+
+def _alone(config: SlurmConfig, step: str) -> SlurmConfig:
+    """The resources of a step before or after the array: those of one of its elements.
+
+    It has the devices of an element, because the plan depends on them.
+    """
+    logs: dict[str, Any] = {
+        name: path.replace("%A", "%j").replace("%a", step)
+        for name in ("output", "error")
+        if (path := getattr(config, name)) is not None
+    }
+    changes = {**config.model_dump(exclude_unset=True), **logs, "array": None}
+    return _named(SlurmConfig.model_validate(changes), step)
+
+
+def array_ranges(array: str) -> list[range]:
+    """The numbers of an array's elements.
+
+    >>> array_ranges("1,4-6%2"), array_ranges("0-8:2")
+    ([range(1, 2, 1), range(4, 7, 1)], [range(0, 9, 2)])
+    """
+    ranges = []
+    for part in array.partition("%")[0].split(","):
+        first, last, step = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part).groups()  # type: ignore[union-attr]
+        ranges.append(range(int(first), int(last or first) + 1, int(step or 1)))
+    return ranges
+
+
+def joined_elements(elements: Sequence[int]) -> str:
+    """Numbers of elements as SLURM writes them.
+
+    >>> joined_elements([1, 2, 3, 7, 9, 10])
+    '1-3,7,9-10'
+    """
+    runs: list[list[int]] = []
+    for number in sorted(elements):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], number]
+        else:
+            runs.append([number])
+    return ",".join("-".join(map(str, run)) for run in runs)

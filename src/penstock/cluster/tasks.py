@@ -1,0 +1,352 @@
+"""Numbered tasks on workers that may die, be late, or leave: each is done once more until it is
+done, or given up with its reason.
+
+A task must leave the same result however often it is run, whatever an earlier try did. It says
+`tell_begun` when its work begins and `tell_progress` when some of it is safe. So a worker that dies
+is held against the task that it worked at, and not against those that waited there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import queue
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..base import PenstockError, UsageError, describe, plural
+from .leaving import LEAVING
+from .workers import Workers
+
+DEATHS = 3
+"""Workers that die at one task, one after the other with nothing made safe, before it is given
+up."""
+AHEAD = 3
+"""Tasks given out for each one that can run: the next is there when one ends."""
+AHEAD_S = 2.0
+"""Seconds of work given out ahead, where tasks take so little that a few each would not last."""
+TICK_S = 0.5
+FETCH_S = 20.0
+"""Seconds within which a result that is there must come."""
+LOOK_S = 1.0
+"""Seconds between two questions of how many tasks can run."""
+
+
+class UnfitWorker(PenstockError):
+    """A worker that may not take part in the job, though others may."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFailure:
+    """What a task that raised sends back: exceptions of users' libraries need not be picklable."""
+
+    sentence: str
+    final: bool
+    """True if no other try can succeed."""
+    exit_code: int
+    unfit: str | None = None
+    """Address of a worker that no task of this job fits; None for any other failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOutcome:
+    """A task that is done or given up."""
+
+    number: int
+    result: Any
+    """A `TaskFailure`, or what the task returned."""
+    tries: int
+
+
+@dataclass(slots=True)
+class _Task:
+    number: int
+    tries: int = 1
+    """Times that it was begun because an earlier try raised."""
+    submitted: int = 0
+    died: set[str] = field(default_factory=set)
+    """Workers that died at it since anything of it was made safe."""
+    future: Any = None
+
+
+class Tasks:
+    """Runs numbered tasks of one function on the workers of a cluster."""
+
+    def __init__(
+        self, workers: Workers, function: Callable[..., Any], order: Any, topic: str, retries: int
+    ) -> None:
+        """Prepare.
+
+        Args:
+            workers: The workers.
+            function: The task: a function (order, number) that a worker can import.
+            order: What every task is given, or a function that makes it from a task's number.
+            topic: A name of this job's own, by which its tasks tell how far they are.
+            retries: How often a task that raised is tried again.
+        """
+        self.workers, self.client = workers, workers.client
+        self.function, self.order, self.topic, self.retries = function, order, topic, retries
+        self.name = f"{topic}-{uuid.uuid4().hex[:8]}"
+        """The begin of the tasks' keys, which no other tasks have."""
+        self.lanes = 0
+        """Tasks that can run at a time now."""
+        self.deaths = self.retried = 0
+        """Workers that died without notice, and tasks that were tried again after they raised."""
+        self._pending: dict[int, _Task] = {}
+        self._running: dict[str, int] = {}
+        """The task that each worker is at."""
+        self.unfit: dict[str, str] = {}
+        """Addresses of workers that get no more tasks, each with the reason."""
+        self._leaving: set[str] = set()
+        """Addresses of workers that have said that they leave."""
+        self._news: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._placed: dict[str, Any] = {}
+        """On which workers tasks run, and what of them each takes."""
+        self._rate = 0.0
+        """Tasks that end in a second."""
+        self._ended = 0
+        """Tasks that have ended since the last look."""
+        self._asked = 0.0
+
+    def run(
+        self, numbers: Iterable[int], tick: Callable[[dict[str, Any] | None], None]
+    ) -> Iterator[TaskOutcome]:
+        """Do every task, and yield each as it is done or given up, in any order.
+
+        Args:
+            numbers: The tasks, taken one by one as workers need them.
+            tick: Called again and again, with what a task told by `tell_progress`, or None.
+
+        Raises:
+            PenstockError: The scheduler is gone.
+            Incomplete: No worker is there, and the time to wait for one is over.
+        """
+        waiting = iter(numbers)
+        self.client.subscribe_topic(self.topic, lambda event: self._news.put(("told", event[1])))
+        self.client.subscribe_topic("all", lambda event: self._news.put(("all", event[1])))
+        self.client.subscribe_topic(LEAVING, lambda event: self._news.put(("leaving", event[1])))
+        try:
+            while True:
+                self._refill(waiting)
+                if not self._pending:
+                    return
+                tick(None)
+                ended: list[tuple[_Task, Any]] = []
+                for kind, item in self._take_news():
+                    if kind == "told":
+                        self._hear(item)
+                        tick(item)
+                    elif kind == "leaving":
+                        self._leaving.add(item["worker"])
+                    elif kind == "all":
+                        yield from self._see(item)
+                    else:
+                        ended.append(item)
+                yield from self._end(ended)
+        finally:
+            with contextlib.suppress(Exception):  # the scheduler may be gone
+                self.client.cancel([task.future for task in self._pending.values()], force=True)
+                self.client.unsubscribe_topic(self.topic)
+                self.client.unsubscribe_topic("all")
+                self.client.unsubscribe_topic(LEAVING)
+
+    def _refill(self, waiting: Iterator[int]) -> None:
+        """Give out as many tasks as workers need: a few each, more of those that take no time."""
+        self._look()
+        room = max(1, AHEAD * self.lanes, int(self._rate * AHEAD_S)) - len(self._pending)
+        for number in itertools.islice(waiting, max(0, room)):
+            self._pending[number] = _Task(number)
+            self._submit(self._pending[number])
+
+    def _look(self) -> None:
+        """Ask now and then what workers there are, and how many tasks end in a second."""
+        now = time.monotonic()
+        if now - self._asked < LOOK_S:
+            return
+        if self.client.status not in ("running", "connecting"):
+            raise PenstockError(
+                f"the scheduler of {self.workers.where} is gone; run again with --resume"
+            )
+        self._rate = self._ended / (now - self._asked) if self._asked else 0.0
+        self._asked, self._ended = now, 0
+        self.lanes = self.workers.attend()
+        self._placed["resources"] = self.workers.resources or None
+        fit = self.workers.hosts().keys() - self.unfit.keys()
+        self._placed["workers"] = [*fit] if self.unfit else None
+
+    def _submit(self, task: _Task) -> None:
+        task.submitted += 1
+        task.future = self.client.submit(
+            run_guarded,
+            self.function,
+            self.order(task.number) if callable(self.order) else self.order,
+            task.number,
+            key=f"{self.name}-{task.number}-{task.submitted}",
+            pure=False,
+            **self._placed,
+        )
+        task.future.add_done_callback(lambda future: self._news.put(("done", (task, future))))
+
+    def _take_news(self) -> Iterator[tuple[str, Any]]:
+        """What has happened, waiting a moment for the first."""
+        with contextlib.suppress(queue.Empty):
+            yield self._news.get(timeout=TICK_S)
+            while True:
+                yield self._news.get_nowait()
+
+    def _hear(self, word: dict[str, Any]) -> None:
+        number = word["number"]
+        if word["what"] == "begun":
+            self._running[word["worker"]] = number
+        elif number in self._pending and word["safe"]:
+            self._pending[number].died.clear()
+
+    def _see(self, event: dict[str, Any]) -> Iterator[TaskOutcome]:
+        """Note a worker that left, and give up a task that too many have died at."""
+        if event.get("action") != "remove-worker":
+            return
+        self._asked = 0.0
+        task = self._pending.get(self._running.pop(event["worker"], -1))
+        if event.get("expected") or event["worker"] in self._leaving:
+            return
+        self.deaths += 1
+        if task is None:
+            return
+        task.died.add(event["worker"])
+        if len(task.died) >= DEATHS:
+            del self._pending[task.number]
+            self.client.cancel([task.future], force=True)
+            sentence = f"{DEATHS} workers died at it, one after the other, and nothing was written"
+            yield TaskOutcome(task.number, TaskFailure(sentence, True, 1), task.tries)
+
+    def _end(self, ended: Sequence[tuple[_Task, Any]]) -> Iterator[TaskOutcome]:
+        """Take in the results of tasks, and submit those again that may still succeed."""
+        tasks = [  # without earlier tries, and tasks that were given up
+            task for task, future in ended if future is task.future and task.number in self._pending
+        ]
+        self._ended += len(tasks)
+        for task, result in zip(tasks, self._results([task.future for task in tasks]), strict=True):
+            self._running = {w: n for w, n in self._running.items() if n != task.number}
+            again = isinstance(result, TaskFailure) and self._tries_again(task, result)
+            if again:
+                task.tries += 1
+                self.retried += 1
+            if again or result is None:  # lost with its worker
+                self._submit(task)
+                continue
+            del self._pending[task.number]
+            yield TaskOutcome(task.number, result, task.tries)
+
+    def _results(self, futures: Sequence[Any]) -> list[Any]:
+        """What tasks returned, all fetched at once. None for those that were lost."""
+        there = {future.key: future for future in futures if future.status == "finished"}
+
+        async def gather() -> dict[str, Any]:
+            results: dict[str, Any] = await self.client.gather(
+                there, errors="skip", asynchronous=True
+            )
+            return results
+
+        try:
+            fetched = self.client.sync(gather, callback_timeout=FETCH_S)
+        except TimeoutError:  # a worker died just now, and Dask does its tasks again
+            fetched = dict.fromkeys(there)
+        return [
+            _failure_of(future) if (result := fetched.get(future.key)) is None else result
+            for future in futures
+        ]
+
+    def _tries_again(self, task: _Task, failure: TaskFailure) -> bool:
+        """Whether a task that raised may succeed elsewhere or another time."""
+        if failure.unfit is not None:
+            self.unfit[failure.unfit] = failure.sentence
+            self._asked = 0.0
+            self._look()
+            return bool(self._placed["workers"])
+        return not failure.final and task.tries <= self.retries
+
+
+def worker_notes(rounds: Sequence[Tasks], kind: str) -> Iterator[str]:
+    """What a reader of the results should know of the workers.
+
+    Args:
+        rounds: The tasks that they were given.
+        kind: What a task does, such as ``part``.
+
+    Yields:
+        Sentences.
+    """
+    if deaths := sum(tasks.deaths for tasks in rounds):
+        yield f"Workers: {plural(deaths, 'worker')} died on the way"
+    if retried := sum(tasks.retried for tasks in rounds):
+        yield f"{kind.capitalize()}s: {plural(retried, kind)} failed and were tried again"
+    unfit = {address: why for tasks in rounds for address, why in tasks.unfit.items()}
+    yield from (f"Left out: {address}: {why}" for address, why in unfit.items())
+
+
+def _failure_of(future: Any) -> TaskFailure | None:
+    """Why Dask itself could not run a task. None if the task was lost with workers that died."""
+    error = future.exception() if future.status == "error" else None
+    if error is None or type(error).__name__ == "KilledWorker":
+        return None
+    return TaskFailure(f"{type(error).__name__}: {describe(error)}", final=True, exit_code=1)
+
+
+def run_guarded(function: Callable[..., Any], order: Any, number: int) -> Any:
+    """Run a task on a worker.
+
+    Args:
+        function: The task.
+        order: What every task is given.
+        number: Its number.
+
+    Returns:
+        What the task returns, or a `TaskFailure`.
+    """
+    try:
+        return function(order, number)
+    except Exception as error:
+        final = isinstance(error, UsageError)
+        code = error.exit_code if isinstance(error, PenstockError) else 1
+        name = "" if isinstance(error, PenstockError) else f"{type(error).__name__}: "
+        unfit = _address() if isinstance(error, UnfitWorker) else None
+        return TaskFailure(name + describe(error), final, code, unfit)
+
+
+def tell_begun(topic: str, number: int) -> None:
+    """Say, in a task, that its work begins.
+
+    Args:
+        topic: The topic of the job.
+        number: The number of the task.
+    """
+    _tell(topic, "begun", number, {})
+
+
+def tell_progress(topic: str, number: int, *, safe: bool, **facts: Any) -> None:
+    """Say, in a task, how far its work is.
+
+    Args:
+        topic: The topic of the job.
+        number: The number of the task.
+        safe: Whether some of the work has become safe since the last time.
+        facts: What else the client is told.
+    """
+    _tell(topic, "progress", number, {**facts, "safe": safe})
+
+
+def _tell(topic: str, what: str, number: int, facts: dict[str, Any]) -> None:
+    from distributed import get_worker
+
+    word = {**facts, "what": what, "number": number, "worker": _address()}
+    get_worker().log_event(topic, word)
+
+
+def _address() -> str:
+    from distributed import get_worker
+
+    address: str = get_worker().address
+    return address

@@ -1,0 +1,168 @@
+"""Workers of Dask: started here, reached at an address, or asked of SLURM."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..base import UsageError, describe, require, usable_cores
+from .absence import Absence
+from .slurm_workers import WORKER_ENVIRONMENT, SlurmWorkers, WorkerJobs, slurm_workers
+
+CONNECT_S = 30.0
+"""Seconds within which a scheduler must answer."""
+WAIT_S = 0.5
+"""Seconds between two looks for the first worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """A Dask client, and what the tasks of a job may ask of its workers."""
+
+    client: Any
+    """The ``distributed.Client``."""
+    where: str
+    """The workers, in words."""
+    absence: Absence = field(default_factory=Absence)
+    slurm: SlurmWorkers | None = None
+    """The jobs of SLURM that the workers are, if they are."""
+
+    @property
+    def expected(self) -> int:
+        """Number of tasks that will run at a time, when all workers have come."""
+        return max(1, self.slurm.jobs.count if self.slurm else 0, self.lanes())
+
+    def attend(self) -> int:
+        """Number of tasks that can run now. Workers that are gone are replaced where that can be.
+
+        Raises:
+            PenstockError: SLURM refused a job.
+            Incomplete: There is no worker, and the time to wait for one is over.
+        """
+        lanes = self.lanes()
+        standing = self.slurm.tend(lanes) if self.slurm else None
+        self.absence.note(lanes, self.where, standing)
+        return lanes
+
+    def wait(self) -> None:
+        """Wait for the first worker. Raises what `attend` does."""
+        while not self.attend():
+            time.sleep(WAIT_S)
+
+    def hosts(self) -> dict[str, str]:
+        """The host of each worker, by the worker's address."""
+        return {address: facts["host"] for address, facts in self._facts().items()}
+
+    def peers(self) -> int:
+        """The most workers on one host."""
+        most = max(Counter(self.hosts().values()).values(), default=1)
+        # Of those that are yet to come, the preset knows.
+        return max(most, min(self.slurm.jobs.count, self.slurm.jobs.per_node) if self.slurm else 1)
+
+    def lanes(self) -> int:
+        """Number of tasks that can run at a time now."""
+        return sum(self._lanes(facts) for facts in self._facts().values())
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """What a task takes: a GPU if the workers have any, else a thread."""
+        return {"GPU": 1} if self._have_gpus() else {}
+
+    def _have_gpus(self) -> bool:
+        return any("GPU" in facts["resources"] for facts in self._facts().values())
+
+    def _lanes(self, facts: Mapping[str, Any]) -> int:
+        return int(facts["resources"].get("GPU", 0) if self._have_gpus() else facts["nthreads"])
+
+    def _facts(self) -> Mapping[str, Any]:
+        facts: Mapping[str, Any] = self.client.scheduler_info(n_workers=-1)["workers"]
+        return facts
+
+
+@contextlib.contextmanager
+def connected(
+    address: str,
+    gpus: int = 0,
+    count: int | None = None,
+    logs: Path = Path("outputs"),
+    absence: Absence | None = None,
+) -> Iterator[Workers]:
+    """Workers to give tasks to, until the context ends.
+
+    Args:
+        address: ``local`` or ``local:N`` for processes of this machine; the address of a scheduler,
+            such as ``tcp://10.0.0.1:8786``; ``slurm`` or ``slurm:PRESET`` for jobs of SLURM.
+        gpus: GPUs of this machine that local workers take, one each.
+        count: Number of jobs of SLURM; None for the ranks of the preset.
+        logs: Folder of the logs of those jobs.
+        absence: What is done while there is no worker; None to wait for ever.
+
+    Returns:
+        The workers.
+
+    Raises:
+        UsageError: The address is none, or no scheduler answers there.
+        PenstockError: SLURM does not answer.
+    """
+    distributed = require("distributed", "cluster")
+    absence = absence or Absence()
+    if local := re.fullmatch(r"local(?::([1-9]\d*))?", address):
+        processes = int(local[1]) if local[1] else gpus or usable_cores()
+        local_ones = _local(distributed, processes, gpus)
+        with local_ones as cluster, _client(distributed, cluster) as client:
+            yield Workers(client, f"{processes} process(es) of this machine", absence)
+    elif re.match(r"(tcp|tls|ucx|ws|wss)://", address):
+        with _client(distributed, address) as client:
+            yield Workers(client, address, absence)
+    elif slurm := re.fullmatch(r"slurm(?::(.+))?", address):
+        jobs = WorkerJobs.of(slurm[1], count, logs)
+        with slurm_workers(jobs) as kept, _client(distributed, kept.cluster) as client:
+            yield Workers(client, address, absence, kept)
+    else:
+        raise UsageError(
+            f"--cluster {address} is none of local, local:N, slurm, slurm:PRESET and an address "
+            "such as tcp://HOST:8786"
+        )
+
+
+@contextlib.contextmanager
+def _local(distributed: Any, count: int, gpus: int) -> Iterator[Any]:
+    """A scheduler in this process and so many workers, each in a process of its own that is
+    started again if it dies."""
+    loopback = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
+    quiet = logging.CRITICAL  # deaths are counted and told by `tasks`
+    options = {**loopback, "nthreads": 1, "memory_limit": 0, "silence_logs": quiet}
+    workers = {}
+    for number in range(count):
+        mine = {"CUDA_VISIBLE_DEVICES": str(number % gpus)} if gpus else {}
+        resources = {"resources": {"GPU": 1}} if gpus else {}
+        workers[number] = {
+            "cls": distributed.Nanny,
+            "options": {**options, **resources, "env": {**WORKER_ENVIRONMENT, **mine}},
+        }
+    scheduler = {
+        "cls": distributed.Scheduler,
+        "options": {**loopback, "dashboard": False, "port": 0},
+    }
+    cluster = distributed.SpecCluster(workers=workers, scheduler=scheduler, silence_logs=quiet)
+    with contextlib.closing(cluster):
+        yield cluster
+
+
+@contextlib.contextmanager
+def _client(distributed: Any, where: Any) -> Iterator[Any]:
+    try:
+        client = distributed.Client(where, timeout=CONNECT_S, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"--cluster {where}: no scheduler answers within {CONNECT_S:.0f} s ({describe(error)})"
+        ) from error
+    with contextlib.closing(client):
+        yield client

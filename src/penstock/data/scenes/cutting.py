@@ -1,0 +1,203 @@
+"""One scene cut into chips, whole or not at all: its manifest is removed first and written last."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from ...base import Stopped, UsageError, require, write_json
+from .chips import (
+    ARRAY,
+    DTYPE,
+    FORMAT,
+    MANIFEST,
+    VERSION,
+    metadata,
+    read_document,
+    shard_path,
+    synced,
+    write_shard,
+)
+from .objects import Objects
+from .rasters import NODATA
+from .scene import CHANNELS, Scene, radar_of
+from .windows import Cut, cuts_of, read_row
+
+COORDS = "coords.json"
+Layout = Literal["penstock", "reference"]
+Result = tuple[dict[str, Any], bool]
+"""The manifest of a scene, and whether all was there before."""
+
+
+@dataclass(frozen=True, slots=True)
+class SceneJob:
+    """One scene, and how it is cut."""
+
+    folder: Path
+    labels: Objects
+    label_file: Path
+    """The file that the labels are from."""
+    out: Path
+    """The folder of its chips."""
+    settings: Mapping[str, Any]
+    layout: Layout
+    overwrite: bool
+    """True if chips of other settings are replaced."""
+
+    def run(self, stop: threading.Event, into: Path | None = None) -> Result:
+        """Cut the scene, unless that was done before.
+
+        Args:
+            stop: once it is set, the cut ends at its next row.
+            into: a folder to write to in place of ``out``.
+
+        Returns:
+            The manifest of the scene, and whether its chips were there before.
+
+        Raises:
+            UsageError: the labels, or the chips that are there, do not fit.
+            Stopped: the cut was stopped.
+        """
+        cut = _cut_scene if self.layout == "penstock" else _cut_scene_as_the_reference
+        env = require("rasterio", "scenes").Env
+        # GDAL would keep a twentieth of the memory in blocks that are never asked for again.
+        with env(GDAL_CACHEMAX=64), Scene(self.folder, self.settings["channels"]) as scene:
+            self.labels.check_inside(scene.size, self.label_file)
+            manifest = _manifest(scene, self.labels, self.settings, self.layout)
+            earlier = earlier_manifest(self.out / MANIFEST, manifest, self.overwrite)
+            if earlier is not None:
+                return earlier, True
+            return cut(scene, manifest, into or self.out, stop), False
+
+
+def _manifest(
+    scene: Scene, labels: Objects, settings: Mapping[str, Any], layout: Layout
+) -> dict[str, Any]:
+    """All that a scene's chips depend on. Cutting adds what it finds out."""
+    stats = {name: (scene.folder / CHANNELS[name].file).stat() for name in scene.channels}
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "layout": layout,
+        "scene": scene.name,
+        "size": list(scene.size),
+        **settings,
+        "inputs": {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()},
+        "labels": labels.as_lists(),
+    }
+
+
+def earlier_manifest(
+    path: Path, manifest: Mapping[str, Any], overwrite: bool
+) -> dict[str, Any] | None:
+    """The manifest of an earlier run, if there is one.
+
+    Args:
+        path: where it would be.
+        manifest: that of this run, as far as it is known.
+        overwrite: whether chips of other settings are replaced.
+
+    Returns:
+        The manifest; None if the scene is to be cut.
+
+    Raises:
+        UsageError: it is of other inputs or settings.
+    """
+    if overwrite or not path.exists():
+        return None
+    earlier = read_document(path)
+    earlier.setdefault("dtype", DTYPE)
+    asked = {"dtype": DTYPE, **manifest}
+    differing = [key for key in asked if earlier.get(key) != asked[key]]
+    if differing:
+        raise UsageError(
+            f"{path.parent} was made with other {differing[0]}; "
+            "use --overwrite-preproc to replace it"
+        )
+    return earlier
+
+
+def _cut_scene(
+    scene: Scene, manifest: dict[str, Any], out: Path, stop: threading.Event
+) -> dict[str, Any]:
+    """Write one scene's chips and its manifest."""
+    # The manifest is removed first and written last: a scene without one counts as not there.
+    (out / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(out / ARRAY, ignore_errors=True)
+    radar, chip = radar_of(scene.channels), manifest["chip_size"]
+    rows, columns = cuts_of(scene.size, chip, manifest["overlap"])
+    shape = (rows.num, columns.num, len(radar), chip, chip)
+    (out / ARRAY).mkdir(parents=True)
+    dtype = manifest.get("dtype", DTYPE)
+    write_json(out / ARRAY / "zarr.json", metadata(shape, dtype), indent=None)
+    valid = np.zeros(shape[:2], np.int64)
+    # Two, so that one is written while the other is filled.
+    bands = [np.full(shape[1:], np.nan, dtype) for _ in range(min(2, rows.num))]
+    written: list[Future[None]] = []
+    with ThreadPoolExecutor(1, thread_name_prefix="write") as writer:
+        for index in _rows(rows.num, stop):
+            if index > 1:
+                written[index - 2].result()
+            band = bands[index % 2]
+            valid[index] = read_row(scene, radar, rows.read(index), columns, band)
+            written.append(writer.submit(write_shard, shard_path(out / ARRAY, index), band))
+    for write in written:
+        write.result()
+    for name, raster in scene.coarse.items():
+        with synced(out / f"{name}.npy") as file:
+            np.save(file, raster.values)
+    places = {name: [*raster.origin, *raster.step] for name, raster in scene.coarse.items()}
+    manifest |= {"valid_pixels": valid.tolist(), "coarse": places}
+    if any(scene.dtype(name).itemsize > np.dtype(dtype).itemsize for name in radar):
+        manifest["rounded"] = True
+    write_json(out / MANIFEST, manifest, indent=None)
+    return manifest
+
+
+def _cut_scene_as_the_reference(
+    scene: Scene, manifest: dict[str, Any], out: Path, stop: threading.Event
+) -> dict[str, Any]:
+    """Write OUT/SCENE/CHANNEL/<i>_CHANNEL.npy and coords.json: float32, without overlap, row by
+    row, padded with 0 below and to the right. Missing stays -32768, as the reference's reader
+    expects.
+    """
+    for path in (out / MANIFEST, out / COORDS):
+        path.unlink(missing_ok=True)
+    for name in scene.channels:
+        shutil.rmtree(out / name, ignore_errors=True)
+        (out / name).mkdir(parents=True)
+    chip = manifest["chip_size"]
+    rows, columns = (Cut(length, chip, 0, padded=True) for length in scene.size)
+    valid = np.zeros((rows.num, columns.num), np.int64)
+    band = np.full((columns.num, len(scene.channels), chip, chip), np.nan, np.float32)
+    for row in _rows(rows.num, stop):
+        valid[row] = read_row(scene, scene.channels, rows.read(row), columns, band)
+        band[np.isnan(band)] = NODATA
+        band[:, :, scene.size[0] - rows.start(row) :] = 0
+        band[-1, ..., scene.size[1] - columns.start(columns.num - 1) :] = 0
+        for column in range(columns.num):
+            for place, name in enumerate(scene.channels):
+                number = row * columns.num + column
+                np.save(out / name / f"{number}_{name}.npy", band[column, place])
+    starts = [
+        (columns.start(j), rows.start(i)) for i in range(rows.num) for j in range(columns.num)
+    ]
+    (out / COORDS).write_text(json.dumps({"offsets": starts}))
+    manifest |= {"valid_pixels": valid.tolist()}
+    write_json(out / MANIFEST, manifest, indent=None)
+    return manifest
+
+
+def _rows(num: int, stop: threading.Event) -> Iterator[int]:
+    for index in range(num):
+        if stop.is_set():
+            raise Stopped
+        yield index

@@ -1,0 +1,71 @@
+"""A fence around writes: who takes an output waits until no write of another process is under way.
+
+A process may be stopped between its look at the marker and the end of its write, and go on when the
+output is another run's. So it holds a shared lock on the store's folder during both. A taker first
+puts its own name into the marker, then waits for an exclusive lock once: writes that began before
+have ended by then, and those that begin later see the marker. The system frees the locks of a
+process that ends. Stores that are not folders of this system have no fence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+
+@contextlib.contextmanager
+def writing(folder: Path | None) -> Iterator[None]:
+    """Within it the process may look at the marker of a store and write into its folder."""
+    with _locked(folder, shared=True):
+        yield
+
+
+def wait_for_writes(folder: Path | None, seconds: float) -> bool:
+    """Wait until no write of another process into a store is under way.
+
+    Args:
+        folder: the folder of the store; None where it has none.
+        seconds: how long to wait at most.
+
+    Returns:
+        Whether that is so.
+    """
+    end = time.monotonic() + seconds
+    while True:
+        with _locked(folder, shared=False) as held:
+            if held:
+                return True
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path | None, *, shared: bool) -> Iterator[bool]:
+    """A lock on a folder, and whether it is held. Where there are no locks, it is taken as held."""
+    try:
+        opened = None if folder is None or fcntl is None else os.open(folder, os.O_RDONLY)
+    except OSError:  # not there yet, or not to be read
+        opened = None
+    if opened is None:
+        yield True
+        return
+    try:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_SH if shared else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        except OSError:  # a file system without locks
+            pass
+        yield True
+    finally:
+        os.close(opened)

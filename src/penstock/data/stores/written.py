@@ -1,0 +1,78 @@
+"""An output that is read again: opened for reading, and found where the run that wrote it lies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .added import added_store
+from .open import open_source, parse_spec
+from .protocols import OUTPUT_DTYPES, Source, Spec
+
+_DAMAGE = ("DATA_LOSS", "FAILED_PRECONDITION", "INVALID_ARGUMENT", "OUT_OF_RANGE")
+"""TensorStore's codes for bytes that are there and are not what they should be. Any other code, of
+a network or of rights, says nothing about the bytes."""
+
+
+@dataclass
+class Written:
+    """An output, open for reading; a `protocols.Located`."""
+
+    source: Source
+    local_path: Path | None
+    address: str
+    root: Any
+    name: str
+
+
+def open_written(spec: Spec, name: str) -> Written:
+    """Open an output as the sink of the same spec names it. Nothing is changed.
+
+    Args:
+        spec: a path, a URL or a TensorStore spec, as for `open_sink`.
+        name: what messages call it.
+
+    Returns:
+        The output.
+
+    Raises:
+        UsageError: it cannot be opened.
+    """
+    parsed = parse_spec(spec, name)
+    if isinstance(parsed, str) and added_store(parsed) is not None:
+        theirs = open_source(parsed, name=name)
+        path = None if "://" in parsed else Path(parsed)
+        return Written(theirs, path, theirs.address, None, theirs.name)
+    from .kvstore import address, kvstore_of, local_path, open_kvstore, store_folder, ts
+    from .omezarr import open_omezarr_source
+    from .specs import settled
+    from .tensorstore_open import open_tensorstore_source
+
+    source: Source
+    if isinstance(parsed, str):
+        source = open_omezarr_source(
+            parsed, level=0, cache_bytes=0, name=name, dtypes=OUTPUT_DTYPES
+        )
+        root = open_kvstore(kvstore_of(parsed), name)
+        place = root.spec()
+        return Written(source, local_path(place), address(place), root, source.name)
+    source = open_tensorstore_source(parsed, cache_bytes=0, name=name, dtypes=OUTPUT_DTYPES)
+    place = ts.Spec(settled(parsed)).kvstore
+    folder = store_folder(parsed, local_path(place))
+    root = open_kvstore(place, name) if place else None
+    return Written(source, folder, address(place), root, source.name)
+
+
+def is_damage(error: Exception) -> bool:
+    """Whether bytes were read that cannot be decoded.
+
+    Args:
+        error: what `Source.read` raised.
+
+    Returns:
+        False where the store did not give its bytes.
+    """
+    text = str(error.__cause__ or error)
+    told_by_others = "os_error_code" in text or "http_response_code" in text
+    return text.partition(":")[0] in _DAMAGE and not told_by_others

@@ -1,0 +1,88 @@
+"""How a run begins: its folder is opened, its outputs are claimed and named after it."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..base import InferConfig, UsageError, as_settings, keep_traceback_in, system_errors
+from ..data import Claims, Sink
+from .ending import noting_end
+from .journal import Journal, Prepared
+from .plan import Plan
+
+
+class Runnable(Protocol):
+    """What of a job is needed to begin it: `Job` has it, and a client whose workers open jobs."""
+
+    @property
+    def config(self) -> InferConfig:
+        """The settings."""
+
+    @property
+    def plan(self) -> Plan:
+        """What is to be done."""
+
+    @property
+    def run_dir(self) -> Path | None:
+        """The run folder, None for an output in memory."""
+
+    @property
+    def sinks(self) -> list[Sink]:
+        """The outputs."""
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What must be equal for a run to be resumed."""
+
+    def maker(self) -> dict[str, Any]:
+        """What may change the last bits of voxels."""
+
+
+@contextlib.contextmanager
+def begun(job: Runnable, prepared: Prepared | None = None) -> Iterator[tuple[Journal, Claims]]:
+    """A run whose outputs are claimed; from here to the end they belong to it.
+
+    ``prepared`` says how several processes share it. Raises `UsageError` if another process writes
+    an output, or the run folder cannot be used.
+    """
+    resume = job.config.resumes and all(sink.exists for sink in job.sinks)
+    with system_errors(f"--run-dir {job.run_dir}"):
+        journal = Journal.open(
+            job.run_dir,
+            job.fingerprint() if job.run_dir else {},
+            job.maker() if job.run_dir else {},
+            resume=resume,
+            anyway=job.config.resume_anyway,
+        )
+    with contextlib.closing(journal), keep_traceback_in(job.run_dir):
+        for sink in job.sinks:  # before the list of what is in the old output is lost
+            sink.check()
+        claims = Claims.take(job.sinks, journal.run, journal.check_maker)
+        with contextlib.closing(claims):
+            _begin(job, journal, claims, prepared)
+            with noting_end(journal.save):
+                yield journal, claims
+
+
+def _begin(job: Runnable, journal: Journal, claims: Claims, prepared: Prepared | None) -> None:
+    """Begin the run folder, and name the run in the outputs' markers."""
+    _say_unlocked(claims.lacking, job.config.require_lock)
+    with system_errors(f"--run-dir {job.run_dir}"):
+        journal.lock()
+        _say_unlocked(journal.lacking, job.config.require_lock)
+        # Before the output is replaced: a kill in between would leave a list of units that were
+        # written to the old one. And before a trace is begun: another run may be writing both.
+        units, locked = job.plan.num_units, not claims.lacking
+        settings = as_settings(job.config)
+        journal.begin(settings, units=units, locked=locked, prepared=prepared)
+    claims.name()
+
+
+def _say_unlocked(reasons: Sequence[str], required: bool) -> None:
+    for why in reasons:
+        if required:
+            raise UsageError(f"--require-lock: {why}")
+        warnings.warn(f"{why}; see that nobody else writes it", RuntimeWarning, stacklevel=4)

@@ -1,0 +1,337 @@
+"""A volume on the workers of a cluster: the client, which has neither model nor device.
+
+A worker opens the job and plans it. The client claims the outputs, gives the parts out one by one,
+and at the end proves by the logs that every unit is written. It can be killed: another one goes on
+with ``--resume``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from ..base import Incomplete, InferConfig, PenstockError, UsageError, plural
+from ..cluster import Absence, TaskFailure, Tasks, Workers, connected, worker_notes
+from ..data import Claims, Sink, open_source
+from ..instruments import Nvml
+from . import station
+from .beginning import begun
+from .completeness import missing_parts
+from .ending import EndRequest
+from .journal import Journal, Prepared
+from .outputs import open_outputs
+from .parts import Parts
+from .plan import Plan
+from .summary import Progress, Summary, merged
+
+SHARES_PER_LANE = 4
+"""Shares in which the values of the input are counted, for each task that can run at a time."""
+_READ = TypeAdapter(Summary).validate_python
+
+
+@dataclass(frozen=True)
+class RemoteJob:
+    """A job that workers have opened, with the outputs opened here."""
+
+    config: InferConfig
+    opened: station.Opened
+
+    @property
+    def plan(self) -> Plan:
+        """What the worker has planned."""
+        return self.opened.plan
+
+    @property
+    def parts(self) -> Parts:
+        assert self.plan.parts is not None
+        return self.plan.parts
+
+    @property
+    def run_dir(self) -> Path | None:
+        return self.opened.run_dir
+
+    @cached_property
+    def sinks(self) -> list[Sink]:
+        """The outputs, by what the worker knows of the model's heads."""
+        opened, source = self.opened, open_source(self.config.in_spec, level=self.config.level)
+        outputs = open_outputs(
+            self.config, source, opened.selected, opened.at_once, opened.head_parts, opened.kinds
+        )
+        return [output.sink for output in outputs]
+
+    def fingerprint(self) -> dict[str, Any]:
+        return self.opened.fingerprint
+
+    def maker(self) -> dict[str, Any]:
+        return self.opened.maker
+
+
+def run_on_cluster(
+    config: InferConfig,
+    show: Callable[[Plan], None] = lambda plan: None,
+    progress: Callable[[Progress], None] | None = None,
+    request: EndRequest | None = None,
+    say: Callable[[str], None] = lambda sentence: None,
+) -> Summary:
+    """Run a model over a volume on the workers of a cluster.
+
+    Args:
+        config: The settings of the job; ``cluster`` names the workers.
+        show: A function that is called with the plan.
+        progress: A function that is called with the progress while the job runs.
+        request: By this the job can be asked to end.
+        say: A function that is called now and then with a sentence, while there is no worker.
+
+    Returns:
+        What the workers did together.
+
+    Raises:
+        UsageError: The job cannot be done as asked. Nothing was created.
+        Incomplete: Parts failed, no worker came, or the job was asked to end; ``--resume`` goes on.
+        PenstockError: The scheduler is gone.
+    """
+    address, config = str(config.cluster), _settled(config)
+    request = request or EndRequest()
+    absence = Absence(config.worker_timeout, say, lambda: request.why)
+    gpus, logs = len(Nvml()()), _logs_of(config)
+    with connected(address, gpus, config.workers, logs, absence) as workers:
+        workers.wait()
+        peers = workers.peers()
+        if config.workers is None:
+            config = config.model_copy(update={"workers": workers.expected})
+        job = RemoteJob(config, _opened(workers, config, peers))
+        show(job.plan)
+        job.plan.refuse()
+        if job.run_dir is None:
+            raise UsageError("--cluster needs an output that several processes can open")
+        began = time.monotonic()
+        with begun(job, _prepared(job, workers)) as (journal, claims):
+            for sink in job.sinks:
+                sink.create()
+            client = _Client(job, workers, journal, claims, peers, progress, request)
+            summary = client.run(began)
+            claims.confirm()
+            for sink in job.sinks:
+                sink.close()
+    journal.save("summary.json", asdict(summary))
+    return summary
+
+
+def _settled(config: InferConfig) -> InferConfig:
+    """The settings with the places of this process, which workers may not share, made absolute.
+
+    Raises `UsageError` for what no other process can open.
+    """
+    if not isinstance(config.model_type, str):
+        raise UsageError("--cluster needs a model by name, reference or file, not a module")
+    specs = [config.in_spec, *config.out_spec]
+    if any(not isinstance(spec, str | Path | dict) for spec in specs):
+        raise UsageError("--cluster needs an input and outputs that workers open, not arrays")
+    name, colon, function = config.model_type.rpartition(":")
+    file = Path(name if colon else function)
+    model = config.model_type
+    if file.is_file():
+        model = f"{file.absolute()}{colon}{function if colon else ''}"
+    folders = {
+        name: None if path is None else path.absolute()
+        for name in ("weights", "run_dir")
+        if (path := getattr(config, name)) is None or path
+    }
+    return config.model_copy(
+        update={
+            **folders,
+            "in_spec": _absolute(config.in_spec),
+            "out_spec": tuple(map(_absolute, config.out_spec)),
+            "model_type": model,
+        }
+    )
+
+
+def _logs_of(config: InferConfig) -> Path:
+    """The folder of the logs of jobs that are workers: beside the run folder where it is known."""
+    spec = str(config.out_spec[0])
+    local = not isinstance(config.out_spec[0], dict) and not re.search(r"://|[{|]", spec)
+    run = config.run_dir or Path(f"{spec.rstrip('/')}.penstock" if local else "penstock")
+    return run.with_name(f"{run.name}.workers").absolute()
+
+
+def _absolute(spec: Any) -> Any:
+    """A path from the root. URLs and the JSON of TensorStore are left as they are."""
+    text = str(spec)
+    if isinstance(spec, dict) or "://" in text or text.lstrip().startswith("{"):
+        return spec
+    return str(Path(text).absolute())
+
+
+def _opened(workers: Workers, config: InferConfig, peers: int) -> station.Opened:
+    """The job as a worker opens it. Raises `UsageError` with what it says if it cannot."""
+    tasks = Tasks(workers, station.open_task, (config, peers), f"open-{uuid.uuid4().hex[:12]}", 0)
+    (outcome,) = tasks.run([0], lambda word: None)
+    if isinstance(outcome.result, TaskFailure):
+        raise _error(outcome.result)
+    opened: station.Opened = outcome.result
+    return opened
+
+
+def _error(failure: TaskFailure) -> PenstockError:
+    """The error that a worker met, for this process's exit code."""
+    kinds = {2: UsageError, 3: Incomplete}
+    return kinds.get(failure.exit_code, PenstockError)(failure.sentence)
+
+
+def _prepared(job: RemoteJob, workers: Workers) -> Prepared:
+    """How the run is cut. A resumed run goes on with the shares that its values were counted in."""
+    elements = SHARES_PER_LANE * workers.expected
+    with contextlib.suppress(UsageError):
+        if job.config.resumes:
+            elements = Prepared.read(job.run_dir).elements
+    return Prepared(job.parts.step, elements)
+
+
+class _Client:
+    """Gives the parts of a job to the workers, and gathers what they tell."""
+
+    def __init__(
+        self,
+        job: RemoteJob,
+        workers: Workers,
+        journal: Journal,
+        claims: Claims,
+        peers: int,
+        progress: Callable[[Progress], None] | None,
+        request: EndRequest,
+    ) -> None:
+        self.job, self.workers, self.journal, self.claims = job, workers, journal, claims
+        self.progress, self.request = progress, request
+        config = job.config.model_copy(
+            update={"resume": True, "overwrite": False, "run_dir": _whole(job.run_dir)}
+        )
+        self.order = station.JobOrder(
+            f"penstock-{uuid.uuid4().hex[:12]}", config, job.parts.step,
+            _prepared(job, workers).elements, journal.run, claims.owner, peers,
+        )  # fmt: skip
+        self.words: dict[str, dict[str, Any]] = {}
+        """The last word of each worker on its progress."""
+        self.summaries: dict[str, Summary] = {}
+        """What each worker has done."""
+        self.failed: dict[int, str] = {}
+        """Parts that were given up, each with the reason."""
+        self.rounds: list[Tasks] = []
+        """The tasks of each round: of counting, and of computing."""
+        self.began = 0.0
+        self.first: float | None = None
+        """When the first part was begun."""
+
+    def run(self, began: float) -> Summary:
+        """Count, compute, and prove that nothing is missing. ``began`` is when the job began."""
+        self.began = began
+        topic = self.order.topic
+        try:
+            if self.job.opened.counts:
+                self._count()
+            self._compute()
+        finally:
+            if self.request.why:
+                self.workers.client.run(station.ask_end, topic, self.request.why)
+            left = self.workers.client.run(station.leave, topic, on_error="return")
+            for summary in left.values():
+                if isinstance(summary, dict):
+                    self._keep(summary)
+        self.journal.refresh()
+        self._check_complete()
+        seconds = time.monotonic() - began
+        notes = [*worker_notes(self.rounds, "part")]
+        planned, skipped = self.job.plan.num_units, self.journal.skipped
+        return replace(
+            merged(self.summaries, seconds, planned, notes),
+            # By the logs: workers that died have not told of their last units.
+            units_written=planned - skipped,
+            units_skipped=skipped,
+            startup_seconds=(self.first or self.began) - self.began,
+        )
+
+    def _count(self) -> None:
+        """Count the values of the input: once, or twice where they are wide."""
+        missing = True
+        while missing:
+            for function, count in ((station.count_task, self.order.elements), (station.lacks, 1)):
+                for outcome in self._tasks(function).run(range(count), lambda word: None):
+                    if isinstance(outcome.result, TaskFailure):
+                        raise _error(outcome.result)
+                    missing = outcome.result == "lacking"
+
+    def _compute(self) -> None:
+        """Give out the parts that are not done, and stop where too many fail."""
+        tasks = self._tasks(station.part_task)
+        for outcome in tasks.run(self._waiting(), self._tick):
+            if isinstance(outcome.result, TaskFailure):
+                if outcome.result.exit_code == 2:
+                    raise _error(outcome.result)
+                self.failed[outcome.number] = outcome.result.sentence
+                if len(self.failed) > self.job.config.max_failed_parts:
+                    break
+            else:
+                self._keep(outcome.result)
+
+    def _tasks(self, function: Callable[..., Any]) -> Tasks:
+        retries = self.job.config.part_retries
+        tasks = Tasks(self.workers, function, self.order, self.order.topic, retries)
+        self.rounds.append(tasks)
+        return tasks
+
+    def _waiting(self) -> Iterator[int]:
+        """The parts that are not whole, until the job is asked to end."""
+        fresh = not self.journal.done
+        parts = range(len(self.job.parts))
+        for number in parts if fresh else missing_parts(self.job.plan, self.journal.done):
+            if self.request.why:
+                return
+            yield number
+
+    def _keep(self, result: dict[str, Any]) -> None:
+        self.summaries[result["name"]] = _READ(result["summary"])
+
+    def _tick(self, word: dict[str, Any] | None) -> None:
+        """Take in what a worker told, and show the progress of all."""
+        self.claims.check()
+        if self.first is None and word is not None:
+            self.first = time.monotonic()
+        if word is not None and "patches" in word:
+            self.words[word["name"]] = word
+        if self.progress is None:
+            return
+        plan, seconds = self.job.plan, time.monotonic() - self.began
+        patches, units, voxels = (
+            sum(each[what] for each in self.words.values())
+            for what in ("patches", "units", "voxels")
+        )
+        left = plan.num_units - self.journal.skipped
+        rate = voxels / plan.voxels * plan.input_bytes / seconds / 1e6
+        planned = round(plan.num_patches * left / plan.num_units)
+        self.progress(Progress(min(patches, planned), planned, units, left, seconds, rate))
+
+    def _check_complete(self) -> None:
+        """Raise `Incomplete` unless every unit is noted in a log."""
+        lacking = missing_parts(self.job.plan, self.journal.done)
+        if not lacking:
+            return
+        why = f" when {self.request.why} ended the job" if self.request.why else ""
+        reasons = "; ".join(f"part {n}: {text}" for n, text in [*self.failed.items()][:3])
+        raise Incomplete(
+            f"{sum(lacking.values())} of {self.job.plan.num_units} blocks, in "
+            f"{plural(len(lacking), 'part')}, are not written{why}"
+            f"{f' ({reasons})' if reasons else ''}; run again with --resume"
+        )
+
+
+def _whole(path: Path | None) -> Path | None:
+    return None if path is None else path.absolute()

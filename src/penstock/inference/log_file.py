@@ -1,0 +1,108 @@
+"""Files of lines that are only appended to, each by one process, so that a kill cannot lose what is
+done. A run has ``done.log``, and a ``done-NAME.log`` for each of several processes that share it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from .unit_log import Key, Note, read_lines
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+
+class LogFile:
+    """A log that this process appends to and no other may write meanwhile."""
+
+    def __init__(self, path: Path) -> None:
+        """Open and lock the file, which is made if it is not there. Nothing in it is changed.
+
+        Raises `BlockingIOError` if another process has locked it.
+        """
+        self.path = path
+        self._file: IO[str] | None = path.open("a")
+        self._lock = threading.Lock()
+        try:
+            self.lacking = _claim(self._file)
+            """The reason why the file has no lock, None if it has one."""
+        except BlockingIOError:
+            self.close()
+            raise
+
+    def begin(self, *, anew: bool) -> None:
+        """Empty the file if it is begun ``anew``, else make its last line whole."""
+        assert self._file is not None
+        if anew:
+            self._file.truncate(0)
+        elif not self.path.read_bytes().endswith(b"\n") and self.path.stat().st_size:
+            # A torn line is made invalid before it is ended: half of "0 1 1 12" would say that
+            # 0 1 1 1 is done.
+            self._file.write("?\n")
+            self._file.flush()
+
+    def append(self, line: str) -> None:
+        """Add a line and sync it to the disk. A log that was closed takes no more."""
+        with self._lock:
+            if self._file is not None:
+                self._file.write(line)
+                self._file.flush()
+                os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file and free its lock."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # `append` has raised it already
+                self._file.close()
+            self._file = None
+
+
+def logs_of(folder: Path) -> Iterator[Path]:
+    """The logs of a run folder."""
+    if (alone := folder / "done.log").exists():
+        yield alone
+    yield from sorted(folder.glob("done-*.log"))
+
+
+def own_name(name: str, writer: str) -> str:
+    """The name of a file of one of several writers, whose names may hold any characters.
+
+    >>> own_name("done.log", "tcp://10.0.0.1:80")
+    'done-tcp-10.0.0.1-80.log'
+    """
+    stem, dot, suffix = name.partition(".")
+    plain = re.sub(r"[^A-Za-z0-9._*-]+", "-", writer).strip("-")
+    return f"{stem}-{plain}{dot}{suffix}"
+
+
+def read_logs(folder: Path) -> dict[Key, Note]:
+    """The units that the logs of a run folder name."""
+    notes: dict[Key, Note] = {}
+    for log in logs_of(folder):
+        notes |= read_lines(log.read_bytes().splitlines(keepends=True))
+    return notes
+
+
+def _claim(file: IO[str]) -> str | None:
+    """Lock an open file for this process, until it is closed or the process ends.
+
+    Returns the reason why there is no lock, or None. Raises `BlockingIOError` if another process
+    has locked the file.
+    """
+    if fcntl is None:
+        return "this system has no flock"
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        return f"its file system refuses it: {error.strerror}"
+    return None

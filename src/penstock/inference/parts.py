@@ -1,0 +1,172 @@
+"""A job cut into parts, each of which one worker computes by itself.
+
+A part is a box of whole regions of one volume, and so of whole write units: no two parts write the
+same chunk. A patch on the border of two parts is computed by both. Parts are visited like regions,
+the last axis first, and there is never a list of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from ..base import UsageError
+from ..data import Box, Grid, flatten, indices
+from .geometry import Block, Geometry
+
+IDLE_PARTS = 0.5
+"""Parts' worth of time that a worker waits at the end of a job, and while pipelines fill and
+drain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one worker computes and writes at a time."""
+
+    number: int
+    """Its place in the visiting order of the job, from 0."""
+    volume: int
+    """Index of its volume in the job."""
+    box: Box
+    """The voxels that it writes, z y x."""
+
+    def __str__(self) -> str:
+        return f"part {self.number} {self.box} of volume {self.volume}"
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much a job, or a share of it, computes and writes."""
+
+    units: int
+    patches: int
+    """Patches computed, those on borders once for each side."""
+    voxels: int
+    """Voxels of all volumes, each channel group counted once."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A lazy sequence of the parts of a job."""
+
+    geometry: Geometry
+    step: tuple[int, ...]
+    """Shape of a part, z y x, in whole regions."""
+    num_volumes: int
+    workers: int = 1
+    """Number of workers that they are cut for."""
+
+    @cached_property
+    def grid(self) -> Grid:
+        """The parts of one volume."""
+        return Grid(self.geometry.domain, self.step, self.geometry.anchor)
+
+    def __len__(self) -> int:
+        return len(self.grid) * self.num_volumes
+
+    def __getitem__(self, number: int) -> Part:
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        volume, flat = divmod(number, len(self.grid))
+        return Part(number, volume, self.grid[flat])
+
+    def __iter__(self) -> Iterator[Part]:
+        return map(self.__getitem__, range(len(self)))
+
+    def blocks(self, part: Part) -> Iterator[Block]:
+        """The blocks of a part, numbered from 0."""
+        return self.geometry.blocks_in(part.box, volume=part.volume)
+
+    def units(self, part: Part) -> Box:
+        """The indices of the units that a part writes."""
+        return self.geometry.units.touching(part.box)
+
+    def number_of(self, volume: int, unit: Sequence[int]) -> int:
+        """The number of the part that writes a unit."""
+        cell = self.grid.touching(self.geometry.units.cell(unit)).start
+        return volume * len(self.grid) + flatten(cell, self.grid.cells)
+
+    def extent(self, numbers: Iterable[int]) -> Extent:
+        """What some parts compute and write together."""
+        units = patches = voxels = 0
+        for part in map(self.__getitem__, numbers):
+            units += self.units(part).size
+            voxels += part.box.size
+            for index in indices(self.geometry.regions.touching(part.box)):
+                region = self.geometry.regions.cell(index)
+                patches += self.geometry.patches_for(region).size
+        return Extent(units, patches, voxels)
+
+    def share(self, element: int, elements: int) -> range:
+        """The numbers of the parts of one element of an array.
+
+        Args:
+            element: The element, counted from 1.
+            elements: Number of elements.
+
+        Returns:
+            Parts that follow each other. Shares differ by one part at most.
+
+        Raises:
+            UsageError: There are more elements than parts.
+        """
+        if elements > len(self):
+            raise UsageError(
+                f"--part {element}/{elements}: the job has {len(self)} part(s) of whole blocks; "
+                "take no more elements than that"
+            )
+        size = len(self)
+        return range((element - 1) * size // elements, element * size // elements)
+
+
+def fit_parts(geometry: Geometry, num_volumes: int, workers: int, least: int | None) -> Parts:
+    """The parts that so many workers finish soonest if all are equally fast.
+
+    Args:
+        geometry: The cut of one volume.
+        num_volumes: Number of volumes.
+        workers: Number of workers that share the parts.
+        least: Least number of parts; None for any.
+
+    Returns:
+        Parts in whole units. If there are fewer units than ``least``, each is a part.
+    """
+    wanted = min(least or 1, len(geometry.units) * num_volumes)
+
+    def cost(cuts: tuple[_Cut, ...]) -> tuple[int, float]:
+        """The parts that are lacking, and the patches that the last worker computes."""
+        count = math.prod(cut.count for cut in cuts) * num_volumes
+        waves = -(-count // workers) + IDLE_PARTS
+        return max(0, wanted - count), waves * math.prod(cut.patches for cut in cuts)
+
+    best = min(itertools.product(*(_cuts(geometry, axis) for axis in range(3))), key=cost)
+    return Parts(geometry, tuple(cut.step for cut in best), num_volumes, workers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """One way to cut an axis."""
+
+    step: int
+    """Length of a piece in voxels."""
+    count: int
+    patches: int
+    """Patches along the longest piece."""
+
+
+def _cuts(geometry: Geometry, axis: int) -> list[_Cut]:
+    """Ways to cut an axis into 1, 2, 3, 4, 6, 8 ... pieces of whole units, alike but the last."""
+    units = geometry.units.cells.shape[axis]
+    counts = {1, 2, 3, *(k * 2**i for i in range(1, 12) for k in (2, 3)), units}
+    steps = {-(-units // count) for count in counts if count <= units}
+    cuts = []
+    for step in sorted(steps, reverse=True):
+        size = tuple(step * u if a == axis else u for a, u in enumerate(geometry.unit))
+        first, stop = replace(geometry, region=size).patches_along(axis)
+        cuts.append(_Cut(size[axis], len(first), int(np.max(stop - first))))
+    return cuts

@@ -1,0 +1,49 @@
+"""Plans jobs: with torch where it is installed, without it where the model is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..base import InferConfig, build, modes_kept, speaks_python
+from .draft import Draft
+from .plan import Plan
+
+
+@speaks_python(InferConfig, model_type="model")
+def plan_inference(in_spec: Any, out_spec: Any, *, model: Any, **knobs: Any) -> Plan:
+    """Plan what `run_inference` would do, without doing it.
+
+    Args:
+        in_spec: As for `run_inference`.
+        out_spec: As for `run_inference`.
+        model: As for `run_inference`.
+        knobs: As for `run_inference`.
+
+    Returns:
+        Counts, bytes and memory of the job.
+
+    Raises:
+        UsageError: The job cannot be done as asked. Nothing was created.
+        MissingDependency: Torch is needed and not installed.
+    """
+    named = {"in_spec": in_spec, "out_spec": out_spec, "model_type": model}
+    with modes_kept(model):
+        return plan_job(build(InferConfig, named, knobs))
+
+
+def plan_job(config: InferConfig) -> Plan:
+    """The plan of a job.
+
+    Without torch the kinds of heads come from the registry of models, and what torch itself takes
+    of the memory is not counted. All else is as with torch.
+
+    Raises `UsageError` for a job that cannot be done as asked, `MissingDependency` for one that
+    cannot be planned without torch.
+    """
+    try:
+        from .job import Job
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        return Draft(config).plan
+    return Job(config).plan

@@ -1,0 +1,295 @@
+"""Computes some units of a run anew from its input, and compares them with what is stored.
+
+A unit goes through the same geometry as in the run, so the same code, versions and machine must
+give the same bits. Others may change the last digits; a tolerance is stated then.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base import (
+    InferConfig,
+    UsageError,
+    build,
+    cuda_flags_kept,
+    frozen_garbage,
+    require,
+)
+from ..data import Box, Claims, Sink, flatten, indices
+from ..models import check_model_name, set_cuda_flags
+from .ending import EndRequest
+from .geometry import Block, Geometry
+from .job import Job
+from .journal import Journal
+from .pipeline import Pipeline
+from .queues import Queues
+from .reading import BlockReader
+from .run_folder import RunFolder, Stored
+from .statistics import find_scalings
+from .summary import Progress
+from .unit_log import Key
+from .verify import Finding, Proof
+from .watch import Watch
+
+NOT_AGAIN = frozenset(
+    "overwrite replace resume resume_anyway require_lock trace metrics_json "
+    "part parts workers prepare statistics finish cluster".split()
+)
+"""Settings of a run that say nothing of its voxels."""
+_OF_MACHINE = frozenset(("outputs", "devices", "arithmetic"))
+"""Facts that may differ from those of the run: places of outputs, and what the device decides."""
+_TOLERANCE = {"float16": 1e-2, "float32": 1e-4, "float64": 1e-4}
+
+
+@dataclass
+class Recomputed:
+    """What was computed anew, and what came out."""
+
+    sampled: int
+    population: int
+    """Units that the sample was drawn from."""
+    tolerances: Sequence[float]
+    """The tolerance of each output; see `VerifyConfig`."""
+    equal: int = 0
+    """Units that have the same bits."""
+    near: int = 0
+    """Units of another maker that differ within the tolerance."""
+    largest: float = 0.0
+    """The largest difference among these, on the scale of the tolerance."""
+    findings: list[Finding] = field(default_factory=list)
+
+    def chance(self, damaged: int) -> float:
+        """The probability that a damage of so many units, wherever they lie, would have been
+        seen."""
+        hypergeom = require("scipy.stats", "infer").hypergeom
+        return float(hypergeom.sf(0, self.population, damaged, self.sampled))
+
+
+def sample(run: RunFolder, proof: Proof, share: float, seed: int) -> list[Key]:
+    """Units of a run, picked at random among those that are in place.
+
+    Args:
+        run: The run.
+        proof: What `verify_run` made of it.
+        share: The share of the units.
+        seed: Picks the units.
+
+    Returns:
+        The units.
+
+    Raises:
+        UsageError: No unit is in place.
+    """
+    keys = sorted(run.notes.keys() - proof.bad)
+    if not keys:
+        raise UsageError("--recompute: no block of the run is in place")
+    return random.Random(seed).sample(keys, math.ceil(share * len(keys)))
+
+
+def recompute_units(
+    run: RunFolder,
+    proof: Proof,
+    keys: Sequence[Key],
+    progress: Callable[[int], None],
+    *,
+    devices: Sequence[str] | None = None,
+    tolerance: float | None = None,
+) -> Recomputed:
+    """Compute some units anew, and compare them with what is stored.
+
+    Args:
+        run: The run.
+        proof: What `verify_run` made of it.
+        keys: The units.
+        progress: A function that is called with the number of units that are done.
+        devices: The devices to compute on; by default those of the run.
+        tolerance: That of units of another maker; by default it follows from each output.
+
+    Returns:
+        What came out.
+
+    Raises:
+        UsageError: Input, model or weights are not there or are not those of the run.
+        StageError: A stage failed.
+    """
+    require("scipy.stats", "infer")  # before the work, not after it
+    job, statistics = _reopen(run, devices)
+    kinds = [kind for _, kind, _ in run.fingerprint["heads"]]
+    pairs = zip(run.outputs, kinds, strict=True)
+    tolerances = [
+        _tolerance(stored, kind) if tolerance is None else tolerance for stored, kind in pairs
+    ]
+    done = Recomputed(len(keys), len(run.notes.keys() - proof.bad), tolerances)
+    comparison = _Comparison(run, job, keys, done)
+    _compute(job, keys, statistics, progress)
+    comparison.finish()
+    return done
+
+
+def _reopen(run: RunFolder, devices: Sequence[str] | None) -> tuple[Job, dict[str, Any]]:
+    """The job of a run, opened again, and the percentiles that the run has saved."""
+    if str(run.fingerprint.get("input")).startswith("memory"):
+        raise UsageError("--recompute: the input of the run was an array in memory")
+    names = InferConfig.model_fields.keys() - NOT_AGAIN
+    settings = {name: value for name, value in run.settings.items() if name in names}
+    try:
+        check_model_name(settings.get("model_type"), "--model-type")
+        ours: dict[str, Any] = {"out_spec": run.specs, "run_dir": run.path, "resume": True}
+        if devices is not None:
+            ours["devices"] = devices
+        job = Job(build(InferConfig, settings, ours))
+        job.plan.refuse()
+    except UsageError as error:
+        raise UsageError(f"--recompute: {error}") from error
+    now, before = Journal(None, job.fingerprint()).fingerprint, run.fingerprint
+    for name, value in now.items():
+        if name not in _OF_MACHINE and before.get(name, value) != value:
+            raise UsageError(
+                f"--recompute: the run had {name} {before[name]!r}, now it is {value!r}; what it "
+                "was made of is not there any more"
+            )
+    saved = run.path / "statistics.json"
+    statistics: dict[str, Any] = json.loads(saved.read_bytes()) if saved.exists() else {}
+    return job, statistics
+
+
+def _compute(
+    job: Job, keys: Sequence[Key], statistics: Mapping[str, Any], progress: Callable[[int], None]
+) -> None:
+    """Run a job over some of its units, and over nothing else."""
+    journal = Journal(None, {})
+    journal.statistics = dict(statistics)
+    units, wanted = job.geometry.units, set(keys)
+    for block in blocks_for(job.geometry, keys):
+        reached = block.support & job.geometry.regions[block.region]
+        journal.done |= {(block.volume, *index) for index in indices(units.touching(reached))}
+    journal.done -= wanted
+    queues = Queues(job)
+    watch = Watch(job, journal, queues, EndRequest())
+
+    def tell(now: Progress) -> None:
+        progress(now.units_done)
+
+    with cuda_flags_kept(), frozen_garbage():
+        set_cuda_flags(job.config.tf32, job.config.cudnn_benchmark)
+        scalings = find_scalings(job, journal, watch)
+        reader = BlockReader(job, scalings, queues.read_pool, queues.flow, watch.retries)
+        blocks = blocks_for(job.geometry, keys)
+        Pipeline(job, journal, Claims(), queues, watch, reader, blocks).run(tell)
+
+
+def blocks_for(geometry: Geometry, keys: Sequence[Key]) -> Iterator[Block]:
+    """The blocks that contribute to some units, in visiting order, numbered without gaps."""
+    regions, number = geometry.regions, itertools.count()
+    wanted: dict[tuple[int, int], set[int]] = {}
+    for volume, *index in keys:
+        cell = geometry.units.cell(index)
+        place = regions.touching(cell).start
+        blocks = geometry.blocks_of(regions.cell(place))
+        flat = {
+            flatten(at, blocks.cells) for at in indices(blocks.touching(geometry.patches_for(cell)))
+        }
+        wanted.setdefault((volume, flatten(place, regions.cells)), set()).update(flat)
+    for (volume, region), flat in sorted(wanted.items()):
+        blocks = geometry.blocks_of(regions[region])
+        for patches in (blocks[at] for at in sorted(flat)):
+            core, support = geometry.core_of(patches), geometry.support_of(patches)
+            read = geometry.read_of(patches)
+            yield Block(next(number), volume, region, patches, core, support, read)
+
+
+def _tolerance(stored: Stored, kind: str) -> float:
+    dtype = stored.written.source.dtype
+    if kind == "labels" or dtype.kind == "b":
+        return 0
+    return _TOLERANCE.get(dtype.name, 1)
+
+
+class _Comparison:
+    """Stands in place of the sinks of a job, and compares what is written with what is stored."""
+
+    def __init__(self, run: RunFolder, job: Job, keys: Sequence[Key], done: Recomputed) -> None:
+        self.run, self.done = run, done
+        mine, now, before = job.maker(), job.fingerprint(), run.fingerprint
+        alike = all(before.get(name) == now[name] for name in ("devices", "arithmetic"))
+        self.same = [
+            alike and all(maker.get(name) == mine[name] for name in mine) for maker in run.makers
+        ]
+        self.differences: dict[Key, list[float | None]] = {key: [] for key in keys}
+        """For each unit and output the largest difference by its tolerance, None for equal bits."""
+        self.lock = threading.Lock()
+        for number, output in enumerate(job.outputs):
+            sink = cast("Sink", _ComparingSink(self, number, output.sink))
+            job.outputs[number] = replace(output, sink=sink)
+
+    def compare(self, number: int, box: Box, array: NDArray[Any]) -> None:
+        stored = self.run.outputs[number]
+        key = self._key(stored, box)
+        difference = difference_of(stored.written.source.read(box), array)
+        with self.lock:
+            self.differences[key].append(difference)
+            if difference is None:
+                return
+            same = self.same[self.run.notes[key].maker]
+            if same or not difference <= self.done.tolerances[number]:
+                limit = "" if same else f", more than {self.done.tolerances[number]:g},"
+                what = f"differs by up to {difference:.3g}{limit} when computed anew"
+                self.done.findings.append(Finding(key, "different", stored.written.name, what))
+
+    def _key(self, stored: Stored, box: Box) -> Key:
+        volume = [tuple(place) for place in stored.places].index(box.start[:2])
+        unit = box[2:].shift(tuple(-shift for shift in stored.offset))
+        return (volume, *self.run.units.touching(unit).start)
+
+    def finish(self) -> None:
+        """Count the units once all are compared."""
+        bad = {finding.key for finding in self.done.findings}
+        for key in self.differences.keys() - bad:
+            largest = max((d for d in self.differences[key] if d is not None), default=None)
+            self.done.equal += largest is None
+            self.done.near += largest is not None
+            self.done.largest = max(self.done.largest, largest or 0.0)
+
+
+class _ComparingSink:
+    """A sink that keeps nothing."""
+
+    def __init__(self, comparison: _Comparison, number: int, sink: Sink) -> None:
+        self.comparison, self.number = comparison, number
+        self.name, self.dtype, self.domain = sink.name, sink.dtype, sink.domain
+
+    def write(self, box: Box, array: NDArray[Any]) -> None:
+        self.comparison.compare(self.number, box, array)
+
+
+def difference_of(one: NDArray[Any], other: NDArray[Any]) -> float | None:
+    """The largest difference of two arrays of one dtype; None if all bits are equal.
+
+    That of floats is in parts of the largest value of ``one``, and infinite where only one of the
+    two is finite.
+    """
+    bits = np.dtype(f"u{one.dtype.itemsize}")
+    if np.array_equal(one.view(bits), other.view(bits)):
+        return None
+    if one.dtype.kind != "f":
+        if one.dtype.kind == "b":
+            return 1.0
+        spread = np.maximum(one, other) - np.minimum(one, other)
+        return float(spread.view(bits).max())  # of signed integers it may reach beyond them
+    same = (one == other) | (np.isnan(one) & np.isnan(other))
+    if not (np.isfinite(one) & np.isfinite(other))[~same].all():
+        return math.inf
+    a, b = one[~same].astype(np.float64), other[~same].astype(np.float64)
+    scale = np.abs(one, where=np.isfinite(one), out=np.zeros(one.shape)).max()
+    return float(np.abs(a - b).max(initial=0.0) / scale) if scale else math.inf

@@ -1,0 +1,146 @@
+"""Percentiles of whole volumes, counted by several processes and merged.
+
+Each process counts its share of a volume's values into a file of the run folder. A histogram of
+wide values takes two rounds; the second begins when all shares of the first are there.
+
+    statistics/round-1-of-64/3.npz    what element 3 counted
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base import UsageError, replacing
+from ..data import Histogram, Scaling
+from .job import Job
+from .journal import STATISTICS_FOLDER, Journal
+from .net import fixed_scaling
+from .statistics import noted, pieces_of, stream
+from .watch import Watch
+
+
+@dataclass(slots=True)
+class Round:
+    """A pass over the values that is not yet counted whole."""
+
+    number: int
+    missing: list[int]
+    """Elements that have not counted their shares, from 1."""
+    histograms: list[Histogram]
+    """One for each volume, ready for this pass."""
+
+
+def needs_counting(job: Job) -> bool:
+    """Whether the scalings of a job are percentiles of whole volumes."""
+    return job.config.normalize != "percentile" and fixed_scaling(job.config) is None
+
+
+def shared_scalings(job: Job, journal: Journal, elements: int) -> dict[int, Scaling]:
+    """The scaling of each volume by its index. Empty if each block has its own.
+
+    Raises `UsageError` if the values are not counted yet, with the step that counts them.
+    """
+    if job.config.normalize == "percentile":
+        return {}
+    volumes = range(len(job.volumes))
+    if (fixed := fixed_scaling(job.config)) is not None:
+        return dict.fromkeys(volumes, fixed)
+    if not all(str(number) in journal.statistics for number in volumes):
+        counted = open_round(job, folder_of(journal), elements)
+        if isinstance(counted, Round):
+            raise UsageError(
+                f"the values of the input are not counted yet, for percentiles of the whole "
+                f"volume: {len(counted.missing)} of {elements} shares of round {counted.number} "
+                f"are missing; run --statistics {counted.missing[0]}/{elements} first"
+            )
+        for number, histogram in enumerate(counted):
+            journal.save_statistics(number, noted(job, number, histogram))
+    saved = (journal.statistics[str(number)] for number in volumes)
+    return {i: Scaling(each["lower"], each["scale"]) for i, each in enumerate(saved)}
+
+
+def open_round(job: Job, folder: Path, elements: int) -> Round | list[Histogram]:
+    """The round that is to be counted, or the histograms of all volumes if all is counted."""
+    histograms = [Histogram(job.norm_source.dtype) for _ in job.volumes]
+    percentiles = (job.config.norm_lower, job.config.norm_upper)
+    number = 0
+    while not all(histogram.done for histogram in histograms):
+        number += 1
+        files = [_file(folder, number, element, elements) for element in range(1, elements + 1)]
+        missing = [element for element, file in enumerate(files, 1) if not file.exists()]
+        if missing:
+            return Round(number, missing, histograms)
+        for file in files:
+            _merge(file, histograms)
+        for histogram in histograms:
+            if not histogram.done:
+                histogram.advance(percentiles)
+    return histograms
+
+
+def count_share(job: Job, watch: Watch, folder: Path, element: int, elements: int) -> Round | None:
+    """Count one element's share of the values of all volumes.
+
+    Returns the round that was counted, with the elements that are missing then. None if all is
+    counted already.
+    """
+    opened = open_round(job, folder, elements)
+    if not isinstance(opened, Round):
+        return None
+    if element in opened.missing:
+        for number, histogram in enumerate(opened.histograms):
+            if not histogram.done:  # a volume without any finite value is done at once
+                stream(job, watch, number, histogram, _share(job, element, elements))
+        _save(_file(folder, opened.number, element, elements), opened.histograms)
+        opened.missing.remove(element)
+    return opened
+
+
+def folder_of(journal: Journal) -> Path:
+    """The folder of the shares. Raises `UsageError` if the run has no folder."""
+    folder = journal.path(STATISTICS_FOLDER)
+    if folder is None:
+        raise UsageError("a job that several processes share needs a --run-dir")
+    return folder
+
+
+def _share(job: Job, element: int, elements: int) -> Iterator[Any]:
+    """The pieces of a volume that an element counts."""
+    grid = pieces_of(job.norm_source)
+    first, stop = ((k * len(grid)) // elements for k in (element - 1, element))
+    return map(grid.__getitem__, range(first, stop))
+
+
+def _file(folder: Path, number: int, element: int, elements: int) -> Path:
+    return folder / f"round-{number}-of-{elements}" / f"{element}.npz"
+
+
+def _save(file: Path, histograms: list[Histogram]) -> None:
+    arrays: dict[str, Any] = {
+        f"{volume}.{name}": array
+        for volume, histogram in enumerate(histograms)
+        if not histogram.done
+        for name, array in histogram.counts.items()
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(file) as draft, draft.open("wb") as binary:
+        np.savez_compressed(binary, **arrays)
+
+
+def _merge(file: Path, histograms: list[Histogram]) -> None:
+    with np.load(file, allow_pickle=False) as arrays:
+        for volume, histogram in enumerate(histograms):
+            if histogram.done:
+                continue
+            counts: dict[str, NDArray[np.int64]] = {
+                name.partition(".")[2]: arrays[name]
+                for name in arrays.files
+                if name.startswith(f"{volume}.")
+            }
+            histogram.merge(counts)

@@ -1,0 +1,222 @@
+"""A worker of a cluster in a job: what its tasks do. It opens the job once, and does what it is
+given.
+
+A worker dies, or is started again, without a word. What it has written is in its log, and others
+do the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..base import HeadKind, InferConfig, UsageError, one_heap
+from ..cluster import UnfitWorker, tell_begun, tell_progress
+from ..data import Claims, Scaling
+from .ending import EndRequest
+from .heads import HeadPart, Origin
+from .journal import Journal, OtherMaker
+from .plan import Plan
+from .summary import Progress
+
+TELL_S = 0.5
+"""Seconds between two messages of a worker on its progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobOrder:
+    """What each worker needs to take part in a job."""
+
+    topic: str
+    config: InferConfig
+    part: tuple[int, ...]
+    """Shape of a part, z y x."""
+    elements: int
+    """Shares in which the values of the input are counted."""
+    run: str
+    owner: Mapping[str, Any]
+    """The owner in the outputs' markers: the client."""
+    peers: int
+    """Workers on one host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A job as a worker has opened it, for a client that has neither model nor device."""
+
+    plan: Plan
+    fingerprint: dict[str, Any]
+    maker: dict[str, Any]
+    run_dir: Path | None
+    selected: tuple[Sequence[int], Sequence[int]]
+    """Times and channels of the input."""
+    at_once: int
+    """Channels that the model takes."""
+    head_parts: Sequence[HeadPart]
+    kinds: Sequence[tuple[HeadKind, Origin]]
+    counts: bool
+    """True if the values of the input are to be counted for percentiles."""
+
+
+def open_task(order: tuple[InferConfig, int], number: int) -> Opened:
+    """Open a job on a worker and plan it. Nothing is created.
+
+    ``order`` are the settings, and the number of workers on one host.
+    """
+    config, peers = order
+    from .job import Job
+    from .shared_statistics import needs_counting
+
+    one_heap()
+    job = Job(config, peers=peers)
+    return Opened(
+        job.plan, job.fingerprint(), job.maker(), job.run_dir, job.selected,
+        job.net.model.in_channels, job.head_parts, job.head_kinds, needs_counting(job),
+    )  # fmt: skip
+
+
+class Station:
+    """The place of one process in a job of a cluster."""
+
+    def __init__(self, order: JobOrder) -> None:
+        from .job import Job
+        from .worker import Worker
+
+        one_heap()
+        self.order, self.lock = order, threading.Lock()
+        self.request = EndRequest()
+        self.scalings: Mapping[int, Scaling] | None = None
+        self.job = Job(order.config, order.part, order.peers)
+        self.journal = self._journal()
+        claims = Claims.join(self.job.sinks, order.run, order.owner, beats=False)
+        self.worker = Worker(self.job, self.journal, claims, self.request)
+        self.ends = contextlib.ExitStack()
+        self.ends.callback(self.journal.close)
+        self.worker.watch.create_sinks()
+        self.ends.enter_context(self.worker.at_work())
+
+    def _journal(self) -> Journal:
+        """The journal of the run, with a log of this process's own."""
+        config, job = self.order.config, self.job
+        host = platform.node()
+        anyway = config.resume_anyway or config.mixed_arithmetic
+        try:
+            journal = Journal.open(
+                job.run_dir, job.fingerprint(), job.maker(), resume=True, anyway=anyway
+            )
+        except OtherMaker as error:
+            raise UnfitWorker(f"{error}; --mixed-arithmetic takes such workers as well") from error
+        if journal.run != self.order.run:
+            raise UsageError(
+                f"--run-dir {job.run_dir}: the worker on {host} does not see the run there; name a "
+                "folder that all workers share"
+            )
+        journal.writer = f"{host}-{os.getpid()}"
+        journal.join()
+        return journal
+
+    def count(self, number: int) -> str:
+        """Count a share of the values of the input."""
+        from .shared_statistics import count_share, folder_of
+
+        with self.lock:
+            tell_begun(self.order.topic, number)
+            folder, elements = folder_of(self.journal), self.order.elements
+            count_share(self.job, self.worker.watch, folder, number + 1, elements)
+            return "counted"
+
+    def lacks(self) -> str:
+        """Whether shares of the values are not counted yet: another round, or one that was lost."""
+        from .shared_statistics import Round, folder_of, open_round
+
+        opened = open_round(self.job, folder_of(self.journal), self.order.elements)
+        return "lacking" if isinstance(opened, Round) else "known"
+
+    def compute(self, number: int) -> dict[str, Any]:
+        """Compute a part, and return the summary of all that this process has done."""
+        from .shared_statistics import shared_scalings
+
+        with self.lock:
+            tell_begun(self.order.topic, number)
+            self.journal.refresh()
+            if self.scalings is None:
+                self.scalings = shared_scalings(self.job, self.journal, self.order.elements)
+            self.worker.compute([number], self.scalings, _Telling(self, number))
+            return self.result()
+
+    def result(self) -> dict[str, Any]:
+        """What this process has done, for the client."""
+        return {"name": self.journal.writer, "summary": asdict(self.worker.summary())}
+
+
+class _Telling:
+    """Tells the client now and then how far a part is."""
+
+    def __init__(self, station: Station, number: int) -> None:
+        self.station, self.number, self.due = station, number, 0.0
+        self.units = station.journal.written
+
+    def __call__(self, progress: Progress) -> None:
+        journal, now = self.station.journal, time.monotonic()
+        if now < self.due:
+            return
+        self.due = now + TELL_S
+        tell_progress(
+            self.station.order.topic,
+            self.number,
+            safe=journal.written > self.units,
+            name=journal.writer,
+            patches=sum(self.station.worker.watch.patches_done),
+            units=journal.written,
+            voxels=journal.voxels,
+        )
+        self.units = journal.written
+
+
+_STATIONS: dict[str, Station] = {}
+_OPENING = threading.Lock()
+
+
+def _station(order: JobOrder) -> Station:
+    with _OPENING:
+        if order.topic not in _STATIONS:
+            _STATIONS[order.topic] = Station(order)
+        return _STATIONS[order.topic]
+
+
+def count_task(order: JobOrder, number: int) -> str:
+    """Count a share of the values of the input, on a worker."""
+    return _station(order).count(number)
+
+
+def lacks(order: JobOrder, number: int) -> str:
+    """Whether values of the input are not counted yet, asked of a worker."""
+    return _station(order).lacks()
+
+
+def part_task(order: JobOrder, number: int) -> dict[str, Any]:
+    """Compute a part on a worker."""
+    return _station(order).compute(number)
+
+
+def ask_end(topic: str, why: str) -> None:
+    """Ask a worker to write what is whole and to end its part."""
+    if (station := _STATIONS.get(topic)) is not None:
+        station.request.ask(why)
+
+
+def leave(topic: str) -> dict[str, Any] | None:
+    """End a worker's place in a job: close its log, and tell what it has done."""
+    station = _STATIONS.pop(topic, None)
+    if station is None:
+        return None
+    with station.lock:
+        station.ends.close()
+        return station.result()

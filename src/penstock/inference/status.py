@@ -1,0 +1,181 @@
+"""How a run stands, by the files of its folder alone: it may be at work elsewhere, or be dead."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ..base import UsageError, format_seconds, is_locked, plural, read_json, significant
+from ..data import open_written
+from .ending import ENDING_FILE
+from .log_file import logs_of
+from .run_files import default_run_dir
+from .unit_log import read_lines
+
+State = Literal["running", "done", "ended", "killed"]
+TAIL_BYTES = 2**20
+"""Bytes at the end of a file of rows that are read: some 20 minutes of metrics, a row a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """How a run stands."""
+
+    state: State
+    """``ended`` is a run that stopped itself, ``killed`` one that left no word."""
+    why: str
+    """The sentence that ended it; empty otherwise."""
+    units_done: int
+    units_planned: int | None
+    """None for a run of an older version."""
+    per_second: float | None
+    """Units per second of late, all processes together. None if no row tells."""
+    retries: int
+    retry_seconds: float
+    failing: tuple[float, float] | None
+    """Seconds for which a read or a write has been failing, and how long it may. None if none is
+    failing now."""
+    fault: str
+    """The last fault of a read or a write that was tried again, with its time; may be empty."""
+    processes: int
+    """Processes that write the run now."""
+
+    @property
+    def complete(self) -> bool:
+        return self.units_planned is not None and self.units_done >= self.units_planned
+
+    def line(self) -> str:
+        """All of it for a reader, in one line."""
+        of = f" of {self.units_planned:,}" if self.units_planned is not None else ""
+        words = [f"{self.state}: {self.units_done:,}{of} blocks are written"]
+        if self.units_planned:
+            words[0] += f" ({self.units_done / self.units_planned:.1%})"
+        if self.processes > 1:
+            words.append(f"{self.processes} processes")
+        if self.state == "running" and self.per_second:
+            words.append(f"{significant(self.per_second)} blocks/s")
+            if self.units_planned is not None:
+                left = (self.units_planned - self.units_done) / self.per_second
+                words.append(f"{format_seconds(left)} left")
+        if self.retries:
+            times = plural(self.retries, "fault")
+            words.append(f"{times} tried again in {format_seconds(self.retry_seconds)}")
+        if self.state == "running" and self.failing is not None:
+            so_far, most = map(format_seconds, self.failing)
+            words.append(f"a read or a write has been failing for {so_far} of {most} at most")
+        sentence = ", ".join(words)
+        if self.fault:
+            sentence += f"; last fault {self.fault}"
+        return f"{sentence}; {self.why}" if self.why else sentence
+
+
+def run_folder_of(named: str) -> Path:
+    """The folder of a run.
+
+    Args:
+        named: The folder itself, or an output as ``--out-spec`` names it.
+
+    Returns:
+        The folder.
+
+    Raises:
+        UsageError: There is no run folder.
+    """
+    place = Path(named).expanduser()
+    beside = place.with_name(f"{place.name}.penstock") if place.name else place
+    for folder in (place, beside):
+        with contextlib.suppress(OSError):
+            if (folder / "run.json").is_file():
+                return folder
+    with contextlib.suppress(UsageError):
+        folder_of_output = default_run_dir(open_written(named, "RUN"))
+        if folder_of_output is not None and (folder_of_output / "run.json").is_file():
+            return folder_of_output
+    raise UsageError(f"{named}: is no folder of a run of penstock infer, and no output of one")
+
+
+def read_status(folder: Path) -> RunStatus:
+    """Read how a run stands. Nothing is changed.
+
+    Raises `UsageError` if the folder cannot be read.
+    """
+    run = read_json(folder / "run.json")
+    began = (folder / "run.json").stat().st_mtime - 1  # clocks of file systems are coarse
+    logs = list(logs_of(folder))
+    units: set[tuple[int, ...]] = set()
+    for log in logs:
+        with log.open("rb") as lines:
+            units |= read_lines(lines).keys()
+    processes = sum(is_locked(log) for log in logs)
+    state, why = _state(folder, processes > 0)
+    tails = [_tail(path) for path in folder.glob("metrics*.jsonl")]
+    rows = [fresh for tail in tails if (fresh := [r for r in tail if r.get("time", 0) >= began])]
+    last = [tail[-1].get("gauges") or {} for tail in rows]
+    return RunStatus(
+        state=state,
+        why=why,
+        units_done=len(units),
+        units_planned=run.get("units") or None,
+        per_second=_rate(rows) if state == "running" else None,
+        retries=sum(int(gauges.get("retries") or 0) for gauges in last),
+        retry_seconds=sum(float(gauges.get("retry_seconds") or 0) for gauges in last),
+        failing=max(filter(None, map(_failing, last)), default=None),
+        fault=_last_fault(folder),
+        processes=processes,
+    )
+
+
+def _state(folder: Path, at_work: bool) -> tuple[State, str]:
+    if at_work:
+        return "running", ""
+    if (folder / "summary.json").exists():
+        return "done", ""
+    if (folder / ENDING_FILE).exists():
+        return "ended", str(read_json(folder / ENDING_FILE).get("error", ""))
+    return "killed", "no process writes it; penstock infer --resume goes on"
+
+
+def _tail(path: Path) -> list[dict[str, Any]]:
+    """The last rows of a file, without those that are not whole."""
+    rows = []
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - TAIL_BYTES))
+        for line in file.read().splitlines():
+            with contextlib.suppress(ValueError):
+                row = json.loads(line)
+                if isinstance(row, dict) and "time" in row:
+                    rows.append(row)
+    return rows
+
+
+def _rate(files: Iterable[Sequence[dict[str, Any]]]) -> float | None:
+    """Units per second of all processes whose rows go on, over what each file's tail tells."""
+    now, rate = time.time(), 0.0
+    for rows in files:
+        first, last = rows[0], rows[-1]
+        seconds = last["time"] - first["time"]
+        if seconds <= 0 or now - last["time"] > max(60, 10 * seconds / len(rows)):
+            continue
+        counts = [(row.get("gauges") or {}).get("blocks_written") or 0 for row in (first, last)]
+        rate += (counts[1] - counts[0]) / seconds
+    return rate or None
+
+
+def _failing(gauges: dict[str, Any]) -> tuple[float, float] | None:
+    seconds = float(gauges.get("failing_seconds") or 0)
+    return (seconds, float(gauges.get("retry_for") or 0)) if seconds else None
+
+
+def _last_fault(folder: Path) -> str:
+    rows = [row for path in folder.glob("retries*.jsonl") for row in _tail(path)[-1:]]
+    if not rows:
+        return ""
+    row = max(rows, key=lambda row: float(row["time"]))
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["time"]))
+    return f"{when}: {row.get('at')}: {row.get('error')}"

@@ -1,0 +1,111 @@
+"""A detector over one scene: rows of windows, batches, and the objects in each window's core."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from ..base import PredictConfig
+from ..data import (
+    Cut,
+    Objects,
+    Scene,
+    cuts_of,
+    model_view,
+    planes_of,
+    radar_of,
+    read_row,
+)
+from ..models import load_weights, make_detector
+from .workloads.detector import joined, owned, picture
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of a detector and of its windows."""
+
+    channels: tuple[str, ...]
+    backbone: str
+    chip_size: int
+    overlap: int
+    threshold: float
+    """The least score of a detection."""
+    because: str
+    """The source of the threshold, in words."""
+
+
+def load_detector(weights: Path, settings: Settings) -> nn.Module:
+    planes = planes_of(settings.channels)
+    net: nn.Module = make_detector(planes, settings.backbone)  # type: ignore[arg-type]
+    description = f"the detector on {settings.backbone} that sees {', '.join(settings.channels)}"
+    load_weights(net, description, weights, "WEIGHTS")
+    return net.eval()
+
+
+def windows_of(folder: Path, settings: Settings) -> tuple[Cut, Cut]:
+    with Scene(folder, settings.channels) as scene:
+        return cuts_of(scene.size, settings.chip_size, settings.overlap)
+
+
+@torch.no_grad()
+def detect(
+    net: nn.Module,
+    scene: Scene,
+    cuts: tuple[Cut, Cut],
+    settings: Settings,
+    config: PredictConfig,
+    advance: Callable[[int, int], None],
+) -> Objects:
+    """The objects of a scene. ``advance`` is called with the windows done and those looked at."""
+    rows, columns = cuts
+    device = next(net.parameters()).device
+    half = torch.float16 if device.type == "cuda" else torch.bfloat16
+    parts: list[dict[str, NDArray[Any]]] = []
+    for row, (band, counts) in enumerate(_rows_ahead(scene, rows, columns, settings.chip_size)):
+        valid, here = np.flatnonzero(counts).tolist(), rows.read(row)
+        for first in range(0, len(valid), config.batch_size):
+            some = valid[first : first + config.batch_size]
+            images = [
+                picture(*model_view(scene.channels, band[of], scene.coarse, here, columns.read(of)))
+                for of in some
+            ]
+            with torch.autocast(device.type, dtype=half, enabled=config.amp):
+                answers = net([image.to(device) for image in images])
+            for column, detections in zip(some, answers, strict=True):
+                core = (*rows.own(row), *columns.own(column))
+                parts.append(owned(detections, core, (rows.start(row), columns.start(column))))
+        advance(columns.num, len(valid))
+    objects = joined(scene.name, parts)
+    return objects[objects.score >= settings.threshold]
+
+
+def _rows_ahead(
+    scene: Scene, rows: Cut, columns: Cut, side: int
+) -> Iterator[tuple[NDArray[np.float16], NDArray[np.int64]]]:
+    """The radar of each row of windows, float16 (column, channel, y, x), and the number of valid
+    pixels of each window.
+
+    The next row is read ahead into a second buffer. An array is valid until the next is asked for.
+    """
+    radar = radar_of(scene.channels)
+    shape = (columns.num, len(radar), side, side)
+    bands = [np.full(shape, np.nan, np.float16) for _ in range(min(2, rows.num))]
+
+    def read(row: int) -> NDArray[np.int64]:
+        return read_row(scene, radar, rows.read(row), columns, bands[row % 2])
+
+    with ThreadPoolExecutor(1, thread_name_prefix="read") as reader:
+        ahead = reader.submit(read, 0)
+        for row in range(rows.num):
+            counts = ahead.result()
+            if row + 1 < rows.num:
+                ahead = reader.submit(read, row + 1)
+            yield bands[row % 2], counts

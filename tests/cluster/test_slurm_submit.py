@@ -1,0 +1,501 @@
+"""What may be submitted: any command, arrays, the steps of an infer in parts, and presets in files.
+
+What needs a running SLURM stands in `test_slurm_cluster`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.base.config.cluster import SlurmConfig
+from penstock.base.errors import UsageError
+from penstock.cli import main
+from penstock.cluster import batch_script, presets, slurm_states
+from penstock.cluster import slurm_jobs as slurm
+from penstock.cluster.job_status import PART, job_statuses, table_of
+from penstock.cluster.slurm_states import JobState
+from penstock.cluster.steps import Command
+
+from .test_slurm_jobs import HOSTILE, config_of, directives, recorded, recorder, spoken
+
+__all__ = ["recorder", "spoken"]  # fixtures
+
+INFER = ["infer", "--model-type", "identity", "--in-spec", "in.zarr", "--out-spec", "out.zarr"]
+ENVIRONMENT = {"SLURM_JOB_ID": "77", "SLURM_ARRAY_JOB_ID": "70", "SLURM_ARRAY_TASK_ID": "7"}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home without presets."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    return tmp_path / "home"
+
+
+def rendered(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    assert main(["slurm", "render", *words]) == 0
+    text = capsys.readouterr().out
+    return ["#!" + script for script in text.split("#!")[1:]]
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["slurm", "submit", "--dry-run", *words]) == 2
+    said = capsys.readouterr()
+    (line,) = said.err.splitlines()
+    assert said.out == ""
+    return line.removeprefix("penstock slurm: ")
+
+
+def last_line(script: str) -> str:
+    return script.rstrip().splitlines()[-1]
+
+
+# --- presets in files ----------------------------------------------------------------------------
+
+
+def test_a_preset_is_a_file_of_ours_or_of_the_user(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Found by its path, or by its name in the user's folder; that one wins over ours."""
+    one = tmp_path / "mine.yaml"
+    one.write_text("partition: fat\ncpus-per-task: 3\ntime: '1:00:00'\nmodules: [gcc/13]\n")
+    ask = ["--", "true"]
+    monkeypatch.chdir(tmp_path)
+    for name in ("./mine.yaml", "mine.yaml", str(one)):
+        (text,) = rendered(capsys, "--preset", name, *ask)
+        got = directives(text)
+        assert (got["--partition"], got["--cpus-per-task"], got["--time"]) == (
+            "fat",
+            "3",
+            "1:00:00",
+        )
+        assert "module load gcc/13" in text.splitlines()
+    folder = home / ".config" / "penstock" / "slurm"
+    folder.mkdir(parents=True)
+    assert "there are raven, raven-1gpu, raven-4gpu, raven-8gpu, the files" in refused(
+        capsys, "--preset", "mine", *ask
+    )
+    one.rename(folder / "mine.yaml")
+    (folder / "raven.yaml").write_text("partition: ours\n")
+    assert directives(rendered(capsys, "--preset", "mine", *ask)[0])["--partition"] == "fat"
+    (text,) = rendered(capsys, "--preset", "raven", *ask)
+    assert directives(text)["--partition"] == "ours" and "--gres" not in directives(text)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "other"))
+    assert directives(rendered(capsys, "--preset", "raven", *ask)[0])["--gres"] == "gpu:a100:1"
+    assert "raven-8gpu, the files NAME.yaml in" in refused(capsys, "--preset", "mine", *ask)
+
+
+def test_flags_win_over_a_config_and_that_over_a_preset(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.yaml").write_text("mem: 1G\nnodes: 2\nqos: a\n")
+    (tmp_path / "b.yaml").write_text("mem: 2G\nqos: b\n")
+    layers = ["--preset", str(tmp_path / "a.yaml"), "--config", str(tmp_path / "b.yaml")]
+    got = directives(rendered(capsys, *layers, "--mem", "3G", "--", "true")[0])
+    assert (got["--mem"], got["--qos"], got["--nodes"]) == ("3G", "b", "2")
+
+
+@pytest.mark.parametrize("name", presets.shipped_presets())
+def test_what_is_shipped_has_the_form_of_a_user_s_own(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "copy.yaml"
+    copy.write_text((presets.SHIPPED / f"{name}.yaml").read_text())
+    shipped = rendered(capsys, "--preset", name, "--", "true")
+    assert rendered(capsys, "--preset", str(copy), "--", "true") == shipped
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("mem: lots", "mem: 'lots' is not memory such as 125000 (MB) or 64G"),
+        ("time: 1:00:00", "time: write 3600 in quotes, or YAML makes a number of hours"),
+        ("nodes: 0", "nodes 0: input should be greater than or equal to 1"),
+        ("nodes: [1, 2]", "nodes [1, 2]: input should be a valid integer"),
+        ("shell: id", "there is no setting 'shell'"),
+        ("1: 2", "there is no setting '1'"),
+        ("partition: 'a;id'", "partition: 'a;id' is not a name of SLURM's"),
+        ("partition: |\n  a\n  #SBATCH --nodes=9", "partition: 'a\\n#SBATCH --nodes=9"),
+        ('job_name: "a\\nid"', "job_name: 'a\\nid' is not text in one line"),
+        ("env: {A: |\n  1\n  id\n  }", "is not YAML: "),
+        ('env: {A: "1\\nid"}', "env: 'A=1\\nid' is not NAME=VALUE in one line"),
+        ("env: {A_TOKEN: x}", "env: A_TOKEN does not belong in a job script"),
+        ("modules: ['a; id']", "modules: 'a; id' is not a module"),
+        ("modules: {a: 1}", "modules: {'a': 1} is not a module"),
+        ("array: 1-4;id", "array: '1-4;id' is not an array"),
+        ("dependency: afterok:1;id", "dependency: 'afterok:1;id' is not a dependency"),
+        ("a: [", "is not YAML: "),
+        ("", "holds no settings"),
+        ("- a", "holds no settings"),
+    ],
+)
+def test_a_preset_that_is_wrong_is_refused_by_file_and_key(
+    text: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    for flag in ("--preset", "--config"):
+        line = refused(capsys, flag, str(path), "--", "true")
+        assert line.startswith(f"{flag} {path}") and sentence in line
+
+
+def test_a_preset_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gone = str(tmp_path / "gone.yaml")
+    assert refused(capsys, "--preset", gone, "--", "true") == (
+        f"--preset {gone}: No such file or directory"
+    )
+    (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
+    assert "b.yaml is not YAML" in refused(
+        capsys, "--preset", str(tmp_path / "b.yaml"), "--", "true"
+    )
+    for name in ("..", "a b", "-", "a\nb"):
+        assert "is neither a name nor the path of" in refused(
+            capsys, f"--preset={name}", "--", "true"
+        )
+
+
+def test_what_lacks_in_a_preset_a_flag_may_bring(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Alone it would be refused: a job of 2 minutes would be told to save as it begins."""
+    path = tmp_path / "short.yaml"
+    path.write_text("time: '2'\nsignal: 120\n")
+    assert "--signal 120: a job of --time 2" in refused(capsys, "--preset", str(path), "--", "true")
+    (text,) = rendered(capsys, "--preset", str(path), "--signal", "10", "--", "true")
+    assert directives(text)["--signal"] == "B:TERM@10"
+
+
+@given(
+    st.sampled_from(sorted(SlurmConfig.model_fields)),
+    HOSTILE | st.lists(HOSTILE, max_size=2) | st.dictionaries(HOSTILE, HOSTILE, max_size=2),
+    st.sampled_from(["", "\n", "\r", "\n#SBATCH --nodes=9\n", ";id;", "\0", "\u2028"]),
+)
+def test_no_value_of_a_preset_becomes_a_line(
+    tmp_path_factory: pytest.TempPathFactory, key: str, value: Any, more: str
+) -> None:
+    """Each line of the script is one of those that stand in it, and each directive one word."""
+    path = tmp_path_factory.getbasetemp() / "hostile.yaml"
+    value = value + more if isinstance(value, str) else value
+    path.write_text(yaml.safe_dump({key: value}, allow_unicode=True))
+    try:
+        config = config_of(dict(presets.slurm_preset(str(path))))
+    except UsageError as error:
+        assert "\n" not in str(error)
+        return
+    text = batch_script.slurm_script(config, Command(("true",), "program"), "python")
+    first, *lines = text.split("\n")
+    assert first in ("#!/bin/bash", "#!/bin/bash -l")
+    for line in lines:
+        if line.startswith("#SBATCH "):
+            assert len(shlex.split(line.removeprefix("#SBATCH "))) == 1
+        elif line:
+            words = shlex.split(line)
+            assert (words[0], line[:4]) in {
+                ("set", "set "), ("module", "modu"), ("source", "sour"), ("export", "expo"),
+                ("exec", "exec"),
+            }  # fmt: skip
+            assert words[0] != "source" or len(words) == 2
+            assert words[0] != "export" or len(words) == 2
+    assert len(set(directives(text))) == text.count("#SBATCH --")  # none stands there twice
+    subprocess.run(["bash", "-n"], input=text.encode(), check=True)
+
+
+# --- what a job runs -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "heard", "resumes"),
+    [
+        (INFER, INFER, True),
+        (["penstock", *INFER], INFER, True),
+        (["infer", "--model_type", "identity", *INFER[3:]], INFER, True),
+        (["predict", "w.pth", "--data-root", "d", "--output", "o.csv"], None, True),
+        (["suite", "quick", "--train-chips", "a", "--val_chips", "b"],
+         ["suite", "quick", "--train-chips", "a", "--val-chips", "b"], True),
+        (["bench", "model", "--model", "identity"], None, True),
+        (["preprocess", "--data-root", "a", "--train-label-file", "b", "--val-label-file", "c",
+          "--output-dir", "d"], None, False),
+        (["penstock", "plan", *INFER[1:]], ["plan", *INFER[1:]], True),
+    ],
+)  # fmt: skip
+def test_a_verb_takes_the_place_of_the_script(
+    words: list[str], heard: list[str] | None, resumes: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (text,) = rendered(capsys, "--venv", "/env", "--", *words)
+    got = directives(text)
+    assert got["--signal"] == "B:TERM@120" and "--requeue" in got
+    again = " ${SLURM_RESTART_COUNT:+--resume}" if resumes else ""
+    assert last_line(text) == f"exec python -u -m penstock {shlex.join(heard or words)}{again}"
+
+
+def test_a_program_gets_its_words_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """A second start, or a signal before its time is up, might harm it: only who asks gets them."""
+    words = ["python", "a b.py", "--my_flag", "--debug", "%j", "$HOME", "--", "--x_y=1"]
+    (text,) = rendered(capsys, "--time", "1", "--", *words)
+    assert last_line(text) == f"exec {shlex.join(words)}"
+    assert "--no-requeue" in directives(text) and "--signal" not in directives(text)
+    (text,) = rendered(capsys, "--time", "9", "--requeue", "--signal", "60", "--", "true")
+    assert "--requeue" in directives(text) and directives(text)["--signal"] == "B:TERM@60"
+    (text,) = rendered(capsys, "--nodes", "3", "--", "srun", "mine")
+    assert directives(text)["--nodes"] == "3"
+
+
+@given(st.lists(HOSTILE, max_size=4), st.booleans())
+def test_what_a_verb_is_given_is_what_it_hears(
+    recorder: Path, words: list[str], restarted: bool
+) -> None:
+    """Bash itself is asked. Only %j, and %a as a number of a part, stand for something."""
+    command = Command(("infer", *words, "--part", "%a/64"), "verb", resumes=True)
+    text = batch_script.slurm_script(config_of(array="64"), command, str(recorder))
+    environment = {
+        **os.environ,
+        **ENVIRONMENT,
+        **({"SLURM_RESTART_COUNT": "1"} if restarted else {}),
+    }
+    ended = subprocess.run(
+        ["bash"], input=text.encode(), capture_output=True, check=True, env=environment
+    )
+    assert (ended.stdout, ended.stderr) == (b"", b"")
+    heard = Path(f"{recorder}.heard").read_bytes().decode().split("\0")[1:-1]
+    numbered = [word.replace("%j", "70_7") for word in words]
+    more = ["--resume"] if restarted else []
+    assert heard == ["-u", "-m", "penstock", "infer", *numbered, "--part", "7/64", *more]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--"], "say what is to run behind the flags: -- train WORKLOAD ..., -- infer ..., or"),
+        (["--", "penstock"], "say what is to run behind the flags"),
+        (["--", "penstock", "infre"], "penstock has no verb 'infre'; penstock --help lists them"),
+        (["--", "compare", "a", "b"], "compare is not among the verbs that run work (infer, "),
+        (["python", "x.py"], "put -- before the command: -- python ..."),
+        (["--", *INFER[:-2]], "--out-spec is required"),
+        (["--", *INFER, "--patch", "0"], "--patch"),
+        (["--", "predict", "w.pth", "--data-root", "d", "--score-threshold", "lots"],
+         "--score-threshold"),
+        (["--preset", "raven-8gpu", "--", *INFER],
+         "--nodes 2: penstock infer runs on one node; --array N cuts it into N jobs"),
+        (["--nodes", "2", "--", "bench", "model", "--model", "identity"],
+         "--nodes 2: penstock bench runs on one node"),
+        (["--study", "1,2", "--", "true"], "--study sizes trainings; true is none"),
+        (["--array", "0-7", "--", *INFER], "--array 0-7: the parts of infer are counted from 1"),
+        (["--array", "3,5", "--", *INFER], "--array 3,5: the parts of infer are counted from 1"),
+        (["--array", "4", "--", *INFER, "--run-dir", "run-%j"],
+         "run-%j: the parts of infer are several jobs"),
+        (["--", *INFER, "--weights", "%a/64"],
+         "%a/64: %a is the number of an array's element; give --array, such as --array 3,7"),
+        (["--array", "0", "--", "true"], "--array: '0' makes no element; 0-0 makes the one of"),
+        (["--array", "4", "--output", "log-%j", "--", *INFER], "--output log-%j: a job's log is"),
+        (["--array", "2", "--", "train", "spiral", "--output-dir", "x"],
+         "--output-dir x: the jobs of --array need a folder each"),
+        (["--", "curl", "https://me:word@host/a"], "https://host/a was given with a login"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_before_it_waits(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refused(capsys, *words)
+    assert sentence in line and "word" not in line.replace("--password", "")
+
+
+@pytest.mark.parametrize(
+    ("asked", "directive"),
+    [("64", "1-64"), ("64%8", "1-64%8"), ("1", "1-1"), ("0-7", "0-7"), ("1,4,8", "1,4,8"),
+     ("0-98:2%4", "0-98:2%4"), ("5-5", "5-5")],
+)  # fmt: skip
+def test_a_number_is_the_elements_of_an_array(
+    asked: str, directive: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in (["true"], ["train", "spiral"]):
+        (text,) = rendered(capsys, "--array", asked, "--", *words)
+        got = directives(text)
+        assert (got["--array"], got["--output"]) == (directive, "outputs/slurm-%A_%a.out")
+
+
+# --- an infer in parts ---------------------------------------------------------------------------
+
+
+def test_an_array_of_infer_is_a_chain(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--array", "64%8", "--gpus-per-node", "1", "--dependency", "afterok:5",
+             "--output", "logs/%A-%a.txt", "--error", "%a.err", "--venv", "/env"]  # fmt: skip
+    scripts = rendered(capsys, *flags, "--", *INFER)
+    begin, parts, finish = map(directives, scripts)
+    named = [job["--job-name"] for job in (begin, parts, finish)]
+    assert named == ["penstock-prepare", "penstock-parts", "penstock-finish"]
+    assert [job["--dependency"] for job in (begin, parts, finish)] == [
+        "afterok:5", "afterok:JOB_1", "afterany:JOB_2",
+    ]  # fmt: skip
+    assert "--array" not in begin and "--array" not in finish and parts["--array"] == "1-64%8"
+    assert "--kill-on-invalid-dep" not in begin and parts["--kill-on-invalid-dep"] == "yes"
+    # The plan depends on the devices, so all have the same.
+    assert begin["--gres"] == parts["--gres"] == finish["--gres"] == "gpu:1"
+    assert [job["--output"] for job in (begin, parts, finish)] == [
+        "logs/%j-prepare.txt", "logs/%A-%a.txt", "logs/%j-finish.txt",
+    ]  # fmt: skip
+    assert [job["--error"] for job in (begin, parts, finish)] == [
+        "prepare.err", "%a.err", "finish.err",
+    ]  # fmt: skip
+    line = f"exec python -u -m penstock {shlex.join(INFER)}"
+    assert list(map(last_line, scripts)) == [
+        f"{line} --prepare --workers 64 ${{SLURM_RESTART_COUNT:+--resume}}",
+        f'{line} --part "${{SLURM_ARRAY_TASK_ID}}/64"',
+        f"{line} --finish",
+    ]
+
+
+def test_a_step_that_is_asked_for_is_a_job_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """So are parts that are to be done again."""
+    (text,) = rendered(capsys, "--array", "3,7", "--", *INFER, "--part", "%a/64")
+    assert directives(text)["--array"] == "3,7"
+    assert f'{shlex.join(INFER)} --part "${{SLURM_ARRAY_TASK_ID}}/64"' in last_line(text)
+    (text,) = rendered(capsys, "--dependency", "afterok:5", "--", *INFER, "--finish")
+    assert f"{shlex.join(INFER)} --finish" in last_line(text)
+    assert "'9/8' is not an element" in refused(capsys, "--", *INFER, "--part", "9/8")
+
+
+def test_percentiles_of_the_whole_volume_are_counted_by_arrays(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In as many rounds as wide values need; the dtype of the input is not looked at here."""
+    scripts = rendered(capsys, "--array", "9%3", "--", *INFER, "--normalize", "global")
+    jobs = list(map(directives, scripts))
+    waits = ["afterok:JOB_1", "afterok:JOB_2", "afterok:JOB_3", "afterany:JOB_4"]
+    assert [job.get("--dependency") for job in jobs] == [None, *waits]
+    assert [job["--job-name"].partition("-")[2] for job in jobs] == [
+        "prepare", "statistics", "statistics", "parts", "finish",
+    ]  # fmt: skip
+    counting = 'infer {} --statistics "${{SLURM_ARRAY_TASK_ID}}/9"'.format(
+        shlex.join([*INFER[1:], "--normalize", "global"])
+    )
+    for job, script in zip(jobs[1:3], scripts[1:3], strict=True):
+        assert last_line(script).endswith(counting) and job["--array"] == "1-9%3"
+
+
+# --- what SLURM says of arrays, and what it has forgotten ----------------------------------------
+
+
+def test_elements_that_the_controller_has_forgotten_are_in_the_accounts(
+    spoken: Callable[..., None],
+) -> None:
+    """It forgets an element some minutes after its end, while others still run or wait."""
+    accounts = (
+        "5_0|COMPLETED|0:0|n1\n5_1|FAILED|1:0|n1\n5_[4-5%2]|PENDING|0:0|\n5_2|RUNNING|0:0|n1\n"
+    )
+    spoken(squeue=(0, "5_2|RUNNING|n1|None\n" + recorded("squeue-array")), sacct=(0, accounts))
+    rows = slurm_states.job_states(["5"])["5"]
+    assert [(row.id, row.state) for row in rows] == [
+        ("5_2", "RUNNING"), ("5_[4-5%2]", "PENDING"), ("5_0", "COMPLETED"), ("5_1", "FAILED"),
+    ]  # fmt: skip
+
+
+def test_the_number_of_an_array_in_the_file_of_ended_jobs_is_that_of_its_last_element(
+    tmp_path: Path, spoken: Callable[..., None]
+) -> None:
+    spoken()
+    heard = "sacct: error: Unknown type ArrayJobId: 5\nsacct: error: Unknown type ArrayTaskId: 5\n"
+    (tmp_path / "sacct").write_text(
+        f'#!/bin/sh\n[ "$4" = --completion ] || [ "$3" = --completion ] || exit 1\n'
+        f"printf '{heard}' >&2\necho '5|COMPLETED|n1'\necho '50|COMPLETED|n1'\n"
+    )
+    assert slurm_states.job_states(["5", "50"]) == {
+        "5": [], "50": [JobState("50", "COMPLETED", nodes="n1", restarts=0)],
+    }  # fmt: skip
+
+
+def submitted(**changes: Any) -> slurm.SlurmJob:
+    settings = {
+        "id": "5", "name": "parts", "ranks": 1, "nodes": 1, "log": "slurm-%A_%a.out",
+        "command": ["infer", "--part", "%a/6"], "kind": "verb", "array": "0-5%2",
+        "submitted": "2026-01-01T00:00:00+00:00",
+    }  # fmt: skip
+    return slurm.SlurmJob.model_validate({**settings, **changes})
+
+
+def test_an_array_is_a_table_of_what_is_alike(
+    tmp_path: Path, spoken: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = submitted(id="4", name="prepare", array=None, command=["infer", "--prepare"])
+    last = submitted(id="6", name="finish", array=None, command=["infer", "--finish"],
+                     waits_for="afterany:5")  # fmt: skip
+    other = submitted(id="7", name="mine", array="1-2", kind="program", command=["true"])
+    study = slurm.SlurmStudy(jobs=(first, submitted(), last, other))
+    (tmp_path / "study.json").write_text(study.model_dump_json())
+    queue = "5_[4-5%2]|PENDING||JobArrayTaskLimit\n6|PENDING||Dependency\n"
+    said = "5_0|COMPLETED|0:0|n1\n5_1|FAILED|3:0|n2\n5_2|COMPLETED|0:0|n2\n"
+    spoken(squeue=(0, queue), sacct=(0, said + "4|COMPLETED|0:0|n1\n7_2|FAILED|3:0|n1\n"))
+    table = table_of(job_statuses([str(tmp_path)]))
+    assert [re.split(r"  +", line) for line in table] == [
+        ["job", "name", "ranks", "nodes", "state"],
+        ["4", "prepare", "1", "n1", "COMPLETED"],
+        ["5_[4-5%2]", "parts", "1", "PENDING, JobArrayTaskLimit"],
+        ["5_[0,2]", "parts", "1", "2 different", "COMPLETED"],
+        ["5_1", "parts", "1", "n2", f"FAILED, exit code 3: {PART}"],
+        ["5_3", "parts", "1", "unknown to SLURM"],
+        ["6", "finish", "1", "PENDING, Dependency afterany:5"],
+        ["7_2", "mine", "1", "n1", "FAILED, exit code 3"],
+        ["7_1", "mine", "1", "unknown to SLURM"],
+    ]  # fmt: skip
+    assert main(["slurm", "status", str(tmp_path)]) == 3
+    spoken(sacct=(0, "6|FAILED|3:0|n1\n"))
+    assert (
+        "exit code 3: parts are missing, and its log names them"
+        in table_of(job_statuses([str(tmp_path)]))[-2] + table_of(job_statuses([str(tmp_path)]))[-3]
+    )
+
+
+def test_the_logs_of_a_program_s_array_are_collected(
+    tmp_path: Path, spoken: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    study, into = tmp_path / "study", tmp_path / "into"
+    study.mkdir()
+    listed = slurm.SlurmStudy(jobs=(submitted(array="1-2", kind="program", command=["true"]),))
+    (study / "study.json").write_text(listed.model_dump_json())
+    (study / "slurm-5_1.out").write_text("one")
+    spoken(sacct=(0, "5_1|COMPLETED|0:0|n1\n5_2|COMPLETED|0:0|n1\n"))
+    assert main(["slurm", "collect", str(study), "--into", str(into)]) == 0
+    assert "job 5_2 has no log yet" in capsys.readouterr().out.splitlines()
+    assert (into / "slurm-5_1.out").read_text() == "one"
+    rows = json.loads((into / "jobs.json").read_text())["jobs"]
+    assert [(row["id"], row["state"], row["log"]) for row in rows] == [
+        ("5_1", "COMPLETED", True), ("5_2", "COMPLETED", False),
+    ]  # fmt: skip
+
+
+# --- places --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--folder", "in.zarr/jobs"],
+        ["--output", "in.zarr/log-%j.out"],
+        ["--error", "in.zarr/%j/log.err"],
+    ],
+)
+def test_neither_jobs_nor_their_logs_lie_inside_an_array(
+    flags: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.zarr").mkdir()
+    (tmp_path / "in.zarr" / "zarr.json").write_text('{"zarr_format": 3, "node_type": "array"}')
+    said = refused(capsys, *flags, "--", "true")
+    assert re.match(f"{flags[0]} .* lies inside the array {tmp_path / 'in.zarr'}", said)
+    assert main(["slurm", "submit", *flags, "--", "true"]) == 2
+    assert "lies inside the array" in capsys.readouterr().err
+    assert len(list(tmp_path.rglob("*"))) == 2

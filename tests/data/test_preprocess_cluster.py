@@ -1,0 +1,156 @@
+"""Scenes cut on the workers of a cluster: the bytes of one process, whoever dies."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from penstock.cli import main
+from penstock.data.scenes.cluster_cut import _moved, cut_task
+from penstock.data.scenes.cutting import SceneJob
+from penstock.data.scenes.labels import read_labels
+from penstock.data.scenes.scene import scene_folders
+
+from .kit import CHIP, NAMES, OVERLAP, words_of
+
+pytest.importorskip("distributed")
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    """All files but the register, which has a line for each run."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def cutters() -> Iterator[psutil.Process]:
+    """The workers that cut a scene now: those that have a file of a draft open."""
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if any(".penstock-" in file.path for file in process.open_files()):
+                yield process
+        except psutil.Error:
+            continue
+
+
+class Killer(threading.Thread):
+    """Kills workers while they cut, so many of them."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.left, self.ended = times, threading.Event()
+
+    def run(self) -> None:
+        while self.left and not self.ended.wait(0.002):
+            for worker in cutters():
+                worker.kill()
+                self.left -= 1
+                break
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.set()
+        self.join()
+
+    def __enter__(self) -> Killer:
+        self.start()
+        return self
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--overlap", str(OVERLAP)],
+        pytest.param(["--layout", "reference"], marks=pytest.mark.slow),
+    ],
+)
+def test_a_worker_that_is_killed_changes_no_byte(
+    more: list[str],
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = Path(os.path.relpath(data))
+    assert main(words_of(data, Path("alone"), *more)) == 0
+    alone = capsys.readouterr().out
+    with Killer(1) as killer:
+        assert main(words_of(data, Path("out"), *more, "--cluster", "local:2")) == 0
+    assert killer.left == 0
+    assert everything(tmp_path / "out") == everything(tmp_path / "alone")
+    words = capsys.readouterr().out.replace("out/", "alone/").split(", in")
+    assert words[0] == alone.split(", in")[0]
+    assert "1 worker died on the way" in words[-1]
+
+
+@pytest.mark.slow
+def test_a_scene_that_fails_is_listed_and_the_others_are_cut(
+    data: Path, chipped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy, out = tmp_path / "data", tmp_path / "out"
+    shutil.copytree(data, copy)
+    name = min(scene_folders(copy, "train"))
+    raster = copy / "train" / name / "VV_dB.tif"
+    good, times = raster.read_bytes(), raster.stat()
+    raster.write_bytes(good[: len(good) // 2])
+    words = words_of(copy, out, "--overlap", str(OVERLAP), "--cluster", "local:1")
+    assert main([*words, "--part-retries", "0", "--max-failed-parts", "1"]) == 3
+    error = capsys.readouterr().err
+    assert f"1 scene failed ({name}: " in error and "run again to cut the rest" in error
+    assert len(list(out.glob("train/*/manifest.json"))) == 1
+    assert not (out / "train" / "index.json").exists()
+    raster.write_bytes(good)
+    os.utime(raster, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert main(words) == 0
+    assert "1 scenes were done before" in capsys.readouterr().out
+    without = {"manifest.json"}  # it has the times of the copies, which rounding may change
+    assert {n: b for n, b in everything(out).items() if Path(n).name not in without} == {
+        n: b for n, b in everything(chipped).items() if Path(n).name not in without
+    }
+
+
+@pytest.mark.slow
+def test_a_client_that_is_killed_is_taken_over_by_another(
+    data: Path, chipped: Path, tmp_path: Path
+) -> None:
+    words = words_of(data, tmp_path / "out", "--overlap", str(OVERLAP), "--cluster", "local:2")
+    client = subprocess.Popen([sys.executable, "-m", "penstock", *words], stderr=subprocess.DEVNULL)
+    while client.poll() is None and not list(
+        tmp_path.glob("out/train/*/.penstock-*/chips.zarr/c/1")
+    ):
+        time.sleep(0.002)
+    client.kill()
+    client.wait()
+    assert main(words) == 0
+    assert everything(tmp_path / "out") == everything(chipped)
+
+
+def test_a_worker_that_was_taken_for_dead_spoils_nothing(data: Path, tmp_path: Path) -> None:
+    """It cuts on while another has cut the scene and moved it into place."""
+    name, folder = min(scene_folders(data, "train").items())
+    labels = read_labels(data / "labels" / "train.csv")[name]
+    settings = {"channels": list(NAMES), "chip_size": CHIP, "overlap": OVERLAP}
+    out = tmp_path / name
+    job = SceneJob(folder, labels, Path("train.csv"), out, settings, "penstock", False)
+    late, first = tmp_path / name / ".penstock-late.part", cut_task(job)
+    before = everything(out)
+    late.mkdir()
+    absent = dataclasses.replace(job, out=tmp_path / "nowhere")  # it saw no manifest as it began
+    manifest, was_there = absent.run(threading.Event(), late)
+    assert not was_there
+    assert _moved(late, out, manifest) == first | {"dtype": "float16"}
+    shutil.rmtree(late)
+    assert everything(out) == before

@@ -1,0 +1,135 @@
+"""The rules of the house as ARCHITECTURE.md has them, and the package as its files have it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "penstock"
+HEAVY = ("torch", "tensorstore", "zarr", "dask", "pandas", "matplotlib", "tifffile")
+FACE = ("__init__.py", "__main__.py")
+SHIMS = {"loader.py": "Loader", "lightning_records.py": "Records"}
+"""Old import paths that README and docs named, and what each hands on."""
+
+
+# --- what ARCHITECTURE.md says --------------------------------------------------------------------
+
+
+@cache
+def architecture() -> str:
+    return (ROOT / "ARCHITECTURE.md").read_text()
+
+
+@cache
+def ranks() -> dict[str, int]:
+    """Each wing's place in the order of imports; wings of one place do not know each other."""
+    line = re.search(r"^base < .*$", architecture(), re.MULTILINE)
+    assert line
+    steps = [step.split(", ") for step in line.group().split(" < ")]
+    return {wing: rank for rank, step in enumerate(steps) for wing in step}
+
+
+@cache
+def rooms() -> dict[str, bool]:
+    """Files below the package by their paths, and whether each is pure."""
+    found = {}
+    for wing, block in re.findall(r"^### (\w+)\n.*?```\n(.*?)```", architecture(), re.M | re.S):
+        for name, pure in re.findall(r"^([\w/]+\.py)\s+(pure)?", block, re.MULTILINE):
+            found[f"{wing}/{name}"] = bool(pure)
+    return found
+
+
+# --- what the code says ---------------------------------------------------------------------------
+
+
+@cache
+def tree(file: str) -> ast.Module:
+    """A file of the package, parsed."""
+    return ast.parse((PACKAGE / file).read_text())
+
+
+@cache
+def files() -> tuple[str, ...]:
+    """Every file with code of its own: no doors, and no folder's docstring."""
+    paths = (path for path in PACKAGE.rglob("*.py"))
+    named = (str(path.relative_to(PACKAGE)) for path in paths if not _is_only_text(path))
+    return tuple(sorted(set(named) - {*FACE, *SHIMS}))
+
+
+def _is_only_text(path: Path) -> bool:
+    body = ast.parse(path.read_text()).body
+    return path.name == "__init__.py" and (
+        all(isinstance(node, ast.Expr) for node in body) or path.with_suffix(".pyi").exists()
+    )
+
+
+def module_of(file: str) -> str:
+    return ".".join(("penstock", *Path(file).with_suffix("").parts)).removesuffix(".__init__")
+
+
+@cache
+def file_of() -> dict[str, str]:
+    """The file of each module."""
+    return {module_of(file): file for file in files()}
+
+
+@cache
+def doors() -> dict[str, dict[str, str]]:
+    """For each wing, the names that it hands out and the file that each is defined in."""
+    found: dict[str, dict[str, str]] = {}
+    for stub in sorted(PACKAGE.glob("*/__init__.pyi")):
+        names = found[stub.parent.name] = {}
+        for node in ast.parse(stub.read_text()).body:
+            assert isinstance(node, ast.ImportFrom) and node.level == 1 and node.module
+            place = f"{stub.parent.name}/{node.module.replace('.', '/')}"
+            file = f"{place}.py" if (PACKAGE / f"{place}.py").exists() else f"{place}/__init__.py"
+            for alias in node.names:
+                assert alias.asname == alias.name
+                assert alias.name not in names, f"{stub.parent.name} hands out {alias.name} twice"
+                names[alias.name] = file
+    return found
+
+
+class Import(NamedTuple):
+    """What one name of an import statement asks for."""
+
+    base: str
+    """The module or package it is imported from."""
+    name: str
+    line: int
+
+
+@cache
+def imports_of(file: str) -> tuple[Import, ...]:
+    """Every import of this package, at any depth of a file's code."""
+    package = module_of(file).split(".")
+    if not file.endswith("__init__.py"):
+        package = package[:-1]
+    found = []
+    for node in ast.walk(tree(file)):
+        if isinstance(node, ast.Import):
+            assert not any(alias.name.split(".")[0] == "penstock" for alias in node.names), file
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            base = package[: len(package) - node.level + 1]
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            found += [Import(module, alias.name, node.lineno) for alias in node.names]
+    return tuple(found)
+
+
+def targets_of(file: str) -> Iterator[str]:
+    """The files that a file imports, what comes through a door by the room behind it."""
+    for base, name, line in imports_of(file):
+        wing = base.removeprefix("penstock.")
+        if base == "penstock":
+            assert name == "__version__", f"{file}:{line}"
+        elif wing in doors() and name in doors()[wing]:
+            yield doors()[wing][name]
+        else:
+            found = file_of().get(f"{base}.{name}") or file_of().get(base)
+            assert found, f"{file}:{line} imports {name} of {base}, which is no room"
+            yield found

@@ -1,0 +1,318 @@
+"""A volume on the workers of a cluster: real processes, which are killed, join late or differ."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import penstock
+from penstock.cli import main
+
+from .kit import Array
+
+pytest.importorskip("distributed")
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+
+SHAPE = (48, 64, 80)
+WORDS = ("--in-spec in.npy --model-type net.py:slow --patch 16 --overlap 4 --block 16 --chunks 16 "
+         "--devices cpu --threads 1 --batch 1 --seam-mode blend --head-kind intensity "
+         "--normalize global").split()  # fmt: skip
+NET = """
+import time
+import torch
+from torch import nn
+
+class SqueezeExcite(nn.Module):
+    # Its sums over a whole patch differ with the number of threads.
+    def __init__(self, seconds):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.gate = nn.Conv3d(1, 8, 3, padding=1), nn.Linear(8, 8)
+        self.out, self.seconds = nn.Conv3d(8, 1, 1), seconds
+
+    def forward(self, x):
+        time.sleep(self.seconds)
+        y = self.conv(x)
+        gate = torch.sigmoid(self.gate(y.mean((2, 3, 4))))
+        return self.out(y * gate[:, :, None, None, None])
+
+def slow():
+    return SqueezeExcite(0.002)
+
+def slower():
+    return SqueezeExcite(0.05)
+"""
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    array = np.random.default_rng(0).normal(900, 200, SHAPE).astype("float32")
+    np.save("in.npy", array)
+    Path("net.py").write_text(NET)
+
+
+@pytest.fixture
+def alone() -> Array:
+    """What one process writes."""
+    assert infer(out="alone.zarr") == 0
+    return values("alone.zarr")
+
+
+def infer(*words: str, out: str = "out.zarr") -> int:
+    return main(["infer", *WORDS, "--out-spec", out, *words])
+
+
+def values(path: str) -> Array:
+    source = penstock.open_source(path)
+    return source.read(source.domain)
+
+
+def workers_of(client: int) -> list[psutil.Process]:
+    """The processes of a local cluster that compute: those that have a log of their own open."""
+    return [
+        process
+        for process in psutil.Process(client).children(recursive=True)
+        if any("done-" in file.path for file in _files(process))
+    ]
+
+
+def _files(process: psutil.Process) -> list[Any]:
+    try:
+        return process.open_files()
+    except psutil.Error:
+        return []
+
+
+class Killer:
+    """Kills a worker at random moments, so many times."""
+
+    def __init__(self, times: int, pause: float) -> None:
+        self.left, self.pause, self.random = times, pause, random.Random(0)
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self._kill)
+
+    def __enter__(self) -> Killer:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.set()
+        self.thread.join()
+
+    def _kill(self) -> None:
+        while self.left and not self.ended.wait(self.pause * (0.5 + self.random.random())):
+            if workers := workers_of(os.getpid()):
+                self.random.choice(workers).kill()
+                self.left -= 1
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_workers_that_are_killed_at_random_change_no_byte(
+    alone: Array, kills: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Killer(kills, pause=0.7 if kills == 3 else 1.5) as killer:
+        code = infer("--cluster", "local:2", "--parts", "30")
+        while killer.left and code == 0:
+            code = infer("--cluster", "local:2", "--parts", "30", "--overwrite")
+    assert code == 0, capsys.readouterr().err
+    assert killer.left == 0
+    assert np.array_equal(values("out.zarr"), alone)
+    summary = json.loads(Path("out.zarr.penstock/summary.json").read_text())
+    assert "died on the way" in " ".join(summary["notes"])
+    assert len(summary["workers"]) >= 2
+
+
+def test_a_client_that_is_killed_is_taken_over_by_another(alone: Array) -> None:
+    words = [*WORDS, "--out-spec", "out.zarr", "--cluster", "local:2", "--parts", "30"]
+    client = subprocess.Popen([sys.executable, "-m", "penstock", "infer", *words],
+                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    folder = Path("out.zarr.penstock")
+    for _ in eventually():
+        if len([*written(folder)]) >= 5:
+            break
+    client.send_signal(signal.SIGKILL)
+    client.wait()
+    assert infer("--cluster", "local:2", "--parts", "30", "--resume") == 0
+    assert np.array_equal(values("out.zarr"), alone)
+    assert json.loads((folder / "summary.json").read_text())["units_skipped"] >= 5
+
+
+def eventually(seconds: float = 60) -> Iterator[None]:
+    """Again and again until something holds. Fails where it never does."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        yield
+        time.sleep(0.05)
+    pytest.fail(f"it did not happen within {seconds} s")
+
+
+def written(folder: Path) -> Iterator[str]:
+    for log in folder.glob("done-*.log"):
+        yield from (line for line in log.read_text().splitlines() if line[0] not in "#?")
+
+
+POISON = """
+import os, signal, torch
+from torch import nn
+
+class Poison(nn.Module):
+    def forward(self, x):
+        if (x > 5).any():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x
+
+def poison():
+    return Poison()
+"""
+
+
+def test_a_part_that_kills_its_workers_is_given_up_and_the_others_are_written(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    array = np.zeros(SHAPE, "float32")
+    array[-1, -1, -1] = 9
+    np.save("in.npy", array)
+    Path("poison.py").write_text(POISON)
+    words = ["infer", *WORDS, "--out-spec", "out.zarr", "--cluster", "local:2", "--parts", "8",
+             "--max-failed-parts", "1", "--normalize", "none"]  # fmt: skip
+    words[words.index("net.py:slow")] = "poison.py:poison"
+    assert main(words) == 3
+    said = capsys.readouterr().err
+    assert "in 1 part, are not written" in said
+    assert "3 workers died at it" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--cluster", "nowhere"), 2, "is none of local, local:N, slurm, slurm:PRESET and an"),
+        (("--cluster", "local:1", "--part", "1/2"), 2, "--part is a step of an array"),
+        (("--cluster", "local:1", "--overlap", "99"), 2, "--overlap 99 must be less than"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    words: tuple[str, ...], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert infer(*words) == code
+    assert said in capsys.readouterr().err
+    assert not Path("out.zarr").exists()
+
+
+# --- a scheduler of the user's own ---------------------------------------------------------------
+
+
+class Scheduler:
+    """A scheduler of Dask and its workers, each a process of its own."""
+
+    def __init__(self) -> None:
+        self.file = Path("scheduler.json").absolute()
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self._start("dask_scheduler", "--port", "0", "--dashboard-address", "127.0.0.1:0")
+        for _ in eventually():
+            if self.file.exists() and self.file.read_text().endswith("}"):
+                break
+        self.address = str(json.loads(self.file.read_text())["address"])
+
+    def worker(self, threads: int = 1) -> psutil.Process:
+        process = self._start("dask_worker", "--nthreads", "1", "--no-nanny", "--no-dashboard",
+                              "--memory-limit", "0", OMP_NUM_THREADS=str(threads))  # fmt: skip
+        return psutil.Process(process.pid)
+
+    def _start(self, command: str, *words: str, **variables: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", f"distributed.cli.{command}", "--host", "127.0.0.1",
+             "--scheduler-file", str(self.file), *words],
+            env={**os.environ, **variables}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        self.processes.append(process)
+        return process
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def scheduler() -> Iterator[Scheduler]:
+    started = Scheduler()
+    yield started
+    started.close()
+
+
+@pytest.mark.slow
+def test_a_worker_that_joins_late_takes_part(scheduler: Scheduler, alone: Array) -> None:
+    scheduler.worker()
+    words = [*WORDS, "--out-spec", "out.zarr", "--cluster", scheduler.address, "--parts", "40"]
+    words[words.index("net.py:slow")] = "net.py:slower"  # the other one is there before the end
+    client = subprocess.Popen([sys.executable, "-m", "penstock", "infer", *words])
+    for _ in eventually():
+        if len([*written(Path("out.zarr.penstock"))]) >= 3:
+            break
+    scheduler.worker()
+    assert client.wait() == 0
+    assert np.array_equal(values("out.zarr"), alone)
+    assert len([*Path("out.zarr.penstock").glob("done-*.log")]) == 2
+
+
+@pytest.mark.slow
+def test_a_stopped_worker_of_a_dead_client_writes_nothing_into_a_new_output(
+    scheduler: Scheduler, alone: Array
+) -> None:
+    worker = scheduler.worker()
+    words = [*WORDS, "--out-spec", "out.zarr", "--cluster", scheduler.address, "--parts", "4"]
+    client = subprocess.Popen([sys.executable, "-m", "penstock", "infer", *words],
+                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    for _ in eventually():
+        if len([*written(Path("out.zarr.penstock"))]) >= 3:
+            break
+    worker.send_signal(signal.SIGSTOP)
+    client.kill()
+    client.wait()
+    words = [*WORDS, "--out-spec", "out.zarr", "--overwrite", "--overlap", "0"]
+    taker = subprocess.Popen([sys.executable, "-m", "penstock", "infer", *words])
+    time.sleep(3)
+    worker.send_signal(signal.SIGCONT)
+    assert taker.wait() == 0
+    anew = values("out.zarr")
+    time.sleep(2)
+    assert np.array_equal(values("out.zarr"), anew)
+    assert not np.array_equal(anew, alone)
+    assert main(["verify", "out.zarr"]) == 0
+
+
+@pytest.mark.slow
+def test_a_worker_of_another_arithmetic_is_left_out_unless_it_is_allowed(
+    scheduler: Scheduler, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A squeeze-excite net gives other bits with two threads than with one."""
+    scheduler.worker(threads=1)
+    scheduler.worker(threads=2)
+    at = WORDS.index("--threads")
+    words = ["infer", *WORDS[:at], *WORDS[at + 2 :], "--cluster", scheduler.address, "--parts", "9"]
+    assert main([*words, "--out-spec", "out.zarr"]) == 0
+    assert len([*Path("out.zarr.penstock").glob("done-*.log")]) == 1
+    said = capsys.readouterr().out
+    assert "Left out: tcp://" in said
+    assert "was made with threads" in said
+    mixed = [*words, "--out-spec", "mixed.zarr", "--mixed-arithmetic", "--overwrite"]
+    for _ in eventually():
+        assert main([*mixed, "--workers", "2"]) == 0
+        if len([*Path("mixed.zarr.penstock").glob("done-*.log")]) == 2:
+            break
+    assert "Left out" not in capsys.readouterr().out

@@ -1,0 +1,130 @@
+"""An array of processes that share a job: prepare, statistics, parts, finish."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock.cli import main
+from penstock.data.stores import marker
+
+from .kit import Array
+
+WORDS = ("--in-spec in.npy --model-type identity --patch 8 --overlap 4 --block 8 --chunks 8 "
+         "--devices cpu --threads 1 --seam-mode blend --normalize").split()  # fmt: skip
+SHAPE = (24, 40, 28)
+
+
+@pytest.fixture(autouse=True)
+def volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Array:
+    monkeypatch.chdir(tmp_path)
+    array = np.random.default_rng(0).normal(900, 200, SHAPE).astype("float32")
+    np.save("in.npy", array)
+    return array
+
+
+def infer(*words: str, normalize: str = "global", out: str = "out.zarr") -> int:
+    return main(["infer", *WORDS, normalize, "--out-spec", out, *words])
+
+
+def values(path: str) -> Array:
+    source = penstock.open_source(path)
+    return source.read(source.domain)
+
+
+def finished(elements: int, order: list[int], **knobs: Any) -> Array:
+    """The output of an array whose elements run in some order."""
+    assert infer("--prepare", "--workers", str(elements), **knobs) == 0
+    for _ in range(2):  # float32 is counted in two rounds
+        for element in order:
+            assert infer("--statistics", f"{element}/{elements}", **knobs) == 0
+    for element in order:
+        assert infer("--part", f"{element}/{elements}", **knobs) == 0
+    assert infer("--finish", **knobs) == 0
+    return values("out.zarr")
+
+
+@pytest.mark.parametrize(
+    "normalize", ["global", pytest.param("percentile", marks=pytest.mark.slow), "none"]
+)
+def test_elements_in_any_order_and_twice_write_what_one_process_writes(normalize: str) -> None:
+    assert infer(normalize=normalize, out="alone.zarr") == 0
+    shared = finished(3, [2, 3, 1, 3], normalize=normalize)
+    assert np.array_equal(shared, values("alone.zarr"))
+    summary = json.loads(Path("out.zarr.penstock/summary.json").read_text())
+    assert summary["voxels"] == np.prod(SHAPE)
+    assert len(summary["workers"]) == 3
+
+
+def test_each_step_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert infer("--part", "1/2") == 2
+    assert "run --prepare --workers N first" in capsys.readouterr().err
+    assert infer("--prepare") == 2
+    assert "--prepare needs --workers N" in capsys.readouterr().err
+    assert infer("--prepare", "--workers", "2") == 0
+    assert "next --statistics i/2 for each i, then --part i/2" in capsys.readouterr().out
+    assert infer("--part", "1/2") == 2
+    assert "2 of 2 shares of round 1 are missing; run --statistics 1/2" in capsys.readouterr().err
+    for element in (1, 2, 1, 2):
+        assert infer("--statistics", f"{element}/2") == 0
+    assert infer("--part", "2/2") == 0
+    assert infer("--finish") == 3
+    assert "run again with --part 1/2" in capsys.readouterr().err
+    for words, said in {
+        ("--part", "1/3"): "prepared for 2 elements",
+        ("--part", "5/4"): "'5/4' is not an element",
+        ("--part", "1/2", "--overlap", "2"): "had overlap",
+        ("--part", "1/2", "--finish"): "two steps of an array",
+    }.items():
+        assert infer(*words) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_another_run_of_the_output_is_refused_while_elements_write_and_seen_by_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(marker, "LEASE_S", 0.6)
+    assert infer("--prepare", "--workers", "2", normalize="none") == 0
+    assert infer("--part", "1/2", normalize="none") == 0
+    element = json.loads(Path("out.zarr.penstock-lock").read_text())["claims"][""]
+    assert element["owner"]["host"] == "an array"
+    with pytest.warns(RuntimeWarning, match="it has 1 s to show that it still does"):
+        assert infer("--overwrite", "--run-dir", "other", normalize="none") == 0
+    assert infer("--part", "2/2", normalize="none") == 1
+    assert "this run has lost" in capsys.readouterr().err
+    assert infer("--finish", normalize="none") == 3
+
+
+def test_an_element_that_was_killed_goes_on_by_itself() -> None:
+    assert infer("--prepare", "--workers", "2", normalize="none") == 0
+    command = [sys.executable, "-c", KILLED, *WORDS, "none", "--out-spec", "out.zarr"]
+    killed = subprocess.run([*command, "--part", "1/2"], check=False)
+    assert killed.returncode == -9
+    log = Path("out.zarr.penstock/done-part-1-of-2.log")
+    assert len(log.read_text().splitlines()) == 4  # the maker, three units
+    assert infer("--part", "1/2", normalize="none") == 0
+    assert infer("--part", "2/2", normalize="none") == 0
+    assert infer("--finish", normalize="none") == 0
+    assert infer(normalize="none", out="alone.zarr") == 0
+    assert np.array_equal(values("out.zarr"), values("alone.zarr"))
+
+
+KILLED = """
+import os, signal, sys
+from penstock.cli import main
+from penstock.inference.journal import Journal
+note = Journal.note
+def killed(self, *args):
+    note(self, *args)
+    if self.written == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+Journal.note = killed
+main(["infer", *sys.argv[1:], "--writer-workers", "1"])
+"""

@@ -1,0 +1,315 @@
+"""Stores that fail for a while: the job waits and goes on, or ends so that it can be resumed."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock.base.errors import StageError, UsageError
+from penstock.base.units import parse_seconds
+from penstock.cli import main
+from penstock.data.stores import transient
+from penstock.data.stores.memory import MemorySink, MemorySource
+from penstock.inference import retries
+from penstock.inference import run as infer
+
+from .faulty_s3 import BODY, Door, distinct, door_to, get, new, put
+from .kit import arange, job
+
+KNOBS: dict[str, Any] = {"model": "identity", "patch": 8, "overlap": 2, "devices": "cpu",
+                         "block": 10, "head_kind": "intensity"}  # fmt: skip
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits of milliseconds between tries: how many there are does not depend on them."""
+    monkeypatch.setattr(retries, "FIRST_S", 0.001)
+    monkeypatch.setattr(retries, "LONGEST_S", 0.05)
+
+
+def failing(real: Any, error: Exception, calls: range) -> Any:
+    """A method of which some calls fail."""
+    count = iter(range(10**9))
+    lock = threading.Lock()
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with lock:
+            number = next(count)
+        if number in calls:
+            raise error
+        return real(*args, **kwargs)
+
+    return call
+
+
+# --- which errors pass ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "passes"),
+    [
+        (503, "SlowDown", True), (503, "", True), (500, "InternalError", True), (502, "", True),
+        (504, "", True), (429, "", True), (408, "", True), (400, "RequestTimeout", True),
+        (403, "AccessDenied", False), (403, "ExpiredToken", False), (400, "ExpiredToken", False),
+        (401, "", False), (404, "NoSuchBucket", False), (507, "", False), (301, "", False),
+    ],
+)  # fmt: skip
+def test_answers_of_a_real_server_are_told_apart(
+    status: int, code: str, passes: bool, s3_endpoint: str, tmp_path: Path
+) -> None:
+    with door_to(s3_endpoint) as door:
+        once = {"s3_request_retries": {"max_retries": 0}}
+        kept = {**put(door, "in", distinct(4), 4), "context": once}
+        sink = penstock.open_sink(kept, domain=penstock.Box.of((0,) * 5, (1, 1, 4, 4, 4)),
+                                  dtype=np.dtype("uint16"), resume=True)  # fmt: skip
+        sink.create()
+        door.answers = {"PUT": (status, BODY.format(code, "a word") if code else "")}
+        with pytest.raises(ValueError) as caught:
+            sink.write(sink.domain, np.ones((1, 1, 4, 4, 4), "uint16"))
+    assert transient.is_transient(caught.value) is passes
+    assert "retry attempts" not in str(caught.value)
+    assert (code or f"HTTP {status}") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (OSError(errno.ESTALE, "Stale file handle"), True),
+        (OSError(errno.EIO, "Input/output error"), True),
+        (ConnectionResetError(errno.ECONNRESET, "reset"), True),
+        (TimeoutError("timed out"), True),
+        (OSError(errno.ENOSPC, "No space left on device"), False),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), False),
+        (PermissionError(errno.EACCES, "Permission denied"), False),
+        (FileNotFoundError("chunk 3 is not there (--missing error)"), False),
+        (ValueError("UNAVAILABLE: CURL error Could not connect [curl_code='7']"), True),
+        (ValueError("FAILED_PRECONDITION: Error reading: Invalid blosc-compressed data"), False),
+        (ValueError("RESOURCE_EXHAUSTED: Failed to write [os_error_code='28']"), False),
+        (ValueError("UNKNOWN: Failed to read [os_error_code='116']"), True),
+        (RuntimeError("a defect"), False),
+    ],
+)
+def test_errors_of_the_system_are_told_apart(error: Exception, passes: bool) -> None:
+    assert transient.is_transient(error) is passes
+    wrapped = RuntimeError("in other words")
+    wrapped.__cause__ = error
+    assert transient.is_transient(wrapped) is passes
+
+
+# --- in a job -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("normalize", ["none", "global"])
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ESTALE, "Stale file handle"), ConnectionResetError("reset")]
+)
+@pytest.mark.usefixtures("impatient")
+def test_faults_that_pass_are_counted_and_change_no_voxel(
+    error: Exception, normalize: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = job(tmp_path / "whole", normalize=normalize)
+    infer.run_job(whole)
+    started = job(tmp_path, normalize=normalize)
+    monkeypatch.setattr(MemorySource, "read", failing(MemorySource.read, error, range(3)))
+    monkeypatch.setattr(MemorySink, "write", failing(MemorySink.write, error, range(1, 3)))
+    summary = infer.run_job(started)
+    assert (started.config.out_spec[0] == whole.config.out_spec[0]).all()
+    assert summary.retries == 5 and summary.retry_seconds > 0
+    assert any(line.startswith("Retries: ") and "5 times" in line for line in summary.lines())
+    rows = [json.loads(row) for row in (tmp_path / "run/retries.jsonl").read_text().splitlines()]
+    assert len(rows) == 5
+    first = "read" if normalize == "none" else "statistics"
+    assert {row["at"].split()[0] for row in rows} == {first, "write"}
+    metrics = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    assert json.loads(metrics[-1])["gauges"]["retries"] == 5
+    assert json.loads((tmp_path / "run/summary.json").read_text())["retries"] == 5
+
+
+@pytest.mark.parametrize("owner", [MemorySource, MemorySink])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EACCES])
+def test_faults_that_stay_are_told_at_once(
+    owner: Any, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = "read" if owner is MemorySource else "write"
+    started = job(tmp_path)
+    error = OSError(number, "as it is")
+    monkeypatch.setattr(owner, stage, failing(getattr(owner, stage), error, range(3, 10**9)))
+    with pytest.raises(StageError, match=rf"^{stage} failed at block .*as it is") as caught:
+        infer.run_job(started)
+    assert caught.value.exit_code == 1
+    assert not (tmp_path / "run/retries.jsonl").exists()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_fault_that_outlasts_the_patience_ends_with_3_and_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = arange((20, 20, 20)), tmp_path / "out.zarr"
+    stale = OSError(errno.ESTALE, "Stale file handle")
+    with monkeypatch.context() as patch:
+        patch.setattr(MemorySource, "read", failing(MemorySource.read, stale, range(4, 10**9)))
+        said = (
+            r"^read failed at block .*Stale file handle; it went on so for 1.00 s and \d+ "
+            r"attempts? \(retry_for=\); run again with resume=True"
+        )
+        with pytest.raises(StageError, match=said) as caught:
+            penstock.run_inference(source, out, retry_for=1, **KNOBS)
+    assert caught.value.exit_code == 3
+    assert caught.value.stage == "read"
+    summary = penstock.run_inference(source, out, resume=True, **KNOBS)
+    assert summary.units_skipped > 0
+    written = penstock.open_source(out)
+    assert (written.read(written.domain)[0, 0] == source).all()
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("15min", 900), ("2h", 7200), ("3", 3)])
+def test_a_patience_is_a_time(text: str, seconds: float, tmp_path: Path) -> None:
+    assert job(tmp_path, retry_for=text).config.retry_for == seconds == parse_seconds(text)
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "1 week", ""])
+def test_what_is_no_time_is_refused(text: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"^--retry-for: .* is not a time such as 30s"):
+        job(tmp_path, retry_for=text)
+
+
+# --- over a real S3 server ------------------------------------------------------------------------
+
+
+BRIEF = {"max_retries": 1, "initial_delay": "10ms"}
+
+
+def words(
+    door: Door, array: Any, out: str, folder: Path, requests: dict[str, Any] | None = None
+) -> list[str]:
+    """A job whose specs may say how often TensorStore sends a request by itself."""
+    context = {"context": {"s3_request_retries": requests}} if requests else {}
+    given = {"--in-spec": json.dumps(put(door, "in", array, 5) | context),
+             "--out-spec": json.dumps(new(door, out, array, 10) | context),
+             "--run-dir": folder, "--model-type": "identity", "--patch": 8, "--overlap": 2,
+             "--block": 10, "--devices": "cpu", "--normalize": "none"}  # fmt: skip
+    return ["infer", *(str(word) for pair in given.items() for word in pair)]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_server_that_asks_to_slow_down_is_asked_again(
+    s3_endpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    array = distinct(20)
+    with door_to(s3_endpoint) as door:
+        command = words(door, array, "out", tmp_path / "run")
+        slow_down = (503, BODY.format("SlowDown", "Please reduce your request rate."))
+        door.answers, door.every = {"GET": slow_down, "PUT": slow_down}, 3
+        assert main(command) == 0
+        door.answers = {}
+        assert (get(door, "out") == array).all()
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["requests_repeated"] + summary["retries"] > 0
+    assert "TensorStore sent" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_server_that_is_restarted_in_the_middle_is_waited_for(
+    s3_endpoint: str, tmp_path: Path
+) -> None:
+    array = distinct(20)
+    with door_to(s3_endpoint) as door:
+        command = words(door, array, "out", tmp_path / "run", BRIEF)
+        door.answers = {"PUT": (503, BODY.format("SlowDown", "later"))}
+
+        def restart() -> None:
+            assert door.asked.wait(30)
+            door.close()
+            door.answers = {}
+            threading.Event().wait(1)  # longer than TensorStore's own tries
+            door.open()
+
+        thread = threading.Thread(target=restart)
+        thread.start()
+        code = main(command)
+        thread.join()
+        assert code == 0
+        assert (get(door, "out") == array).all()
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["retries"] > 0
+    rows = (tmp_path / "run/retries.jsonl").read_text()
+    assert "Could not connect" in rows
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_server_that_stays_away_ends_with_3_and_resumes_to_the_same_bytes(
+    s3_endpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    array = distinct(20)
+    with door_to(s3_endpoint) as door:
+        command = words(door, array, "out", tmp_path / "run", BRIEF)
+        door.answers, door.every = {"PUT": (503, BODY.format("SlowDown", "later"))}, 1
+        assert main([*command, "--retry-for", "1s"]) == 3
+        error = capsys.readouterr().err
+        assert len(error.strip().splitlines()) == 1
+        assert error.startswith("penstock infer: write failed at block ")
+        assert "SlowDown: later" in error and "--retry-for" in error and "--resume" in error
+        door.answers = {}
+        assert main([*command, "--resume"]) == 0
+        assert (get(door, "out") == array).all()
+
+
+@pytest.mark.slow
+def test_a_server_that_falls_silent_is_asked_again(s3_endpoint: str, tmp_path: Path) -> None:
+    """In a process of its own: TensorStore reads its timeouts once."""
+    array = distinct(20)
+    with door_to(s3_endpoint) as door:
+        command = words(door, array, "out", tmp_path / "run", BRIEF)
+        door.silent, door.answers = threading.Event(), {"PUT": (503, "")}
+        brief = {**os.environ, "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "1"}
+        rows, log = tmp_path / "run/retries.jsonl", tmp_path / "log"
+        with log.open("w") as told:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "penstock", *command], env=brief, stdout=told, stderr=told
+            )
+        while not rows.exists():
+            assert process.poll() is None, log.read_text()
+            threading.Event().wait(0.05)
+        silent, door.silent, door.answers = door.silent, None, {}
+        silent.set()
+        assert process.wait(60) == 0, log.read_text()
+        assert (get(door, "out") == array).all()
+    assert "Operation too slow" in rows.read_text()
+
+
+def test_an_expired_token_is_told_at_once_and_nothing_is_lost(
+    s3_endpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    array = distinct(20)
+    with door_to(s3_endpoint) as door:
+        command = words(door, array, "out", tmp_path / "run", BRIEF)
+        expired = (400, BODY.format("ExpiredToken", "The provided token has expired."))
+        door.answers, door.every = {"PUT": expired}, 3
+        assert main(command) == 1
+        error = capsys.readouterr().err
+        assert len(error.strip().splitlines()) == 1
+        assert "ExpiredToken: The provided token has expired" in error
+        assert not (tmp_path / "run/retries.jsonl").exists()
+        door.answers = {}
+        assert main([*command, "--resume"]) == 0
+        assert (get(door, "out") == array).all()
+
+
+def test_a_users_own_patience_wins(s3_endpoint: str) -> None:
+    with door_to(s3_endpoint) as door:
+        once = {"s3_request_retries": {"max_retries": 1, "initial_delay": "1ms"}}
+        source = penstock.open_source({**put(door, "in", distinct(4), 4), "context": once})
+        door.answers = {"GET": (503, "")}
+        with pytest.raises(ValueError, match="HTTP 503"):
+            source.read(source.domain)
+        assert door.refused == 2

@@ -1,0 +1,199 @@
+"""What plan says of a job on many workers: cuts compared, flags checked, nothing made up."""
+
+from __future__ import annotations
+
+import json
+import re
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import penstock
+from penstock.base.config.at_scale import ScaleConfig
+from penstock.base.config.knobs import build
+from penstock.base.errors import UsageError
+from penstock.base.units import format_count
+from penstock.cli import main
+from penstock.inference.at_scale import Fleet, expect, load_of, patches_of_one
+from penstock.inference.plan import Plan, make_plan, plans_by_parts
+from penstock.inference.scale_report import measured_rate, scale_lines
+
+from .kit import SEED, arange, config, facts
+
+PETABYTE = facts((80_000,) * 3)
+
+
+def plan_of(**knobs: Any) -> Plan:
+    return make_plan(config(**knobs), PETABYTE, SEED)
+
+
+def lines(plan: Plan, workers: int = 1000, **scale: Any) -> dict[str, str]:
+    return dict(scale_lines(config(workers=workers), build(ScaleConfig, scale), plan))
+
+
+@pytest.mark.parametrize("normalize", ["global", "percentile", "none"])
+def test_parts_that_are_compared_are_those_that_the_flag_gives(normalize: str) -> None:
+    knobs = config(workers=1000, normalize=normalize)
+    plans = [*plans_by_parts(knobs, PETABYTE, SEED)]
+    numbers = [len(plan.parts) for plan in plans if plan.parts is not None]
+    assert len(numbers) > 5 and numbers == sorted(numbers)
+    for plan, number in [*zip(plans, numbers, strict=True)][:4]:
+        again = make_plan(config(workers=1000, normalize=normalize, parts=number), PETABYTE, SEED)
+        assert again.parts == plan.parts
+        assert again.num_patches == plan.num_patches
+
+
+def test_a_petabyte_is_compared_in_constant_memory() -> None:
+    plan = plan_of(workers=1000)
+    tracemalloc.start()
+    lines(plan, rate="1.5e6", mtbf="200", restart="10min", bandwidth="50GB", simulate=[1])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert plan.input_bytes == 1.024e15
+    assert peak < 50e6
+
+
+def test_borders_count_against_a_rate_that_was_measured_without_them() -> None:
+    for normalize in ("global", "percentile"):
+        knobs = config(workers=1000, normalize=normalize)
+        plan = make_plan(knobs, PETABYTE, SEED)
+        fleet = Fleet(1, rate=1e6)
+        load = load_of(knobs, plan, fleet)
+        borders = plan.num_patches / patches_of_one(knobs, plan)
+        assert load.work.total == plan.num_patches
+        assert (normalize == "percentile") == (borders == 1)
+        seconds = expect(load, fleet).seconds
+        assert seconds == pytest.approx(plan.voxels / 1e6 * borders, rel=1e-3)
+
+
+def test_without_a_rate_there_is_no_time() -> None:
+    said = lines(plan_of(workers=1000), bandwidth="10GB")
+    assert "--rate" in said["time"]
+    assert said["store"].endswith("9.31 GiB/s")
+    assert not {"expected", "simulated", "choice", "workers"} & said.keys()
+
+
+def test_percentiles_take_the_time_that_the_store_needs_or_are_named_as_not_counted() -> None:
+    plan = plan_of(workers=1000)
+    counted = lines(plan, rate="1.5e6", bandwidth="50GB")
+    assert counted["  statistics"].startswith("5 h 41 min")
+    assert "--bandwidth counts it" in lines(plan, rate="1.5e6")["note"]
+
+
+def test_small_parts_are_chosen_where_large_ones_would_not_end_together() -> None:
+    """And large ones where the scheduler could not hold the small ones."""
+    plan = plan_of(workers=1000)
+    slow = lines(plan, rate="1.5e6", stragglers="2%:10")
+    assert (found := re.match(r"--parts (\d+): ", slow["choice"]))
+    assert int(found[1]) > len(plan.parts or ())
+    many = plan_of(workers=1000, parts=3_000_000)
+    said = lines(many, rate="5e8")
+    assert "bound by the scheduler" in said["expected"]
+    assert (found := re.match(r"--parts (\d+): ", said["choice"]))
+    assert int(found[1]) < 3_000_000
+
+
+@pytest.mark.parametrize("normalize", ["global", "percentile"])
+def test_the_choice_by_formula_and_its_neighbours_are_played(normalize: str) -> None:
+    knobs = config(workers=1000, normalize=normalize)
+    plan = make_plan(knobs, PETABYTE, SEED)
+
+    def said(**simulate: Any) -> dict[str, str]:
+        scale = build(ScaleConfig, {"rate": "1.5e6", "stragglers": "2%:3", **simulate})
+        return dict(scale_lines(knobs, scale, plan))
+
+    paper, played = said(), said(simulate=[1])
+    rows = [name for name in paper if name.endswith(" parts")]
+    assert 3 <= len([name for name in played if name.endswith(" parts")]) <= 4 < len(rows)
+    (by_formula,) = re.findall(r"--parts (\d+):", paper["choice"])
+    assert any(name.strip() == f"{format_count(int(by_formula))} parts" for name in played)
+
+
+def test_runs_that_do_not_end_are_counted() -> None:
+    said = lines(plan_of(workers=1000), rate="1.5e6", mtbf="10", simulate=[2])
+    assert said["expected"].startswith("no end within 10 times")
+    assert said["simulated"].startswith("2 of 2 simulated runs (--seed 0) have no end")
+    assert said["parts"] == "no number of them makes the job end"
+
+
+def test_a_simulation_says_where_its_numbers_lie() -> None:
+    said = lines(plan_of(workers=100), 100, rate="1.5e7", mtbf="200", restart="1h", simulate=[8])
+    interval = r"[\d,.]+ h \d+ min \[[\d,.]+ h \d+ min - [\d,.]+ h \d+ min\]: the median of 8 sim"
+    assert re.match(interval, said["simulated"])
+    assert said["  failures"].count("-") == 1 and said["  redone"].count("%") == 3
+
+
+def test_the_rate_of_a_run_is_taken_from_its_folder(tmp_path: Path) -> None:
+    source = arange((40, 40, 40))
+    run = tmp_path / "run"
+    penstock.run_inference(
+        source, np.zeros_like(source), model="identity", patch=8, overlap=2, devices="cpu",
+        run_dir=run,
+    )  # fmt: skip
+    rate, notes = measured_rate(run, plan_of(workers=2))
+    summary = json.loads((run / "summary.json").read_bytes())
+    assert rate == summary["voxels"] / summary["seconds"]
+    assert "patches of 8 x 8 x 8" in notes[0]
+    shares = [{"name": str(n), "voxels": n * 100, "seconds": 10.0} for n in (1, 4, 2, 0)]
+    (run / "summary.json").write_text(json.dumps(summary | {"workers": shares}))
+    assert measured_rate(run, plan_of(workers=2))[0] == 20.0
+    (run / "summary.json").write_text(json.dumps(summary | {"voxels": 0}))
+    with pytest.raises(UsageError, match="computed nothing"):
+        measured_rate(run, plan_of(workers=2))
+    (run / "summary.json").write_text("{}")
+    with pytest.raises(UsageError, match="damaged"):
+        measured_rate(run, plan_of(workers=2))
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--rate 1e6", "--rate says nothing without --workers N"),
+        ("--workers 4 --mtbf 3", "--mtbf says nothing without --rate"),
+        ("--workers 4 --simulate", "--simulate says nothing without --rate"),
+        ("--workers 4 --rate 1e6 --restart 5min", "--restart says nothing without --mtbf"),
+        ("--workers 4 --rate 0", "not a number of voxels per second above 0"),
+        ("--workers 4 --rate nowhere", "--rate nowhere: No such file or directory"),
+        ("--workers 4 --rate 1e6 --mtbf 0", "--mtbf"),
+        ("--workers 4 --rate 1e6 --mtbf soon", "'soon' is not a time"),
+        ("--workers 4 --rate 1e6 --stragglers 3", "is not SHARE:FACTOR, such as 2%:3"),
+        ("--workers 4 --rate 1e6 --stragglers 300%:3", "is not SHARE:FACTOR, such as 2%:3"),
+        ("--workers 4 --rate 1e6 --simulate 0", "greater than or equal to 1"),
+        ("--workers 4 --rate 1e6 --bandwidth 0", "greater than or equal to 1"),
+        ("--workers 4 --rate 1e6 --tasks-per-second 0", "greater than 0"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    words: str,
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    zarr.create_array("in.zarr", shape=(64,) * 3, chunks=(16,) * 3, dtype="uint16")
+    job = "plan --in-spec in.zarr --out-spec out.zarr --model-type identity --devices cpu"
+    assert main([*job.split(), *words.split()]) == 2
+    assert sentence in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.zarr"]
+
+
+def test_the_command_of_a_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    zarr.create_array("in.zarr", shape=(80_000,) * 3, chunks=(128,) * 3, dtype="uint16")
+    job = (
+        "plan --in-spec in.zarr --out-spec out.zarr --model-type identity --devices cpu "
+        "--normalize global --workers 1000 --rate 2e6 --mtbf 100 --restart 5min --simulate 2"
+    )
+    assert main(job.split()) == 0
+    said = capsys.readouterr().out
+    assert "1,000 of 2.00 Mvox/s; each fails every 100 h 0 min and is back after 5 min 0 s" in said
+    assert "the median of 2 simulated runs (--seed 0)" in said
+    assert "\nchoice " in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.zarr"]

@@ -1,0 +1,38 @@
+"""Processes of their own that need not load torch again: forks of one that has loaded it, and has
+done nothing else."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+PENSTOCK = "from penstock.cli import entry; entry()"
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(
+    ["penstock.cli.infer", "penstock.inference.run", "penstock.data.stores.tensorstore_open"]
+)
+
+
+def started(folder: Path, words: Sequence[str] = (), code: str = PENSTOCK) -> ForkServerProcess:
+    """A process that runs ``code`` in this folder, by default the command ``penstock``.
+
+    What it says goes to ``said`` there.
+    """
+    process = _CONTEXT.Process(target=_run, args=(folder, words, code, dict(os.environ)))
+    process.start()
+    return process
+
+
+def _run(folder: Path, words: Sequence[str], code: str, environment: Mapping[str, str]) -> None:
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    with Path("said").open("w") as said:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(said.fileno(), stream.fileno())
+    sys.argv = ["penstock", *words]
+    exec(code, {"__name__": "__main__"})
