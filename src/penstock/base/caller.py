@@ -157,17 +157,30 @@ def frozen_garbage() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def environment_kept() -> Iterator[None]:
+    """Put back the variables of the environment."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        for name, value in before.items():
+            if os.environ.get(name) != value:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
 def caller_kept() -> Iterator[None]:
     """Put back the state of random numbers, the environment's variables and the flags of CUDA."""
     import numpy as np
     import torch
 
-    variables = dict(os.environ)
     python, numpys, torchs = random.getstate(), np.random.get_state(), torch.get_rng_state()
     # Asking for a GPU's state would start CUDA.
     cudas = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     try:
-        with cuda_flags_kept():
+        with environment_kept(), cuda_flags_kept():
             yield
     finally:
         random.setstate(python)
@@ -175,8 +188,3 @@ def caller_kept() -> Iterator[None]:
         torch.set_rng_state(torchs)
         if cudas is not None:
             torch.cuda.set_rng_state_all(cudas)
-        for name in os.environ.keys() - variables.keys():
-            del os.environ[name]
-        for name, value in variables.items():
-            if os.environ.get(name) != value:
-                os.environ[name] = value

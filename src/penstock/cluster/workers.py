@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..base import UsageError, describe, require, usable_cores
+from ..base import UsageError, describe, environment_kept, require, usable_cores
 from .absence import Absence
 from .slurm_workers import WORKER_ENVIRONMENT, SlurmWorkers, WorkerJobs, slurm_workers
 
@@ -116,7 +116,8 @@ def connected(
     if local := re.fullmatch(r"local(?::([1-9]\d*))?", address):
         processes = int(local[1]) if local[1] else gpus or usable_cores()
         local_ones = _local(distributed, processes, gpus)
-        with local_ones as cluster, _client(distributed, cluster) as client:
+        # A nanny leaves in this process the variables that it sets for its worker, for good.
+        with environment_kept(), local_ones as cluster, _client(distributed, cluster) as client:
             yield Workers(client, f"{processes} process(es) of this machine", absence)
     elif re.match(r"(tcp|tls|ucx|ws|wss)://", address):
         with _client(distributed, address) as client:
