@@ -23,13 +23,13 @@ from penstock.base.config.infer import InferConfig
 from penstock.base.config.knobs import build
 from penstock.base.errors import StageError, UsageError
 from penstock.data.stores.claim import Claims
-from penstock.inference import cuts, job, transfers
-from penstock.inference import queues as queues_module
+from penstock.inference import cuts, equipment, job, transfers
 from penstock.inference.blocks import Computed, Loaded
 from penstock.inference.ending import EndRequest
+from penstock.inference.forward import Forward
 from penstock.inference.job import Job
 from penstock.inference.journal import Journal
-from penstock.inference.lane import Forward, Lane
+from penstock.inference.lane import Lane
 from penstock.inference.pipeline import Pipeline
 from penstock.inference.queues import Queues
 from penstock.inference.reading import BlockReader, wanted_blocks
@@ -38,6 +38,7 @@ from penstock.inference.statistics import find_scalings
 from penstock.inference.traffic import read_range
 from penstock.inference.transfers import GpuClock, Transfers
 from penstock.inference.watch import Watch
+from penstock.inference.worker import Worker
 
 from .kit import Array, arange, conv, run
 
@@ -58,13 +59,12 @@ def started(source: Array, net: Any = "identity", **knobs: Any) -> Pipeline:
     queues = Queues(job)
     watch = Watch(job, journal, queues, EndRequest())
     scalings = find_scalings(job, journal, watch)
-    reader = BlockReader(job, scalings, queues.read_pool, queues.flow, watch.retries)
+    reader = BlockReader(job, scalings, queues.equipment.read_pool, queues.flow, watch.retries)
     return Pipeline(job, journal, Claims(), queues, watch, reader, wanted_blocks(job, set()))
 
 
 def lane_of(begun: Pipeline) -> Lane:
-    pools = begun.queues.read_pool, begun.queues.block_pool
-    return Lane(CPU, begun.job, begun.probe, pools, lambda patches: None)
+    return Lane(CPU, begun.job, begun.probe, begun.queues.equipment, lambda patches: None)
 
 
 def blocks_of(begun: Pipeline) -> Iterator[Loaded]:
@@ -325,13 +325,13 @@ def test_blocks_are_read_into_pinned_memory_of_a_pool_where_they_go_to_a_gpu(
     begun = started(arange((20, 20, 20)))
     asked: list[int] = []
     monkeypatch.setattr(
-        queues_module, "pinned", lambda nbytes: asked.append(nbytes) or np.empty(nbytes, np.uint8)
+        equipment, "pinned", lambda nbytes: asked.append(nbytes) or np.empty(nbytes, np.uint8)
     )
-    assert Queues(begun.job).read_pool.take((8,), np.dtype("uint8")).base is not None
+    assert Queues(begun.job).equipment.read_pool.take((8,), np.dtype("uint8")).base is not None
     assert asked == [], "not on a CPU"
     plan = begun.job.plan
     begun.job.plan = replace(plan, facts=replace(plan.facts, devices=("cuda",)))
-    pool = Queues(begun.job).read_pool
+    pool = Queues(begun.job).equipment.read_pool
     arrays = [pool.take((8,), np.dtype("uint8")) for _ in range(begun.job.plan.pinned_blocks + 3)]
     assert asked == [plan.read_buffer_bytes] * (plan.block_budget // plan.largest_block_bytes)
     assert len(arrays) > len(asked) > 1
@@ -405,3 +405,36 @@ def test_graphs_that_torch_would_mix_up_are_refused(
     monkeypatch.setattr(job, "load_model", functools.partial(reach, "not refused"))
     with pytest.raises((UsageError, Reached), match=said or "not refused"):
         started(arange((8, 8, 8)), compile=True, compile_mode=mode)
+
+
+def test_a_part_takes_over_the_net_and_the_arrays_of_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[torch.device] = []
+
+    class Counted(Forward):
+        def __init__(self, device: torch.device, job: Job) -> None:
+            made.append(device)
+            super().__init__(device, job)
+
+    monkeypatch.setattr(equipment, "Forward", Counted)
+    begun = started(arange((32, 16, 16)), block=16, workers=2, parts=2)
+    worker = Worker(begun.job, begun.journal, begun.claims, EndRequest())
+    first = worker.watch.queues.equipment
+    with worker.at_work():
+        for part in range(len(worker.parts)):
+            worker.compute([part], begun.reader.scalings)
+    assert len(worker.parts) == 2
+    assert begun.journal.written == 2
+    assert made == [CPU]
+    assert worker.watch.queues.equipment is first
+
+
+def test_a_net_that_records_graphs_is_made_anew_for_the_threads_of_each_part(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda module, **how: module)  # the real one is slow
+    for mode, kept in (("default", True), ("reduce-overhead", False)):
+        begun = started(arange((16, 16, 16)), compile=True, compile_mode=mode)
+        tools = begun.queues.equipment
+        assert (tools.forward_on(CPU) is tools.forward_on(CPU)) is kept

@@ -12,18 +12,18 @@ uploaded while the net works on this one (`transfers`). Everything between is th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from itertools import islice
 
 import torch
 from torch import Tensor
 
-from ..base import PenstockError, Pool, StageError, torch_threads
+from ..base import PenstockError, StageError, torch_threads
 from ..data import Scaling, indices
 from ..instruments import Probe
-from ..models import placed
 from .blocks import Computed, Loaded, Slot
+from .equipment import Equipment
 from .geometry import Block
 from .job import Job
 from .out_of_memory import is_out_of_memory
@@ -40,18 +40,17 @@ class Lane:
         device: torch.device,
         job: Job,
         probe: Probe,
-        pools: tuple[Pool, Pool],
+        equipment: Equipment,
         before_batch: Callable[[int], None],
         halved: Callable[[Iterable[Slot]], None] | None = None,
     ) -> None:
-        """``pools`` hold the arrays of blocks as read, and of blocks as computed. ``before_batch``
-        is called with the number of patches before each batch; it may raise to stop the lane.
-        ``halved`` is called with the patches that run in smaller batches, as the device
-        has no memory left; without it that is an error."""
+        """``before_batch`` is called with the number of patches before each batch; it may raise to
+        stop the lane. ``halved`` is called with the patches that run in smaller batches, as the
+        device has no memory left; without it that is an error."""
         self.device, self.job, self.probe = device, job, probe
-        self.read_pool, self.block_pool = pools
+        self.read_pool, self.block_pool = equipment.read_pool, equipment.block_pool
         self.before_batch, self.halved = before_batch, halved
-        self.forward = Forward(device, job)
+        self.forward = equipment.forward_on(device)
         self.scatter = PatchScatter(device, job, together=device.type != "cpu")
         self.transfers = Transfers(device)
         self.clock = GpuClock(device, probe) if device.type == "cuda" else None
@@ -177,65 +176,6 @@ class Lane:
 
     def _span(self, stage: str, block: Block) -> AbstractContextManager[None]:
         return (self.clock or self.probe).span(stage, block)
-
-
-class Forward:
-    """The net on a device. It checks that each forward returns heads like those of the first."""
-
-    def __init__(self, device: torch.device, job: Job) -> None:
-        self.device, self.job = device, job
-        config, net = job.config, job.net
-        self.module = placed(net.model.module, device, net.footprint.channels_last)
-        if config.compile:
-            dynamic = {"auto": None, "true": True, "false": False}[config.compile_dynamic]
-            self.module = torch.compile(self.module, mode=config.compile_mode, dynamic=dynamic)  # type: ignore[assignment]
-        self._dtypes: list[torch.dtype] = []
-        """Dtypes of the heads, known after the first forward."""
-
-    def autocast(self) -> torch.autocast:
-        """The context that the model runs in. Enter one around all of a lane's work as well: torch
-        keeps the weights that it has cast until the outermost context ends."""
-        amp = self.job.net.amp
-        return torch.autocast(self.device.type, amp, amp is not None)
-
-    def run(self, batch: Tensor) -> list[Tensor]:
-        """The model's heads, one for each sink, shape (batch, channels, z, y, x)."""
-        model = self.job.net.model
-        with self.autocast():
-            heads = model.heads(self.module(batch.to(model.dtype)))
-        outputs = self._checked(heads, (len(batch), *batch.shape[2:]))
-        if len(outputs) == 1 and len(self.job.heads) > 1:
-            outputs = list(outputs[0].split(1, dim=1))
-        return outputs if self.job.net.shape.model_axes == 3 else [o.unsqueeze(2) for o in outputs]
-
-    def _checked(self, heads: Mapping[str, Tensor], sides: tuple[int, ...]) -> list[Tensor]:
-        """The heads in their order. ``sides`` are (batch, spatial axes of a patch).
-
-        Raises `PenstockError` if a forward returns other heads than the first one did, or heads of
-        another shape or dtype. Autocast may turn floats into half precision.
-        """
-        expected = self.job.net.footprint.heads
-        if heads.keys() != {head.name for head in expected}:
-            raise PenstockError(
-                f"the model returned {len(heads)} head(s), {', '.join(heads)}, and not "
-                f"{len(expected)}, {', '.join(head.name for head in expected)}, as at first"
-            )
-        outputs = [heads[head.name] for head in expected]
-        dtypes = self._dtypes or [
-            output.dtype
-            if output.is_floating_point() and head.dtype.is_floating_point
-            else head.dtype
-            for output, head in zip(outputs, expected, strict=True)
-        ]
-        for head, output, dtype in zip(expected, outputs, dtypes, strict=True):
-            shape = (sides[0], head.channels, *sides[1:])
-            if output.shape != shape or output.dtype != dtype:
-                raise PenstockError(
-                    f"the model returned {tuple(output.shape)} of {output.dtype} as {head.name}, "
-                    f"and not {shape} of {dtype} as at first"
-                )
-        self._dtypes = dtypes
-        return outputs
 
 
 def one_thread() -> AbstractContextManager[None]:

@@ -108,7 +108,7 @@ def check_graphs(config: InferConfig, devices: Sequence[torch.device]) -> None:
     second lane, a forward in several graphs could lose what one graph hands to the next.
     """
     lanes = sum(device.type == "cuda" for device in devices)
-    if not config.compile or config.compile_mode not in _RECORD_GRAPHS or not lanes:
+    if not records_graphs(config) or not lanes:
         return
     why = f"--compile-mode {config.compile_mode} records CUDA graphs"
     if torch.__version__ < "2.13":
@@ -121,6 +121,11 @@ def check_graphs(config: InferConfig, devices: Sequence[torch.device]) -> None:
             f"{why}, which torch does not keep apart for the {lanes} devices of one process; name "
             "one of --devices, or take --compile-mode max-autotune-no-cudagraphs"
         )
+
+
+def records_graphs(config: InferConfig) -> bool:
+    """Whether a net that is compiled so records CUDA graphs, on a GPU."""
+    return config.compile and config.compile_mode in _RECORD_GRAPHS
 
 
 def fixed_scaling(config: InferConfig) -> Scaling | None:

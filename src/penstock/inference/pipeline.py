@@ -53,6 +53,7 @@ class Pipeline:
         self.job, self.journal, self.claims = job, journal, claims
         self.queues, self.watch, self.probe, self.reader = queues, watch, watch.probe, reader
         self.blocks = blocks
+        self.unit_pool = queues.equipment.unit_pool
         self.ticket = threading.Lock()
         self.tickets = [threading.Lock() for _ in job.devices]
         self.places = [itertools.count() for _ in job.devices]
@@ -110,7 +111,7 @@ class Pipeline:
                 device,
                 self.job,
                 self.probe,
-                (self.queues.read_pool, self.queues.block_pool),
+                self.queues.equipment,
                 partial(self._before_batch, number),
                 self.watch.halvings.note if halves else None,
             )
@@ -178,13 +179,13 @@ class Pipeline:
                         self.queues.write_room.acquire(self._unit_bytes(unit))
                     self.queues.whole.put(unit)
                 for buffer in computed.buffers:
-                    self.queues.block_pool.give(buffer)
+                    self.queues.equipment.block_pool.give(buffer)
             self.queues.room[lane].release(self.job.plan.block_bytes(computed.block))
         self.queues.whole.close()
 
     def _empty_unit(self, head: int, shape: tuple[int, ...]) -> NDArray[Any]:
         plan = self.job.heads[head]
-        array = self.queues.unit_pool.take((plan.channels, *shape), plan.kept)
+        array = self.unit_pool.take((plan.channels, *shape), plan.kept)
         if plan.blended:
             array.fill(0)
         return array
@@ -213,9 +214,12 @@ class Pipeline:
         where = f"block {unit.index} {unit.box} of {output.sink.name}"
         if self.job.heads[number].blended:
             with self.watch.stage("write", where):
-                sums, array = array, self.queues.unit_pool.take(array.shape, output.sink.dtype)
+                sums, array = (
+                    array,
+                    self.unit_pool.take(array.shape, output.sink.dtype),
+                )
                 self.watch.count_clipped(number, cast(sums, array), array.size)
-                self.queues.unit_pool.give(sums)
+                self.unit_pool.give(sums)
         with self.watch.stage("checksum", where):
             check = check_of(array, fill_of(output.sink))
 
@@ -225,5 +229,5 @@ class Pipeline:
 
         with self.watch.stage("write", where):
             self.watch.retries.run(self.queues.flow, f"write {where}", write)
-            self.queues.unit_pool.give(array)
+            self.unit_pool.give(array)
         return check

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from ..base import Budget, Channel, Flow, Pool
+from ..base import Budget, Channel, Flow
 from .blocks import Computed, Loaded
+from .equipment import Equipment
 from .job import Job
 from .stitch import Unit
-from .transfers import pinned
 
 
 class Queues:
-    """The channels of a job, each bounded by a budget of bytes, and the pools of its arrays."""
+    """The channels of a job, each bounded by a budget of bytes, and the equipment of its stages."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, equipment: Equipment | None = None) -> None:
+        """``equipment`` is what an earlier part of the job left."""
         self.job, plan, lanes = job, job.plan, len(job.devices)
         self.flow = Flow()
-        pins = plan.pinned_blocks
-        self.read_pool = Pool(plan.read_buffer_bytes, pinned if pins else None, pins)
-        self.block_pool = Pool(plan.block_buffer_bytes)
-        self.unit_pool = Pool(plan.unit_buffer_bytes)
+        self.equipment = equipment or Equipment(job)
         self.readers = max(1, job.config.prep_workers // lanes)
         """Number of threads that read for each lane."""
         self.room = [Budget(self.flow, plan.block_budget) for _ in job.devices]

@@ -184,7 +184,7 @@ def _compute(
     with cuda_flags_kept(), frozen_garbage():
         set_cuda_flags(job.config.tf32, job.config.cudnn_benchmark)
         scalings = find_scalings(job, journal, watch)
-        reader = BlockReader(job, scalings, queues.read_pool, queues.flow, watch.retries)
+        reader = BlockReader(job, scalings, queues.equipment.read_pool, queues.flow, watch.retries)
         blocks = blocks_for(job.geometry, keys)
         Pipeline(job, journal, Claims(), queues, watch, reader, blocks).run(tell)
 

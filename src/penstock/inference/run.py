@@ -110,7 +110,7 @@ def _carry_out(
     watch.create_sinks()
     with watch.sampling(), frozen_garbage():
         scalings = find_scalings(job, journal, watch)
-        reader = BlockReader(job, scalings, queues.read_pool, queues.flow, watch.retries)
+        reader = BlockReader(job, scalings, queues.equipment.read_pool, queues.flow, watch.retries)
         blocks = wanted_blocks(job, journal.done)
         Pipeline(job, journal, claims, queues, watch, reader, blocks).run(progress)
     summary = watch.summary(reader.chunks.count, (*claims.lacking, *journal.lacking))

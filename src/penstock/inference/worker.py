@@ -64,9 +64,14 @@ class Worker:
         Raises:
             StageError: A stage failed. The error names the stage and the block.
         """
-        queues = self.watch.queues = Queues(self.job)
+        queues = self.watch.queues = Queues(self.job, self.watch.queues.equipment)
         reader = BlockReader(
-            self.job, scalings, queues.read_pool, queues.flow, self.watch.retries, self.chunks
+            self.job,
+            scalings,
+            queues.equipment.read_pool,
+            queues.flow,
+            self.watch.retries,
+            self.chunks,
         )
         parts = map(self.parts.__getitem__, numbers)
         blocks = wanted_blocks(self.job, self.journal.done, parts)
