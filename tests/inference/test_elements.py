@@ -14,6 +14,7 @@ import pytest
 import penstock
 from penstock.cli import main
 from penstock.data.stores import marker
+from penstock.inference.run_folder import open_run
 
 from .kit import Array
 
@@ -114,6 +115,31 @@ def test_an_element_that_was_killed_goes_on_by_itself() -> None:
     assert infer("--finish", normalize="none") == 0
     assert infer(normalize="none", out="alone.zarr") == 0
     assert np.array_equal(values("out.zarr"), values("alone.zarr"))
+
+
+def test_whose_blocks_are_whose_stands_in_the_log_of_each_element(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Threads are a fact of the maker; the run.json of --prepare knows those of its own alone."""
+    assert infer("--prepare", "--workers", "2", normalize="none") == 0
+    assert infer("--part", "1/2", normalize="none") == 0
+    more = ("--threads", "2")  # the later flag wins
+    assert infer("--part", "2/2", *more, normalize="none") == 2
+    assert infer("--part", "2/2", *more, "--resume-anyway", normalize="none") == 0
+    assert infer("--finish", normalize="none") == 0
+    run = open_run(["out.zarr"], None)
+    assert [maker["threads"] for maker in run.makers] == [1, 2]
+    shares = [line.rpartition(" ")[0].split() for line in log_of(2) if line[0] != "#"]
+    theirs = {tuple(map(int, words)) for words in shares}
+    assert {key for key, note in run.notes.items() if note.maker == 1} == theirs
+    capsys.readouterr()
+    assert main(["verify", "out.zarr", "--recompute", "100%"]) == 0
+    said = capsys.readouterr().out
+    assert "60 of 60 blocks are proven" in said and "60 have the same bits" in said
+
+
+def log_of(element: int) -> list[str]:
+    return Path(f"out.zarr.penstock/done-part-{element}-of-2.log").read_text().splitlines()
 
 
 KILLED = """

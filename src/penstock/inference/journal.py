@@ -32,7 +32,7 @@ from ..instruments import set_aside
 from .ending import ENDING_FILE
 from .log_file import LogFile, own_name, read_logs
 from .run_files import RunFiles, check_ours
-from .unit_log import CHECKSUM, Key, line_of
+from .unit_log import CHECKSUM, Key, line_of, maker_line
 
 STATISTICS_FOLDER = "statistics"
 """Counts of values by several processes, before they are merged."""
@@ -193,7 +193,8 @@ class Journal(RunFiles):
         self.lock()
         if self._log is not None:
             self._log.begin(anew=False)
-            self._append(f"# maker {self.maker}\n")
+            # In full: run.json names those of the process that began the run.
+            self._append(maker_line(self.makers[self.maker]))
 
     def begin(
         self,

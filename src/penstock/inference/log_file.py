@@ -10,7 +10,7 @@ import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from .unit_log import Key, Note, read_lines
 
@@ -83,11 +83,13 @@ def own_name(name: str, writer: str) -> str:
     return f"{stem}-{plain}{dot}{suffix}"
 
 
-def read_logs(folder: Path) -> dict[Key, Note]:
-    """The units that the logs of a run folder name."""
+def read_logs(folder: Path, makers: list[dict[str, Any]] | None = None) -> dict[Key, Note]:
+    """The units that the logs of a run folder name. ``makers`` are those of its run.json, to which
+    those that only logs name are added."""
     notes: dict[Key, Note] = {}
+    makers = [{}] if makers is None else makers
     for log in logs_of(folder):
-        notes |= read_lines(log.read_bytes().splitlines(keepends=True))
+        notes |= read_lines(log.read_bytes().splitlines(keepends=True), makers)
     return notes
 
 

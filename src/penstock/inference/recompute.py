@@ -241,7 +241,8 @@ class _Comparison:
             self.differences[key].append(difference)
             if difference is None:
                 return
-            same = self.same[self.run.notes[key].maker]
+            maker = self.run.notes[key].maker
+            same = maker < len(self.same) and self.same[maker]
             if same or not difference <= self.done.tolerances[number]:
                 limit = "" if same else f", more than {self.done.tolerances[number]:g},"
                 what = f"differs by up to {difference:.3g}{limit} when computed anew"

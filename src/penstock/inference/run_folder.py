@@ -45,6 +45,8 @@ class RunFolder:
     """That of run.json."""
     notes: Mapping[Key, Note]
     """The line of the log on each unit that it names."""
+    makers: Sequence[Mapping[str, Any]]
+    """Who made units, by the index in their notes: those of run.json, then those of the logs."""
     outputs: Sequence[Stored]
     specs: Sequence[Any]
     """The outputs as they are named."""
@@ -58,10 +60,6 @@ class RunFolder:
     @property
     def fingerprint(self) -> dict[str, Any]:
         return dict(self.content["fingerprint"])
-
-    @property
-    def makers(self) -> list[dict[str, Any]]:
-        return list(self.content.get("makers", [{}]))
 
     @cached_property
     def units(self) -> Grid:
@@ -111,7 +109,9 @@ def open_run(specs: Sequence[Any], run_dir: Path | None) -> RunFolder:
     written = named if len(named) == len(specs) else [open_written(s, "OUTPUT") for s in specs]
     outputs = _stored(written, content["fingerprint"], folder)
     lacking = [text for each in written if (text := _check_made_by(each, content, folder))]
-    return RunFolder(folder, content, read_logs(folder), outputs, specs, lacking)
+    makers = list(content.get("makers", [{}]))
+    notes = read_logs(folder, makers)
+    return RunFolder(folder, content, notes, makers, outputs, specs, lacking)
 
 
 def _read_run(folder: Path, *, given: bool) -> dict[str, Any]:
