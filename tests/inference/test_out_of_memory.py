@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,10 +65,34 @@ def test_what_ran_in_smaller_batches_is_listed_and_survives_a_resume(
     rows = [json.loads(line)["unit"] for line in (folder / "halved.jsonl").read_text().splitlines()]
     assert rows == [[0, 0, 0, 0], [0, 0, 0, 1]]
     assert json.loads((folder / "summary.json").read_text())["halved"] == len(rows)
+    with (folder / "halved.jsonl").open("a") as torn:
+        torn.write('{"unit": [0, 0')
     assert main([*command, "--resume"]) == 0
-    assert "Halved: " in capsys.readouterr().out
+    assert "Halved: 2 " in capsys.readouterr().out
     assert main([*command, "--overwrite", "--oom", "stop"]) == 3
     assert not (folder / "halved.jsonl").exists()
+
+
+def test_elements_that_are_started_again_count_each_block_once_and_a_new_run_none(
+    tmp_path: Path,
+) -> None:
+    command = words(tmp_path, write_model(tmp_path, "full", FULL.format(1, 5)))
+    folder = tmp_path / "out.zarr.penstock"
+
+    def shared(elements: int, *more: str) -> Any:
+        steps = ["--prepare", *(f"--part={e}/{elements}" for e in range(1, elements + 1))]
+        for step in [steps[0], steps[1], *steps[1:], "--finish"]:
+            count = ["--workers", str(elements)] if step == "--prepare" else []
+            anew = [word for word in more if word != "--overwrite" or step == "--prepare"]
+            assert main([*command, step, *count, *anew]) == 0
+        return json.loads((folder / "summary.json").read_text())
+
+    assert shared(2, "--oom", "halve")["halved"] == 2
+    command[command.index("--model-type") + 1] = "identity"
+    anew = shared(1, "--overwrite")
+    assert anew["halved"] == 0
+    assert [worker["name"] for worker in anew["workers"]] == ["part-1-of-1"]
+    assert anew["units_written"] == 8 and not [*folder.glob("halved*")]
 
 
 def test_halves_give_the_same_patches_in_the_same_places(tmp_path: Path) -> None:

@@ -252,7 +252,7 @@ class _Client:
         notes = [*worker_notes(self.rounds, "part")]
         planned, skipped = self.job.plan.num_units, self.journal.skipped
         return replace(
-            merged(self.summaries, seconds, planned, notes),
+            merged(self.summaries, seconds, planned, len(self.journal.halved()), notes),
             # By the logs: workers that died have not told of their last units.
             units_written=planned - skipped,
             units_skipped=skipped,

@@ -163,7 +163,8 @@ def _keep(journal: Journal, summary: Summary) -> None:
     if file is not None and file.exists():
         earlier = _READ(file.read_bytes())
         seconds = earlier.seconds + summary.seconds
-        both = merged({"": earlier, "again": summary}, seconds, summary.units_planned)
+        each, planned = {"": earlier, "again": summary}, summary.units_planned
+        both = merged(each, seconds, planned, halved=summary.halved)  # which has the earlier ones
         summary = replace(both, workers=())
     journal.save(own_name("summary.json", str(journal.writer)), asdict(summary))
 
@@ -197,16 +198,16 @@ def _finish(job: Job) -> StepOutcome:
         claims.confirm()
         for sink in job.sinks:
             sink.close()
-    summary = _together(job)
+    summary = _together(job, journal)
     journal.save("summary.json", asdict(summary))
     return StepOutcome(f"Complete: all {plural(job.plan.num_units, 'block')} are written", summary)
 
 
-def _together(job: Job) -> Summary:
+def _together(job: Job, journal: Journal) -> Summary:
     """What all elements did, as if they had run side by side."""
     assert job.run_dir is not None
     files = sorted(job.run_dir.glob(own_name("summary.json", "part-*")))
     each = {file.stem.removeprefix("summary-"): _READ(file.read_bytes()) for file in files}
     seconds = max((summary.seconds for summary in each.values()), default=0.0)
     note = "The time is that of the slowest element; they may have run one after the other"
-    return merged(each, seconds, job.plan.num_units, [note])
+    return merged(each, seconds, job.plan.num_units, len(journal.halved()), [note])

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 from ..base import TRACEBACK_FILE, UsageError, scrubbed
 from ..instruments import set_aside
 from .ending import ENDING_FILE
-from .log_file import LogFile, own_name, read_logs
+from .log_file import LogFile, of_each, own_name, read_logs, read_units
 from .run_files import RunFiles, check_ours
 from .unit_log import CHECKSUM, Key, line_of, maker_line
 
@@ -39,11 +39,17 @@ STATISTICS_FOLDER = "statistics"
 RETRIES_FILE = "retries.jsonl"
 STACKS_FILE = "stacks.txt"
 HALVED_FILE = "halved.jsonl"
-_OF_ONE_START = ("summary.json", RETRIES_FILE, STACKS_FILE, ENDING_FILE, TRACEBACK_FILE)
-"""Files that tell of one start of a run, and are removed when it is resumed."""
 RUN_FILES = ("run.json", "done.log", "statistics.json", "metrics.jsonl", HALVED_FILE,
-             *_OF_ONE_START)  # fmt: skip
+             "summary.json", RETRIES_FILE, STACKS_FILE, ENDING_FILE, TRACEBACK_FILE)  # fmt: skip
 """The files of a run folder."""
+_OF_ONE_START = ("summary.json", ENDING_FILE, TRACEBACK_FILE,
+                 *(f(n) for n in (RETRIES_FILE, STACKS_FILE) for f in (str, of_each)))  # fmt: skip
+"""Files that tell of one start of a run, and are removed when it is resumed."""
+_OF_ONE_RUN = (
+    "statistics.json",
+    *map(of_each, ("done.log", "summary.json", "metrics.jsonl", HALVED_FILE)),
+)
+"""Files that are removed as well when a run begins anew."""
 _OLDER = {"code": "of an older version"}
 """The maker of a run that was begun by a version which noted none."""
 
@@ -217,11 +223,9 @@ class Journal(RunFiles):
         self._log.begin(anew=not self.done)
         if not self.done:
             shutil.rmtree(self.folder / STATISTICS_FOLDER, ignore_errors=True)
-            for log in self.folder.glob("done-*.log"):
-                log.unlink()
-            (self.folder / "statistics.json").unlink(missing_ok=True)
-        for old in _OF_ONE_START:
-            (self.folder / old).unlink(missing_ok=True)
+        for name in _OF_ONE_START if self.done else (*_OF_ONE_START, *_OF_ONE_RUN):
+            for old in self.folder.glob(name):
+                old.unlink()
         if self.done:  # by the run that is resumed
             set_aside(self.folder / "metrics.jsonl")
         run = {  # written first: it says which run the folder belongs to
@@ -253,6 +257,13 @@ class Journal(RunFiles):
     def save_statistics(self, volume: int, scaling: Mapping[str, Any]) -> None:
         self.statistics[str(volume)] = dict(scaling)
         self.save("statistics.json", self.statistics)
+
+    def halved(self) -> set[Key]:
+        """The units with patches in smaller batches, by the lists of all processes; two may have
+        computed one."""
+        names = (HALVED_FILE, of_each(HALVED_FILE))
+        files = [file for name in names if self.folder for file in self.folder.glob(name)]
+        return set().union(*map(read_units, files))
 
     def close(self) -> None:
         if self._log is not None:

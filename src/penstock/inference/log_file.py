@@ -5,6 +5,7 @@ done. A run has ``done.log``, and a ``done-NAME.log`` for each of several proces
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import threading
@@ -83,6 +84,15 @@ def own_name(name: str, writer: str) -> str:
     return f"{stem}-{plain}{dot}{suffix}"
 
 
+def of_each(name: str) -> str:
+    """The pattern of such files of all writers.
+
+    >>> of_each("done.log")
+    'done-*.log'
+    """
+    return own_name(name, "*")
+
+
 def read_logs(folder: Path, makers: list[dict[str, Any]] | None = None) -> dict[Key, Note]:
     """The units that the logs of a run folder name. ``makers`` are those of its run.json, to which
     those that only logs name are added."""
@@ -91,6 +101,15 @@ def read_logs(folder: Path, makers: list[dict[str, Any]] | None = None) -> dict[
     for log in logs_of(folder):
         notes |= read_lines(log.read_bytes().splitlines(keepends=True), makers)
     return notes
+
+
+def read_units(file: Path) -> set[Key]:
+    """The units in the rows of a file, without a last row that a kill has torn."""
+    units = set()
+    for line in file.read_bytes().splitlines():
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            units.add(tuple(json.loads(line)["unit"]))
+    return units
 
 
 def _claim(file: IO[str]) -> str | None:

@@ -14,6 +14,7 @@ from ..base import Incomplete, format_bytes
 from ..data import Box, indices
 from .blocks import Slot
 from .job import Job
+from .log_file import read_units
 
 _ON_THE_HOST = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough")
 
@@ -87,8 +88,7 @@ class Halvings:
         self._lock = threading.Lock()
         if path is not None and path.exists():
             if resumed:
-                lines = path.read_text().splitlines()
-                self.units = {tuple(json.loads(line)["unit"]) for line in lines}
+                self.units = read_units(path)
             else:
                 path.unlink()
 

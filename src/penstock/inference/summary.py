@@ -159,7 +159,11 @@ class Summary:
 
 
 def merged(
-    each: Mapping[str, Summary], seconds: float, planned: int, notes: Sequence[str] = ()
+    each: Mapping[str, Summary],
+    seconds: float,
+    planned: int,
+    halved: int,
+    notes: Sequence[str] = (),
 ) -> Summary:
     """The summary of a job that several processes shared.
 
@@ -167,6 +171,7 @@ def merged(
         each: What each process did, by its name; none may be missing.
         seconds: How long the job took.
         planned: The units of the job.
+        halved: `Summary.halved`. Two processes may have computed one unit.
         notes: Sentences for `Summary.notes`.
 
     Returns:
@@ -196,7 +201,7 @@ def merged(
         if chunks
         else None,
         unlocked=tuple(dict.fromkeys(why for share in shares for why in share.unlocked)),
-        halved=sum(share.halved for share in shares),
+        halved=halved,
         retries=sum(share.retries for share in shares),
         retry_seconds=sum(share.retry_seconds for share in shares),
         requests_repeated=sum(share.requests_repeated for share in shares),
