@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.inference.checks import check_of
+from penstock.inference.folder import LocalFolder
 from penstock.inference.journal import Journal
 from penstock.inference.unit_log import Note, line_of, lost_line, read_lines
 
@@ -131,3 +132,17 @@ def test_the_trace_shows_the_checksums(tmp_path: Path) -> None:
     penstock.run_inference(arange((20, 20, 20)), tmp_path / "out.zarr", trace=trace, **SMALL)
     names = {event["name"] for event in json.loads(trace.read_text())}
     assert {"checksum", "note", "write"} <= names
+
+
+def test_logs_are_read_on_from_where_the_last_look_ended(tmp_path: Path) -> None:
+    log, other = tmp_path / "done.log", tmp_path / "done-b.log"
+    one, two, three = ((0, 0, 0, number) for number in (1, 2, 3))
+    log.write_text(line_of(one) + "0 0 0")
+    notes = LocalFolder(tmp_path).notes("")
+    assert notes.fresh().keys() == {one}
+    log.write_text(
+        "?" * (len(line_of(one)) - 1) + "\n" + line_of(two)
+    )  # what was read is not again
+    other.write_text(line_of(three))
+    assert notes.fresh().keys() == {two, three}
+    assert notes.fresh() == {}

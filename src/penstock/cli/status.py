@@ -23,11 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if not args.every > 0:
         raise UsageError(f"--every {args.every:g}: must be more than 0 seconds")
-    from ..inference import read_status, run_folder_of
+    from ..inference import RunLook, run_folder_of
 
-    folder = run_folder_of(args.run_of)
+    look = RunLook(run_folder_of(args.run_of))
     while True:
-        status = read_status(folder)
+        status = look.status()
         print(status.line(), flush=True)
         if not args.watch or status.state != "running":
             return 0 if status.state in ("running", "done") else 3

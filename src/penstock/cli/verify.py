@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     from ..inference import forget, open_run, verify_run
 
     run = open_run(args.output, config.run_dir)
-    check_outputs(("--json", args.json), replace=config.replace, inputs=[run.path])
+    check_outputs(("--json", args.json), replace=config.replace, inputs=[Path(run.folder.place)])
     with counted_progress(run.num_units, "blocks", "verifying") as progress:
         proof = verify_run(run, config.readers, config.retry_for, progress)
     done = _recompute(run, proof, config) if config.recompute is not None else None
@@ -106,7 +106,7 @@ def _lines(
     names = ", ".join(stored.written.name for stored in run.outputs)
     yield (
         f"{names}: {proof.proven:,} of {proof.units:,} blocks are proven, "
-        f"{format_bytes(proof.proven_bytes)} of values, by the checksums in {run.path}"
+        f"{format_bytes(proof.proven_bytes)} of values, by the checksums in {run.folder}"
     )
     yield from (f"Not locked: {reason}" for reason in run.lacking)
     if proof.unprovable:
@@ -162,7 +162,7 @@ def damages(population: int) -> list[int]:
 def _as_dict(run: RunFolder, proof: Proof, done: Recomputed | None) -> dict[str, Any]:
     table: dict[str, Any] = {
         "outputs": [stored.written.name for stored in run.outputs],
-        "run_dir": str(run.path),
+        "run_dir": str(run.folder),
         "run": run.content.get("run"),
         "blocks": proof.units,
         "proven": proof.proven,
@@ -226,7 +226,7 @@ def _infer_again(run: RunFolder, config: VerifyConfig) -> str:
 
 
 def _run_dir(run: RunFolder, config: VerifyConfig) -> list[str]:
-    return [] if config.run_dir is None else ["--run-dir", str(run.path)]
+    return [] if config.run_dir is None else ["--run-dir", str(run.folder)]
 
 
 def _spec(spec: Any) -> str:

@@ -27,8 +27,8 @@ class Runnable(Protocol):
         """What is to be done."""
 
     @property
-    def run_dir(self) -> Path | None:
-        """The run folder, None for an output in memory."""
+    def run_dir(self) -> Path | str | None:
+        """The run folder: a path, or the URL of one in a bucket; None for an output in memory."""
 
     @property
     def sinks(self) -> list[Sink]:
@@ -57,7 +57,7 @@ def begun(job: Runnable, prepared: Prepared | None = None) -> Iterator[tuple[Jou
             resume=resume,
             anyway=job.config.resume_anyway,
         )
-    with contextlib.closing(journal), keep_traceback_in(job.run_dir):
+    with contextlib.closing(journal), keep_traceback_in(journal.here):
         for sink in job.sinks:  # before the list of what is in the old output is lost
             sink.check()
         claims = Claims.take(job.sinks, journal.run, journal.check_maker)

@@ -159,14 +159,14 @@ def _write(
 
 def _keep(journal: Journal, summary: Summary) -> None:
     """Save what an element did, added to what it did before it was started again."""
-    file = journal.own_path("summary.json")
-    if file is not None and file.exists():
-        earlier = _READ(file.read_bytes())
+    name = journal.own_name("summary.json")
+    if (saved := folder_of(journal).read(name)) is not None:
+        earlier = _READ(saved)
         seconds = earlier.seconds + summary.seconds
         each, planned = {"": earlier, "again": summary}, summary.units_planned
         both = merged(each, seconds, planned, halved=summary.halved)  # which has the earlier ones
         summary = replace(both, workers=())
-    journal.save(own_name("summary.json", str(journal.writer)), asdict(summary))
+    journal.save(name, asdict(summary))
 
 
 def _said_of_share(job: Job, numbers: range) -> str:
@@ -205,9 +205,10 @@ def _finish(job: Job) -> StepOutcome:
 
 def _together(job: Job, journal: Journal) -> Summary:
     """What all elements did, as if they had run side by side."""
-    assert job.run_dir is not None
-    files = sorted(job.run_dir.glob(own_name("summary.json", "part-*")))
-    each = {file.stem.removeprefix("summary-"): _READ(file.read_bytes()) for file in files}
+    folder, each = folder_of(journal), {}
+    for name in folder.names(own_name("summary.json", "part-*")):
+        saved = folder.read(name)
+        each[name.removeprefix("summary-").removesuffix(".json")] = _READ(saved or b"")
     seconds = max((summary.seconds for summary in each.values()), default=0.0)
     note = "The time is that of the slowest element; they may have run one after the other"
     return merged(each, seconds, job.plan.num_units, len(journal.halved()), [note])

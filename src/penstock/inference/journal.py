@@ -19,8 +19,6 @@ write a unit twice does no harm; to leave out one that was never written would.
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
@@ -28,10 +26,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..base import TRACEBACK_FILE, UsageError, scrubbed
-from ..instruments import set_aside
 from .ending import ENDING_FILE
-from .log_file import LogFile, of_each, own_name, read_logs, read_units
-from .run_files import RunFiles, check_ours
+from .folder import Folder, Log, Notes, folder_at
+from .log_file import of_each, read_units
+from .run_files import RunFiles, read_document
 from .unit_log import CHECKSUM, Key, line_of, maker_line
 
 STATISTICS_FOLDER = "statistics"
@@ -67,12 +65,12 @@ class Prepared(NamedTuple):
     """Number of processes."""
 
     @classmethod
-    def read(cls, folder: Path | None) -> Prepared:
+    def read(cls, place: Path | str | None) -> Prepared:
         """What a run folder says. Raises `UsageError` if the run is not prepared."""
-        file = None if folder is None else folder / "run.json"
-        prepared = _read(file).get("prepared") if file is not None and file.exists() else None
+        run = None if place is None else read_document(folder_at(place), "run.json")
+        prepared = (run or {}).get("prepared")
         if prepared is None:
-            raise UsageError(f"no run is prepared in {folder}; run --prepare --workers N first")
+            raise UsageError(f"no run is prepared in {place}; run --prepare --workers N first")
         return cls(tuple(prepared["part"]), prepared["elements"])
 
 
@@ -81,11 +79,11 @@ class Journal(RunFiles):
 
     def __init__(
         self,
-        folder: Path | None,
+        place: Path | str | None,
         fingerprint: Mapping[str, Any],
         maker: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(folder)
+        super().__init__(place)
         self.fingerprint: dict[str, Any] = scrubbed(json.loads(json.dumps(fingerprint)))
         noted = {**(maker or {}), "checksum": CHECKSUM}
         self.makers: list[dict[str, Any]] = [json.loads(json.dumps(noted))]
@@ -102,13 +100,14 @@ class Journal(RunFiles):
         """Names of the runs that made the outputs which this run replaces."""
         self._before: Mapping[str, Any] | None = None
         self._anyway = False
-        self._log: LogFile | None = None
+        self._log: Log | None = None
+        self._notes: Notes | None = None
         self._lock = threading.Lock()
 
     @classmethod
     def open(
         cls,
-        folder: Path | None,
+        place: Path | str | None,
         fingerprint: Mapping[str, Any],
         maker: Mapping[str, Any] | None = None,
         *,
@@ -120,15 +119,13 @@ class Journal(RunFiles):
         Raises `UsageError` if the earlier run had other settings, naming the first difference, or
         if the folder is no run folder. ``anyway`` allows another ``maker``.
         """
-        journal = cls(folder, fingerprint, maker)
-        if folder is not None:
-            there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-            if not there.is_dir() or not os.access(there, os.W_OK):
-                raise UsageError(f"--run-dir {folder}: {there} is no folder that can be written to")
-            check_ours(folder)
-        if not resume or folder is None or not (folder / "run.json").exists():
+        journal = cls(place, fingerprint, maker)
+        if (folder := journal.folder) is None:
             return journal
-        before = _read(folder / "run.json")
+        folder.check()
+        before = read_document(folder, "run.json") if resume else None
+        if before is None:
+            return journal
         _check_same(folder, _settled(before.get("fingerprint", {})), journal.fingerprint)
         journal.makers, journal.maker = _with_maker(
             folder, before.get("makers", [_OLDER]), journal.makers[0], anyway
@@ -136,11 +133,8 @@ class Journal(RunFiles):
         journal._before, journal._anyway = before, anyway
         journal._replaces = before.get("replaces", [])
         journal.run = before.get("run", journal.run)
-        journal.done = set(read_logs(folder))
+        journal.refresh()
         journal.skipped = len(journal.done)
-        statistics = folder / "statistics.json"
-        if statistics.exists():
-            journal.statistics = _read(statistics)
         return journal
 
     @property
@@ -150,10 +144,12 @@ class Journal(RunFiles):
 
     def refresh(self) -> None:
         """Learn which units other processes have written, and which percentiles they know."""
-        if self.folder is not None:
-            self.done |= set(read_logs(self.folder))
-            if (statistics := self.folder / "statistics.json").exists():
-                self.statistics = _read(statistics)
+        if self.folder is None:
+            return
+        if self._notes is None:
+            self._notes = self.folder.notes(self.run)
+        self.done |= self._notes.fresh().keys()
+        self.statistics = read_document(self.folder, "statistics.json") or self.statistics
 
     def check_maker(self, output: str, made_by: str | None) -> None:
         """Raise `UsageError` if a run is resumed whose output belongs to another run by now.
@@ -183,10 +179,9 @@ class Journal(RunFiles):
         """
         if self.folder is None or self._log is not None:
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        name = "done.log" if self.writer is None else own_name("done.log", self.writer)
+        self.folder.make()
         try:
-            self._log = LogFile(self.folder / name)
+            self._log = self.folder.log(self.run, self.writer)
         except BlockingIOError:
             raise UsageError(
                 f"--run-dir {self.folder}: another process is writing this output"
@@ -222,12 +217,11 @@ class Journal(RunFiles):
         assert self._log is not None
         self._log.begin(anew=not self.done)
         if not self.done:
-            shutil.rmtree(self.folder / STATISTICS_FOLDER, ignore_errors=True)
-        for name in _OF_ONE_START if self.done else (*_OF_ONE_START, *_OF_ONE_RUN):
-            for old in self.folder.glob(name):
-                old.unlink()
+            self.folder.delete(f"{STATISTICS_FOLDER}/")
+        for old in _OF_ONE_START if self.done else (*_OF_ONE_START, *_OF_ONE_RUN):
+            self.folder.delete(old)
         if self.done:  # by the run that is resumed
-            set_aside(self.folder / "metrics.jsonl")
+            self.folder.set_aside("metrics.jsonl")
         run = {  # written first: it says which run the folder belongs to
             "run": self.run,
             "locked": locked,
@@ -261,17 +255,20 @@ class Journal(RunFiles):
     def halved(self) -> set[Key]:
         """The units with patches in smaller batches, by the lists of all processes; two may have
         computed one."""
-        names = (HALVED_FILE, of_each(HALVED_FILE))
-        files = [file for name in names if self.folder for file in self.folder.glob(name)]
-        return set().union(*map(read_units, files))
+        if (folder := self.folder) is None:
+            return set()
+        names = [*folder.names(HALVED_FILE), *folder.names(of_each(HALVED_FILE))]
+        return set().union(*(read_units(folder.read(name) or b"") for name in names))
 
     def close(self) -> None:
         if self._log is not None:
             self._log.close()
             self._log = None
+        if self.folder is not None:
+            self.folder.close()
 
 
-def made_anew(output: str, folder: Path | None) -> UsageError:
+def made_anew(output: str, folder: Folder | None) -> UsageError:
     """The error for an output that belongs to another run by now."""
     return UsageError(
         f"--resume: {output} was made anew by another run than that in {folder}; resume that one, "
@@ -279,7 +276,7 @@ def made_anew(output: str, folder: Path | None) -> UsageError:
     )
 
 
-def _check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def _check_same(folder: Folder, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     if (name := _differing(before, now)) is not None:
         raise UsageError(
             f"--resume: the run in {folder} had {name} {before[name]!r}, this one has "
@@ -288,7 +285,7 @@ def _check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any])
 
 
 def _with_maker(
-    folder: Path, makers: list[dict[str, Any]], mine: dict[str, Any], anyway: bool
+    folder: Folder, makers: list[dict[str, Any]], mine: dict[str, Any], anyway: bool
 ) -> tuple[list[dict[str, Any]], int]:
     """The makers of a run with this process among them, and its index."""
     name = _differing(makers[-1], mine)
@@ -314,11 +311,3 @@ def _settled(fingerprint: dict[str, Any]) -> dict[str, Any]:
 def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     """The first key whose value differs. What an older version did not note counts as equal."""
     return next((name for name, value in now.items() if before.get(name, value) != value), None)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content: dict[str, Any] = dict(json.loads(path.read_bytes()))
-    except (ValueError, TypeError) as error:
-        raise UsageError(f"--resume: {path} is damaged; give --overwrite to begin anew") from error
-    return content

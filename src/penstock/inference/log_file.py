@@ -50,6 +50,12 @@ class LogFile:
             self._file.write("?\n")
             self._file.flush()
 
+    pending = 0
+    """Each line is safe once it is appended."""
+
+    def flush(self) -> None:
+        """Nothing: each line is safe."""
+
     def append(self, line: str) -> None:
         """Add a line and sync it to the disk. A log that was closed takes no more."""
         with self._lock:
@@ -93,20 +99,35 @@ def of_each(name: str) -> str:
     return own_name(name, "*")
 
 
-def read_logs(folder: Path, makers: list[dict[str, Any]] | None = None) -> dict[Key, Note]:
-    """The units that the logs of a run folder name. ``makers`` are those of its run.json, to which
-    those that only logs name are added."""
-    notes: dict[Key, Note] = {}
-    makers = [{}] if makers is None else makers
-    for log in logs_of(folder):
-        notes |= read_lines(log.read_bytes().splitlines(keepends=True), makers)
-    return notes
+class LogFiles:
+    """The logs of a run folder, each read on from where the last look ended."""
+
+    def __init__(self, folder: Path, makers: list[dict[str, Any]]) -> None:
+        """``makers`` are those of run.json, to which those that only logs name are added."""
+        self.folder, self.makers = folder, makers
+        self._read: dict[str, int] = {}
+        """Bytes of each log that were read. A line that is not whole yet is read again."""
+
+    def fresh(self) -> dict[Key, Note]:
+        """The units that are noted since the last call, all at the first.
+
+        Later calls do not know the makers of units. Nobody takes a unit off the list of a run at
+        work, so what an earlier call said stands.
+        """
+        notes: dict[Key, Note] = {}
+        for log in logs_of(self.folder):
+            with log.open("rb") as file:
+                file.seek(self._read.get(log.name, 0))
+                whole, newline, _ = file.read().rpartition(b"\n")
+            notes |= read_lines((whole + newline).splitlines(keepends=True), self.makers)
+            self._read[log.name] = self._read.get(log.name, 0) + len(whole + newline)
+        return notes
 
 
-def read_units(file: Path) -> set[Key]:
+def read_units(rows: bytes) -> set[Key]:
     """The units in the rows of a file, without a last row that a kill has torn."""
     units = set()
-    for line in file.read_bytes().splitlines():
+    for line in rows.splitlines():
         with contextlib.suppress(ValueError, KeyError, TypeError):
             units.add(tuple(json.loads(line)["unit"]))
     return units

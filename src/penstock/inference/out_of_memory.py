@@ -88,7 +88,7 @@ class Halvings:
         self._lock = threading.Lock()
         if path is not None and path.exists():
             if resumed:
-                self.units = read_units(path)
+                self.units = read_units(path.read_bytes())
             else:
                 path.unlink()
 

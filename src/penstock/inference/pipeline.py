@@ -202,7 +202,7 @@ class Pipeline:
             if unit is None:
                 return
             checks = [self._write_to(output, unit) for output in range(len(self.job.outputs))]
-            where = f"block {unit.index} {unit.box}, noting it in {self.journal.path('done.log')}"
+            where = f"block {unit.index} {unit.box}, noting it in {self.journal.named('done.log')}"
             with self.watch.stage("write", where, timed=False), self.probe.span("note", unit.index):
                 self.journal.note((unit.volume, *unit.index), unit.box.size, checks)
             self.queues.write_room.release(self._unit_bytes(unit))

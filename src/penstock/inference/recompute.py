@@ -7,7 +7,6 @@ give the same bits. Others may change the last digits; a tolerance is stated the
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import random
 import threading
@@ -35,6 +34,7 @@ from .journal import Journal
 from .pipeline import Pipeline
 from .queues import Queues
 from .reading import BlockReader
+from .run_files import read_document
 from .run_folder import RunFolder, Stored
 from .statistics import find_scalings
 from .summary import Progress
@@ -145,7 +145,7 @@ def _reopen(run: RunFolder, devices: Sequence[str] | None) -> tuple[Job, dict[st
     settings = {name: value for name, value in run.settings.items() if name in names}
     try:
         check_model_name(settings.get("model_type"), "--model-type")
-        ours: dict[str, Any] = {"out_spec": run.specs, "run_dir": run.path, "resume": True}
+        ours: dict[str, Any] = {"out_spec": run.specs, "run_dir": run.folder.place, "resume": True}
         if devices is not None:
             ours["devices"] = devices
         job = Job(build(InferConfig, settings, ours))
@@ -159,9 +159,7 @@ def _reopen(run: RunFolder, devices: Sequence[str] | None) -> tuple[Job, dict[st
                 f"--recompute: the run had {name} {before[name]!r}, now it is {value!r}; what it "
                 "was made of is not there any more"
             )
-    saved = run.path / "statistics.json"
-    statistics: dict[str, Any] = json.loads(saved.read_bytes()) if saved.exists() else {}
-    return job, statistics
+    return job, read_document(run.folder, "statistics.json") or {}
 
 
 def _compute(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +13,10 @@ import numpy as np
 
 from ..base import PenstockError, UsageError, plural, redact
 from ..data import Box, Grid, Written, indices, open_written, run_at
+from .folder import Folder, folder_at
 from .journal import made_anew
-from .log_file import LogFile, logs_of, read_logs
 from .run_files import default_run_dir
-from .unit_log import Key, Note, lost_line
+from .unit_log import Key, Note
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class Stored:
 class RunFolder:
     """What the folder of a run says, and the run's outputs."""
 
-    path: Path
+    folder: Folder
     content: Mapping[str, Any]
     """That of run.json."""
     notes: Mapping[Key, Note]
@@ -85,7 +84,7 @@ class RunFolder:
         return f"block {key[1:]} {self.units.cell(key[1:])} of volume {key[0]}"
 
 
-def open_run(specs: Sequence[Any], run_dir: Path | None) -> RunFolder:
+def open_run(specs: Sequence[Any], run_dir: Path | str | None) -> RunFolder:
     """Open the run that wrote an output, and all outputs of the run.
 
     Args:
@@ -101,29 +100,31 @@ def open_run(specs: Sequence[Any], run_dir: Path | None) -> RunFolder:
         PenstockError: An output is not this run's.
     """
     named = [open_written(spec, "OUTPUT") for spec in specs]
-    folder = run_dir or default_run_dir(named[0])
-    if folder is None:
+    place = run_dir or default_run_dir(named[0])
+    if place is None:
         raise UsageError(f"{named[0].name} has no run folder of its own; give --run-dir")
+    folder = folder_at(place)
     content = _read_run(folder, given=run_dir is not None)
     specs = _all_specs(specs, named[0], content, folder)
     written = named if len(named) == len(specs) else [open_written(s, "OUTPUT") for s in specs]
     outputs = _stored(written, content["fingerprint"], folder)
     lacking = [text for each in written if (text := _check_made_by(each, content, folder))]
     makers = list(content.get("makers", [{}]))
-    notes = read_logs(folder, makers)
+    notes = folder.notes(str(content.get("run")), makers).fresh()
     return RunFolder(folder, content, notes, makers, outputs, specs, lacking)
 
 
-def _read_run(folder: Path, *, given: bool) -> dict[str, Any]:
+def _read_run(folder: Folder, *, given: bool) -> dict[str, Any]:
     hint = "" if given else "; if it has another place, give --run-dir"
     try:
-        content = json.loads((folder / "run.json").read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
-        raise UsageError(f"{folder} is no folder of a run of penstock infer{hint}") from None
+        saved = folder.read("run.json")
+        content = None if saved is None else json.loads(saved)
     except OSError as error:
         raise UsageError(f"{folder}: {error.strerror}") from error
-    except ValueError:
-        raise UsageError(f"{folder / 'run.json'} is damaged") from None
+    except ValueError as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"{folder}/run.json is damaged") from None
     wanted = {"domain", "block", "places", "volumes", "dtypes", "outputs", "heads"}
     if not (
         isinstance(content, dict)
@@ -132,12 +133,12 @@ def _read_run(folder: Path, *, given: bool) -> dict[str, Any]:
     ):
         raise UsageError(f"{folder} is no folder of a run of penstock infer{hint}")
     if lacking := sorted(wanted - content["fingerprint"].keys()):
-        raise UsageError(f"{folder / 'run.json'} is of an older version and lacks {lacking[0]}")
+        raise UsageError(f"{folder}/run.json is of an older version and lacks {lacking[0]}")
     return content
 
 
 def _all_specs(
-    named: Sequence[Any], first: Written, content: Mapping[str, Any], folder: Path
+    named: Sequence[Any], first: Written, content: Mapping[str, Any], folder: Folder
 ) -> Sequence[Any]:
     """All outputs of the run in their order: those that are named, or where the run wrote them."""
     wrote = [text.rpartition("#")[0] for text in content["fingerprint"]["outputs"]]
@@ -155,7 +156,7 @@ def _all_specs(
 
 
 def _stored(
-    written: Sequence[Written], fingerprint: Mapping[str, Any], folder: Path
+    written: Sequence[Written], fingerprint: Mapping[str, Any], folder: Folder
 ) -> list[Stored]:
     """The outputs with the place of each volume, once they are those that the run made."""
     start, stop = (tuple(corner[2:]) for corner in fingerprint["domain"])
@@ -177,7 +178,7 @@ def _stored(
     return outputs
 
 
-def _check_made_by(written: Written, content: Mapping[str, Any], folder: Path) -> str | None:
+def _check_made_by(written: Written, content: Mapping[str, Any], folder: Folder) -> str | None:
     """Raise `PenstockError` if another run has made the output anew since. Returns a sentence if
     that cannot be told."""
     made_by = run_at(written)
@@ -192,7 +193,7 @@ def _check_made_by(written: Written, content: Mapping[str, Any], folder: Path) -
     return None
 
 
-def check_not_anew(specs: Sequence[Any], run_dir: Path | None) -> None:
+def check_not_anew(specs: Sequence[Any], run_dir: Path | str | None) -> None:
     """Refuse to resume a run if another one has made its outputs anew.
 
     Such outputs may have other chunks, so that they do not open as those of the run. Whatever else
@@ -203,14 +204,15 @@ def check_not_anew(specs: Sequence[Any], run_dir: Path | None) -> None:
     for spec in specs:
         try:
             written = open_written(spec, "--out-spec")
-            folder = run_dir or default_run_dir(written)
+            place = run_dir or default_run_dir(written)
+            folder = None if place is None else folder_at(place)
             content = {} if folder is None else _read_run(folder, given=True)
             made_by = run_at(written)
         except UsageError:
             continue
         if content and made_by not in (None, content.get("run"), *content.get("replaces", [])):
             raise made_anew(written.name, folder)
-        run_dir = folder  # that of the first output
+        run_dir = place  # that of the first output
 
 
 def forget(run: RunFolder, keys: Collection[Key]) -> int:
@@ -229,19 +231,11 @@ def forget(run: RunFolder, keys: Collection[Key]) -> int:
     lost = sorted(run.notes.keys() & keys)
     if not lost:
         return 0
-    with contextlib.ExitStack() as held:
-        try:
-            logs = [
-                held.enter_context(contextlib.closing(LogFile(path))) for path in logs_of(run.path)
-            ]
-            for log in logs:  # in each: which of several has a unit is not known
-                log.begin(anew=False)
-                log.append("".join(map(lost_line, lost)))
-            (run.path / "summary.json").unlink(missing_ok=True)  # it says that the run is done
-        except BlockingIOError:
-            raise UsageError(
-                f"--forget: another process is writing the run in {run.path}"
-            ) from None
-        except OSError as error:
-            raise UsageError(f"--forget: {run.path}: {error.strerror}") from error
+    try:
+        run.folder.forget(str(run.content.get("run")), lost)
+        run.folder.delete("summary.json")  # it says that the run is done
+    except BlockingIOError:
+        raise UsageError(f"--forget: another process is writing the run in {run.folder}") from None
+    except OSError as error:
+        raise UsageError(f"--forget: {run.folder}: {error.strerror}") from error
     return len(lost)

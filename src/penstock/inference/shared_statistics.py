@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from io import BytesIO
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import UsageError, replacing
+from ..base import UsageError
 from ..data import Histogram, Scaling
+from .folder import Folder
 from .job import Job
 from .journal import STATISTICS_FOLDER, Journal
 from .net import fixed_scaling
@@ -65,26 +66,29 @@ def shared_scalings(job: Job, journal: Journal, elements: int) -> dict[int, Scal
     return {i: Scaling(each["lower"], each["scale"]) for i, each in enumerate(saved)}
 
 
-def open_round(job: Job, folder: Path, elements: int) -> Round | list[Histogram]:
+def open_round(job: Job, folder: Folder, elements: int) -> Round | list[Histogram]:
     """The round that is to be counted, or the histograms of all volumes if all is counted."""
     histograms = [Histogram(job.norm_source.dtype) for _ in job.volumes]
     percentiles = (job.config.norm_lower, job.config.norm_upper)
     number = 0
     while not all(histogram.done for histogram in histograms):
         number += 1
-        files = [_file(folder, number, element, elements) for element in range(1, elements + 1)]
-        missing = [element for element, file in enumerate(files, 1) if not file.exists()]
+        files = [_file(number, element, elements) for element in range(1, elements + 1)]
+        there = {*folder.names(files[0].rpartition("/")[0] + "/*")}
+        missing = [element for element, file in enumerate(files, 1) if file not in there]
         if missing:
             return Round(number, missing, histograms)
         for file in files:
-            _merge(file, histograms)
+            _merge(folder.read(file), histograms)
         for histogram in histograms:
             if not histogram.done:
                 histogram.advance(percentiles)
     return histograms
 
 
-def count_share(job: Job, watch: Watch, folder: Path, element: int, elements: int) -> Round | None:
+def count_share(
+    job: Job, watch: Watch, folder: Folder, element: int, elements: int
+) -> Round | None:
     """Count one element's share of the values of all volumes.
 
     Returns the round that was counted, with the elements that are missing then. None if all is
@@ -97,17 +101,17 @@ def count_share(job: Job, watch: Watch, folder: Path, element: int, elements: in
         for number, histogram in enumerate(opened.histograms):
             if not histogram.done:  # a volume without any finite value is done at once
                 stream(job, watch, number, histogram, _share(job, element, elements))
-        _save(_file(folder, opened.number, element, elements), opened.histograms)
+        file = _file(opened.number, element, elements)
+        folder.write(file, _packed(opened.histograms))
         opened.missing.remove(element)
     return opened
 
 
-def folder_of(journal: Journal) -> Path:
-    """The folder of the shares. Raises `UsageError` if the run has no folder."""
-    folder = journal.path(STATISTICS_FOLDER)
-    if folder is None:
+def folder_of(journal: Journal) -> Folder:
+    """The folder of the run. Raises `UsageError` if it has none."""
+    if journal.folder is None:
         raise UsageError("a job that several processes share needs a --run-dir")
-    return folder
+    return journal.folder
 
 
 def _share(job: Job, element: int, elements: int) -> Iterator[Any]:
@@ -117,24 +121,25 @@ def _share(job: Job, element: int, elements: int) -> Iterator[Any]:
     return map(grid.__getitem__, range(first, stop))
 
 
-def _file(folder: Path, number: int, element: int, elements: int) -> Path:
-    return folder / f"round-{number}-of-{elements}" / f"{element}.npz"
+def _file(number: int, element: int, elements: int) -> str:
+    return f"{STATISTICS_FOLDER}/round-{number}-of-{elements}/{element}.npz"
 
 
-def _save(file: Path, histograms: list[Histogram]) -> None:
+def _packed(histograms: list[Histogram]) -> bytes:
     arrays: dict[str, Any] = {
         f"{volume}.{name}": array
         for volume, histogram in enumerate(histograms)
         if not histogram.done
         for name, array in histogram.counts.items()
     }
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(file) as draft, draft.open("wb") as binary:
-        np.savez_compressed(binary, **arrays)
+    packed = BytesIO()
+    np.savez_compressed(packed, **arrays)
+    return packed.getvalue()
 
 
-def _merge(file: Path, histograms: list[Histogram]) -> None:
-    with np.load(file, allow_pickle=False) as arrays:
+def _merge(packed: bytes | None, histograms: list[Histogram]) -> None:
+    assert packed is not None  # it was listed, and nobody deletes one
+    with np.load(BytesIO(packed), allow_pickle=False) as arrays:
         for volume, histogram in enumerate(histograms):
             if histogram.done:
                 continue

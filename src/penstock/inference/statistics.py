@@ -44,7 +44,7 @@ def _global_scaling(job: Job, journal: Journal, watch: Watch, number: int) -> Sc
         stream(job, watch, number, histogram, iter(pieces_of(job.norm_source)))
         histogram.advance((config.norm_lower, config.norm_upper))
     saved = noted(job, number, histogram)
-    with watch.stage("statistics", journal.path("statistics.json"), timed=False):
+    with watch.stage("statistics", journal.named("statistics.json"), timed=False):
         journal.save_statistics(number, saved)
     return Scaling(saved["lower"], saved["scale"])
 

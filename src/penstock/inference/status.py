@@ -10,16 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..base import UsageError, format_seconds, is_locked, plural, read_json, significant
+from ..base import UsageError, describe, format_seconds, plural, significant
 from ..data import open_written
 from .ending import ENDING_FILE
-from .log_file import logs_of
+from .folder import Folder, Notes, folder_at, rows_of
 from .run_files import default_run_dir
-from .unit_log import read_lines
+from .unit_log import Key, Note
 
 State = Literal["running", "done", "ended", "killed"]
-TAIL_BYTES = 2**20
-"""Bytes at the end of a file of rows that are read: some 20 minutes of metrics, a row a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +72,14 @@ class RunStatus:
         return f"{sentence}; {self.why}" if self.why else sentence
 
 
-def run_folder_of(named: str) -> Path:
+def run_folder_of(named: str) -> Path | str:
     """The folder of a run.
 
     Args:
         named: The folder itself, or an output as ``--out-spec`` names it.
 
     Returns:
-        The folder.
+        The folder: a path, or a URL.
 
     Raises:
         UsageError: There is no run folder.
@@ -99,59 +97,74 @@ def run_folder_of(named: str) -> Path:
     raise UsageError(f"{named}: is no folder of a run of penstock infer, and no output of one")
 
 
-def read_status(folder: Path) -> RunStatus:
+def read_status(place: Path | str) -> RunStatus:
     """Read how a run stands. Nothing is changed.
 
     Raises `UsageError` if the folder cannot be read.
     """
-    run = read_json(folder / "run.json")
-    began = (folder / "run.json").stat().st_mtime - 1  # clocks of file systems are coarse
-    logs = list(logs_of(folder))
-    units: set[tuple[int, ...]] = set()
-    for log in logs:
-        with log.open("rb") as lines:
-            units |= read_lines(lines).keys()
-    processes = sum(is_locked(log) for log in logs)
-    state, why = _state(folder, processes > 0)
-    tails = [_tail(path) for path in folder.glob("metrics*.jsonl")]
-    rows = [fresh for tail in tails if (fresh := [r for r in tail if r.get("time", 0) >= began])]
-    last = [tail[-1].get("gauges") or {} for tail in rows]
-    return RunStatus(
-        state=state,
-        why=why,
-        units_done=len(units),
-        units_planned=run.get("units") or None,
-        per_second=_rate(rows) if state == "running" else None,
-        retries=sum(int(gauges.get("retries") or 0) for gauges in last),
-        retry_seconds=sum(float(gauges.get("retry_seconds") or 0) for gauges in last),
-        failing=max(filter(None, map(_failing, last)), default=None),
-        fault=_last_fault(folder),
-        processes=processes,
-    )
+    return RunLook(place).status()
 
 
-def _state(folder: Path, at_work: bool) -> tuple[State, str]:
-    if at_work:
-        return "running", ""
-    if (folder / "summary.json").exists():
-        return "done", ""
-    if (folder / ENDING_FILE).exists():
-        return "ended", str(read_json(folder / ENDING_FILE).get("error", ""))
-    return "killed", "no process writes it; penstock infer --resume goes on"
+class RunLook:
+    """Looks at the folder of a run again and again, and reads what is new of its logs."""
 
+    def __init__(self, place: Path | str) -> None:
+        """``place`` is that of the folder."""
+        self.folder = folder_at(place)
+        self._run: str | None = None
+        self._notes: Notes | None = None
+        self._units: set[Key] = set()
 
-def _tail(path: Path) -> list[dict[str, Any]]:
-    """The last rows of a file, without those that are not whole."""
-    rows = []
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        size = file.seek(0, 2)
-        file.seek(max(0, size - TAIL_BYTES))
-        for line in file.read().splitlines():
-            with contextlib.suppress(ValueError):
-                row = json.loads(line)
-                if isinstance(row, dict) and "time" in row:
-                    rows.append(row)
-    return rows
+    def status(self) -> RunStatus:
+        """How the run stands now. Nothing is changed.
+
+        Raises `UsageError` if the folder cannot be read.
+        """
+        folder = self.folder
+        run = self._read("run.json")
+        self._units |= self._fresh(str(run.get("run"))).keys()
+        processes = folder.at_work()
+        state, why = self._state(processes > 0)
+        tails = folder.telemetry()
+        last = [tail[-1].get("gauges") or {} for tail in tails]
+        return RunStatus(
+            state=state,
+            why=why,
+            units_done=len(self._units),
+            units_planned=run.get("units") or None,
+            per_second=_rate(tails) if state == "running" else None,
+            retries=sum(int(gauges.get("retries") or 0) for gauges in last),
+            retry_seconds=sum(float(gauges.get("retry_seconds") or 0) for gauges in last),
+            failing=max(filter(None, map(_failing, last)), default=None),
+            fault=_last_fault(folder),
+            processes=processes,
+        )
+
+    def _read(self, name: str) -> dict[str, Any]:
+        try:
+            document = json.loads(self.folder.read(name) or b"")
+        except OSError as error:
+            raise UsageError(f"{self.folder}/{name} cannot be read: {error.strerror}") from error
+        except ValueError as error:
+            if isinstance(error, UsageError):
+                raise
+            raise UsageError(f"{self.folder}/{name} is not JSON: {describe(error)}") from error
+        return document if isinstance(document, dict) else {}
+
+    def _fresh(self, run: str) -> dict[Key, Note]:
+        """What the logs say since the last look; all of them if another run was begun."""
+        if self._notes is None or run != self._run:
+            self._run, self._notes, self._units = run, self.folder.notes(run), set()
+        return self._notes.fresh()
+
+    def _state(self, at_work: bool) -> tuple[State, str]:
+        if at_work:
+            return "running", ""
+        if self.folder.names("summary.json"):
+            return "done", ""
+        if self.folder.names(ENDING_FILE):
+            return "ended", str(self._read(ENDING_FILE).get("error", ""))
+        return "killed", "no process writes it; penstock infer --resume goes on"
 
 
 def _rate(files: Iterable[Sequence[dict[str, Any]]]) -> float | None:
@@ -172,8 +185,9 @@ def _failing(gauges: dict[str, Any]) -> tuple[float, float] | None:
     return (seconds, float(gauges.get("retry_for") or 0)) if seconds else None
 
 
-def _last_fault(folder: Path) -> str:
-    rows = [row for path in folder.glob("retries*.jsonl") for row in _tail(path)[-1:]]
+def _last_fault(folder: Folder) -> str:
+    tails = (rows_of(folder.tail(name)) for name in folder.names("retries*.jsonl"))
+    rows = [tail[-1] for tail in tails if tail]
     if not rows:
         return ""
     row = max(rows, key=lambda row: float(row["time"]))

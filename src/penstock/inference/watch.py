@@ -50,12 +50,12 @@ class Watch:
         self.job, self.journal, self.queues = job, journal, queues
         self.request, self.extent = request, extent or job.plan.extent
         self.probe = Probe(job.config.trace)
-        stacks, rows = journal.own_path(STACKS_FILE), journal.own_path(RETRIES_FILE)
+        stacks, rows = journal.own_rows(STACKS_FILE), journal.own_rows(RETRIES_FILE)
         self.watchdog = Watchdog(job.config.stall_timeout, stacks, self.probe.clock)
         self.retries = Retries(
             job.config.retry_for, rows, self.probe.clock, self.watchdog.progressed
         )
-        self.halvings = Halvings(job, journal.own_path(HALVED_FILE), resumed=bool(journal.done))
+        self.halvings = Halvings(job, journal.own_rows(HALVED_FILE), resumed=bool(journal.done))
         self._requests_before = requests_repeated()
         self.patches_done = [0] * len(job.devices)
         """Patches that each lane has run."""
@@ -75,7 +75,7 @@ class Watch:
     def sampling(self) -> Iterator[None]:
         """Sample queues and machine while the job runs, and write trace and metrics at its end."""
         config = self.job.config
-        rows = self.journal.own_path("metrics.jsonl")
+        rows = self.journal.own_rows("metrics.jsonl")
         if rows is None and config.metrics_json is not None:
             rows = config.metrics_json.with_suffix(".jsonl")
         self._cpu_before = _cpu_seconds()

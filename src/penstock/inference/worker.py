@@ -77,7 +77,7 @@ class Worker:
         blocks = wanted_blocks(self.job, self.journal.done, parts)
         pipeline = Pipeline(self.job, self.journal, self.claims, queues, self.watch, reader, blocks)
         began = self.watch.probe.elapsed
-        with keep_traceback_in(self.job.run_dir):
+        with keep_traceback_in(self.journal.here):
             pipeline.run(progress)
         self.seconds += self.watch.probe.elapsed - began
 
