@@ -88,3 +88,22 @@ def test_without_the_data_the_emulator_is_skipped_with_a_sentence(
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     runpy.run_path(script, run_name="__main__")
     assert capsys.readouterr().out.startswith("skipped: there is no ")
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_logs_reads_each_kind() -> None:
+    readme = (BENCHMARKS / "README.md").read_text()
+    script = str(BENCHMARKS / "slurm_logs.py")
+    done = subprocess.run([sys.executable, script, "--mb", "1", "--rounds", "1"],
+                          check=True, capture_output=True, text=True)  # fmt: skip
+    for log in ("bars", "labelled", "epochs", "bars, .gz", "large"):
+        assert f"| {log}, 1 MB |" in done.stdout
+    assert (BENCHMARKS / "README.md").read_text() == readme
+
+
+def test_the_benchmark_of_logs_says_what_is_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = loaded("slurm_logs", monkeypatch).report
+    row = {"log": "bars", "size": 3e8, "contender": "penstock", "round": 0, "peak_bytes": 3e7}
+    assert "- met: 40 MB/s; the slowest log is read at 41" in report([{**row, "mb_s": 41.0}])
+    text = report([{**row, "mb_s": 39.0, "peak_bytes": 2e8}])
+    assert text.count("NOT MET") == 2

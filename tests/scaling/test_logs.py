@@ -10,7 +10,7 @@ import pytest
 from penstock.scaling.advice import exposed
 from penstock.scaling.sources.read import read_runs
 from penstock.scaling.sources.settings import plain, settings_of
-from penstock.scaling.sources.slurm_log import lines_of, read_log
+from penstock.scaling.sources.slurm_log import raw_lines, read_log, text_of
 from penstock.scaling.study import Configuration, studies
 
 from ..places import SHARED
@@ -155,7 +155,7 @@ def test_a_log_without_a_header_is_named_by_its_file(tmp_path: Path) -> None:
 def test_a_file_without_an_end_of_line_costs_no_square(tmp_path: Path) -> None:
     path = tmp_path / "long.out"
     path.write_bytes(b"x" * 5_000_000 + b"\rJob ID: 3\r" + b"\xff\x1b[A" * 500_000)
-    assert max(map(len, lines_of(path))) <= 1 << 14
+    assert max(len(text_of(line)) for line in raw_lines(path)) <= 1 << 14
     assert [found.job for found in read_log(path)] == ["3"]
 
 

@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="PATH",
         help="output of SLURM jobs, folders of runs, ledgers, exports of Comet or MLflow; a folder "
-        "is searched for all of these (logs are *.out and *.log)",
+        "is searched for all of these (logs are *.out and *.log, or those with .gz)",
     )
     parser.add_argument(
         "--baseline",

@@ -145,10 +145,10 @@ def _read_folder(folder: Path, say: Say) -> Iterator[Contents]:
         (_files(folder, f"**/{RESULTS}"), _results_of),
         (_files(folder, f"**/{LEDGER_FILE}"), runs_of_ledger),
         (_of_trackers(folder, "**/*.db"), lambda p: training_runs(mlflow_database(p), p, say)),
-        (_files(folder, "**/*.out"), read_log),
+        (_files(folder, "**/*.out", "**/*.out.gz"), read_log),
         # Anybody's log may hold a traceback without a training.
         (
-            _files(folder, "**/*.log"),
+            _files(folder, "**/*.log", "**/*.log.gz"),
             lambda p: [run for run in read_log(p) if run.seconds or run.epochs or run.batch],
         ),
         ([folder], lambda p: training_runs(mlflow_files(p), p, say)),
@@ -163,9 +163,10 @@ def _results_of(path: Path) -> list[TrainingRun]:
     return [results_run(read_json(path), str(path.parent), path.parent)]
 
 
-def _files(folder: Path, pattern: str) -> list[Path]:
+def _files(folder: Path, *patterns: str) -> list[Path]:
     """Files, and links to nothing, which get a sentence; no pipes and no folders."""
-    return [path for path in sorted(folder.glob(pattern)) if path.is_file() or not path.exists()]
+    paths = sorted(path for pattern in patterns for path in folder.glob(pattern))
+    return [path for path in paths if path.is_file() or not path.exists()]
 
 
 def _of_trackers(folder: Path, pattern: str) -> list[Path]:

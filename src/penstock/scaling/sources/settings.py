@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 
-_COMPARED = {
+COMPARED = {
     "epochs": "number of epochs",
     "max_epochs": "number of epochs",
     "max_steps": "number of steps",
@@ -49,7 +49,7 @@ def settings_of(values: Mapping[str, object]) -> dict[str, str]:
     """
     settings: dict[str, str] = {}
     for key, value in values.items():
-        name = _COMPARED.get(key.lower().replace(" ", "_"))
+        name = COMPARED.get(key.lower().replace(" ", "_"))
         if name is not None and value not in (None, ""):
             settings.setdefault(name, plain(value))
     return settings

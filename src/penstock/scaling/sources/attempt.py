@@ -1,0 +1,289 @@
+"""What a job's lines tell of one training: fields, epochs, scores, the times of ranks, and its end.
+
+An attempt keeps what is asked of it and no more. So a log of any length takes the same memory.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ...instruments import PHASES
+from ..runs import Status
+from .settings import COMPARED
+
+MOST_RANKS = 100_000
+"""The most training times of ranks that are kept; of more, the slowest."""
+MOST_READINGS = 1 << 16
+"""The most readings of GPU-Util that are kept. Of more, every second is, then every fourth."""
+
+SCORE = re.compile(r"\b(val_loss|val_acc)[= ]([-+0-9.e]+|nan|inf)")
+COUNT = re.compile(r"\d{1,15}")
+_FIELDS = re.compile(r"\s{2,}|\s\|\s|\t")
+_ASIDE = re.compile(r"\([^()]*\)")
+_ACCUMULATED = re.compile(r"x (\d{1,6}) accumulated")
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)")
+_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
+_OURS = re.compile(r"[^:]+: [\d,]+ parameters, \d+ x ([^,]+), (\d{1,15}) steps of \d+ samples$")
+_STEP = re.compile(r"rank (\d{1,6}): ([\d.,]+) (m?)s a step: ")
+_SHARE = re.compile(rf"({'|'.join(PHASES)}) (\d{{1,3}})%")
+_PROGRESS = re.compile(r"Epoch (\d{1,9})(?:/(\d{1,9}))?: .*?(\d{1,9})/(\d{1,9}) \[")
+_OUR_EPOCH = re.compile(r"epoch (\d{1,9}), step \d+ of \d+: ")
+_DIVERGED = re.compile(r"\b(?:\w+_)?loss(?:_step|_epoch)?[= ][-+]?(?:nan|inf)\b", re.IGNORECASE)
+"""A loss that is not finite, in a bar of progress or a line of an epoch."""
+_IN_NAME = re.compile(r"([\w-]*?)-epoch=\d+")
+_GLOO = re.compile(r"distributed_backend=gloo$")
+_FIELD = re.compile(r"[^:]*:")
+_SMI_ROW = re.compile(r"MiB\s*/\s*\d+MiB\s*\|\s*(\d{1,3})%")
+_SMI_CSV = re.compile(r"\d{1,3}, *(\d{1,3}) ?%, *\d{1,3} ?%")
+_ENDS: tuple[tuple[str, Status], ...] = (
+    ("DUE TO PREEMPTION", "preempted"),
+    ("DUE TO JOB REQUEUE", "preempted"),  # SLURM requeues these as well
+    ("DUE TO NODE FAIL", "preempted"),
+    ("DUE TO TIME LIMIT", "timeout"),
+    (" CANCELLED AT ", "cancelled"),
+    ("penstock train: stopped by ", "stopped"),
+    ("Traceback (most recent call last)", "crashed"),
+    ("Segmentation fault", "crashed"),
+    ("oom-kill event", "crashed"),
+    ("oom_kill event", "crashed"),
+    ("Out Of Memory", "crashed"),
+    ("xited with exit code", "crashed"),
+)
+"""Signs of a bad end. The first that fits counts, as a cancelled job also prints tracebacks."""
+_OF_A_TRAINING = frozenset({
+    "max epochs", "effective batch size", "batch size", "batch size per gpu",
+})  # fmt: skip
+_OF_THE_JOB = frozenset({
+    "job id", "slurm_job_id", "job name", "slurm_job_name", "number of nodes", "slurm_nnodes",
+    "number of tasks", "slurm_ntasks", "total gpus", "number of gpus", "gpu 0", "cuda available",
+})  # fmt: skip
+"""Fields that hold for all attempts of a job."""
+_ASKED = _OF_A_TRAINING | _OF_THE_JOB | {
+    "output directory", "workload", "max steps", "epochs done", "samples per epoch",
+    "number of samples", "steps per epoch", "accumulated", "world_size", "restarts",
+    "slurm_restart_count",
+}  # fmt: skip
+"""Fields that a run is made of, beside those that runs are compared by."""
+AS_ZERO = str.maketrans("123456789", "0" * 9)
+_ALIKE = {name.replace(" ", "_").translate(AS_ZERO) for name in _ASKED | COMPARED.keys()}
+
+
+@dataclass
+class Attempt:
+    """The lines of a job since its header, as numbers and fields."""
+
+    fields: dict[str, str] = field(default_factory=dict)
+    """The first value of each field that is asked for, by its name in small letters."""
+    totals: list[float] = field(default_factory=list)
+    """Training time of each rank that printed one, in seconds."""
+    per_epoch: float | None = None
+    """Seconds of an epoch of the slowest rank."""
+    loss: float | None = None
+    """The least finite validation loss of an epoch."""
+    best: float | None = None
+    """The least finite loss that a rank called its best."""
+    accuracy: float | None = None
+    diverged: bool = False
+    """True if a loss was not finite."""
+    first_epoch: int | None = None
+    """The epoch of the first bar of progress."""
+    done: tuple[int, int] | None = None
+    """The least and the greatest epoch that came to its end, from 0."""
+    steps: int | None = None
+    workload: str | None = None
+    utilisation: list[float] = field(default_factory=list)
+    device: str | None = None
+    """The device as our own training names it."""
+    all_steps: int | None = None
+    """The steps of all epochs."""
+    phases: dict[int, tuple[float, dict[str, int]]] = field(default_factory=dict)
+    """The median step of each rank in seconds, and the percents that its phases took."""
+    end: Status | None = None
+    _readings: int = 0
+    _every: int = 1
+
+    @property
+    def trained(self) -> bool:
+        """Whether it printed anything of a training, or of its end."""
+        return bool(self.fields.keys() & _OF_A_TRAINING or self.totals or self.done or self.end)
+
+    def of_the_job(self) -> Attempt:
+        """An attempt of which only the fields of its job are known yet."""
+        return Attempt({name: text for name, text in self.fields.items() if name in _OF_THE_JOB})
+
+    def count(self, *names: str) -> int | None:
+        """The first of these fields that holds a whole number above 0."""
+        texts = (without_commas(self.fields.get(name, "")) for name in names)
+        counts = (int(number[0]) for number in map(COUNT.search, texts) if number)
+        return next((count for count in counts if count > 0), None)
+
+    def take(self, line: str) -> bool:
+        """Keep the content of a line by its kind, and how the job ended where the line says so.
+
+        Returns:
+            False for a line that says nothing that is kept, whatever its digits are.
+        """
+        kept = False
+        for match, keep in _KINDS:
+            if said := match(line):
+                kept = keep(self, said) is not False
+                break
+        if end := end_in(line):
+            # A job that is stopped or cancelled also ends with an error. SLURM's own word counts.
+            before = self.end
+            if before in (None, "crashed") or (before == "stopped" and end != "crashed"):
+                self.end = end
+        return kept or end is not None
+
+    def take_progress(self, epoch: int, steps: int, *, ended: bool) -> None:
+        """Note a bar of progress: its epoch, counted from 0, the epoch's steps, and its end."""
+        self.steps = steps or self.steps
+        if self.first_epoch is None:
+            self.first_epoch = epoch
+        if ended:
+            self.take_end_of_epoch(epoch)
+
+    def take_end_of_epoch(self, epoch: int) -> None:
+        """Note an epoch that came to its end."""
+        least, greatest = self.done or (epoch, epoch)
+        self.done = min(least, epoch), max(greatest, epoch)
+
+    def take_loss(self, loss: float) -> None:
+        """Note a validation loss."""
+        self.loss = _finite(min, self.loss, loss)
+
+    def take_accuracy(self, accuracy: float) -> None:
+        """Note a validation accuracy."""
+        self.accuracy = _finite(max, self.accuracy, accuracy)
+
+    def take_utilisation(self, percent: float) -> None:
+        """Note a reading of GPU-Util."""
+        if self._readings % self._every == 0:
+            self.utilisation.append(percent)
+        self._readings += 1
+        if len(self.utilisation) > MOST_READINGS:
+            del self.utilisation[1::2]
+            self._every *= 2
+
+
+def end_in(line: str) -> Status | None:
+    """The bad end that a line tells of, if it does."""
+    return next((status for sign, status in _ENDS if sign in line), None)
+
+
+def without_commas(text: str) -> str:
+    """The text with 1295.23 for 1,295.23."""
+    return _THOUSANDS.sub(lambda number: number[0].replace(",", ""), text) if "," in text else text
+
+
+def _finite(
+    choose: Callable[[float, float], float], before: float | None, value: float
+) -> float | None:
+    """The better of two scores, without one that is not finite."""
+    if not math.isfinite(value):
+        return before
+    return value if before is None else choose(before, value)
+
+
+def _take_bar(attempt: Attempt, bar: re.Match[str]) -> None:
+    number, of, done, steps = bar.groups()
+    # "Epoch 50/50" counts from 1, "Epoch 49" from 0.
+    attempt.take_progress(int(number) - (of is not None), int(steps), ended=done == steps)
+    _take_scores(attempt, bar.string)
+
+
+def _take_our_epoch(attempt: Attempt, line: re.Match[str]) -> None:
+    attempt.take_end_of_epoch(int(line[1]))
+    _take_scores(attempt, line.string)
+
+
+def _take_our_device(attempt: Attempt, line: re.Match[str]) -> None:
+    attempt.device, attempt.all_steps = line[1], int(line[2])
+
+
+def _take_phases(attempt: Attempt, line: re.Match[str]) -> None:
+    shares = {name: int(percent) for name, percent in _SHARE.findall(line.string)}
+    seconds = _number(line[2])
+    if seconds and sum(shares.values()):
+        attempt.phases[int(line[1])] = (seconds / (1000 if line[3] else 1), shares)
+
+
+def _take_scores(attempt: Attempt, line: str) -> None:
+    attempt.diverged |= _DIVERGED.search(line) is not None
+    for name, text in SCORE.findall(line):
+        if (value := _number(text)) is not None:
+            (attempt.take_loss if name == "val_loss" else attempt.take_accuracy)(value)
+
+
+def _take_fields(attempt: Attempt, line: re.Match[str]) -> bool:
+    kept = False
+    for piece in _FIELDS.split(line.string):
+        name, colon, value = piece.partition(":")
+        if accumulated := colon and _ACCUMULATED.search(name):
+            attempt.fields.setdefault("accumulated", accumulated[1])
+            kept = True
+        if colon:
+            kept |= _take_field(attempt, _ASIDE.sub("", name).strip().lower(), value.strip())
+    return kept
+
+
+def _take_field(attempt: Attempt, name: str, value: str) -> bool:
+    if name in _NUMBERS:
+        if (number := _number(value)) is not None:
+            _NUMBERS[name](attempt, number)
+    elif name == "best checkpoint":
+        in_name = _IN_NAME.match(value.rpartition("/")[2])
+        attempt.workload = in_name[1] if in_name else attempt.workload
+    elif name in _ASKED or name.replace(" ", "_") in COMPARED:
+        attempt.fields.setdefault(name, value)
+    else:  # a line that differs in its digits alone may be asked for
+        return name.replace(" ", "_").translate(AS_ZERO) in _ALIKE
+    return True
+
+
+def _take_total(attempt: Attempt, seconds: float) -> None:
+    if len(attempt.totals) < MOST_RANKS:
+        attempt.totals.append(seconds)
+    else:
+        attempt.totals[-1] = max(attempt.totals[-1], seconds)
+
+
+def _take_per_epoch(attempt: Attempt, seconds: float) -> None:
+    attempt.per_epoch = seconds if attempt.per_epoch is None else max(attempt.per_epoch, seconds)
+
+
+def _take_best(attempt: Attempt, loss: float) -> None:
+    attempt.best = _finite(min, attempt.best, loss)
+    attempt.diverged |= not math.isfinite(loss)
+
+
+_NUMBERS: dict[str, Callable[[Attempt, float], None]] = {
+    "total training time": _take_total,
+    "time per epoch": _take_per_epoch,
+    "best validation loss": _take_best,
+    "best validation accuracy": Attempt.take_accuracy,
+}
+"""Fields that hold a number, and how it is kept."""
+
+_Known = Callable[[str], re.Match[str] | None]
+_KINDS: tuple[tuple[_Known, Callable[[Attempt, re.Match[str]], object]], ...] = (
+    (_PROGRESS.match, _take_bar),
+    (_SMI_ROW.search, lambda attempt, row: attempt.take_utilisation(float(row[1]))),
+    (_SMI_CSV.match, lambda attempt, row: attempt.take_utilisation(float(row[1]))),
+    (_OUR_EPOCH.match, _take_our_epoch),
+    (_OURS.match, _take_our_device),
+    (_STEP.match, _take_phases),
+    # Gloo is for CPUs, where no line names a GPU.
+    (_GLOO.match, lambda attempt, line: attempt.fields.setdefault("cuda available", "False")),
+    (_FIELD.match, _take_fields),
+)
+"""Each kind of line: how it is known and how it is kept. The first that fits counts."""
+
+
+def _number(text: str) -> float | None:
+    """The number that a text begins with."""
+    number = _NUMBER.match(without_commas(text))
+    return float(number[0]) if number else None

@@ -1,0 +1,114 @@
+"""Lines that differ in their digits alone, read by position.
+
+A long log holds few kinds of lines, millions of times. The shape of a line is the line with a 0 for
+each digit. Where the first line of a shape says nothing that is kept, neither do the others. Where
+it is a bar of progress, or a line of an epoch, the same bytes of the others hold the same numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from .attempt import SCORE, Attempt
+
+LONGEST = 512
+"""The most bytes of a line whose shape is kept."""
+MOST = 1 << 14
+"""The most shapes that are kept at a time."""
+_AS_ZERO = bytes.maketrans(b"123456789", b"0" * 9)
+_LABEL = rb"(?:[ \t]*\d{1,6}: ?)?"
+_BAR = re.compile(
+    _LABEL
+    + rb"Epoch (\d{1,9})(/\d{1,9})?: +\d{1,3}%\|[^|/\[\x00-\x1f\x7f]*\| *(\d{1,9})/(\d{1,9}) "
+    rb"\[[\d:]+<[\d:?]+, *[\d.?]+(?:it/s|s/it)(?:, \w+=[-+.\w]+)*\] *"
+)
+_EPOCH = re.compile(
+    _LABEL + rb"epoch (\d{1,9}), step \d+ of \d+: loss [-+.\de]+;(?: \w+ [-+.\de]+,?)* *"
+)
+"""Plain lines of progress. Into them fits neither the end of a job nor a line of another rank."""
+_NOT_FINITE = re.compile(rb"nan|inf", re.IGNORECASE)
+_PLAIN = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d{1,2})?")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The places of the numbers in lines of progress of one shape."""
+
+    epoch: slice
+    of_all: bool
+    """True for "Epoch 1/50", which counts from 1."""
+    done: slice | None
+    """The steps that are done; None in a line that ends an epoch."""
+    steps: slice | None
+    losses: tuple[slice, ...]
+    accuracies: tuple[slice, ...]
+
+    def read(self, line: bytes, attempt: Attempt) -> None:
+        """Take the numbers of a line into an attempt."""
+        if self.done is None or self.steps is None:
+            attempt.take_end_of_epoch(int(line[self.epoch]))
+        else:
+            steps = line[self.steps]
+            ended = line[self.done] == steps
+            attempt.take_progress(int(line[self.epoch]) - self.of_all, int(steps), ended=ended)
+        for place in self.losses:
+            attempt.take_loss(float(line[place]))
+        for place in self.accuracies:
+            attempt.take_accuracy(float(line[place]))
+
+
+class Shapes:
+    """The shapes of a log's lines."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Layout | None] = {}
+        """The layout of a shape, None for one that says nothing."""
+
+    def take(self, line: bytes, attempt: Attempt) -> bool:
+        """Take a line into an attempt by the shape that it shares with an earlier one.
+
+        Returns:
+            False if its shape is not known.
+        """
+        try:
+            layout = self._known[line.translate(_AS_ZERO)]
+        except KeyError:
+            return False
+        if layout is not None:
+            layout.read(line, attempt)
+        return True
+
+    def learn(self, line: bytes, *, kept: bool) -> None:
+        """Note the shape of a line that was taken in full; ``kept`` says that it told something."""
+        if len(line) > LONGEST:
+            return
+        layout = layout_of(line) if kept else None
+        if layout is None and kept:
+            return
+        if len(self._known) == MOST:
+            self._known.clear()
+        self._known[line.translate(_AS_ZERO)] = layout
+
+
+def layout_of(line: bytes) -> Layout | None:
+    """The places of the numbers in a line; None if it is no plain line of progress."""
+    if _NOT_FINITE.search(line):
+        return None
+    if bar := _BAR.fullmatch(line):
+        counts = slice(*bar.span(3)), slice(*bar.span(4))
+        return _with_scores(line, slice(*bar.span(1)), bar[2] is not None, *counts)
+    if epoch := _EPOCH.fullmatch(line):
+        return _with_scores(line, slice(*epoch.span(1)), False, None, None)
+    return None
+
+
+def _with_scores(
+    line: bytes, epoch: slice, of_all: bool, done: slice | None, steps: slice | None
+) -> Layout | None:
+    places: dict[str, list[slice]] = {"val_loss": [], "val_acc": []}
+    for score in SCORE.finditer(line.decode("latin-1")):  # a byte is a character
+        if not _PLAIN.fullmatch(score[2]):
+            return None
+        places[score[1]].append(slice(*score.span(2)))
+    return Layout(epoch, of_all, done, steps, *map(tuple, places.values()))
