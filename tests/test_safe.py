@@ -289,15 +289,19 @@ def test_no_output_has_a_key_in_its_name(
     zarr(tmp_path / "in.zarr")
     infer = ["infer", "--in-spec", "in.zarr", "--out-spec", "out.zarr", "--model-type", "identity",
              "--patch", "8", "--overlap", "0", "--devices", "cpu"]  # fmt: skip
-    for words in (
-        ["generate", "ufs-p1", URL],
-        ["generate", "volume", URL],
-        [*infer, "--run-dir", URL],
-        [*infer, "--trace", URL],
-        [*infer, "--metrics-json", URL],
+    here = "a URL was given; give a place on this machine"
+    for words, said in (
+        (["generate", "ufs-p1", URL], here),
+        (["generate", "volume", URL], here),
+        ([*infer, "--run-dir", URL], "the URL holds a login"),
+        ([*infer, "--run-dir", "s3://me:hunter2word@bucket/run"], "the URL holds a login"),
+        ([*infer, "--run-dir", "memory://run"], "or a prefix such as s3://BUCKET/PREFIX"),
+        ([*infer, "--trace", URL], here),
+        ([*infer, "--metrics-json", URL], here),
     ):
         assert main(words) == 2, words
-        assert "a URL was given; give a place on this machine" in capsys.readouterr().err, words
+        error = capsys.readouterr().err
+        assert said in error and "hunter2word" not in error, words
         assert [path.name for path in tmp_path.iterdir()] == ["in.zarr"], words
 
 

@@ -455,7 +455,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     refused([out, "--json", tmp_path / "no/found.json"], "is not a folder")
     refused([out, "--json", folder / "done.log", "--replace"], "which is what is read")
     refused([out, "--json", out / "found.json"], "found.json lies")
-    refused([out, "--run-dir", "s3://bucket/run"], "a URL was given")
+    refused([out, "--run-dir", "http://host/run"], "or a prefix such as s3://BUCKET/PREFIX")
     refused([out, out], "wrote 1 output, not 2; name one of them")
     for share in ("0", "200%", "many"):
         refused([out, "--recompute", share], "is not a share such as 1% or 0.01")

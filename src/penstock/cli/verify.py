@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     config = from_flags(VerifyConfig, args)
     if args.json is not None and not args.json.parent.is_dir():
         raise UsageError(f"--json {args.json}: {args.json.parent} is not a folder")
-    if config.run_dir is not None:
+    if isinstance(config.run_dir, Path):
         check_local(config.run_dir, "--run-dir")
     check_outputs(("--json", args.json), replace=config.replace)
     if config.recompute is not None:

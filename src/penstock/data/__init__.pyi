@@ -59,6 +59,7 @@ from .scenes.xview3_score import XView3Score as XView3Score
 from .scenes.xview3_score import best_threshold as best_threshold
 from .scenes.xview3_score import score_xview3 as score_xview3
 from .specimen import Specimen as Specimen
+from .stores.bucket import Bucket as Bucket
 from .stores.claim import Claims as Claims
 from .stores.joined import owner_of_array as owner_of_array
 from .stores.kvstore import explained_errors as explained_errors

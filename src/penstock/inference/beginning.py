@@ -72,6 +72,9 @@ def _begin(job: Runnable, journal: Journal, claims: Claims, prepared: Prepared |
     _say_unlocked(claims.lacking, job.config.require_lock)
     with system_errors(f"--run-dir {job.run_dir}"):
         journal.lock()
+        if isinstance(job.run_dir, str) and not claims.owner:
+            why = "no output has a lock, which would guard it too"
+            journal.lacking.append(f"--run-dir {job.run_dir} has no lock: {why}")
         _say_unlocked(journal.lacking, job.config.require_lock)
         # Before the output is replaced: a kill in between would leave a list of units that were
         # written to the old one. And before a trace is begun: another run may be writing both.

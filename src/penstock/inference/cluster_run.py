@@ -56,7 +56,7 @@ class RemoteJob:
         return self.plan.parts
 
     @property
-    def run_dir(self) -> Path | None:
+    def run_dir(self) -> Path | str | None:
         return self.opened.run_dir
 
     @cached_property
@@ -141,11 +141,7 @@ def _settled(config: InferConfig) -> InferConfig:
     model = config.model_type
     if file.is_file():
         model = f"{file.absolute()}{colon}{function if colon else ''}"
-    folders = {
-        name: None if path is None else path.absolute()
-        for name in ("weights", "run_dir")
-        if (path := getattr(config, name)) is None or path
-    }
+    folders = {name: _whole(getattr(config, name)) for name in ("weights", "run_dir")}
     return config.model_copy(
         update={
             **folders,
@@ -160,7 +156,8 @@ def _logs_of(config: InferConfig) -> Path:
     """The folder of the logs of jobs that are workers: beside the run folder where it is known."""
     spec = str(config.out_spec[0])
     local = not isinstance(config.out_spec[0], dict) and not re.search(r"://|[{|]", spec)
-    run = config.run_dir or Path(f"{spec.rstrip('/')}.penstock" if local else "penstock")
+    beside = Path(f"{spec.rstrip('/')}.penstock" if local else "penstock")
+    run = config.run_dir if isinstance(config.run_dir, Path) else beside
     return run.with_name(f"{run.name}.workers").absolute()
 
 
@@ -333,5 +330,5 @@ class _Client:
         )
 
 
-def _whole(path: Path | None) -> Path | None:
-    return None if path is None else path.absolute()
+def _whole(path: Path | str | None) -> Path | str | None:
+    return path.absolute() if isinstance(path, Path) else path

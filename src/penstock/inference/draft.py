@@ -31,6 +31,7 @@ from .journal import RUN_FILES, Prepared
 from .known_net import HostDevice, KnownNet, fit_known_net
 from .outputs import open_outputs
 from .plan import make_plan
+from .remote_folder import RemoteFolder
 from .run_files import default_run_dir
 from .run_folder import check_not_anew
 from .selection import select, volumes_of
@@ -141,23 +142,33 @@ class Draft:
         """Refuse a run folder, a trace or metrics that would lie inside the input or an output, or
         replace a file of the run."""
         config = self.config
-        if config.run_dir is not None:
+        if isinstance(config.run_dir, Path):
             check_folder(config.run_dir, "--run-dir")
+        if isinstance(self.run_dir, str):
+            self._check_apart(RemoteFolder(self.run_dir), source)
+        here = self.run_dir if isinstance(self.run_dir, Path) else None
         places = [("input", source.address), *(("output", sink.address) for sink in self.sinks)]
         named = [("--trace", config.trace), ("--metrics-json", config.metrics_json)]
         if self.run_dir is None and config.metrics_json is not None:
             named.append(("the rows of --metrics-json", config.metrics_json.with_suffix(".jsonl")))
-        ours = [("--run-dir", self.run_dir), *named]
+        ours = [("--run-dir", here), *named]
         for (flag, path), (what, address) in itertools.product(ours, places):
             if path is not None and f"{path.resolve()}/".startswith(f"{address}/"):
                 raise UsageError(f"{flag} {path} lies inside the {what}")
-        kept = {self.run_dir.resolve() / name for name in RUN_FILES} if self.run_dir else set()
+        kept = {here.resolve() / name for name in RUN_FILES} if here else set()
         for flag, path in named:
             if path is not None and path.resolve() in kept:
                 raise UsageError(f"{flag} {path} is a file of the run folder; give another name")
         given = [config.in_spec, config.weights, *config.out_spec, *model_files(config.model_type)]
         read = [Path(each) for each in given if isinstance(each, str | Path)]
         check_outputs(*named, replace=config.replace, inputs=read)
+
+    def _check_apart(self, folder: RemoteFolder, source: Source) -> None:
+        """Refuse a run folder in a bucket that lies inside the input or an output."""
+        places = [("input", source.address), *(("output", sink.address) for sink in self.sinks)]
+        for what, address in places:
+            if f"{folder.address}/".startswith(f"{address}/"):
+                raise UsageError(f"--run-dir {folder} lies inside the {what}")
 
 
 def _needs_torch(what: str) -> MissingDependency:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,18 +17,17 @@ from ..base import (
     replacing,
 )
 from ..instruments import set_aside
+from .contents import is_run, rows_of, tail_of
 from .log_file import LogFile, LogFiles, logs_of, own_name
 from .unit_log import Key, Note, lost_line, parse_line
-
-TAIL_BYTES = 2**20
-"""Bytes at the end of a file of rows that are read: some 20 minutes of metrics, a row a second."""
 
 
 class Log(Protocol):
     """The log of one process, which no other process writes."""
 
-    lacking: str | None
-    """The reason why nothing keeps other processes off, None if something does."""
+    @property
+    def lacking(self) -> str | None:
+        """The reason why nothing keeps other processes off, None if something does."""
 
     def begin(self, *, anew: bool) -> None:
         """Begin to write, and empty what an earlier start left if it is begun ``anew``."""
@@ -93,8 +92,11 @@ class Folder(Protocol):
     def rows(self, name: str) -> Path:
         """A file below `here` that goes on with one of the folder."""
 
-    def log(self, run: str, writer: str | None) -> Log:
-        """Open the log of a process. Raises `BlockingIOError` if another process has it."""
+    def log(self, run: str, writer: str | None, outputs: Sequence[str]) -> Log:
+        """Open the log of a process of a run with these outputs.
+
+        Raises `BlockingIOError` if another process is at work in its place.
+        """
 
     def notes(self, run: str, makers: list[dict[str, Any]] | None = None) -> Notes:
         """A reader of the logs of a run; it adds to ``makers`` those that only logs name."""
@@ -169,7 +171,7 @@ class LocalFolder:
     def rows(self, name: str) -> Path:
         return self.path / name
 
-    def log(self, run: str, writer: str | None) -> LogFile:
+    def log(self, run: str, writer: str | None, outputs: Sequence[str]) -> LogFile:
         name = "done.log" if writer is None else own_name("done.log", writer)
         return LogFile(self.path / name)
 
@@ -189,10 +191,7 @@ class LocalFolder:
         return sum(is_locked(log) for log in logs_of(self.path))
 
     def tail(self, name: str) -> bytes:
-        with contextlib.suppress(OSError), (self.path / name).open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-            return file.read()
-        return b""
+        return tail_of(self.path / name)
 
     def telemetry(self) -> list[list[dict[str, Any]]]:
         began = (self.path / "run.json").stat().st_mtime - 1  # clocks of file systems are coarse
@@ -205,19 +204,15 @@ class LocalFolder:
 
 
 def folder_at(place: Path | str) -> Folder:
-    """The run folder at a path."""
-    return LocalFolder(Path(place))
+    """The run folder at a path, or at the URL of a prefix in a bucket.
 
+    Raises `UsageError` for other URLs.
+    """
+    if isinstance(place, str):
+        from .remote_folder import RemoteFolder
 
-def rows_of(tail: bytes) -> list[dict[str, Any]]:
-    """The rows in the end of a file, without those that are not whole."""
-    rows = []
-    for line in tail.splitlines():
-        with contextlib.suppress(ValueError):
-            row = json.loads(line)
-            if isinstance(row, dict) and "time" in row:
-                rows.append(row)
-    return rows
+        return RemoteFolder(place)
+    return LocalFolder(place)
 
 
 def check_ours(folder: Path) -> None:
@@ -248,11 +243,3 @@ def _is_ours(folder: Path, names: set[str]) -> bool:
     return all(
         parse_line(line) or line[:1] in (b"?", b"#") for line in lines if line.endswith(b"\n")
     )
-
-
-def is_run(content: bytes) -> bool:
-    """Whether this is a run.json."""
-    with contextlib.suppress(ValueError):
-        run = json.loads(content)
-        return isinstance(run, dict) and {"settings", "fingerprint"} <= run.keys()
-    return False

@@ -28,15 +28,14 @@ from typing import Any, NamedTuple
 from ..base import TRACEBACK_FILE, UsageError, scrubbed
 from .ending import ENDING_FILE
 from .folder import Folder, Log, Notes, folder_at
-from .log_file import of_each, read_units
-from .run_files import RunFiles, read_document
+from .log_file import of_each
+from .run_files import HALVED_FILE, RunFiles, read_document
 from .unit_log import CHECKSUM, Key, line_of, maker_line
 
 STATISTICS_FOLDER = "statistics"
 """Counts of values by several processes, before they are merged."""
 RETRIES_FILE = "retries.jsonl"
 STACKS_FILE = "stacks.txt"
-HALVED_FILE = "halved.jsonl"
 RUN_FILES = ("run.json", "done.log", "statistics.json", "metrics.jsonl", HALVED_FILE,
              "summary.json", RETRIES_FILE, STACKS_FILE, ENDING_FILE, TRACEBACK_FILE)  # fmt: skip
 """The files of a run folder."""
@@ -181,7 +180,7 @@ class Journal(RunFiles):
             return
         self.folder.make()
         try:
-            self._log = self.folder.log(self.run, self.writer)
+            self._log = self.folder.log(self.run, self.writer, self.fingerprint.get("outputs", ()))
         except BlockingIOError:
             raise UsageError(
                 f"--run-dir {self.folder}: another process is writing this output"
@@ -215,6 +214,7 @@ class Journal(RunFiles):
             return
         self.lock()
         assert self._log is not None
+        self.folder.delete("alive/")  # of processes of an earlier start, where there is no lock
         self._log.begin(anew=not self.done)
         if not self.done:
             self.folder.delete(f"{STATISTICS_FOLDER}/")
@@ -244,6 +244,16 @@ class Journal(RunFiles):
             self.voxels += voxels
             self._append(line_of(key, checks))
 
+    @property
+    def safe(self) -> int:
+        """Units that this process has written and that a kill would not take off the list."""
+        return self.written - (self._log.pending if self._log is not None else 0)
+
+    def flush(self) -> None:
+        """Make what was noted safe. Raises `UsageError` if the store of the run folder refuses."""
+        if self._log is not None:
+            self._log.flush()
+
     def _append(self, line: str) -> None:
         if self._log is not None:
             self._log.append(line)
@@ -251,14 +261,6 @@ class Journal(RunFiles):
     def save_statistics(self, volume: int, scaling: Mapping[str, Any]) -> None:
         self.statistics[str(volume)] = dict(scaling)
         self.save("statistics.json", self.statistics)
-
-    def halved(self) -> set[Key]:
-        """The units with patches in smaller batches, by the lists of all processes; two may have
-        computed one."""
-        if (folder := self.folder) is None:
-            return set()
-        names = [*folder.names(HALVED_FILE), *folder.names(of_each(HALVED_FILE))]
-        return set().union(*(read_units(folder.read(name) or b"") for name in names))
 
     def close(self) -> None:
         if self._log is not None:

@@ -86,8 +86,12 @@ def own_name(name: str, writer: str) -> str:
     'done-tcp-10.0.0.1-80.log'
     """
     stem, dot, suffix = name.partition(".")
-    plain = re.sub(r"[^A-Za-z0-9._*-]+", "-", writer).strip("-")
-    return f"{stem}-{plain}{dot}{suffix}"
+    return f"{stem}-{plain_name(writer)}{dot}{suffix}"
+
+
+def plain_name(writer: str) -> str:
+    """The name of a writer as a part of a file's name."""
+    return re.sub(r"[^A-Za-z0-9._*-]+", "-", writer).strip("-")
 
 
 def of_each(name: str) -> str:

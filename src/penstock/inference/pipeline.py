@@ -74,6 +74,8 @@ class Pipeline:
                 progress(self.watch.progress())
 
         self.queues.flow.join(tick)
+        where = self.journal.named("done.log")
+        self.watch.retries.run(self.queues.flow, f"write {where}", self.journal.flush)
         if progress:
             progress(self.watch.progress())
 

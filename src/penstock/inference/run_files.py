@@ -11,7 +11,10 @@ from typing import Any
 from ..base import UsageError, scrubbed
 from ..data import Located
 from .folder import Folder, folder_at
-from .log_file import own_name
+from .log_file import of_each, own_name, read_units
+from .unit_log import Key
+
+HALVED_FILE = "halved.jsonl"
 
 
 class RunFiles:
@@ -41,6 +44,14 @@ class RunFiles:
     def own_rows(self, name: str) -> Path | None:
         """The local file of this process that takes rows as they come."""
         return None if self.folder is None else self.folder.rows(self.own_name(name))
+
+    def halved(self) -> set[Key]:
+        """The units with patches in smaller batches, by the lists of all processes; two may have
+        computed one."""
+        if (folder := self.folder) is None:
+            return set()
+        names = [*folder.names(HALVED_FILE), *folder.names(of_each(HALVED_FILE))]
+        return set().union(*(read_units(folder.read(name) or b"") for name in names))
 
     def named(self, name: str) -> str:
         """A file of the folder for a reader."""

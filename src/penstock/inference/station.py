@@ -54,7 +54,7 @@ class Opened:
     plan: Plan
     fingerprint: dict[str, Any]
     maker: dict[str, Any]
-    run_dir: Path | None
+    run_dir: Path | str | None
     selected: tuple[Sequence[int], Sequence[int]]
     """Times and channels of the input."""
     at_once: int
@@ -161,7 +161,7 @@ class _Telling:
 
     def __init__(self, station: Station, number: int) -> None:
         self.station, self.number, self.due = station, number, 0.0
-        self.units = station.journal.written
+        self.units = station.journal.safe
 
     def __call__(self, progress: Progress) -> None:
         journal, now = self.station.journal, time.monotonic()
@@ -171,13 +171,13 @@ class _Telling:
         tell_progress(
             self.station.order.topic,
             self.number,
-            safe=journal.written > self.units,
+            safe=journal.safe > self.units,
             name=journal.writer,
             patches=sum(self.station.worker.watch.patches_done),
             units=journal.written,
             voxels=journal.voxels,
         )
-        self.units = journal.written
+        self.units = journal.safe
 
 
 _STATIONS: dict[str, Station] = {}

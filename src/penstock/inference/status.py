@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,8 +13,10 @@ from typing import Any, Literal
 
 from ..base import UsageError, describe, format_seconds, plural, significant
 from ..data import open_written
+from .contents import is_run, rows_of
 from .ending import ENDING_FILE
-from .folder import Folder, Notes, folder_at, rows_of
+from .folder import Folder, Notes, folder_at
+from .remote_folder import RemoteFolder
 from .run_files import default_run_dir
 from .unit_log import Key, Note
 
@@ -84,12 +87,17 @@ def run_folder_of(named: str) -> Path | str:
     Raises:
         UsageError: There is no run folder.
     """
+    if re.match(r"(s3|gs)://", named):
+        with contextlib.suppress(UsageError):
+            folder = RemoteFolder(named)
+            if is_run(folder.read("run.json") or b""):
+                return folder.place
     place = Path(named).expanduser()
     beside = place.with_name(f"{place.name}.penstock") if place.name else place
-    for folder in (place, beside):
+    for local in (place, beside):
         with contextlib.suppress(OSError):
-            if (folder / "run.json").is_file():
-                return folder
+            if (local / "run.json").is_file():
+                return local
     with contextlib.suppress(UsageError):
         folder_of_output = default_run_dir(open_written(named, "RUN"))
         if folder_of_output is not None and (folder_of_output / "run.json").is_file():

@@ -24,11 +24,12 @@ from ..instruments import Probe, Sampler, bottleneck, export_reference
 from .ending import EndRequest
 from .heads import Clipped
 from .job import Job
-from .journal import HALVED_FILE, RETRIES_FILE, STACKS_FILE, Journal
+from .journal import RETRIES_FILE, STACKS_FILE, Journal
 from .out_of_memory import Halvings
 from .parts import Extent
 from .queues import Queues
 from .retries import Retries
+from .run_files import HALVED_FILE
 from .summary import Progress, Summary
 from .watchdog import Watchdog
 

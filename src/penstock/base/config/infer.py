@@ -14,6 +14,7 @@ from .knobs import (
     Names,
     Natural,
     PerAxis,
+    Place,
     Positive,
     Seconds,
     Selection,
@@ -232,10 +233,11 @@ class InferConfig(Unattended):
     require_lock: bool = flag(
         False, help="refuse an output that cannot be locked (default: warn and go on)"
     )
-    run_dir: Path | None = flag(
+    run_dir: Place | None = flag(
         None,
-        help="folder of the run's records (default: OUTPUT.penstock beside the output, with a hash "
-        "of the address where the name alone is ambiguous)",
+        help="folder of the run's records, or s3://BUCKET/PREFIX (default: OUTPUT.penstock beside "
+        "a local output, else in the working folder; with a hash of the address where the name "
+        "alone is ambiguous)",
     )
     metrics_json: Path | None = flag(None, help="write queue and system metrics to this file")
     metrics_interval: Annotated[float, Field(gt=0)] = flag(

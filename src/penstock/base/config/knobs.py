@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from urllib.parse import unquote
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -28,11 +29,21 @@ def many(value: object) -> object:
     return value if isinstance(value, list | tuple) else (value,)
 
 
+def _place(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    if value.startswith("file://"):
+        return Path(unquote(value[7:]))
+    return value if "://" in value else Path(value)
+
+
 PerAxis = Annotated[tuple[Natural, ...], BeforeValidator(many), Field(min_length=1, max_length=3)]
 """One number for every spatial axis, or one for each of z y x (y x in two dimensions)."""
 Shape = Annotated[tuple[Positive, ...], BeforeValidator(many), Field(min_length=1, max_length=3)]
 Selection = Annotated[tuple[str | int, ...], BeforeValidator(many)]
 """``all``, indices, or ranges such as ``0:5`` (half-open)."""
+Place = Annotated[Path | str, BeforeValidator(_place)]
+"""A folder of this machine as a path, or the URL of a prefix in a bucket as text."""
 Names = Annotated[tuple[str, ...], BeforeValidator(many), Field(min_length=1)]
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 Seconds = Annotated[float, BeforeValidator(parse_seconds)]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from .knobs import Natural, Positive, Replacing, Seconds, flag, many
+from .knobs import Natural, Place, Positive, Replacing, Seconds, flag, many
 
 
 def _share(value: object) -> object:
@@ -26,8 +25,8 @@ def _share(value: object) -> object:
 class VerifyConfig(Replacing):
     """The knobs of ``penstock verify``."""
 
-    run_dir: Path | None = flag(
-        None, help="run folder of the output (default: the one that infer would take)"
+    run_dir: Place | None = flag(
+        None, help="run folder of the output, or its URL (default: the one that infer would take)"
     )
     readers: Positive = flag(4, help="threads that read")
     retry_for: Seconds = flag(
