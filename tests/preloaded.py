@@ -3,17 +3,21 @@ done nothing else."""
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 PENSTOCK = "from penstock.cli import entry; entry()"
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
-    ["penstock.cli.infer", "penstock.inference.run", "penstock.data.stores.tensorstore_open"]
+    "penstock.cli.infer penstock.inference.run penstock.inference.station penstock.inference.worker "
+    "penstock.data.stores.tensorstore_open torch.fx.experimental.symbolic_shapes "
+    "distributed.nanny distributed.http.worker".split()
 )
 
 
@@ -25,6 +29,20 @@ def started(folder: Path, words: Sequence[str] = (), code: str = PENSTOCK) -> Fo
     process = _CONTEXT.Process(target=_run, args=(folder, words, code, dict(os.environ)))
     process.start()
     return process
+
+
+@contextlib.contextmanager
+def forked_workers() -> Iterator[None]:
+    """Within it the nannies of Dask fork their workers, too."""
+    import dask
+    import distributed.utils as of_dask
+    import pytest  # here, as each fork imports this file
+
+    forkserver.ensure_running()  # before Dask says what is to be loaded there
+    method = {"distributed.worker.multiprocessing-method": "forkserver"}
+    with pytest.MonkeyPatch.context() as patch, dask.config.set(method):
+        patch.setattr(of_dask, "_forkserver_preload_set", True)
+        yield
 
 
 def _run(folder: Path, words: Sequence[str], code: str, environment: Mapping[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -20,13 +21,16 @@ import pytest
 
 import penstock
 from penstock.cli import main
+from penstock.cluster import tasks
 
+from ..preloaded import forked_workers, started
 from .kit import Array
 
 pytest.importorskip("distributed")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 
-SHAPE = (48, 64, 80)
+QUICK = ("--model-type", "net.py:quick", "--parts", "6")
+SHAPE, SMALL = (48, 64, 80), (16, 32, 48)
 WORDS = ("--in-spec in.npy --model-type net.py:slow --patch 16 --overlap 4 --block 16 --chunks 16 "
          "--devices cpu --threads 1 --batch 1 --seam-mode blend --head-kind intensity "
          "--normalize global").split()  # fmt: skip
@@ -34,6 +38,15 @@ NET = """
 import time
 import torch
 from torch import nn
+
+class Wait(nn.Module):
+    def __init__(self, seconds):
+        super().__init__()
+        self.seconds = seconds
+
+    def forward(self, x):
+        time.sleep(self.seconds)
+        return x
 
 class SqueezeExcite(nn.Module):
     # Its sums over a whole patch differ with the number of threads.
@@ -49,6 +62,11 @@ class SqueezeExcite(nn.Module):
         gate = torch.sigmoid(self.gate(y.mean((2, 3, 4))))
         return self.out(y * gate[:, :, None, None, None])
 
+def quick():
+    # The mean of another net has each worker import the compiler of torch, for a second.
+    torch.manual_seed(0)
+    return nn.Sequential(Wait(0.05), nn.Conv3d(1, 1, 3, padding=1))
+
 def slow():
     return SqueezeExcite(0.002)
 
@@ -60,15 +78,22 @@ def slower():
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    array = np.random.default_rng(0).normal(900, 200, SHAPE).astype("float32")
-    np.save("in.npy", array)
+    write_input(SHAPE)
     Path("net.py").write_text(NET)
+
+
+def write_input(shape: tuple[int, ...]) -> None:
+    np.save("in.npy", np.random.default_rng(0).normal(900, 200, shape).astype("float32"))
 
 
 @pytest.fixture
 def alone() -> Array:
     """What one process writes."""
-    assert infer(out="alone.zarr") == 0
+    return written_alone()
+
+
+def written_alone(*words: str) -> Array:
+    assert infer(*words, out="alone.zarr") == 0
     return values("alone.zarr")
 
 
@@ -120,15 +145,21 @@ class Killer:
                 self.left -= 1
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 20))])
 def test_workers_that_are_killed_at_random_change_no_byte(
-    alone: Array, kills: int, capsys: pytest.CaptureFixture[str]
+    kills: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = dict(os.environ)
-    with Killer(kills, pause=0.7 if kills == 3 else 1.5) as killer:
-        code = infer("--cluster", "local:2", "--parts", "30")
+    words: tuple[str, ...] = ("--parts", "30")
+    workers: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if kills == 1:
+        write_input(SMALL)
+        words, workers = QUICK, forked_workers()
+    alone = written_alone(*words)
+    with workers, Killer(kills, pause={1: 0.1, 3: 0.7, 20: 1.5}[kills]) as killer:
+        code = infer("--cluster", "local:2", *words)
         while killer.left and code == 0:
-            code = infer("--cluster", "local:2", "--parts", "30", "--overwrite")
+            code = infer("--cluster", "local:2", "--overwrite", *words)
     assert code == 0, capsys.readouterr().err
     assert killer.left == 0
     assert dict(os.environ) == before
@@ -138,19 +169,37 @@ def test_workers_that_are_killed_at_random_change_no_byte(
     assert len(summary["workers"]) >= 2
 
 
-def test_a_client_that_is_killed_is_taken_over_by_another(alone: Array) -> None:
-    words = [*WORDS, "--out-spec", "out.zarr", "--cluster", "local:2", "--parts", "30"]
-    client = subprocess.Popen([sys.executable, "-m", "penstock", "infer", *words],
-                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
-    folder = Path("out.zarr.penstock")
-    for _ in eventually():
-        if len([*written(folder)]) >= 5:
-            break
-    client.send_signal(signal.SIGKILL)
-    client.wait()
-    assert infer("--cluster", "local:2", "--parts", "30", "--resume") == 0
+@pytest.mark.parametrize(
+    "workers", ["of a scheduler", pytest.param("local:2", marks=pytest.mark.slow)]
+)
+def test_a_client_that_is_killed_is_taken_over_by_another(
+    workers: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with contextlib.ExitStack() as stack:
+        more, units = ("--parts", "30"), 5
+        if workers == "of a scheduler":
+            write_input(SMALL)
+            more, units = QUICK, 2
+            scheduler = stack.enter_context(contextlib.closing(Scheduler(forked=True)))
+            scheduler.worker()
+            scheduler.worker()
+            workers = scheduler.address
+        alone = written_alone(*more)
+        more = (*more, "--cluster", workers)
+        assert infer(*more, *OVERLAP) == 2  # it is a worker that says so
+        assert TOO_MUCH in capsys.readouterr().err
+        assert not Path("out.zarr").exists()
+        words = ["infer", *WORDS, "--out-spec", "out.zarr", *more]
+        client = started(Path.cwd(), words)
+        folder = Path("out.zarr.penstock")
+        for _ in eventually():
+            if len([*written(folder)]) >= units:
+                break
+        client.kill()
+        client.join()
+        assert infer(*more, "--resume") == 0, capsys.readouterr().err
     assert np.array_equal(values("out.zarr"), alone)
-    assert json.loads((folder / "summary.json").read_text())["units_skipped"] >= 5
+    assert json.loads((folder / "summary.json").read_text())["units_skipped"] >= units
 
 
 def eventually(seconds: float = 60) -> Iterator[None]:
@@ -182,20 +231,27 @@ def poison():
 """
 
 
+@pytest.mark.parametrize("deaths", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_part_that_kills_its_workers_is_given_up_and_the_others_are_written(
-    capsys: pytest.CaptureFixture[str],
+    deaths: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    array = np.zeros(SHAPE, "float32")
+    few = deaths < tasks.DEATHS
+    monkeypatch.setattr(tasks, "DEATHS", deaths)
+    array = np.zeros(SMALL if few else SHAPE, "float32")
     array[-1, -1, -1] = 9
     np.save("in.npy", array)
     Path("poison.py").write_text(POISON)
-    words = ["infer", *WORDS, "--out-spec", "out.zarr", "--cluster", "local:2", "--parts", "8",
-             "--max-failed-parts", "1", "--normalize", "none"]  # fmt: skip
-    words[words.index("net.py:slow")] = "poison.py:poison"
-    assert main(words) == 3
+    workers, parts = ("local:1", "3") if few else ("local:2", "8")
+    with forked_workers() if few else contextlib.nullcontext():
+        assert infer("--model-type", "poison.py:poison", "--normalize", "none", "--parts", parts,
+                     "--cluster", workers, "--max-failed-parts", "1") == 3  # fmt: skip
     said = capsys.readouterr().err
     assert "in 1 part, are not written" in said
-    assert "3 workers died at it" in said
+    assert f"{deaths} workers died at it" in said
+
+
+OVERLAP = ("--overlap", "99")
+TOO_MUCH = "--overlap 99 must be less than"
 
 
 @pytest.mark.parametrize(
@@ -203,7 +259,7 @@ def test_a_part_that_kills_its_workers_is_given_up_and_the_others_are_written(
     [
         (("--cluster", "nowhere"), 2, "is none of local, local:N, slurm, slurm:PRESET and an"),
         (("--cluster", "local:1", "--part", "1/2"), 2, "--part is a step of an array"),
-        (("--cluster", "local:1", "--overlap", "99"), 2, "--overlap 99 must be less than"),
+        pytest.param(("--cluster", "local:1", *OVERLAP), 2, TOO_MUCH, marks=pytest.mark.slow),
     ],
 )
 def test_bad_input_is_one_sentence(
@@ -218,11 +274,12 @@ def test_bad_input_is_one_sentence(
 
 
 class Scheduler:
-    """A scheduler of Dask and its workers, each a process of its own."""
+    """A scheduler of Dask and its workers, each a process of its own: forked, or with variables
+    that libraries read as they are loaded."""
 
-    def __init__(self) -> None:
-        self.file = Path("scheduler.json").absolute()
-        self.processes: list[subprocess.Popen[bytes]] = []
+    def __init__(self, forked: bool = False) -> None:
+        self.file, self.forked = Path("scheduler.json").absolute(), forked
+        self.processes: list[psutil.Process] = []
         self._start("dask_scheduler", "--port", "0", "--dashboard-address", "127.0.0.1:0")
         for _ in eventually():
             if self.file.exists() and self.file.read_text().endswith("}"):
@@ -230,16 +287,22 @@ class Scheduler:
         self.address = str(json.loads(self.file.read_text())["address"])
 
     def worker(self, threads: int = 1) -> psutil.Process:
-        process = self._start("dask_worker", "--nthreads", "1", "--no-nanny", "--no-dashboard",
-                              "--memory-limit", "0", OMP_NUM_THREADS=str(threads))  # fmt: skip
-        return psutil.Process(process.pid)
+        return self._start("dask_worker", "--nthreads", "1", "--no-nanny", "--no-dashboard",
+                           "--memory-limit", "0", OMP_NUM_THREADS=str(threads))  # fmt: skip
 
-    def _start(self, command: str, *words: str, **variables: str) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", f"distributed.cli.{command}", "--host", "127.0.0.1",
-             "--scheduler-file", str(self.file), *words],
-            env={**os.environ, **variables}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+    def _start(self, command: str, *words: str, **variables: str) -> psutil.Process:
+        given = ["--host", "127.0.0.1", "--scheduler-file", str(self.file), *words]
+        if self.forked:
+            folder = Path(f"{command} {len(self.processes)}")
+            folder.mkdir()
+            code = f"from distributed.cli.{command} import main; main()"
+            process = psutil.Process(started(folder, given, code).pid)
+        else:
+            process = psutil.Popen(
+                [sys.executable, "-m", f"distributed.cli.{command}", *given],
+                env={**os.environ, **variables}, stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )  # fmt: skip
         self.processes.append(process)
         return process
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import threading
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -63,11 +65,25 @@ def worker_at_work() -> psutil.Process | None:
     return None
 
 
-def test_a_worker_that_is_killed_changes_no_byte(
-    place: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_workers_write_what_one_process_writes_whoever_dies(
+    killed: bool, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert predict("alone.csv") == 0
     alone = capsys.readouterr().out
+    with killing_a_worker() if killed else threads_of_this_process() as workers:
+        assert predict("out.csv", "--cluster", workers) == 0, capsys.readouterr().err
+    assert Path("out.csv").read_bytes() == Path("alone.csv").read_bytes()
+    assert len(Path("out.csv").read_text().splitlines()) > 10
+    told = capsys.readouterr().out
+    assert told.split(", in")[0] == alone.split(", in")[0].replace("alone", "out")
+    assert ("1 worker died on the way" in told) == killed
+    assert not list(place.glob("*.parts"))
+
+
+@contextlib.contextmanager
+def killing_a_worker() -> Iterator[str]:
+    """The address of a cluster, one worker of which is killed while it reads."""
     ended, killed = threading.Event(), []
 
     def kill() -> None:
@@ -79,17 +95,22 @@ def test_a_worker_that_is_killed_changes_no_byte(
     thread = threading.Thread(target=kill)
     thread.start()
     try:
-        assert predict("out.csv", "--cluster", "local:2") == 0, capsys.readouterr().err
+        yield "local:2"
     finally:
         ended.set()
         thread.join()
     assert killed
-    assert Path("out.csv").read_bytes() == Path("alone.csv").read_bytes()
-    assert len(Path("out.csv").read_text().splitlines()) > 10
-    told = capsys.readouterr().out
-    assert told.split(", in")[0] == alone.split(", in")[0].replace("alone", "out")
-    assert "1 worker died on the way" in told
-    assert not list(place.glob("*.parts"))
+
+
+@contextlib.contextmanager
+def threads_of_this_process() -> Iterator[str]:
+    """The address of a scheduler of the user's own, whose workers need import nothing."""
+    import distributed
+
+    with distributed.LocalCluster(
+        2, 1, processes=False, host="127.0.0.1", protocol="tcp", dashboard_address=None
+    ) as cluster:
+        yield cluster.scheduler_address
 
 
 @pytest.mark.slow

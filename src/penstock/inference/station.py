@@ -151,6 +151,12 @@ class Station:
             self.worker.compute([number], self.scalings, _Telling(self, number))
             return self.result()
 
+    def close(self) -> dict[str, Any]:
+        """Close the log when no part is computed. Returns what `result` does."""
+        with self.lock:
+            self.ends.close()
+            return self.result()
+
     def result(self) -> dict[str, Any]:
         """What this process has done, for the client."""
         return {"name": self.journal.writer, "summary": asdict(self.worker.summary())}
@@ -187,6 +193,11 @@ _OPENING = threading.Lock()
 def _station(order: JobOrder) -> Station:
     with _OPENING:
         if order.topic not in _STATIONS:
+            for topic, station in [*_STATIONS.items()]:
+                if station.order.config.run_dir == order.config.run_dir:  # its client was killed
+                    del _STATIONS[topic]
+                    station.request.ask("another client")
+                    station.close()
             _STATIONS[order.topic] = Station(order)
         return _STATIONS[order.topic]
 
@@ -215,8 +226,4 @@ def ask_end(topic: str, why: str) -> None:
 def leave(topic: str) -> dict[str, Any] | None:
     """End a worker's place in a job: close its log, and tell what it has done."""
     station = _STATIONS.pop(topic, None)
-    if station is None:
-        return None
-    with station.lock:
-        station.ends.close()
-        return station.result()
+    return None if station is None else station.close()
