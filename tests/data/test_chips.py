@@ -8,6 +8,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +26,16 @@ from penstock.data.scenes.windows import model_view, planes_of
 
 from .kit import CHIP, NAMES, SIZE, words_of
 
-rasterio = pytest.importorskip("rasterio")
-
-pytest.importorskip("contourpy")
-
-pytest.importorskip("numcodecs")
+if not all(map(find_spec, ("rasterio", "contourpy", "numcodecs"))):
+    pytest.skip("rasterio or numcodecs is not installed", allow_module_level=True)
 
 
 # --- chips -----------------------------------------------------------------------------------
 
 
 def test_chips_hold_what_the_rasters_hold(data: Path, chipped: Path) -> None:
+    import rasterio
+
     chips = Chips(chipped / "train")
     folders = scene_folders(data, "train")
     assert chips.channels == NAMES and chips.scenes == tuple(folders)
@@ -106,6 +106,8 @@ def test_missing_is_masked_and_never_0_db(chipped: Path) -> None:
 @pytest.mark.parametrize("missing", [0.0, NODATA])
 def test_a_wind_that_is_missing_is_no_calm(data: Path, tmp_path: Path, missing: float) -> None:
     """It reads as 0 m/s. The mask of the radar knows nothing of it: it has values there."""
+    import rasterio
+
     folder = tmp_path / min(scene_folders(data, "train"))
     shutil.copytree(min(scene_folders(data, "train").values()), folder)
     with rasterio.open(folder / "owiWindSpeed.tif", "r+") as file:
@@ -220,6 +222,8 @@ def test_folders_that_hold_no_chips_are_refused(chipped: Path, tmp_path: Path) -
 def test_rounding_is_told_and_dtype_keeps_all(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    import rasterio
+
     data = Path(shutil.copytree(data, tmp_path / "d"))
     for path in data.glob("*/*/V?_dB.tif"):  # as 32-bit floats, and not those that 16 bits hold
         with rasterio.open(path) as file:

@@ -128,10 +128,13 @@ def test_no_data_is_made_inside_other_data(
     around: str,
     name: str,
     content: str,
+    specimen: Specimen,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The data set around it could not be made anew, or counted what is not its own."""
+    monkeypatch.setattr(generate, "Specimen", {0: specimen}.__getitem__)
     folder = tmp_path / "set"
     folder.mkdir()
     (folder / name).write_text(content)

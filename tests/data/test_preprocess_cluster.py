@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -23,7 +24,8 @@ from penstock.data.scenes.scene import scene_folders
 
 from .kit import CHIP, NAMES, OVERLAP, words_of
 
-pytest.importorskip("distributed")
+if not find_spec("distributed"):
+    pytest.skip("distributed is not installed", allow_module_level=True)
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 
 

@@ -6,6 +6,7 @@ import csv
 import functools
 import shutil
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,8 @@ from penstock.data.scenes.synthetic_files import TIFF, write_scene
 
 from .kit import SIZE, thinned
 
-rasterio = pytest.importorskip("rasterio")
-pytest.importorskip("contourpy")
-pytest.importorskip("tifffile")
-ndimage = pytest.importorskip("scipy.ndimage")
+if not all(map(find_spec, ("rasterio", "contourpy", "tifffile", "scipy"))):
+    pytest.skip("a library of scenes is not installed", allow_module_level=True)
 
 COASTAL = 2  # a seed with land
 
@@ -53,6 +52,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 def whole(path: Path) -> np.ndarray:
     """The oracle: rasterio reads all of it."""
+    import rasterio
+
     with rasterio.open(path) as file:
         values = file.read(1)
     values[values == NODATA] = np.nan
@@ -76,6 +77,8 @@ def test_a_scene_is_the_same_from_the_same_seed_and_another_from_another() -> No
 
 
 def test_sea_looks_like_the_sea_of_sentinel_1() -> None:
+    from scipy import ndimage
+
     scene = SyntheticScene((600, 700), COASTAL, 10)
     vh, vv = pixels(scene)
     ndi = ndimage.zoom(scene.elevation, 10, order=1)[:600, :700]
@@ -142,6 +145,7 @@ def test_the_data_set_is_laid_out_as_the_real_one(data: Path) -> None:
 
 
 def test_rasters_have_the_real_ones_pixels_places_and_bits(folder: Path) -> None:
+    import rasterio
     import tifffile
 
     with rasterio.open(folder / "VH_dB.tif") as fine, rasterio.open(folder / "owiMask.tif") as mask:
@@ -156,6 +160,7 @@ def test_rasters_have_the_real_ones_pixels_places_and_bits(folder: Path) -> None
 def test_labels_lie_on_earth_where_the_raster_says(data: Path, folder: Path) -> None:
     with (data / "labels" / "train.csv").open(newline="") as file:
         row = next(row for row in csv.DictReader(file) if row["scene_id"] == folder.name)
+    import rasterio
     from rasterio.warp import transform
 
     with rasterio.open(folder / "VH_dB.tif") as fine:
@@ -184,6 +189,8 @@ def test_windows_of_the_radar_are_those_of_the_file(
 
 
 def test_rasters_of_32_bit_and_of_integers_are_read_too(folder: Path, tmp_path: Path) -> None:
+    import rasterio
+
     values = np.arange(60 * 70, dtype=np.float32).reshape(60, 70) / 7
     values[3, 4] = NODATA
     profile = {"driver": "GTiff", "height": 60, "width": 70, "count": 1, "nodata": NODATA}
@@ -222,6 +229,8 @@ def coarse_scene(
     folder: Path, name: str, values: np.ndarray, size: tuple[int, int], shift: float = 0
 ) -> None:
     """A scene whose radar is flat and whose coarse raster ``name`` holds ``values``."""
+    import rasterio
+
     common = {"driver": "GTiff", "count": 1, "dtype": "float32", "nodata": NODATA,
               "crs": "EPSG:32631"}  # fmt: skip
     folder.mkdir(exist_ok=True)
@@ -236,6 +245,8 @@ def coarse_scene(
 
 
 def test_a_coarse_raster_is_interpolated_between_its_centres(tmp_path: Path) -> None:
+    from scipy import ndimage
+
     values = np.random.default_rng(0).normal(size=(5, 6)) * 100
     coarse_scene(tmp_path, "bathymetry", values, (230, 290))
     with Scene(tmp_path, ("vh", "bathymetry")) as scene:

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._dynamo.utils import counters
 from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -140,7 +139,8 @@ def test_a_net_is_compiled_for_one_shape_or_for_any(
     """As aind_torch_utils means it. Three lengths of batch are three shapes."""
     traced = functools.partial(torch.compile, backend="eager")  # which writes no C++
     monkeypatch.setattr(torch, "compile", traced)
-    torch._dynamo.reset()
+    torch._dynamo.reset()  # what imports it takes a second of each worker that collects
+    counters = torch._dynamo.utils.counters
     counters["stats"].clear()
     begun = started(
         np.zeros((8, 8, 8), "float32"), conv(), compile=True, compile_dynamic=dynamic, batch=5

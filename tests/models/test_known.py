@@ -47,17 +47,18 @@ CELLS = [(1, 1), (2, 1), (14, 28), (28, 28), (40, 64)]
 
 
 @pytest.mark.parametrize(
-    ("name", "channels", "patches"),
-    [("identity", 1, VOLUMES), ("identity", 3, CELLS), ("denoise-tiny", 1, VOLUMES),
-     *(pytest.param(name, 6, CELLS, marks=pytest.mark.slow if name[-4:] in ("100m", "300m") else ())
-       for name in PRITHVI)],
+    ("name", "channels", "patches", "batches"),
+    [("identity", 1, VOLUMES, (1, 3)), ("identity", 3, CELLS, (1, 3)),
+     ("denoise-tiny", 1, VOLUMES, (1, 3)),
+     ("prithvi-refiner-tiny", 6, CELLS[::4], (3,)), ("prithvi-refiner-600m", 6, CELLS[2:3], (1,)),
+     *(pytest.param(name, 6, CELLS, (1, 3), marks=pytest.mark.slow) for name in PRITHVI)],
 )  # fmt: skip
 def test_its_forward_holds_what_was_measured(
-    name: str, channels: int, patches: Sequence[Sequence[int]]
+    name: str, channels: int, patches: Sequence[Sequence[int]], batches: Sequence[int]
 ) -> None:
     facts, model = known_model(name, channels), described(name)
     assert facts is not None
-    for sides, batch in itertools.product(patches, (1, 3)):
+    for sides, batch in itertools.product(patches, batches):
         shape = (batch, channels, *(side * facts.step for side in sides))
         told, measured = facts.footprint(shape), measure_footprint(model, shape)
         assert told.peak_bytes == measured.peak_bytes, shape

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -20,8 +22,9 @@ from penstock import open_source
 from penstock.base.errors import UsageError
 from penstock.models import footprint as models_footprint
 from penstock.models import load as models
-from penstock.models.prithvi import BANDS, Refiner, prithvi_refiner
-from penstock.models.prithvi_encoder import positions
+from penstock.models import prithvi
+from penstock.models.prithvi import BANDS, Refiner, SizeName, prithvi_refiner
+from penstock.models.prithvi_encoder import Size, positions
 
 from ..places import ROOT
 
@@ -33,6 +36,7 @@ PUBLIC = {
     "300m": (1024, 24, 16, 16),
     "600m": (1280, 32, 16, 14),
 }
+SHALLOW = 3
 
 
 def public_encoder(size: str, frames: int = 1) -> dict[str, tuple[int, ...]]:
@@ -150,7 +154,17 @@ def on_meta(size: str, **options: object) -> Refiner:
         return prithvi_refiner(size, **options)  # type: ignore[arg-type]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(autouse=True)
+def shallow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three blocks for twelve, which are alike, but in tests of a size: they take it as it is."""
+    if "size" not in request.fixturenames:
+        width, _, heads, patch = PUBLIC["tiny"]
+        monkeypatch.setitem(PUBLIC, "tiny", (width, SHALLOW, heads, patch))
+        size = dataclasses.replace(prithvi.SIZES["tiny"], depth=SHALLOW)
+        monkeypatch.setitem(cast(dict[str, Size], prithvi.SIZES), "tiny", size)
+
+
+@pytest.fixture
 def tiny() -> Refiner:
     return prithvi_refiner("tiny").eval()
 
@@ -245,10 +259,11 @@ def test_what_cannot_be_made_is_refused(options: dict[str, object], sentence: st
 
 @pytest.mark.parametrize("size", PUBLIC)
 def test_names_and_shapes_are_those_of_the_public_checkpoints(size: str) -> None:
-    assert shapes_of(on_meta(size, lora_rank=0).encoder) == {
+    plain = on_meta(size, lora_rank=0)
+    assert shapes_of(plain.encoder) == {
         name.removeprefix("encoder."): shape for name, shape in public_encoder(size).items()
     }
-    adapted = shapes_of(on_meta(size)).keys() - shapes_of(on_meta(size, lora_rank=0)).keys()
+    adapted = shapes_of(on_meta(size)).keys() - shapes_of(plain).keys()
     assert len(adapted) == 4 * PUBLIC[size][1]
     assert all(name.endswith(("lora_a", "lora_b")) for name in adapted)
 
@@ -376,7 +391,7 @@ def test_only_adapters_head_and_decoder_learn() -> None:
         assert parameter.requires_grad == learns, name
         assert (parameter.grad is not None and bool(parameter.grad.any())) == learns, name
     adapted = [name for name, _ in net.named_parameters() if "lora" in name]
-    assert len(adapted) == 12 * 2 * 2
+    assert len(adapted) == SHALLOW * 2 * 2
     assert all(".attn.qkv." in name or ".attn.proj." in name for name in adapted)
 
 
@@ -500,7 +515,9 @@ def fingerprint(net: nn.Module) -> str:
 
 
 @pytest.mark.slow
-def test_two_processes_make_the_same_weights(tiny: Refiner) -> None:
+@pytest.mark.parametrize("size", ["tiny"])
+def test_two_processes_make_the_same_weights(size: SizeName) -> None:
+    tiny = prithvi_refiner(size)
     code = (
         "import torch; torch.manual_seed(99)\n"
         "from tests.models.test_prithvi import fingerprint\n"
