@@ -54,6 +54,12 @@ def tree(file: str) -> ast.Module:
 
 
 @cache
+def nodes(file: str) -> tuple[ast.AST, ...]:
+    """All nodes of that tree: to walk it takes as long as to parse it."""
+    return tuple(ast.walk(tree(file)))
+
+
+@cache
 def files() -> tuple[str, ...]:
     """Every file with code of its own: no doors, and no folder's docstring."""
     paths = (path for path in PACKAGE.rglob("*.py"))
@@ -62,9 +68,9 @@ def files() -> tuple[str, ...]:
 
 
 def _is_only_text(path: Path) -> bool:
-    body = ast.parse(path.read_text()).body
     return path.name == "__init__.py" and (
-        all(isinstance(node, ast.Expr) for node in body) or path.with_suffix(".pyi").exists()
+        path.with_suffix(".pyi").exists()
+        or all(isinstance(node, ast.Expr) for node in ast.parse(path.read_text()).body)
     )
 
 
@@ -111,7 +117,7 @@ def imports_of(file: str) -> tuple[Import, ...]:
     if not file.endswith("__init__.py"):
         package = package[:-1]
     found = []
-    for node in ast.walk(tree(file)):
+    for node in nodes(file):
         if isinstance(node, ast.Import):
             assert not any(alias.name.split(".")[0] == "penstock" for alias in node.names), file
         elif isinstance(node, ast.ImportFrom) and node.level:

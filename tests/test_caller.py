@@ -8,6 +8,7 @@ import os
 import random
 import threading
 from collections.abc import Callable, Iterator
+from gc import get_freeze_count
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,12 @@ def elsewhere(ask: Callable[[], Any]) -> Any:
     return said[0]
 
 
+@pytest.fixture(autouse=True)
+def _counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is frozen is counted here, as it is by those who call."""
+    monkeypatch.setattr(gc, "get_freeze_count", get_freeze_count)
+
+
 def state() -> dict[str, Any]:
     """All that a caller may have set."""
     import torch
@@ -53,7 +60,7 @@ def state() -> dict[str, Any]:
         "grad": torch.is_grad_enabled(),
         "random": (random.getstate(), torch.get_rng_state().tolist(), str(np.random.get_state())),
         "environment": dict(os.environ),
-        "frozen": gc.get_freeze_count() > 0,
+        "frozen": get_freeze_count() > 0,
         "collects": gc.isenabled(),
     }
 
@@ -121,21 +128,20 @@ def test_inference_leaves_all_as_it_was(threads: int | None, fails: bool) -> Non
 
 
 def test_what_a_caller_froze_stays_frozen() -> None:
-    held = gc.get_freeze_count()
+    held = get_freeze_count()
     if not held:
         gc.freeze()
-        held = gc.get_freeze_count()
+        held = get_freeze_count()
     with caller.frozen_garbage():
         pass
-    assert gc.get_freeze_count() >= held - 100  # less what was let go meanwhile
+    assert get_freeze_count() >= held - 100  # less what was let go meanwhile
     try:
         gc.unfreeze()
         with pytest.raises(KeyError), caller.frozen_garbage():
-            assert gc.get_freeze_count()
+            assert get_freeze_count()
             raise KeyError
-        assert not gc.get_freeze_count()
+        assert not get_freeze_count()
     finally:
-        gc.collect()
         gc.freeze()
 
 
@@ -175,10 +181,10 @@ def test_measuring_freezes_no_more_than_it_thaws() -> None:
         def step(self, phase: Any) -> dict[str, float]:
             return {"samples": 1.0}
 
-    frozen = gc.get_freeze_count() > 0
+    frozen = get_freeze_count() > 0
     rules = measure.Rules(seconds=0, precision=0, warmup_samples=0, series=1)
     measure.measure_scenario(Still(), rules, lambda stage: None)  # type: ignore[arg-type]
-    assert (gc.get_freeze_count() > 0) is frozen
+    assert (get_freeze_count() > 0) is frozen
 
 
 # --- the caller's net -----------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import tomllib
 
 import penstock
 from penstock.base.errors import DISTRIBUTION
+from penstock.cli import main
 from penstock.instruments import environment
 
 ROOT = Path(__file__).parent.parent
@@ -132,25 +132,40 @@ def test_every_verb_without_the_extras_names_the_one_it_needs(
     assert python == "torch is not installed; run: pip install 'penstock-dl[infer]'"
 
 
-def planned(env: Mapping[str, str], cwd: Path, *words: str) -> list[str]:
-    command = [sys.executable, "-m", "penstock", *words, "--in-spec", "in.npy", "--devices", "cpu"]
-    command += ["--out-spec", "out.zarr", "--patch", "32", "--max-memory", "64GB"]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=cwd)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+PLANNED = """
+import json, sys
+from penstock.cli import main
+for words in json.loads(sys.argv[1]):
+    assert main(words) == 0
+    print("---")
+"""
 
 
-def test_the_core_with_a_store_plans_as_torch_does(core: dict[str, str], tmp_path: Path) -> None:
+def test_the_core_with_a_store_plans_as_torch_does(
+    core: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """But for the memory of the process, and the note that says so."""
+    monkeypatch.chdir(tmp_path)
     np.save(tmp_path / "in.npy", np.zeros((64, 80, 96), "uint16"))
     site = tmp_path / "site" / "sitecustomize.py"
     site.write_text(f"{BLOCK}ABSENT -= {{'tensorstore'}}\n")
-    denoised = ("plan", "--model-type", "denoise-tiny", "--seam-mode", "blend")
-    *lines, note = planned(core, tmp_path, *denoised)
+    common = ["--in-spec", "in.npy", "--devices", "cpu", "--out-spec", "out.zarr"]
+    common += ["--patch", "32", "--max-memory", "64GB"]
+    denoised = ["plan", "--model-type", "denoise-tiny", "--seam-mode", "blend", *common]
+    dry = ["infer", "--model-type", "identity", "--dry-run", *common]
+    command = [sys.executable, "-c", PLANNED, json.dumps([denoised, dry])]
+    done = subprocess.run(command, capture_output=True, text=True, env=core, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    plan, dry_run, _ = done.stdout.split("---\n")
+    *lines, note = plan.splitlines()
     assert note.startswith("note") and "torch is not installed here" in note
-    for line, other in zip(lines, planned(os.environ, tmp_path, *denoised), strict=True):
+    assert dry_run
+    assert main(denoised) == 0
+    for line, other in zip(lines, capsys.readouterr().out.splitlines(), strict=True):
         assert line == other or line.startswith(("host memory", "  base"))
-    assert planned(core, tmp_path, "infer", "--model-type", "identity", "--dry-run")
     assert not (tmp_path / "out.zarr").exists()
 
 

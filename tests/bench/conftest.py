@@ -27,6 +27,13 @@ def _frozen() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True)
+def _unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches do not look at all processes of the machine, before and after."""
+    monkeypatch.setattr(environment, "WATCH_S", 0.0)
+    monkeypatch.setattr(environment, "_cpu_seconds_of_others", dict)
+
+
 @pytest.fixture(scope="session")
 def nets(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("nets") / "nets.py"
@@ -63,4 +70,3 @@ def launches_here(
     monkeypatch.setattr(worker, "end_with_parent", lambda: None)
     monkeypatch.setattr(worker.faulthandler, "enable", lambda **_: None)
     monkeypatch.setattr(worker.traceback, "print_exception", lambda error: None)
-    monkeypatch.setattr(environment, "WATCH_S", 0.0)

@@ -18,16 +18,10 @@ from penstock.base.errors import UsageError
 from penstock.bench.launch.supervisor import LaunchRequest, run_launch
 from penstock.bench.launch.worker import status_of
 from penstock.bench.scenarios import WrongResult
-from penstock.instruments import environment
 from penstock.instruments.record import Record, case_key, parse_record
 
 ZOO = str(Path(__file__).parent / "zoo.py")
 MIB = 2**20
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "WATCH_S", 0.0)
 
 
 def run(animal: str, timeout_s: float = 30.0, limit: int | None = None, **case: Any) -> Record:

@@ -68,9 +68,9 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to work in, whose launches are answered by `WORKER`."""
     (tmp_path / "worker.py").write_text(WORKER)
     monkeypatch.setattr(
-        "penstock.bench.launch.supervisor.WORKER", (sys.executable, str(tmp_path / "worker.py"))
+        "penstock.bench.launch.supervisor.WORKER",
+        (sys.executable, "-S", str(tmp_path / "worker.py")),
     )
-    monkeypatch.setattr("penstock.instruments.environment.WATCH_S", 0.0)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

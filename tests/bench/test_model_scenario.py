@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from importlib import import_module
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -171,7 +172,13 @@ def test_checkpointing_computes_again_and_changes_no_gradient(nets: str) -> None
         assert a is not None and b is not None and torch.equal(a, b)
 
 
-def test_a_network_that_knows_how_to_recompute_does_it_itself() -> None:
+def test_a_network_that_knows_how_to_recompute_does_it_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from penstock.models import prithvi
+
+    two_blocks = dataclasses.replace(prithvi.SIZES["tiny"], depth=2)
+    monkeypatch.setitem(cast(dict[str, Any], prithvi.SIZES), "tiny", two_blocks)
     case = {**CASE, "model": "prithvi-refiner-tiny", "tile": "32", "batch": 1, "mode": "train"}
     flops = [under_test.check({**case, "checkpointing": on})[1]["flops"] for on in (False, True)]
     assert flops[1] > flops[0]

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.base.errors import StageError, UsageError
+from penstock.data import specimen as specimens
 from penstock.data.box import Box
 from penstock.data.grid import Grid
 from penstock.data.packed import format
@@ -21,7 +22,7 @@ from penstock.data.packed import volume as volume_room
 from penstock.data.packed.audit import Audit, Delivery
 from penstock.data.packed.checksums import PlaneChecks
 from penstock.data.packed.format import Packed, open_dataset
-from penstock.data.specimen import PERIOD, Specimen
+from penstock.data.specimen import Specimen
 from penstock.loading.loader import Loader
 
 from .kit import peak_of, read
@@ -47,7 +48,7 @@ def test_the_structures_of_a_specimen_come_again_and_its_noise_does_not(
     specimen: Specimen,
 ) -> None:
     here = Box((0, 0, 0), (32, 32, 32))
-    there = here.shift(np.multiply(PERIOD, 7).tolist())
+    there = here.shift(np.multiply(specimens.PERIOD, 7).tolist())
     np.testing.assert_array_equal(specimen.clean(here), specimen.clean(there))
     assert np.mean(specimen.image(here) != specimen.image(there)) > 0.9
 

@@ -512,7 +512,7 @@ def test_a_block_window_in_the_cache_is_read_once() -> None:
     order = Order(24_000, 16, shuffle="block", window=8, chunk=24)
     window = 8 * 24
     none, some, whole = (
-        price_of(order, cache_bytes=n, foreseen=1000, num_batches=96)
+        price_of(order, cache_bytes=n, foreseen=1000, num_batches=48)
         for n in (0, window // 2, window + 48)
     )
     assert none.read_amplification_cached == none.read_amplification > 5

@@ -16,6 +16,7 @@ for the process that has imported it anyway.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import platform
@@ -227,6 +228,7 @@ def _numbers(path: Path) -> list[int]:
         return []
 
 
+@functools.cache
 def _version(library: str) -> str | None:
     try:
         return __version__ if library == "penstock" else metadata.version(library)
