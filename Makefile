@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/python
 
-.PHONY: demo test check docs lowest pythons lint types bench gpu slurm clean
+.PHONY: demo test check docs lowest lowest-torch pythons lint types bench gpu slurm clean
 
 demo: $(VENV)/demo-ready            ## make a volume, denoise it, show before and after
 	$(RUN) -m penstock demo
@@ -22,11 +22,18 @@ LOWEST = $(addprefix tests/, data/test_bad_stores.py data/test_chips.py data/tes
 	data/test_killed_sinks.py data/test_netcdf.py data/test_normalize.py data/test_packed.py \
 	data/test_remote_stores.py data/test_scenes.py data/test_sinks.py data/test_sources.py data/test_tiff.py \
 	inference/test_job.py inference/test_plan.py inference/test_run.py inference/test_stitch.py \
-	loading/test_contenders.py loading/test_faults.py loading/test_server_errors.py reports/test_csv.py \
-	reports/test_figures.py training/test_detector.py training/test_loop.py training/test_tracking.py)
+	instruments/test_gpus.py loading/test_contenders.py loading/test_faults.py \
+	loading/test_loader_lightning.py loading/test_server_errors.py reports/test_csv.py \
+	reports/test_figures.py training/test_detector.py training/test_lightning.py training/test_loop.py \
+	training/test_tracking.py)
 
 lowest: $(VENV)-lowest/ready        ## data, inference, loaders and training on the lowest versions allowed
 	OMP_NUM_THREADS=1 $(VENV)-lowest/bin/python -m pytest -n 2 --dist worksteal $(LOWEST)
+
+# No part of `make check`: torch of that age comes with gigabytes of CUDA libraries.
+lowest-torch: $(VENV)-lowest-torch/ready ## the same, and all that computes, with the lowest torch too
+	OMP_NUM_THREADS=1 $(VENV)-lowest-torch/bin/python -m pytest -n 2 --dist worksteal $(LOWEST) \
+		$(addprefix tests/, bench inference loading models training)
 
 # Tests that need nothing but the core.
 CORE = $(addprefix tests/, test_platforms.py base/test_threads.py bench/test_boundary.py \
@@ -95,12 +102,19 @@ $(VENV)/ready: $(VENV)/demo-ready
 	$(PIP) -e '.[test]'
 	touch $@
 
-$(VENV)-lowest/ready: pyproject.toml lowest.txt
+INSTALL_LOWEST = $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
+	-c $(1) "$$(grep '^torch==' $(1))" -e '.[all]' hypothesis pytest pytest-xdist pytorch-lightning
+
+$(VENV)-lowest/ready: pyproject.toml constraints.txt lowest.txt
 	$(PYTHON) -m venv $(VENV)-lowest
-	$(VENV)-lowest/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
-		-c lowest.txt "$$(grep '^torch==' lowest.txt)" -e '.[all]' \
-		hypothesis pytest pytest-xdist
+	{ grep -v '^torch' lowest.txt; grep -E '^torch(vision)?==' constraints.txt; } > $(@D)/pins.txt
+	$(call INSTALL_LOWEST,$(@D)/pins.txt)
+	touch $@
+
+$(VENV)-lowest-torch/ready: pyproject.toml lowest.txt
+	$(PYTHON) -m venv $(VENV)-lowest-torch
+	$(call INSTALL_LOWEST,lowest.txt)
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-lowest $(VENV)-other demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-lowest $(VENV)-lowest-torch $(VENV)-other demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

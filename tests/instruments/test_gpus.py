@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+import penstock
 
 if TYPE_CHECKING:
     from penstock.instruments.cuda import Gpu
@@ -57,13 +61,13 @@ class Driver:
         return 1980
 
 
-def gpu(monkeypatch: pytest.MonkeyPatch, driver: Driver | None, uuid: str | None) -> Gpu:
-    """The second device that torch sees, which has this UUID; torch before 2.5 tells none."""
+def gpu(monkeypatch: pytest.MonkeyPatch, driver: Driver | None, uuid: str) -> Gpu:
+    """The second device that torch sees, which has this UUID."""
     import torch
 
     from penstock.instruments.cuda import Gpu
 
-    properties = SimpleNamespace() if uuid is None else SimpleNamespace(uuid=uuid)
+    properties = SimpleNamespace(uuid=uuid)
     monkeypatch.setitem(sys.modules, "pynvml", driver)  # type: ignore[arg-type]
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
     return Gpu(torch.device("cuda", 1))
@@ -77,11 +81,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch, driver: Driver | None, uuid: str | None
         ({"GPU-a": True, "GPU-b": False}, ("MIG-s", "MIG-t"), "t", "MIG-t"),
         # No other card is taken for the one that is meant,
         ({"GPU-a": False, "GPU-b": False}, (), "c", None),
-        ({"GPU-a": False, "GPU-b": False}, (), None, None),
         ({"GPU-a": True}, (), "s", None),
         ({}, (), "a", None),
         # but where there is only one it can be no other.
-        ({"GPU-a": False}, (), None, "GPU-a"),
+        ({"GPU-a": False}, (), "c", "GPU-a"),
         ({"GPU-old": False}, (), "c", "GPU-old"),
     ],
 )
@@ -89,7 +92,7 @@ def test_which_card_it_is(
     monkeypatch: pytest.MonkeyPatch,
     cards: dict[str, bool],
     slices: tuple[str, ...],
-    uuid: str | None,
+    uuid: str,
     handle: str | None,
 ) -> None:
     found = gpu(monkeypatch, Driver(cards, slices), uuid)
@@ -103,3 +106,11 @@ def test_without_a_driver_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> N
     found = gpu(monkeypatch, None, "a")  # no such package
     assert found.used() is None
     assert set(found.clocks().values()) == {None}
+
+
+def test_the_library_has_each_name_that_is_asked_of_it() -> None:
+    """Its lowest version too, in `make lowest`: what it lacks would read as None on every GPU."""
+    sources = [path.read_text() for path in Path(penstock.__file__).parent.rglob("*.py")]
+    asked = {name for text in sources for name in re.findall(r"nvml\.((?:nvml|NVML)\w+)", text)}
+    assert {"nvmlInit", "nvmlDeviceGetHandleByUUID", "nvmlMemory_v2"} <= asked
+    assert asked <= set(dir(pytest.importorskip("pynvml")))

@@ -32,6 +32,10 @@ from ..places import ROOT
 from .kit import Scripted, X
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of files and of its compiler
+# The attacks change such a file, and show that torch itself falls for them.
+of_today = pytest.mark.skipif(
+    torch.__version__ < "2.8", reason="torch before 2.8 writes and reads another layout of .pt2"
+)
 
 Entries = dict[str, bytes]
 Program = dict[str, Any]
@@ -85,6 +89,7 @@ class Halves(nn.Module):
         return y + product.float().view(-1, 1, 1, 1) + torch.zeros(x.shape, device=x.device)
 
 
+@of_today
 def test_what_a_program_asks_of_its_input_is_checked(tmp_path: Path) -> None:
     auto, twice = torch.export.Dim.AUTO, 2 * torch.export.Dim("half", min=2, max=50)
     for name, sizes in (("guard", {0: auto, 2: auto}), ("twice", {2: auto, 3: twice})):
@@ -304,6 +309,7 @@ def renamed(entries: Entries, program: Program, evil: str) -> None:
             spec["parameter"]["parameter_name"] = evil
 
 
+@of_today
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_runs_in_torch_and_not_here(name: str, plain: Path, tmp_path: Path) -> None:
     marker = tmp_path / "ran"
@@ -320,6 +326,7 @@ def test_an_attack_runs_in_torch_and_not_here(name: str, plain: Path, tmp_path: 
     assert marker.exists(), "the attack is none"
 
 
+@of_today
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_checked_is_refused(name: str, plain: Path, tmp_path: Path) -> None:
     marker = tmp_path / "ran"
@@ -329,6 +336,7 @@ def test_what_cannot_be_checked_is_refused(name: str, plain: Path, tmp_path: Pat
     assert not marker.exists()
 
 
+@of_today
 def test_plan_runs_nothing_of_a_program(
     plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -358,7 +366,7 @@ def test_tricks_of_archives_are_refused(plain: Path, tmp_path: Path) -> None:
     path = tmp_path / "evil.pt2"
     with zipfile.ZipFile(plain) as file:
         entries = {name: file.read(name) for name in file.namelist()}
-    name = next(name for name in entries if name.endswith("weight_0"))
+    name = min(entries)
     tricks: dict[str, list[tuple[str, bytes, int]]] = {
         "two entries": [(name, b"other", zipfile.ZIP_STORED)],
         "outside of itself": [("/etc/evil", b"", zipfile.ZIP_STORED)],
@@ -374,6 +382,7 @@ def test_tricks_of_archives_are_refused(plain: Path, tmp_path: Path) -> None:
             model.load_model(str(path))
 
 
+@of_today
 def test_a_tensor_is_no_larger_than_its_bytes(plain: Path, tmp_path: Path) -> None:
     def grow(entries: Entries, program: Program, size: int, stride: int) -> None:
         config = config_of(entries, "weights")
@@ -494,6 +503,7 @@ def test_torchscript_of_a_librarys_class_is_refused(tmp_path: Path) -> None:
 # --- the switch ----------------------------------------------------------------------------------
 
 
+@of_today
 def test_the_switch_is_wherever_a_model_file_is_read(plain: Path, tmp_path: Path) -> None:
     from penstock.base.config.bench import BenchModelConfig, BenchQueueConfig
     from penstock.base.config.infer import InferConfig

@@ -42,7 +42,7 @@ class Gpu(Nvml):
         None where NVML does not know it, unless there is one card only and it is whole.
         """
         cards = [handle for _, _, handle in self._find()]
-        uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)  # torch 2.5
+        uuid = torch.cuda.get_device_properties(index).uuid
         for kind in ("GPU", "MIG"):
             with contextlib.suppress(self._nvml.NVMLError):
                 return self._nvml.nvmlDeviceGetHandleByUUID(f"{kind}-{uuid}")

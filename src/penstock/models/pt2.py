@@ -24,7 +24,7 @@ from typing import Any
 from ..base import UsageError
 
 MAJOR = 8
-"""The version of the schema that torch 2.6 and later write."""
+"""The version of the schema that torch 2.6 and later write; 2.5 wrote 7."""
 _DESCRIPTION_BYTES = 2**28
 """Most bytes of a description in JSON; one of a net of 10,000 operators has 15 million."""
 

@@ -196,8 +196,7 @@ def _used_gpus(count: int) -> _Used:
     """
     import torch
 
-    uuids = (getattr(torch.cuda.get_device_properties(i), "uuid", None) for i in range(count))
-    return _Used(f"GPU-{uuid}" for uuid in uuids if uuid is not None)
+    return _Used(f"GPU-{torch.cuda.get_device_properties(i).uuid}" for i in range(count))
 
 
 def utilisation(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
