@@ -57,7 +57,7 @@ def launches_here(
     """Launches do all that they do, but in this process and not in one of their own."""
     folder = tmp_path_factory.mktemp("launches")
 
-    def run(command: Sequence[str], request: LaunchRequest, timeout_s: float) -> Ending:
+    def run(command: Sequence[str], request: LaunchRequest, *_: object) -> Ending:
         assert request.memory_limit is None, "it would stay with this process"
         path, answers = folder / "request.json", folder / "answers"
         path.write_text(json.dumps(asdict(request)))

@@ -301,7 +301,7 @@ def test_the_exit_code_of_launches_that_failed(
 ) -> None:
     fine = SimpleNamespace(error=None)
     monkeypatch.setattr(
-        "penstock.bench.launch.supervisor.ask_worker", lambda scenario, case, timeout_s: fine
+        "penstock.bench.launch.launcher.ask_worker", lambda scenario, case, *_: fine
     )
     monkeypatch.setattr("penstock.cli.sweep.run_sweep", failed(status, message))
     words = ["bench", "queue", str(data), "--output", str(tmp_path / "queue.csv")]

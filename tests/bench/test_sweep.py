@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.bench.launch.launcher import in_turn
 from penstock.bench.launch.supervisor import LaunchRequest
 from penstock.bench.launch.sweep import SweepStep, launch_order, launches_of, run_sweep
 from penstock.instruments.ledger import Ledger
@@ -55,8 +57,9 @@ def go(folder: Path, run: Runs, launches: int = 5, **options: Any) -> list[Recor
     settings: dict[str, Any] = {"memory_limit": None, "seed": 3, "resume": False} | options
     rules = {"seconds": 1.0, "precision": 0.1}
     return run_sweep(
-        "model", CASES, launches, Ledger(folder), rules=rules, timeout_s=60.0, run=run, **settings
-    )
+        "model", CASES, launches, Ledger(folder), rules=rules, timeout_s=60.0,
+        launcher=partial(in_turn, run=run), **settings,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("effort", "launches"), [("quick", 1), ("standard", 5), ("rigorous", 10)])
@@ -154,6 +157,6 @@ def test_records_of_other_cases_are_not_returned(tmp_path: Path) -> None:
     go(tmp_path, Runs(), launches=1)
     one = run_sweep(
         "model", CASES[:1], 2, Ledger(tmp_path), rules={}, timeout_s=60.0, memory_limit=None,
-        seed=0, resume=True, run=Runs(),
+        seed=0, resume=True, launcher=partial(in_turn, run=Runs()),
     )  # fmt: skip
     assert [(record.case, record.launch) for record in one] == [(CASES[0], 0), (CASES[0], 1)]

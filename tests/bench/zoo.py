@@ -36,6 +36,26 @@ class Animal:
         pass
 
 
+class Placed(Animal):
+    """Tells where it runs, and with which threads."""
+
+    def __init__(self, case: Mapping[str, Any]) -> None:
+        super().__init__(case)
+        names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+        self.facts |= {name: os.environ.get(name) for name in names}
+        self.facts |= {"folder": os.getcwd(), "data": Path(case["data"]).read_text()}
+
+
+class Writes(Animal):
+    """Writes a folder, as a training does."""
+
+    def step(self, phase: Any) -> Mapping[str, float]:
+        out = Path(self.case["output_dir"])
+        out.mkdir(exist_ok=True)
+        (out / "result").write_text("done")
+        return super().step(phase)
+
+
 class HostOom(Animal):
     """Takes all it is given, in pieces that are alive when the last is refused."""
 

@@ -296,6 +296,25 @@ def test_what_is_comparable_is_compared_and_the_rest_named(what: str) -> None:
     assert "1 not comparable" in found.sentence()
 
 
+def test_other_hosts_of_one_kind_are_told() -> None:
+    """They are compared, for their machine is the same; what differs may be the hosts all the
+    same."""
+
+    def on(host: str, launch: int) -> Record:
+        return record(
+            [1.0, 1.0], launch, environment={"machine_key": "k", "worker": {"host": host}}
+        )
+
+    a, b = [on("node1", 0), on("node2", 1)], [on("node3", 0), on("node1", 1)]
+    comparison = judged(a, b)
+    assert comparison.hosts == (
+        "A ran on node1 and node2, B on node1 and node3: what differs may be the hosts, even of "
+        "one kind"
+    )
+    assert comparison.caveats == comparison.left_out == ()
+    assert judged(a, a[::-1]).hosts == judged(a, [record()]).hosts == ""
+
+
 def test_several_reasons_are_counted() -> None:
     b = record(work={"samples": 2}, environment={"machine_key": "there"})
     with pytest.raises(NotComparable, match=r"here and there \(model\) \(and 1 more\)"):

@@ -71,6 +71,21 @@ def test_ladders_alone_are_a_page(tmp_path: Path) -> None:
     assert page.count("costs most") == 1 and "What a batch has to pay for" not in page
 
 
+def test_sections_of_other_machines_name_them_and_nothing_is_compared_across() -> None:
+    def there(records: list[Record]) -> list[Record]:
+        return [r.model_copy(update={"environment": {"machine_key": "b"}}) for r in records]
+
+    def here(records: list[Record]) -> list[Record]:
+        return [r.model_copy(update={"environment": {"machine_key": "a"}}) for r in records]
+
+    ours, theirs = here(launches(0.4)), there(launches(0.9, loader="zarr"))
+    steps = [*launches(0.2, rung="L1", loader=None), *launches(0.5, rung="L2", loader=None)]
+    text = said([*ours, *theirs, *here(steps), *there(steps)])
+    assert "faster than" not in text
+    assert text.count("machine a") == text.count("machine b") == 2
+    assert "machine a" not in said([*ours, *here(launches(0.9, loader="zarr")), *here(steps)])
+
+
 def test_waits_for_what_was_read_before_are_marked_and_not_compared() -> None:
     ours, theirs = ahead(launches(0.4), 0.97), launches(0.01, loader="zarr")
     assert "slower than zarr" in said(ours + ahead(theirs, 1.02))

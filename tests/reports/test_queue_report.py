@@ -53,6 +53,15 @@ def run(
             yield record(simulate(feed, 30, in_hand=0), number, queue=queue)
 
 
+def test_sections_of_other_machines_name_them() -> None:
+    records = list(run(2.66))
+    there = [r.model_copy(update={"environment": {"machine_key": "b"}}) for r in run(1.33)]
+    here = [r.model_copy(update={"environment": {"machine_key": "a"}}) for r in records]
+    titles = [section.title for section in queue_report.queue_sections([*here, *there])]
+    assert [title.rpartition(", ")[2] for title in titles[:2]] == ["machine a", "machine b"]
+    assert "machine" not in queue_report.queue_sections(here)[0].title
+
+
 def test_a_world_like_the_model_is_predicted_without_an_error() -> None:
     (group,) = queue_cell.queue_cells(run(2.66))
     assert [course.name for course in group] == [

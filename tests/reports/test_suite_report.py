@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from penstock.instruments.record import Record
 from penstock.reports import page
 from penstock.reports.figures.suite import plot_suite
@@ -74,6 +76,34 @@ def test_sentences_follow_the_records(tmp_path: Path) -> None:
     )
 
 
+def test_runs_of_other_machines_are_apart(tmp_path: Path) -> None:
+    """Whoever puts two ledgers together compares no machine with another by accident."""
+    slow, fast, *_ = cases(tmp_path)
+    here = [made_up(case, n, 5.0 + n / 100) for case in (slow, fast) for n in range(5)]
+    there = [
+        record.model_copy(update={"environment": {"machine_key": "there"}})
+        for record in (made_up(slow, n, 50.0 + n / 100) for n in range(5))
+    ]
+    sections = suite_report.suite_sections([*here, *there], [])
+    assert [section.title.rpartition(", ")[2] for section in sections] == [
+        "machine another",
+        "machine there",
+    ]
+    assert "50.0" not in "".join(sections[0].sentences)
+    assert sections[1].sentences[0] == (
+        "Most samples a second: batch 1, 0 workers, 50.0 [50.0 - 50.0, 5 launches]."
+    )
+
+
+@pytest.mark.slow
+def test_machines_have_figures_of_their_own(tmp_path: Path) -> None:
+    case, *_ = cases(tmp_path)
+    here, there = made_up(case, 0, 5.0), made_up(case, 0, 9.0)
+    there = there.model_copy(update={"environment": {"machine_key": "there"}})
+    figures = plot_suite([here, there], tmp_path / "suite")
+    assert [path.name for path in figures] == ["suite_quick_another.png", "suite_quick_there.png"]
+
+
 def test_failures_are_rows(tmp_path: Path) -> None:
     first, second, *_ = cases(tmp_path)
     records = [made_up(first, 0, 5.0), made_up(second, 0, 0.0, status="oom_device")]
@@ -116,3 +146,15 @@ def test_a_ledger_of_trainings_is_a_page(tmp_path: Path) -> None:
     assert all(path.is_file() for path in figures)
     assert "## Training" in report.read_text()
     assert "Most samples a second: batch 2" in report.read_text()
+    assert "launches by host" not in report.read_text()
+
+
+def test_a_page_names_the_hosts_of_a_cluster(tmp_path: Path) -> None:
+    records = [
+        record.model_copy(
+            update={"environment": {**record.environment, "worker": {"host": f"node{n % 2}"}}}
+        )
+        for n, record in enumerate(made_up(case, 0, 5.0) for case in cases(tmp_path)[:3])
+    ]
+    (line,) = page._of_machines(records)
+    assert line.endswith("; launches by host: 2 on node0 and 1 on node1")

@@ -37,6 +37,7 @@ from .config.knobs import check_file as check_file
 from .config.knobs import from_flags as from_flags
 from .config.knobs import read_yaml as read_yaml
 from .config.sharing import OnCluster as OnCluster
+from .config.sharing import OnWorkers as OnWorkers
 from .config.sharing import share_of as share_of
 from .config.spoken import speaks_python as speaks_python
 from .config.train import TRAIN_DEFAULTS as TRAIN_DEFAULTS

@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import psutil
 
@@ -29,9 +29,9 @@ KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 """The signal that nothing survives. On Windows SIGTERM is that."""
 
 
-def for_children() -> dict[str, str]:
-    """The environment for a process that is to end with this one."""
-    return {**os.environ, PARENT: str(os.getpid())}
+def for_children(variables: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment for a process that is to end with this one: this one's, or ``variables``."""
+    return {**(os.environ if variables is None else variables), PARENT: str(os.getpid())}
 
 
 def end_with_parent(number: int = KILL) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,11 @@ from ..instruments import (
     median_interval,
 )
 from .boundary import Limit, Trial, find_limits, pixels_of
+from .launch.launcher import in_turn
 from .launch.supervisor import LaunchRequest, run_launch
 from .launch.sweep import SweepStep, launches_of, run_sweep
 
-Launcher = Callable[..., Record]
+Runner = Callable[..., Record]
 """A function with the arguments of `run_launch`."""
 Progress = Callable[[SweepStep], None]
 
@@ -62,7 +64,7 @@ def measure_roofs(
     folder: Path,
     effort: str,
     ledger: Ledger,
-    run: Launcher = run_launch,
+    run: Runner = run_launch,
     progress: Progress = lambda step: None,
 ) -> dict[str, dict[str, Any]]:
     """Measure the roofs of a device and of a disk.
@@ -174,7 +176,7 @@ def noise_floor(
     device: str,
     effort: str,
     ledger: Ledger,
-    run: Launcher = run_launch,
+    run: Runner = run_launch,
     progress: Progress = lambda step: None,
 ) -> dict[str, Any]:
     """Measure how far the same work differs from itself on this machine.
@@ -234,7 +236,7 @@ def _launches(
     launches: int,
     effort: str,
     ledger: Ledger,
-    run: Launcher,
+    run: Runner,
     progress: Progress,
 ) -> list[Record]:
     return run_sweep(
@@ -247,7 +249,7 @@ def _launches(
         memory_limit=None,
         seed=SEED,
         resume=False,
-        run=run,
+        launcher=partial(in_turn, run=run),
         progress=progress,
     )
 
@@ -280,7 +282,7 @@ def model_limits(
     *,
     timeout_s: float,
     device_memory: int | None = None,
-    run: Launcher = run_launch,
+    run: Runner = run_launch,
     report: Callable[[Record], None] = lambda record: None,
     tolerance: float = 0.0,
 ) -> list[Limit]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from ..base import (
     BenchModelConfig,
+    UsageError,
     add_flags,
     add_kinds,
     check_outputs,
@@ -26,17 +27,18 @@ from ..base import (
 )
 from ..bench import (
     Case,
+    Launcher,
     budget_note,
     check_budget,
     check_same_work,
     checked_model_cases,
     known_roof,
-    launch_with_flops,
     launches_of,
     limits_table,
     model_case_namer,
     model_cases,
     model_limits,
+    with_flops,
 )
 from ..instruments import Ledger, Record, canonical
 from ..models import check_model_name, model_files
@@ -51,7 +53,16 @@ from ..reports import (
     write_model_yaml,
 )
 from .progress import say
-from .sweep import ended, launches_each, make_way, open_outputs, print_written, step_outcome, sweep
+from .sweep import (
+    ended,
+    launcher_of,
+    launches_each,
+    make_way,
+    open_outputs,
+    print_written,
+    step_outcome,
+    sweep,
+)
 
 Facts = dict[str, Any]
 
@@ -89,31 +100,39 @@ def run(args: argparse.Namespace) -> int:
     read.append(ledger.path)
     settings_file = config.recommend or config.output.with_suffix(f".{config.mode}.yaml")
     check_outputs(("--recommend", settings_file), replace=config.replace, inputs=read)
-    cases, facts = checked_model_cases(cases, config.timeout)
-    if config.budget is not None:
-        check_budget(config.budget, cases, facts)
-    if config.find_limit:
-        # These launches go into a ledger of their own: they are no measurements.
-        return _find_limit(config, cases, facts, Ledger(ledger.path.parent / "limits"))
-    settings = settings_files(cases, settings_file)
-    check_outputs(
-        *(("--recommend", path) for path in settings), replace=config.replace, inputs=read
-    )
-    if config.resume:
-        check_same_work(ledger, cases, facts)
-    return _sweep(config, cases, facts, ledger, settings_file)
+    if config.find_limit and config.cluster is not None:
+        raise UsageError(
+            "--find-limit chooses each trial by the one before, so it takes no --cluster; "
+            "penstock slurm submit runs it on a node"
+        )
+    old = ledger if config.resume else None
+    with launcher_of(config, read[:-1], config.device, old) as launcher:
+        cases, facts, here = checked_model_cases(cases, config.timeout, launcher)
+        if config.budget is not None:
+            check_budget(config.budget, cases, facts)
+        if config.find_limit:
+            # These launches go into a ledger of their own: they are no measurements.
+            return _find_limit(config, cases, facts, Ledger(ledger.path.parent / "limits"))
+        settings = settings_files(cases, settings_file)
+        check_outputs(
+            *(("--recommend", path) for path in settings), replace=config.replace, inputs=read
+        )
+        if config.resume:
+            check_same_work(ledger, cases, facts, here)
+        records = _launched(config, cases, facts, ledger, launcher)
+    return _told(config, records, ledger, settings_file)
 
 
-def _sweep(
+def _launched(
     config: BenchModelConfig,
     cases: Sequence[Case],
     facts: Sequence[Facts],
     ledger: Ledger,
-    settings_file: Path,
-) -> int:
+    launcher: Launcher,
+) -> list[Record]:
     launches, device = launches_of(config.effort), cases[0]["device"]
     print(f"{plural(len(cases), 'case')} on {device}, {launches_each(launches)}")
-    records = sweep(
+    return sweep(
         "model",
         cases,
         config,
@@ -124,8 +143,14 @@ def _sweep(
         launches=launches,
         # On a GPU torch's allocator keeps to the budget, and not the kernel.
         memory_limit=config.budget if device == "cpu" else None,
-        run=launch_with_flops(cases, facts),
+        launcher=with_flops(cases, facts, launcher),
     )
+
+
+def _told(
+    config: BenchModelConfig, records: Sequence[Record], ledger: Ledger, settings_file: Path
+) -> int:
+    """Write and print what was measured; the exit code."""
     make_way(config.output, config.replace, NEEDS)
     append_model_csv(records, config.output)
     print("", *in_text(model_sections(records)), sep="\n")

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..base import BenchLoaderConfig, add_flags, format_seconds, from_flags, plural
 from ..bench import (
+    Launcher,
     checked_loader_cases,
     ladder_cases,
     launches_of,
@@ -21,7 +22,7 @@ from ..bench import (
 )
 from ..instruments import Ledger, Record
 from ..reports import LOADER_NEEDS, append_loader_csv, in_text, loader_sections
-from .sweep import launches_each, make_way, open_outputs, print_written, sweep
+from .sweep import launcher_of, launches_each, make_way, open_outputs, print_written, sweep
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,10 +39,13 @@ def run(args: argparse.Namespace) -> int:
     config = from_flags(BenchLoaderConfig, args, args.config)
 
     ledger = open_outputs(config, LOADER_NEEDS, [Path(args.data)])
-    cases = checked_loader_cases(loader_cases(config, args.data), config, print)
-    records = _sweep("loader", "case", cases, config, ledger)
-    if config.ladder:
-        records += _sweep("ladder", "step", ladder_cases(cases), config, ledger)
+    asked, old = loader_cases(config, args.data), ledger if config.resume else None
+    with launcher_of(config, [args.data], like=old) as launcher:
+        cases = checked_loader_cases(asked, config, print, launcher)
+        records = _sweep("loader", "case", cases, config, ledger, launcher)
+        if config.ladder:
+            steps = ladder_cases(cases)
+            records += _sweep("ladder", "step", steps, config, ledger, launcher)
     make_way(config.output, config.replace, LOADER_NEEDS)
     append_loader_csv(records, config.output)
     print("", *in_text(loader_sections(records)), sep="\n")
@@ -56,6 +60,7 @@ def _sweep(
     cases: list[dict[str, Any]],
     config: BenchLoaderConfig,
     ledger: Ledger,
+    launcher: Launcher,
 ) -> list[Record]:
     launches = launches_of(config.effort)
     print(f"{plural(len(cases), what)} of the {scenario}, {launches_each(launches)}")
@@ -68,6 +73,7 @@ def _sweep(
         name=loader_case_name,
         outcome=_outcome,
         launches=launches,
+        launcher=launcher,
     )
 
 

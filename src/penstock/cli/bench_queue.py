@@ -36,7 +36,15 @@ from ..reports import (
     plot_queue,
     queue_sections,
 )
-from .sweep import figures_of, launches_each, make_way, open_outputs, print_written, sweep
+from .sweep import (
+    figures_of,
+    launcher_of,
+    launches_each,
+    make_way,
+    open_outputs,
+    print_written,
+    sweep,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,19 +62,23 @@ def run(args: argparse.Namespace) -> int:
     read.append(ledger.path)
     figure = config.output.with_suffix(".png")
     check_outputs(("the figure of --output", figure), replace=config.replace, inputs=read)
-    ask_worker_or_fail("queue", cases[0], config.timeout)
-    launches = launches_of(config.effort)
-    print(f"{len(cases)} cases, {launches_each(launches)}, {config.iterations} iterations in each")
-    records = sweep(
-        "queue",
-        cases,
-        config,
-        ledger,
-        rules=queue_rules(config.iterations),
-        name=queue_case_name,
-        outcome=outcome,
-        launches=launches,
-    )
+    launches, old = launches_of(config.effort), ledger if config.resume else None
+    device = config.device if config.compute == "train" else "cpu"
+    with launcher_of(config, [args.data, *read[1:-1]], device, old) as launcher:
+        ask_worker_or_fail("queue", cases[0], config.timeout, launcher)
+        counts = f"{launches_each(launches)}, {config.iterations} iterations in each"
+        print(f"{len(cases)} cases, {counts}")
+        records = sweep(
+            "queue",
+            cases,
+            config,
+            ledger,
+            rules=queue_rules(config.iterations),
+            name=queue_case_name,
+            outcome=outcome,
+            launches=launches,
+            launcher=launcher,
+        )
     make_way(config.output, config.replace, QUEUE_NEEDS)
     append_queue_csv(records, config.output)
     print("", *in_text(queue_sections(records)), sep="\n")

@@ -142,4 +142,6 @@ def _print(comparison: Comparison) -> None:
             print(f"Only in {side}: {'; '.join(labels)}.")
     for caveat in comparison.caveats:
         print(f"Not comparable, and compared all the same: {caveat}.")
+    if comparison.hosts:
+        print(f"{comparison.hosts}.")
     print(comparison.sentence())

@@ -13,7 +13,7 @@ penstock suite train ...                               one training, as penstock
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,11 @@ from ..base import (
     format_seconds,
     from_flags,
     held_alone,
+    plural,
     significant,
 )
 from ..bench import (
+    DATA_KNOBS,
     PRESET_DEFAULTS,
     ROOTS,
     SUITE_LEDGER,
@@ -51,10 +53,10 @@ from ..bench import (
     suite_cases,
     with_roots,
 )
-from ..instruments import Record
+from ..instruments import Ledger, Record
 from ..reports import in_text, plot_suite, suite_sections, write_suite_report
 from . import preprocess, train
-from .sweep import figures_of, launches_each, print_written, shown_launches
+from .sweep import figures_of, launcher_of, launches_each, print_written, shown_launches
 
 KINDS = {
     "preprocess": "cut scenes into chips, as penstock preprocess",
@@ -129,20 +131,27 @@ def _benchmark(args: argparse.Namespace) -> int:
     asked = _presets(args)
     config = with_roots(config, asked)
     check_suite_output(config)
-    checked = ask_worker_or_fail("train", suite_cases(asked[0], config)[0], config.timeout)
-    gpus = checked.facts["gpus"]
-    presets, notes = _fitted(asked, gpus, config.anyway)
-    notes += doubts_of_data(config)
-    cases = [case for preset in presets for case in suite_cases(preset, config)]
-    if config.resume:
-        check_resumed_suite(config, cases, checked.environment["machine_key"])
-    system = {**checked.environment, "devices": gpus}
-    print(*_plan(cases, config, gpus, notes), sep="\n", flush=True)
-    with held_alone(config.output_dir / "suite.lock", "runs a suite"):
-        prepare_suite(config, system)
-        with shown_launches(suite_case_name, _outcome) as progress:
-            records = run_suite(cases, config, progress)
+    if config.cluster is not None and not config.anyway:
+        _check_one_device(asked, all)
     out = config.output_dir
+    old = Ledger(out / SUITE_LEDGER) if config.resume else None
+    with launcher_of(config, _inputs(config), _device(asked), old) as launcher:
+        case = suite_cases(asked[0], config)[0]
+        checked = ask_worker_or_fail("train", case, config.timeout, launcher)
+        gpus = checked.facts["gpus"]
+        presets, notes = _fitted(asked, gpus, config.anyway)
+        if config.cluster is not None:
+            _check_one_device(presets, any)
+        notes += doubts_of_data(config)
+        cases = [case for preset in presets for case in suite_cases(preset, config)]
+        if config.resume:
+            check_resumed_suite(config, cases, checked.environment["machine_key"])
+        system = {**checked.environment, "devices": gpus}
+        print(*_plan(cases, config, gpus, notes), sep="\n", flush=True)
+        with held_alone(out / "suite.lock", "runs a suite"):
+            prepare_suite(config, system)
+            with shown_launches(suite_case_name, _outcome) as progress:
+                records = run_suite(cases, config, progress, launcher)
     figures = figures_of(lambda: plot_suite(records, out / SUITE_REPORT, config.replace))
     presets_asked = [preset.model_dump(mode="json") for preset in asked]
     written = write_suite_report(
@@ -152,6 +161,26 @@ def _benchmark(args: argparse.Namespace) -> int:
     print_written([*written, *figures, out / SUITE_SYSTEM, out / SUITE_LEDGER])
     crashed = any(record.status == "crash" for record in records)
     return int(crashed or not any(record.status == "ok" for record in records))
+
+
+def _check_one_device(presets: Sequence[SuitePreset], which: Callable[..., bool]) -> None:
+    """Raise `UsageError` where ``which`` of the presets, all or any, train on several devices."""
+    several = [preset for preset in presets if preset.world_size > 1]
+    if several and which(preset.world_size > 1 for preset in presets):
+        raise UsageError(
+            f"preset {several[0].name} trains on {plural(several[0].world_size, 'device')} at "
+            "once, and a worker of --cluster has one; leave --cluster out, or give a preset of one "
+            "device"
+        )
+
+
+def _device(presets: Iterable[SuitePreset]) -> str:
+    """``cpu`` if no preset can train on a GPU."""
+    return "cpu" if all(preset.device == "cpu" for preset in presets) else "auto"
+
+
+def _inputs(config: SuiteConfig) -> list[Path]:
+    return [path for name in DATA_KNOBS if isinstance(path := getattr(config, name), Path)]
 
 
 def _presets(args: argparse.Namespace) -> list[SuitePreset]:

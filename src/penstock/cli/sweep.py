@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..base import MissingDependency, UsageError, check_outputs, format_seconds, plural
-from ..bench import SweepStep, run_sweep
-from ..instruments import Ledger, Record
+from ..base import (
+    MissingDependency,
+    OnWorkers,
+    UsageError,
+    check_outputs,
+    format_seconds,
+    plural,
+)
+from ..bench import BENCH_LIBRARIES, Launcher, LaunchesOnCluster, SweepStep, in_turn, run_sweep
+from ..cluster import named_tasks_on
+from ..instruments import Ledger, Nvml, Record
 from ..reports import read_csv
 from .progress import drawn_bar, say
 
@@ -68,6 +78,47 @@ def check_ledger(ledger: Ledger, inputs: Iterable[Path] = ()) -> None:
     """Raise `UsageError` for a ledger that cannot be written, or that is something else."""
     check_outputs(("--ledger", ledger.path), replace=True, inputs=inputs)
     ledger.records()
+
+
+@contextlib.contextmanager
+def launcher_of(
+    config: OnWorkers, inputs: Iterable[str | Path], device: str = "cpu", like: Ledger | None = None
+) -> Iterator[Launcher]:
+    """What runs the launches of a benchmark: this process, or the workers of ``--cluster``.
+
+    At the end it prints what a reader of the results should know of the workers.
+
+    Args:
+        config: The knobs of the benchmark.
+        inputs: What every launch reads.
+        device: The device of the cases.
+        like: A ledger that is gone on with; only workers like those that wrote it are taken.
+
+    Yields:
+        The launcher.
+
+    Raises:
+        UsageError: The device is one of several, or the workers cannot be reached.
+        Incomplete: No worker came.
+    """
+    if config.cluster is None:
+        yield in_turn
+        return
+    if re.fullmatch(r"cuda:0*[1-9]\d*", device):
+        raise UsageError(
+            f"--device {device} does not go with --cluster, whose workers have a GPU each: give "
+            "--device cuda"
+        )
+    gpus = len(Nvml()()) if device.startswith(("auto", "cuda")) else 0
+    if config.cluster == "local" and not gpus:  # cases share the cores: one runs at a time
+        config = config.model_copy(update={"cluster": "local:1"})
+    variables = dict(os.environ)
+    with named_tasks_on(config, "case", BENCH_LIBRARIES, say, gpus) as tasks:
+        assert tasks is not None
+        launcher = LaunchesOnCluster(tasks, inputs, variables)
+        launcher.like(like.records() if like is not None else ())
+        yield launcher
+        print(*launcher.notes(), sep="\n", flush=True)
 
 
 def sweep(

@@ -39,5 +39,9 @@ from .tasks import UnfitWorker as UnfitWorker
 from .tasks import tell_begun as tell_begun
 from .tasks import tell_progress as tell_progress
 from .tasks import worker_notes as worker_notes
+from .worker_side import client_variables as client_variables
+from .worker_side import still_wanted as still_wanted
+from .worker_side import variables_of_client as variables_of_client
+from .worker_side import worker_address as worker_address
 from .workers import Workers as Workers
 from .workers import connected as connected

@@ -9,18 +9,26 @@ import contextlib
 import platform
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any
+from typing import Any, TypeVar
 
-from ..base import Incomplete, OnCluster, UsageError, plural
+from ..base import Incomplete, OnCluster, OnWorkers, UsageError, plural
 from .absence import Absence
 from .tasks import TaskFailure, Tasks, UnfitWorker, tell_begun, worker_notes
 from .workers import Workers, connected
 
 REASONS = 3
 """Pieces whose reasons an error tells; it names all."""
+Holder = Callable[[Any], contextlib.AbstractContextManager[object]]
+"""Gives the context that a worker holds while it does a piece, by the work of the piece."""
+Piece = TypeVar("Piece")
+
+
+def nothing(work: Any) -> contextlib.AbstractContextManager[object]:
+    """Hold nothing, whatever the piece."""
+    return contextlib.nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +36,18 @@ class _Order:
     topic: str
     function: Callable[[Any], Any]
     work: Any
+    holding: Holder
     versions: Mapping[str, str]
     """The versions of the client; empty where a worker may run anything."""
+    cure: str
+    """The end of the sentence for a worker with other versions."""
 
 
 class NamedTasks:
     """Gives named pieces of work to the workers of a cluster, one at a time to each."""
 
     def __init__(
-        self, workers: Workers, knobs: OnCluster, kind: str, libraries: Sequence[str]
+        self, workers: Workers, knobs: OnWorkers, kind: str, libraries: Sequence[str]
     ) -> None:
         """Prepare.
 
@@ -48,7 +59,11 @@ class NamedTasks:
         """
         self.workers, self.kind, self._knobs = workers, kind, knobs
         self._rounds: list[Tasks] = []
-        self._versions = {} if knobs.mixed_arithmetic else versions_of(libraries)
+        self._most_failed, mixed, self._cure = 0, False, ""
+        if isinstance(knobs, OnCluster):
+            self._most_failed, mixed = knobs.max_failed_parts, knobs.mixed_arithmetic
+            self._cure = "; --mixed-arithmetic takes such workers as well"
+        self._versions = {} if mixed else versions_of(libraries)
 
     def run(
         self,
@@ -73,26 +88,56 @@ class NamedTasks:
             UsageError: More pieces than may fail cannot be done as asked.
             Incomplete: Pieces were given up. The error names them.
         """
-        topic, failed, done = f"penstock-{uuid.uuid4().hex[:12]}", dict[str, str](), 0
-
-        def order_of(number: int) -> _Order:
-            return _Order(topic, function, work_of(names[number]), self._versions)
-
-        tasks = Tasks(self.workers, run_alone, order_of, topic, self._knobs.part_retries)
-        self._rounds.append(tasks)
-        for outcome in tasks.run(range(len(names)), lambda word: None):
-            name = names[outcome.number]
-            if not isinstance(outcome.result, TaskFailure):
+        failed, done = dict[str, str](), 0
+        for name, result in self.outcomes(function, names, work_of):
+            if not isinstance(result, TaskFailure):
                 done += 1
-                yield name, outcome.result
+                yield name, result
                 continue
-            failed[name] = outcome.result.sentence
-            if len(failed) > self._knobs.max_failed_parts:
-                if outcome.result.exit_code == UsageError.exit_code:
-                    raise UsageError(outcome.result.sentence)
+            failed[name] = result.sentence
+            if len(failed) > self._most_failed:
+                if result.exit_code == UsageError.exit_code:
+                    raise UsageError(result.sentence)
                 break
         if failed:
             raise Incomplete(self._sentence(failed, len(names) - done - len(failed), go_on))
+
+    def outcomes(
+        self,
+        function: Callable[[Any], Any],
+        pieces: Iterable[Piece],
+        work_of: Callable[[Piece], Any],
+        holding: Holder = nothing,
+    ) -> Iterator[tuple[Piece, Any]]:
+        """Do all pieces, and yield each as it is done or given up, in any order.
+
+        Args:
+            function: Does a piece; see `run`.
+            pieces: The pieces, taken one by one as workers need them.
+            work_of: What ``function`` is called with.
+            holding: What a worker holds while it does a piece.
+
+        Yields:
+            The piece, and what ``function`` returned or a `TaskFailure`.
+
+        Raises:
+            Incomplete: No worker is there, and the time to wait for one is over.
+        """
+        topic, taken = f"penstock-{uuid.uuid4().hex[:12]}", list[Piece]()
+
+        def order_of(number: int) -> _Order:
+            work = work_of(taken[number])
+            return _Order(topic, function, work, holding, self._versions, self._cure)
+
+        def numbers() -> Iterator[int]:
+            for number, piece in enumerate(pieces):
+                taken.append(piece)
+                yield number
+
+        tasks = Tasks(self.workers, run_alone, order_of, topic, self._knobs.part_retries)
+        self._rounds.append(tasks)
+        for outcome in tasks.run(numbers(), lambda word: None):
+            yield taken[outcome.number], outcome.result
 
     def notes(self) -> list[str]:
         """What a reader of the results should know of the workers."""
@@ -108,7 +153,7 @@ class NamedTasks:
 
 @contextlib.contextmanager
 def named_tasks_on(
-    knobs: OnCluster,
+    knobs: OnWorkers,
     kind: str,
     libraries: Sequence[str],
     say: Callable[[str], None],
@@ -159,10 +204,10 @@ def run_alone(order_of_task: _Order, number: int) -> Any:
     for name, version in order_of_task.versions.items():
         if mine.get(name, version) != version:
             raise UnfitWorker(
-                f"the worker on {platform.node()} has {name} {mine[name]}, not {version}; "
-                "--mixed-arithmetic takes such workers as well"
+                f"the worker on {platform.node()} has {name} {mine[name]}, not {version}"
+                f"{order_of_task.cure}"
             )
-    with _ONE_AT_A_TIME:
+    with _ONE_AT_A_TIME, order_of_task.holding(order_of_task.work):
         tell_begun(order_of_task.topic, number)
         return order_of_task.function(order_of_task.work)
 

@@ -36,6 +36,7 @@ from .record import Record as Record
 from .record import Status as Status
 from .record import canonical as canonical
 from .record import case_key as case_key
+from .record import parse_record as parse_record
 from .sampler import MIB as MIB
 from .sampler import Sampler as Sampler
 from .sampler import read_rows as read_rows

@@ -5,9 +5,11 @@
     limits       what this process may use of it: affinity, cgroup_cpus, cgroup_memory_bytes
     gpus         by NVML; empty where there are none, null where reading them failed
     libraries    versions
-    git          commit and dirty of the current directory's repository
+    git          commit and dirty of the repository that the launch's folder lies in
     variables    environment variables that steer threads and devices; no others are read
     load         one_minute, busy_processes: those of others above a tenth of a core
+    worker       of a launch on a worker of a cluster: its host and address, what of the host no
+                 other case took meanwhile, and how many cases ran beside it
 
 What cannot be read is null. Nothing here imports torch: what only torch knows is in `torch_flags`,
 for the process that has imported it anyway.
@@ -53,8 +55,19 @@ WATCH_S = 0.25
 ANSWER_WITHIN_S = 5.0
 
 
-def collect_environment() -> Block:
-    """Read everything. It takes a quarter of a second, in which it watches the other processes."""
+def collect_environment(
+    folder: Path | None = None, variables: Mapping[str, str] | None = None
+) -> Block:
+    """Read everything. It takes a quarter of a second, in which it watches the other processes.
+
+    Args:
+        folder: where the launch runs; None for the current directory.
+        variables: those of the launch; None for those of this process.
+
+    Returns:
+        The block.
+    """
+    variables = os.environ if variables is None else variables
     began, before = time.perf_counter(), _cpu_seconds_of_others()
     machine, gpus = _machine(), gpus_or_none(_OF_GPUS)
     block: Block = {
@@ -64,10 +77,8 @@ def collect_environment() -> Block:
         "gpus": gpus,
         "libraries": {"python": platform.python_version()}
         | {name: _version(name) for name in LIBRARIES},
-        "git": _git(),
-        "variables": {
-            name: os.environ[name] for name in ENVIRONMENT_VARIABLES if name in os.environ
-        },
+        "git": _git(folder),
+        "variables": {name: variables[name] for name in ENVIRONMENT_VARIABLES if name in variables},
     }
     time.sleep(max(0.0, began + WATCH_S - time.perf_counter()))
     after, seconds = _cpu_seconds_of_others(), time.perf_counter() - began
@@ -236,11 +247,11 @@ def _version(library: str) -> str | None:
         return None
 
 
-def _git() -> Block | None:
+def _git(folder: Path | None = None) -> Block | None:
     """Commit and changes. Files that git does not track, such as results, do not make it dirty."""
     # A file monitor is a program that a repository may name; it is not ours to start.
     command = "git --no-optional-locks -c core.fsmonitor=false status --porcelain=v2 --branch"
-    status = _said([*command.split(), "--untracked-files=no"])
+    status = _said([*command.split(), "--untracked-files=no"], folder)
     if status is None:
         return None
     lines = status.splitlines()
@@ -251,10 +262,15 @@ def _git() -> Block | None:
     }
 
 
-def _said(command: list[str]) -> str | None:
+def _said(command: list[str], folder: Path | None = None) -> str | None:
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=ANSWER_WITHIN_S, check=True
+            command,
+            capture_output=True,
+            text=True,
+            timeout=ANSWER_WITHIN_S,
+            check=True,
+            cwd=folder,
         )
     except (OSError, subprocess.SubprocessError):
         return None

@@ -174,6 +174,23 @@ class Cell:
         return self.records[-1].environment.get(name)
 
 
+def machine_namer(cells: Iterable[Cell]) -> Callable[[Cell], str]:
+    """A function that gives the words for a cell's machine where the cells are of several.
+
+    Args:
+        cells: All cells that a reader sees together.
+
+    Returns:
+        The function. Its text begins with a comma. It is empty where at most one machine is known.
+    """
+    several = len({cell.environment("machine_key") for cell in cells if cell.records} - {None}) > 1
+
+    def name(cell: Cell) -> str:
+        return f", machine {cell.environment('machine_key') or 'unknown'}" if several else ""
+
+    return name
+
+
 def latest(cells: Iterable[Kind], hides: Callable[[Kind], bool] = lambda cell: True) -> list[Kind]:
     """The last cell of each case by its timestamp, of equal ones the later row.
 

@@ -44,6 +44,7 @@ from .verdicts import (
     percent_words,
     ratio_words,
 )
+from .words import hosts_of, listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,8 @@ class Comparison:
     """The reasons why shared cases were not compared, with their labels."""
     unlike: int = 0
     """The number of shared cases that were not compared."""
+    hosts: str = ""
+    """A sentence if the sides ran on other hosts of one kind; else it is empty."""
 
     @property
     def regressed(self) -> bool:
@@ -152,6 +155,18 @@ def compare_records(
         caveats=unlike if anyway else (),
         left_out=() if anyway else unlike,
         unlike=len(pairs.shared) - len(compared),
+        hosts=_other_hosts(compared),
+    )
+
+
+def _other_hosts(pairs: Sequence[Pair]) -> str:
+    """Say that A and B ran on other hosts, which one cannot tell from a change."""
+    a, b = (hosts_of(r for pair in pairs for r in getattr(pair, side)) for side in "ab")
+    if not (a and b) or a.keys() == b.keys():
+        return ""
+    return (
+        f"A ran on {listed(sorted(a))}, B on {listed(sorted(b))}: what differs may be the hosts, "
+        "even of one kind"
     )
 
 

@@ -32,13 +32,13 @@ from .figures import model
 from .figures.loader import plot_ladders, plot_loader
 from .figures.queue import plot_queue
 from .figures.suite import plot_suite
-from .loader.ladder import ladders_of
+from .loader.ladder import ladder_sections
 from .loader.report import append_loader_csv, loader_sections
 from .model.report import append_model_csv, model_sections
 from .queue.report import append_queue_csv, queue_sections
 from .suite.report import suite_sections
 from .table import Section, in_markdown
-from .words import machine_words
+from .words import hosts_of, listed, machine_words
 
 PAGE = "report.md"
 
@@ -64,7 +64,7 @@ _KINDS = {
     ),
     "ladder": _Kind(
         "What a batch has to pay for",
-        lambda r: [ladder.section() for ladder in ladders_of(r)],
+        ladder_sections,
         plot_ladders,
     ),
     "queue": _Kind(
@@ -156,11 +156,19 @@ def _figures(
 
 
 def _of_machines(records: Sequence[Record]) -> list[str]:
-    """A line for each machine and commit of the launches."""
+    """A line for each machine and commit of the launches, with its hosts where they are known."""
     machines = group_by(records, _machine).items()
     return [
-        f"- {len(launches)} launches, {_days(launches)}: {where}" for where, launches in machines
+        f"- {len(launches)} launches, {_days(launches)}: {where}{_hosts(launches)}"
+        for where, launches in machines
     ]
+
+
+def _hosts(records: Sequence[Record]) -> str:
+    """The hosts of launches on a cluster, which are of one kind."""
+    hosts = hosts_of(records)
+    counts = [f"{number} on {host}" for host, number in sorted(hosts.items())]
+    return f"; launches by host: {listed(counts)}" if counts else ""
 
 
 def _machine(record: Record) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..base import format_bytes, format_seconds, plural, significant
-from ..instruments import Interval, commit_of
+from ..instruments import Interval, Record, commit_of
 
 Form = Callable[[float], str]
 
@@ -61,6 +62,12 @@ def times_bracket(ratio: Interval, launches: str) -> str:
     """The interval of a factor and the launches behind it, ``[1.42-1.47, 5 launches each]``."""
     low, high = ("?" if end is None else f"{end:.2f}" for end in (ratio.low, ratio.high))
     return f"[{low}-{high}, {launches}]"
+
+
+def hosts_of(records: Iterable[Record]) -> Counter[str]:
+    """The launches of each host, as far as records tell it: those of a cluster's workers do."""
+    workers = (record.environment.get("worker") or {} for record in records)
+    return Counter(str(worker["host"]) for worker in workers if worker.get("host"))
 
 
 def machine_words(environment: Mapping[str, Any], *devices: str | None) -> str:

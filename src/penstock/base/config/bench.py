@@ -22,6 +22,7 @@ from .knobs import (
     flag,
     many,
 )
+from .sharing import OnWorkers
 
 
 def _of_loader(name: str) -> Any:
@@ -39,8 +40,8 @@ class RecordKnobs(Replacing):
     seed: Natural = flag(0, help="seed of the order of launches and of samples")
 
 
-class SweepKnobs(RecordKnobs):
-    """How often a case is launched, and whether launches of an earlier run count."""
+class SweepKnobs(RecordKnobs, OnWorkers):
+    """How often a case is launched, where, and whether launches of an earlier run count."""
 
     effort: Literal["quick", "standard", "rigorous"] = flag(
         "standard", help="1, 5 or 10 launches of each case; one launch is never compared"

@@ -28,8 +28,8 @@ def share_of(text: str) -> tuple[int, int]:
     return int(element), int(elements)
 
 
-class OnCluster(Replacing):
-    """Workers of a cluster, and what may happen to the parts that they are given."""
+class OnWorkers(Replacing):
+    """Workers of a cluster, and how long and how often a job tries."""
 
     cluster: str | None = flag(
         None,
@@ -42,8 +42,13 @@ class OnCluster(Replacing):
         "for one, before it ends with exit code 3 (default: 24h)",
     )
     part_retries: Natural = flag(
-        2, help="how often a part (or a scene) that failed is tried again, with --cluster"
+        2, help="how often a part (or scene, or case) that failed is tried again, with --cluster"
     )
+
+
+class OnCluster(OnWorkers):
+    """Workers of a cluster, and what may happen to the parts that they are given."""
+
     max_failed_parts: Natural = flag(
         0, help="parts (or scenes) that may fail before the job of a cluster is given up"
     )

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from .knobs import TRUST_MODEL, Knobs, Natural, Positive, Replacing, Tile, Trackers, flag, many
+from .knobs import TRUST_MODEL, Knobs, Natural, Positive, Tile, Trackers, flag, many
+from .sharing import OnWorkers
 
 
 class TrainConfig(Knobs):
@@ -228,7 +229,7 @@ TRAIN_FIXED = tuple(
 """Knobs that may not change where a run is resumed: it would be another run."""
 
 
-class SuiteConfig(Replacing):
+class SuiteConfig(OnWorkers):
     """The knobs of a benchmark of ``penstock suite``, beside its preset."""
 
     data_root: Path | None = flag(None, help="folder of the scenes, with train/ and validation/")

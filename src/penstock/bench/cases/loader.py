@@ -10,7 +10,7 @@ from typing import Any
 from ...base import BenchLoaderConfig, UsageError
 from ...instruments import Record
 from ...loading import CONTENDERS
-from ..launch.supervisor import ask_worker_or_fail
+from ..launch.launcher import Launcher, ask_worker_or_fail, in_turn
 
 Case = dict[str, Any]
 RUNGS = ("L0", "L1", "L2", "L3", "L4", "L5")
@@ -68,7 +68,10 @@ def loader_cases(config: BenchLoaderConfig, data: str) -> list[Case]:
 
 
 def checked_loader_cases(
-    cases: Sequence[Case], config: BenchLoaderConfig, say: Callable[[str], None]
+    cases: Sequence[Case],
+    config: BenchLoaderConfig,
+    say: Callable[[str], None],
+    launcher: Launcher = in_turn,
 ) -> list[Case]:
     """The cases with the hash of their data set, which a process reads for each batch size.
 
@@ -76,6 +79,7 @@ def checked_loader_cases(
         cases: the cases, as `loader_cases` made them.
         config: the knobs of the benchmark.
         say: takes a sentence on the cost of the order of each batch size.
+        launcher: runs the processes that read it.
 
     Returns:
         The cases in the same order.
@@ -86,7 +90,8 @@ def checked_loader_cases(
     answers: dict[int, Record] = {}
     for case in cases:
         if case["batch"] not in answers:
-            answers[case["batch"]] = answer = ask_worker_or_fail("loader", case, config.timeout)
+            answer = ask_worker_or_fail("loader", case, config.timeout, launcher)
+            answers[case["batch"]] = answer
             say(f"Batches of {case['batch']}, shuffle {case['shuffle']}: {answer.facts['price']}")
             _check_enough(case, answer.facts["samples"], config)
     return [{**case, "dataset": answers[case["batch"]].case["dataset"]} for case in cases]

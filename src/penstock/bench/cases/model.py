@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ...base import BenchModelConfig, Refused, UsageError, format_bytes
 from ...data import is_file
-from ...instruments import Ledger, Record, canonical, case_key, collect_environment
-from ..launch.supervisor import LaunchRequest, ask_worker, run_launch
+from ...instruments import Ledger, Record, canonical, case_key
+from ..launch.launcher import Launch, Launcher, ask_worker, in_turn
 
 Case = dict[str, Any]
 Facts = dict[str, Any]
@@ -59,7 +59,9 @@ def model_cases(config: BenchModelConfig) -> list[Case]:
     return list({canonical(case): case for case in points}.values())
 
 
-def checked_model_cases(cases: Sequence[Case], timeout_s: float) -> tuple[list[Case], list[Facts]]:
+def checked_model_cases(
+    cases: Sequence[Case], timeout_s: float, launcher: Launcher = in_turn
+) -> tuple[list[Case], list[Facts], str | None]:
     """The cases with their device and channels filled in, and the facts of each.
 
     A process is started for each model and tile, not for each batch. A case that it cannot answer
@@ -68,28 +70,30 @@ def checked_model_cases(cases: Sequence[Case], timeout_s: float) -> tuple[list[C
     Args:
         cases: the cases, as `model_cases` made them.
         timeout_s: the seconds that a process may take.
+        launcher: runs the processes.
 
     Returns:
-        The cases and their facts, in the same order.
+        The cases and their facts, in the same order, and the key of the machine that answered.
 
     Raises:
         UsageError: a case makes no sense; it has the sentence of the first.
     """
     answers: dict[str, Record] = {}
-    resolved, facts = [], []
+    resolved, facts, here = [], [], None
     for case in cases:
         point = canonical(
             [case[n] for n in ("model", "tile", "channels", "dtype", "checkpointing")]
         )
         if point not in answers:
-            answers[point] = ask_worker("model", case, timeout_s)
+            answers[point] = ask_worker("model", case, timeout_s, launcher)
         answer = answers[point]
+        here = answer.environment.get("machine_key", here)
         filled = {name: answer.case[name] for name in ("device", "channels")} if answer.ok else {}
         resolved.append(case | filled)
         facts.append(dict(answer.facts))
         if facts[-1].get("flops") is not None:
             facts[-1]["flops"] = facts[-1]["flops"] * case["batch"] // answer.case["batch"]
-    return resolved, facts
+    return resolved, facts, here
 
 
 def check_budget(budget: int, cases: Sequence[Case], facts: Sequence[Facts]) -> None:
@@ -111,7 +115,9 @@ def check_budget(budget: int, cases: Sequence[Case], facts: Sequence[Facts]) -> 
         )
 
 
-def check_same_work(ledger: Ledger, cases: Sequence[Case], facts: Sequence[Facts]) -> None:
+def check_same_work(
+    ledger: Ledger, cases: Sequence[Case], facts: Sequence[Facts], here: str | None
+) -> None:
     """Raise `UsageError` where the ledger's launches of these cases ran on another machine, or with
     another model of the same name: new launches could not be compared with them.
 
@@ -119,8 +125,8 @@ def check_same_work(ledger: Ledger, cases: Sequence[Case], facts: Sequence[Facts
         ledger: the ledger that ``--resume`` goes on with.
         cases: the cases.
         facts: the facts of each case.
+        here: the key of the machine that measures, if it is known.
     """
-    here = collect_environment()["machine_key"]
     structures = {
         case_key("model", case): each.get("structure")
         for case, each in zip(cases, facts, strict=True)
@@ -139,25 +145,30 @@ def check_same_work(ledger: Ledger, cases: Sequence[Case], facts: Sequence[Facts
                 )
 
 
-def launch_with_flops(cases: Sequence[Case], facts: Sequence[Facts]) -> Callable[..., Record]:
-    """`run_launch`, whose records get the floating-point operations that `check` counted.
+def with_flops(
+    cases: Sequence[Case], facts: Sequence[Facts], launcher: Launcher = in_turn
+) -> Launcher:
+    """A launcher whose records get the floating-point operations that `check` counted.
 
     Args:
         cases: the cases.
         facts: the facts of each case.
+        launcher: runs the launches.
 
     Returns:
-        A function that takes the arguments of `run_launch`.
+        The launcher.
     """
     counted = {canonical(case): each for case, each in zip(cases, facts, strict=True)}
 
-    def run(request: LaunchRequest, **how: Any) -> Record:
-        record, facts = run_launch(request, **how), counted[canonical(request.case)]
-        if not record.ok or facts.get("flops") is None:
-            return record
-        work = {**record.work, "flops": facts["flops"]}
-        uncounted = {"flops_uncounted": facts["flops_uncounted"]}
-        return record.model_copy(update={"work": work, "facts": {**record.facts, **uncounted}})
+    def run(launches: Iterable[Launch]) -> Iterator[tuple[Launch, Record]]:
+        for launch, record in launcher(launches):
+            facts = counted[canonical(launch.request.case)]
+            if not record.ok or facts.get("flops") is None:
+                yield launch, record
+                continue
+            work = {**record.work, "flops": facts["flops"]}
+            facts_too = {**record.facts, "flops_uncounted": facts["flops_uncounted"]}
+            yield launch, record.model_copy(update={"work": work, "facts": facts_too})
 
     return run
 

@@ -27,7 +27,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -36,7 +36,7 @@ from typing import IO, Any, Literal
 import psutil
 from pydantic import ValidationError
 
-from ...base import PenstockError, UsageError, describe, for_children, scrubbed
+from ...base import UsageError, describe, for_children, scrubbed
 from ...instruments import (
     Record,
     ThisMachine,
@@ -49,6 +49,8 @@ from .ending import Ending, failure, fate_of, oom_kills, outcome
 WORKER = (sys.executable, "-m", "penstock.bench.launch.worker")
 STDERR_BYTES = 4096
 SAMPLE_EVERY_S = 0.1
+ASK_EVERY_S = 1.0
+"""The time in which a launch goes on that nobody waits for."""
 SAMPLE_SHARE = 0.05
 """The share of a core that watching a process tree may take."""
 DIE_WITHIN_S = 10.0
@@ -71,6 +73,18 @@ class LaunchRequest:
     """Bytes of private memory that the kernel lets the worker map; Linux only."""
 
 
+@dataclass(frozen=True, slots=True)
+class LaunchPlace:
+    """Where a worker runs: by default where this process does, with its variables."""
+
+    folder: Path | None = None
+    variables: Mapping[str, str] | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Facts of the place for the record's environment."""
+    wanted: Callable[[], bool] | None = None
+    """Is called again and again; the worker is killed once it says that nobody waits for it."""
+
+
 def run_launch(
     request: LaunchRequest,
     *,
@@ -78,6 +92,7 @@ def run_launch(
     order: int | None,
     timeout_s: float,
     command: Sequence[str] | None = None,
+    place: LaunchPlace = LaunchPlace(),
 ) -> Record:
     """Run a worker to its end, or until its time is over. Its failure is a record too.
 
@@ -88,6 +103,7 @@ def run_launch(
         timeout_s: the seconds after which it is killed.
         command: a program to run in place of the worker. It gets the path of the request and the
             file descriptor to answer on as further arguments.
+        place: where the worker runs.
 
     Returns:
         The record of the launch, whatever became of it.
@@ -101,9 +117,9 @@ def run_launch(
             "benchmarks, suites and tuning run on Linux and macOS, and on Windows under WSL"
         )
     began = datetime.now().astimezone().isoformat(timespec="milliseconds")
-    surroundings = collect_environment()
+    surroundings = {**collect_environment(place.folder, place.variables), **place.facts}
     kills = oom_kills()
-    ending = _run(command or WORKER, request, timeout_s)
+    ending = _run(command or WORKER, request, timeout_s, place)
     killed = [source for source, count in oom_kills().items() if count > kills.get(source, 0)]
     fate = fate_of(ending, timeout_s, killed, counted=bool(kills))
 
@@ -140,49 +156,9 @@ def _record(
     return bare.model_copy(update=seen)
 
 
-def ask_worker(scenario: str, case: Mapping[str, Any], timeout_s: float) -> Record:
-    """What a process of its own says of a case, without a measurement.
-
-    Args:
-        scenario: the name of the scenario.
-        case: its knobs.
-        timeout_s: the seconds that the process may take.
-
-    Returns:
-        A record with the resolved case and its facts, or with a failure other than that of the
-        case.
-
-    Raises:
-        UsageError: the case makes no sense; it has the case's sentence.
-    """
-    request = LaunchRequest(scenario, case, task="check")
-    answer = run_launch(request, launch=0, order=None, timeout_s=timeout_s)
-    if answer.status == "unsupported" and answer.error is not None:
-        raise UsageError(answer.error.message)
-    return answer
-
-
-def ask_worker_or_fail(scenario: str, case: Mapping[str, Any], timeout_s: float) -> Record:
-    """`ask_worker`, for when a case that cannot be measured leaves nothing to do.
-
-    Args:
-        scenario: the name of the scenario.
-        case: its knobs.
-        timeout_s: the seconds that the process may take.
-
-    Returns:
-        A record with the resolved case and its facts.
-
-    Raises:
-        PenstockError: the case cannot be measured; it has the sentence of the failure.
-    """
-    answer = ask_worker(scenario, case, timeout_s)
-    if answer.error is not None:
-        raise PenstockError(answer.error.message)
-    return answer
-
-
-def _run(command: Sequence[str], request: LaunchRequest, timeout_s: float) -> Ending:
+def _run(
+    command: Sequence[str], request: LaunchRequest, timeout_s: float, place: LaunchPlace
+) -> Ending:
     answers, theirs = os.pipe()
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         path = Path(folder) / "request.json"
@@ -195,7 +171,8 @@ def _run(command: Sequence[str], request: LaunchRequest, timeout_s: float) -> En
                 stderr=subprocess.PIPE,
                 pass_fds=(theirs,),
                 start_new_session=True,
-                env=for_children(),
+                env=for_children(place.variables),
+                cwd=place.folder,
             )
         except OSError as error:
             os.close(answers)
@@ -203,10 +180,15 @@ def _run(command: Sequence[str], request: LaunchRequest, timeout_s: float) -> En
         finally:
             os.close(theirs)
         with os.fdopen(answers, "rb", buffering=0) as pipe:
-            return _supervise(process, pipe, timeout_s)
+            return _supervise(process, pipe, timeout_s, place.wanted)
 
 
-def _supervise(process: subprocess.Popen[bytes], pipe: IO[bytes], timeout_s: float) -> Ending:
+def _supervise(
+    process: subprocess.Popen[bytes],
+    pipe: IO[bytes],
+    timeout_s: float,
+    wanted: Callable[[], bool] | None,
+) -> Ending:
     """Listen until the process has ended. Nothing of its group outlives this call."""
     said, stderr = bytearray(), bytearray()
     timed_out = False
@@ -224,18 +206,20 @@ def _supervise(process: subprocess.Popen[bytes], pipe: IO[bytes], timeout_s: flo
         selector.register(pipe, selectors.EVENT_READ, (said, None))
         selector.register(process.stderr, selectors.EVENT_READ, (stderr, STDERR_BYTES))
         while True:
-            ready = selector.select(max(0.0, deadline - time.monotonic()))
+            left = max(0.0, deadline - time.monotonic())
+            ready = selector.select(left if wanted is None else min(left, ASK_EVERY_S))
             if any(key.fileobj is ended for key, _ in ready):
                 break
             for key, _ in ready:
                 if not _take(key):  # it has closed its end and goes on
                     selector.unregister(key.fileobj)
-            if time.monotonic() >= deadline:
+            given_up = wanted is not None and not timed_out and not wanted()
+            if given_up or time.monotonic() >= deadline:
                 if timed_out:
                     break  # it was killed, and would not die
                 timed_out = True
                 _kill(process)
-                deadline += DIE_WITHIN_S
+                deadline = time.monotonic() + DIE_WITHIN_S
         # What it wrote last is in the pipes. Their end need not come: a process that it started
         # in another session may hold them open.
         for key in list(selector.get_map().values()):

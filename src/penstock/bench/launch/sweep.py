@@ -6,19 +6,21 @@ the seed. Of two cases the second round mirrors the first (ABBA), which cancels 
 
     round 0   C A B        round 1   B C A        round 2 ...
 
-Each record is in the ledger before the next launch begins. A failure is a record like any other,
-and the sweep goes on.
+On one machine each record is in the ledger before the next launch begins. Workers of a cluster take
+launches in the same order; each record is in the ledger as soon as its launch has ended. A failure
+is a record like any other, and the sweep goes on.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...instruments import Ledger, Record, case_key
-from .supervisor import LaunchRequest, run_launch
+from .launcher import Launch, Launcher, in_turn
+from .supervisor import LaunchRequest
 
 LAUNCHES = {"quick": 1, "standard": 5, "rigorous": 10}
 CERTAIN = ("oom_device", "oom_host", "unsupported", "wrong_result")
@@ -78,7 +80,7 @@ def run_sweep(
     memory_limit: int | None,
     seed: int,
     resume: bool,
-    run: Callable[..., Record] = run_launch,
+    launcher: Launcher = in_turn,
     progress: Callable[[SweepStep], None] = lambda step: None,
 ) -> list[Record]:
     """Run the launches that are missing, and return the records of all.
@@ -93,30 +95,56 @@ def run_sweep(
         memory_limit: the bytes that a launch may map; None for no limit.
         seed: the random seed of the order.
         resume: whether launches that the ledger holds are left out.
-        run: runs one launch.
+        launcher: runs the launches.
         progress: is called before and after each launch.
 
     Returns:
-        The records of these cases, the resumed ones among them.
+        The records of these cases, the resumed ones among them, in the order of the sweep.
     """
     keys = [case_key(scenario, case) for case in cases]
     records = [r for r in ledger.records() if r.key in keys] if resume else []
     # One that failed is among them: that it ran out of memory or of time is its result.
     behind = {(record.key, record.launch) for record in records}
-    hopeless = {r.key: HOPELESS.format(r.status) for r in records if r.status in CERTAIN}
-    pairs = launch_order(len(cases), launches, seed)
-    for place, (index, number) in enumerate(pairs):
-        case, key = cases[index], keys[index]
-        skipped = "the ledger has it" if (key, number) in behind else hopeless.get(key)
-        if skipped:
-            progress(SweepStep(place + 1, len(pairs), case, number, skipped=skipped))
-            continue
-        progress(SweepStep(place, len(pairs), case, number))
-        request = LaunchRequest(scenario, dict(case), rules=dict(rules), memory_limit=memory_limit)
-        record = run(request, launch=number, order=place, timeout_s=timeout_s)
+    state = _Progress(launch_order(len(cases), launches, seed), progress)
+    for record in records:
+        state.note(record)
+
+    def missing() -> Iterator[Launch]:
+        for place, (index, number) in enumerate(state.pairs):
+            case, key = cases[index], keys[index]
+            skipped = "the ledger has it" if (key, number) in behind else state.hopeless.get(key)
+            if skipped:
+                state.step(case, number, skipped=skipped)
+                continue
+            state.step(case, number)
+            request = LaunchRequest(
+                scenario, dict(case), rules=dict(rules), memory_limit=memory_limit
+            )
+            yield Launch(request, number, place, timeout_s)
+
+    ran = []
+    for launch, record in launcher(missing()):
         ledger.append(record)
-        records.append(record)
+        ran.append(record)
+        state.note(record)
+        state.step(launch.request.case, launch.number, record=record)
+    return records + sorted(ran, key=lambda record: record.order or 0)
+
+
+@dataclass
+class _Progress:
+    pairs: list[tuple[int, int]]
+    tell: Callable[[SweepStep], None]
+    hopeless: dict[str, str] = field(default_factory=dict)
+    """The keys of cases that are not launched again, each with the reason."""
+    passed: int = 0
+    """Launches that have ended or were skipped."""
+
+    def step(self, case: Case, launch: int, **outcome: Any) -> None:
+        """Tell of a launch: before it, or with its record or the reason why it was skipped."""
+        self.passed += bool(outcome)
+        self.tell(SweepStep(self.passed, len(self.pairs), case, launch, **outcome))
+
+    def note(self, record: Record) -> None:
         if record.status in CERTAIN:
-            hopeless[key] = HOPELESS.format(record.status)
-        progress(SweepStep(place + 1, len(pairs), case, number, record))
-    return records
+            self.hopeless[record.key] = HOPELESS.format(record.status)

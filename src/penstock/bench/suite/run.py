@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import shlex
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ from ...base import (
 from ...data import Chips, Split, channels_of, seen_again, split_folder
 from ...instruments import LEDGER_FILE, Ledger, Record, case_key
 from ...training import TRAIN_LOCK, TRAINS
-from ..launch.supervisor import LaunchRequest, run_launch
+from ..launch.launcher import Launch, Launcher, in_turn
 from ..launch.sweep import SweepStep, launches_of, run_sweep
 from .preset import SuitePreset
 
@@ -49,7 +49,7 @@ FOLDERS = "benchmark_*_batch*_workers*"
 _LEFT = (ARGS, "telemetry.jsonl", LEDGER_FILE)
 """Files of which each folder of a suite has at least one."""
 WORKLOAD = "detector"
-DATA = (
+DATA_KNOBS = (
     "train_data_root val_data_root train_label_file val_label_file train_chips_path val_chips_path "
     "seed"
 ).split()
@@ -161,7 +161,7 @@ def suite_cases(preset: SuitePreset, config: SuiteConfig) -> list[Case]:
             TrainConfig,
             TRAIN_DEFAULTS[WORKLOAD],
             preset.train or {},
-            {name: getattr(config, name) for name in DATA},
+            {name: getattr(config, name) for name in DATA_KNOBS},
             {"epochs": preset.epochs, "learning_rate": preset.learning_rate},
             {"batch_size": batch, "num_workers": workers, "distributed": preset.distributed},
         )
@@ -251,7 +251,10 @@ def prepare_suite(config: SuiteConfig, system: Mapping[str, Any]) -> None:
 
 
 def run_suite(
-    cases: Sequence[Case], config: SuiteConfig, progress: Callable[[SweepStep], None]
+    cases: Sequence[Case],
+    config: SuiteConfig,
+    progress: Callable[[SweepStep], None],
+    launcher: Launcher = in_turn,
 ) -> list[Record]:
     """Run the launches that are missing.
 
@@ -259,21 +262,28 @@ def run_suite(
         cases: the cases, as `suite_cases` made them.
         config: the knobs of the suite.
         progress: is called before and after each launch.
+        launcher: runs the launches.
 
     Returns:
         The records of all cases, the resumed ones among them.
     """
     out = config.output_dir
 
-    def start(request: LaunchRequest, **how: Any) -> Record:
-        folder = out / launch_folder(request.case, how["launch"])
+    def placed(launch: Launch) -> Launch:
+        folder = out / launch_folder(launch.request.case, launch.number)
         check_alone(folder / TRAIN_LOCK, TRAINS)
         shutil.rmtree(folder, ignore_errors=True)  # of a launch that was interrupted
-        placed = replace(request, case={**request.case, "output_dir": str(folder)})
-        record = run_launch(placed, **how)
-        if not request.case["save_checkpoints"]:
-            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-        return finished(record, request.case)
+        case = {**launch.request.case, "output_dir": str(folder)}
+        return replace(launch, request=replace(launch.request, case=case))
+
+    def run(launches: Iterable[Launch]) -> Iterator[tuple[Launch, Record]]:
+        for launch, record in launcher(map(placed, launches)):
+            case = dict(launch.request.case)
+            folder = Path(case.pop("output_dir"))
+            if not case["save_checkpoints"]:
+                shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+            bare = replace(launch, request=replace(launch.request, case=case))
+            yield bare, finished(record, case)
 
     return run_sweep(
         "train",
@@ -285,7 +295,7 @@ def run_suite(
         memory_limit=None,
         seed=config.seed,
         resume=config.resume,
-        run=start,
+        launcher=run,
         progress=progress,
     )
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ...base import group_by
 from ...instruments import Record
-from ..suite.cell import SuiteCell, suite_cells
+from ..suite.cell import SuiteCell, runs_together
 from ..suite.report import heading as words
 from ..table import scaled
 from .canvas import LEGEND, Axes, Figure, blank, colour_at, heading, save_under, tidy
@@ -20,7 +19,8 @@ _GIB = 2**30
 
 
 def plot_suite(records: Iterable[Record], out_prefix: Path, replace: bool = False) -> list[Path]:
-    """Draw the runs of each preset to ``<out_prefix>.png``, or ``<out_prefix>_<preset>.png``.
+    """Draw the runs of each preset and machine to ``<out_prefix>.png``, or
+    ``<out_prefix>_<preset>.png``.
 
     Args:
         records: The launches of a suite.
@@ -30,9 +30,9 @@ def plot_suite(records: Iterable[Record], out_prefix: Path, replace: bool = Fals
     Returns:
         The files that were written: none for a preset of which no run was measured.
     """
-    presets = group_by(suite_cells(records), lambda run: str(run.case["preset"]))
+    presets = runs_together(records)
     figures = {
-        name if len(presets) > 1 else "": draw(runs)
+        name.replace(", machine ", "_") if len(presets) > 1 else "": draw(runs)
         for name, runs in presets.items()
         if any(run.measured for run in runs)
     }

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from ...base import format_seconds, group_by, plural
 from ...instruments import FAILED, Interval, Record
-from ..cell import cell_ratio
+from ..cell import cell_ratio, machine_namer
 from ..table import Section, scaled
 from ..words import or_dash
 from .cell import MB, LoaderCell, cache_label, is_remote_case, loader_cells, percents_of
@@ -157,6 +157,14 @@ def ladders_of(records: Iterable[Record]) -> list[Ladder]:
     )
     by_rung = ({str(cell.case["rung"]): cell for cell in cells} for cells in ladders.values())
     return [Ladder(dict(sorted(rungs.items()))) for rungs in by_rung]
+
+
+def ladder_sections(records: Iterable[Record]) -> list[Section]:
+    """The section of each ladder, with its machine where there are several."""
+    ladders = ladders_of(records)
+    machine = machine_namer(cell for each in ladders for cell in each.rungs.values())
+    sections = [(each.section(), next(iter(each.rungs.values()))) for each in ladders]
+    return [part._replace(title=part.title + machine(cell)) for part, cell in sections]
 
 
 def same_case_but_rung(ladders: Iterable[Ladder]) -> list[list[Ladder]]:

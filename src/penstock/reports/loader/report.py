@@ -31,7 +31,7 @@ from pathlib import Path
 
 from ...base import format_bytes, format_seconds, group_by, plural
 from ...instruments import FAILED, Record
-from ..cell import Cell, cell_ratio, inverse
+from ..cell import Cell, cell_ratio, inverse, machine_namer
 from ..table import Section, append_rows, scaled
 from ..words import or_dash, spread, times_bracket
 from .cell import (
@@ -48,7 +48,7 @@ from .cell import (
     read_again_of,
     way,
 )
-from .ladder import ladders_of
+from .ladder import ladder_sections
 
 
 def append_loader_csv(records: Iterable[Record], path: Path) -> None:
@@ -68,8 +68,11 @@ def loader_sections(records: Iterable[Record]) -> list[Section]:
     """The sections of a report: what was read, the seed's table, each case, sentences, ladders."""
     records = list(records)
     sections: list[Section] = []
-    for group in group_by(loader_cells(records), lambda cell: cell.group).values():
+    cells = loader_cells(records)
+    machine = machine_namer(cells)
+    for group in group_by(cells, lambda cell: cell.group).values():
         where, *cores = heading(group)
+        where += machine(group[0])
         waits = [_WAITS, *(_waits_line(cell) for cell in group)]
         sections += [
             Section(where, (), cores),
@@ -84,7 +87,7 @@ def loader_sections(records: Iterable[Record]) -> list[Section]:
                 [*troubles(group), *comparisons(group)],
             ),
         ]
-    return sections + [ladder.section() for ladder in ladders_of(records)]
+    return sections + ladder_sections(records)
 
 
 def heading(group: Sequence[LoaderCell]) -> list[str]:

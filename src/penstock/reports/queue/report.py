@@ -34,7 +34,7 @@ from pathlib import Path
 
 from ...base import format_seconds, significant
 from ...instruments import Record
-from ..cell import middle
+from ..cell import machine_namer, middle
 from ..table import Section, append_rows
 from ..words import or_dash, spread
 from . import model
@@ -73,7 +73,8 @@ def queue_sections(records: Iterable[Record]) -> list[Section]:
     The last one is the seed's table. It is left out if nothing but reading was measured.
     """
     groups = queue_cells(records)
-    ours = [Section(heading(g), table(g), sentences(g)) for g in groups]
+    machine = machine_namer(cell for group in groups for cell in group)
+    ours = [Section(heading(g) + machine(g[0]), table(g), sentences(g)) for g in groups]
     return ours if groups and all(none_computes(g) for g in groups) else [*ours, seed_section()]
 
 

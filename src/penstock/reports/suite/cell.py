@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
-from ...base import plural
+from ...base import group_by, plural
 from ...bench import launch_folder, peak_of_ranks, phases_of
 from ...instruments import Interval, Record
-from ..cell import Cell, bootstrap_ratio, middle
+from ..cell import Cell, bootstrap_ratio, machine_namer, middle
 
 LIMITS = {
     "data": ("data_wait",),
@@ -134,3 +134,17 @@ def suite_cells(records: Iterable[Record]) -> list[SuiteCell]:
     """The runs of a suite, sorted by preset, batch size and number of workers."""
     cells = SuiteCell.of_records(records, "train")
     return sorted(cells, key=lambda cell: (cell.case["preset"], cell.batch, cell.workers))
+
+
+def runs_together(records: Iterable[Record]) -> dict[str, list[SuiteCell]]:
+    """The runs that may be compared: those of one preset on one machine.
+
+    Args:
+        records: The launches of one or more suites.
+
+    Returns:
+        The runs by the name of their preset, and of their machine where there are several.
+    """
+    cells = suite_cells(records)
+    machine = machine_namer(cells)
+    return group_by(cells, lambda cell: f"{cell.case['preset']}{machine(cell)}")

@@ -34,13 +34,13 @@ from ...instruments import FAILED, Record
 from ..cell import bootstrap_ratio, middle
 from ..table import Section, in_markdown, without_empty
 from ..words import bracket, machine_words, of_launches, or_dash, spread, times_bracket
-from .cell import SuiteCell, suite_cells
+from .cell import SuiteCell, runs_together, suite_cells
 
 FORMAT, VERSION = "penstock-suite", 1
 
 
 def suite_sections(records: Iterable[Record], notes: Sequence[str]) -> list[Section]:
-    """A section for each preset: what was run, a table and sentences.
+    """A section for each preset on each machine: what was run, a table and sentences.
 
     Args:
         records: The launches of a suite.
@@ -49,11 +49,13 @@ def suite_sections(records: Iterable[Record], notes: Sequence[str]) -> list[Sect
     Returns:
         The sections, in the order of the presets.
     """
-    by_preset = group_by(suite_cells(records), lambda cell: str(cell.case["preset"]))
-    return [
-        Section(heading(runs), table(runs), [*(n for n in notes if preset in n), *sentences(runs)])
-        for preset, runs in by_preset.items()
-    ]
+    sections = []
+    for name, runs in runs_together(records).items():
+        preset = str(runs[0].case["preset"])
+        title = heading(runs) + name.removeprefix(preset)
+        of_preset = [note for note in notes if preset in note]
+        sections.append(Section(title, table(runs), [*of_preset, *sentences(runs)]))
+    return sections
 
 
 def heading(runs: Sequence[SuiteCell]) -> str:

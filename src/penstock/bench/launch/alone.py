@@ -1,0 +1,118 @@
+"""What a case takes of a host, which no other case of a worker takes meanwhile: its GPU, or cores.
+
+A worker locks a file for the GPU or for each core that it may use, in the host's folder for
+temporary files. So workers whose cores differ, as those of SLURM's jobs do, do not wait for each
+other, and what a worker that died held is free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...base import PenstockError, is_locked, lock_file, plural
+from ...instruments import Nvml
+
+LOOK_EVERY_S = 0.2
+"""Seconds between two tries to take what another case holds."""
+CASE = "case-"
+"""The beginning of a file that stands for a case that runs."""
+
+
+def taken_by(scenario: str, case: Mapping[str, Any]) -> list[str]:
+    """Names of what a case takes of this host.
+
+    A model on a GPU takes the GPU. Whatever reads data, or computes on the CPU, takes the cores.
+
+    Args:
+        scenario: the name of the scenario.
+        case: its knobs.
+
+    Returns:
+        ``gpu-0``, or a name such as ``core-3`` for each core, or both.
+    """
+    device = str(case.get("device") or "cpu")
+    gpus = visible_gpus() if device == "auto" or device.startswith("cuda") else []
+    names = [f"gpu-{gpus[0]}"] if gpus else []
+    return names if gpus and scenario == "model" else [*names, *_cores()]
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that this process may use, as the driver or the variable names them."""
+    said = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if said is None:
+        return [str(gpu["index"]) for gpu in Nvml()()]
+    return [re.sub(r"[^\w-]", "_", name.strip()) for name in said.split(",") if name.strip()]
+
+
+def taken_words(names: Sequence[str]) -> list[str]:
+    """The names in a few words, for a record: ``["gpu-1", "2 cores"]``."""
+    cores = sum(name.startswith("core-") for name in names)
+    words = [name for name in names if not name.startswith("core-")]
+    return words + [plural(cores, "core")] * bool(cores)
+
+
+@contextlib.contextmanager
+def held(names: Sequence[str], wanted: Callable[[], bool]) -> Iterator[None]:
+    """Hold what has these names, once no other case of this host holds any of it.
+
+    Args:
+        names: the names.
+        wanted: is called now and then; a worker that nobody waits for stops waiting itself.
+
+    Raises:
+        PenstockError: nobody waits any more, or the folder of the locks is another user's.
+    """
+    folder = _folder()
+    places = [folder / f"{name}.lock" for name in names]
+    while (locks := _locked(places)) is None:
+        if not wanted():
+            raise PenstockError("nobody waits for it any more")
+        time.sleep(LOOK_EVERY_S * (0.5 + random.random()))
+    mine = folder / f"{CASE}{os.getpid()}.lock"
+    with locks, mine.open("a") as file:
+        lock_file(file, wait=True)
+        try:
+            yield
+        finally:
+            mine.unlink(missing_ok=True)
+
+
+def running_beside() -> int:
+    """Cases of other workers that run on this host now."""
+    beside = 0
+    for path in _folder().glob(f"{CASE}*.lock"):
+        with contextlib.suppress(OSError):
+            beside += path.stem != f"{CASE}{os.getpid()}" and is_locked(path)
+    return beside
+
+
+def _cores() -> list[str]:
+    all_of_them = range(os.cpu_count() or 1)
+    here = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else all_of_them
+    return [f"core-{number}" for number in sorted(here)]
+
+
+def _folder() -> Path:
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    folder = Path(tempfile.gettempdir()) / f"penstock-cases-{user}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink() or (user and folder.stat().st_uid != user):
+        raise PenstockError(f"{folder} is not a folder of this user")
+    return folder
+
+
+def _locked(places: Sequence[Path]) -> contextlib.ExitStack | None:
+    """Hold locks of all files, or of none."""
+    with contextlib.ExitStack() as locks:
+        for place in places:
+            if not lock_file(locks.enter_context(place.open("a"))):
+                return None
+        return locks.pop_all()

@@ -1,0 +1,254 @@
+"""Launches on the workers of a cluster, all of one kind of machine.
+
+    client   launches in the order of the sweep ------>  workers, each one launch at a time
+             <- the record of each, as its launch ends
+
+A worker supervises a launch as `in_turn` does on one machine: the same process, deadline and
+memory. It runs it in the folder in which the client was started, so that the relative paths of a
+case mean what they mean there. What a launch takes of its host is held by it `alone`. The record
+has the environment of the worker's machine. A training is written into a folder of its own, which
+the client moves into place; so a worker that was taken for dead and goes on spoils nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import secrets
+import shutil
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ...base import Incomplete, UsageError, absolute, is_draft, scrubbed
+from ...cluster import (
+    NamedTasks,
+    TaskFailure,
+    UnfitWorker,
+    client_variables,
+    still_wanted,
+    variables_of_client,
+    worker_address,
+)
+from ...instruments import Failure, Record, case_key, collect_environment, parse_record
+from .alone import held, running_beside, taken_by, taken_words
+from .launcher import Launch
+from .supervisor import LaunchPlace, run_launch
+
+BENCH_LIBRARIES = ("penstock-dl", "numpy", "torch", "torchvision", "tensorstore", "zarr", "dask")
+"""The distributions whose versions decide what is measured."""
+OUT = "output_dir"
+"""The knob of a case that names a folder which it writes."""
+SEEN_S = 30.0
+"""Seconds within which a network file system shows here what a worker wrote."""
+_LOOK_S = 0.2
+
+Kind = Mapping[str, Any]
+"""Facts that workers must have in common, so that their launches may be compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteLaunch:
+    """A launch as a worker is asked for it."""
+
+    launch: Launch
+    needs: tuple[Path, ...]
+    """Absolute paths that it must see."""
+    folder: Path
+    """The folder in which the client was started."""
+    variables: Mapping[str, str]
+    kind: Kind | None
+    """That of the first worker; None before it has answered."""
+
+
+class LaunchesOnCluster:
+    """A launcher: the workers of a cluster."""
+
+    def __init__(
+        self, cluster: NamedTasks, inputs: Iterable[str | Path], variables: Mapping[str, str]
+    ) -> None:
+        """Prepare.
+
+        Args:
+            cluster: the workers.
+            inputs: files and folders that every launch reads; what is no path of a file system is
+                left out.
+            variables: those of this process before it started workers.
+        """
+        paths = [Path(path) for path in inputs if "://" not in str(path)]
+        self._cluster, self._folder = cluster, Path.cwd()
+        needs = [absolute(path) for path in paths]
+        relative = any(not path.is_absolute() for path in paths)
+        self._needs = tuple([self._folder] * relative + needs)
+        self._variables = client_variables(variables)
+        self._kind: Kind | None = None
+        self._hosts: Counter[str] = Counter()
+        self._parents: set[Path] = set()
+
+    def __call__(self, launches: Iterable[Launch]) -> Iterator[tuple[Launch, Record]]:
+        """Run launches; see `launcher`.
+
+        Raises:
+            UsageError: no worker can run them as asked.
+            Incomplete: no worker is there, or what a worker wrote is not seen here.
+        """
+        cluster = self._cluster
+        try:
+            for launch, result in cluster.outcomes(launch_task, launches, self._work_of, hold):
+                if isinstance(result, TaskFailure):
+                    yield launch, _failed(launch, result, self._kind)
+                    continue
+                line, draft = result
+                record = parse_record(line)
+                if draft is not None:
+                    _move(Path(draft), Path(launch.request.case[OUT]))
+                self._note(launch, record)
+                yield launch, record
+        finally:
+            for parent in self._parents:
+                for path in parent.glob(".penstock-*.part"):
+                    if is_draft(path.name):
+                        shutil.rmtree(path, ignore_errors=True)
+
+    def like(self, records: Iterable[Record]) -> None:
+        """Take only workers of the kind that measured these records, the last that tells it."""
+        for record in records:
+            self._kind = kind_of(record.environment) or self._kind
+
+    def notes(self) -> list[str]:
+        """What a reader of the records should know of the workers."""
+        counts = [f"{number} on {host}" for host, number in sorted(self._hosts.items())]
+        of_one = "" if len(counts) == 1 else ", all of one kind of machine"
+        line = f"Launches: {', '.join(counts)}{of_one}"
+        return [line] * bool(counts) + self._cluster.notes()
+
+    def _work_of(self, launch: Launch) -> RemoteLaunch:
+        needs = self._needs
+        if OUT in launch.request.case:
+            parent = absolute(launch.request.case[OUT]).parent
+            self._parents.add(parent)
+            needs = (*needs, parent)
+        return RemoteLaunch(launch, needs, self._folder, self._variables, self._kind)
+
+    def _note(self, launch: Launch, record: Record) -> None:
+        self._kind = self._kind or kind_of(record.environment)
+        if launch.request.task == "measure":
+            self._hosts[record.environment["worker"]["host"]] += 1
+
+
+def kind_of(environment: Mapping[str, Any]) -> Kind | None:
+    """What is the same for workers whose launches may be compared: their machine, and what of it
+    they may use. None for an environment that does not say it.
+    """
+    if not environment.get("machine_key"):
+        return None
+    return {"machine": environment["machine_key"], **(environment.get("limits") or {})}
+
+
+def _failed(launch: Launch, failure: TaskFailure, kind: Kind | None) -> Record:
+    """The record of a launch that workers did not bring to an end.
+
+    Raises `UsageError` for what every launch would meet.
+    """
+    if failure.unfit is not None or failure.exit_code == UsageError.exit_code:
+        raise UsageError(failure.sentence)
+    request = launch.request
+    return Record.model_validate(
+        {
+            "id": uuid.uuid4().hex,
+            "time": datetime.now().astimezone().isoformat(timespec="milliseconds"),
+            "scenario": request.scenario,
+            "case": scrubbed(dict(request.case)),
+            "key": case_key(request.scenario, request.case),
+            "launch": launch.number,
+            "order": launch.order,
+            "status": "crash",
+            "environment": {"machine_key": kind["machine"]} if kind else {},
+            "error": Failure(stage="start", message=failure.sentence),
+        }
+    )
+
+
+def _move(draft: Path, out: Path) -> None:
+    """Move a training that a worker wrote into place."""
+    end = time.monotonic() + SEEN_S
+    while not draft.is_dir():
+        if time.monotonic() > end:
+            raise Incomplete(
+                f"{out.parent} does not hold what a worker wrote there; --output-dir must be a "
+                "folder that all workers share"
+            )
+        time.sleep(_LOOK_S)
+    draft.replace(out)
+
+
+# --- on a worker ----------------------------------------------------------------------------------
+
+
+def hold(work: RemoteLaunch) -> contextlib.AbstractContextManager[None]:
+    """What a worker holds while it runs a launch."""
+    request = work.launch.request
+    return held(taken_by(request.scenario, request.case), still_wanted())
+
+
+def launch_task(work: RemoteLaunch) -> tuple[str, str | None]:
+    """Run a launch, on a worker.
+
+    Args:
+        work: the launch.
+
+    Returns:
+        The line of its record, and the folder that it wrote, if it writes one.
+
+    Raises:
+        UnfitWorker: the worker does not see what the launch needs, or is of another kind.
+    """
+    return launch_here(work, worker_address(), still_wanted())
+
+
+def launch_here(
+    work: RemoteLaunch, address: str, wanted: Callable[[], bool]
+) -> tuple[str, str | None]:
+    """`launch_task`, of a worker with this address whose task is ``wanted``."""
+    here = platform.node()
+    for path in work.needs:
+        if not path.exists():
+            raise UnfitWorker(f"the worker on {here} does not see {path}")
+    kind = _kind_here()
+    if work.kind is not None and work.kind != kind:
+        other = ", ".join(f"{n} {kind.get(n)}" for n in kind if kind.get(n) != work.kind.get(n))
+        raise UnfitWorker(
+            f"the worker on {here} is not like the first ({other}), and times of unlike machines "
+            "are not compared"
+        )
+    launch, draft = work.launch, None
+    case = launch.request.case
+    if OUT in case:
+        draft = str(absolute(case[OUT]).parent / f".penstock-{secrets.token_hex(8)}.part")
+        launch = replace(launch, request=replace(launch.request, case={**case, OUT: draft}))
+    worker = {
+        "host": here,
+        "address": address,
+        "alone_on": taken_words(taken_by(launch.request.scenario, case)),
+        "beside": running_beside(),
+    }
+    place = LaunchPlace(
+        folder=work.folder if work.folder.is_dir() else None,
+        variables=variables_of_client(work.variables),
+        facts={"worker": worker},
+        wanted=wanted,
+    )
+    record = run_launch(launch.request, **launch.how, place=place)
+    is_there = draft is not None and Path(draft).is_dir()
+    return record.line(), draft if is_there else None
+
+
+@lru_cache(maxsize=1)
+def _kind_here() -> Kind:
+    return kind_of(collect_environment()) or {}

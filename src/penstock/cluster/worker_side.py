@@ -1,0 +1,71 @@
+"""What a task may ask of the worker that runs it: its address, its variables, if it is wanted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+
+from .slurm_workers import WORKER_ENVIRONMENT
+
+
+def worker_address() -> str:
+    """The address of the worker that runs the task which calls this."""
+    from distributed import get_worker
+
+    address: str = get_worker().address
+    return address
+
+
+def still_wanted() -> Callable[[], bool]:
+    """A function that says whether the task that calls this is still waited for.
+
+    The client may have ended or given it up, and Dask does not interrupt what a task does.
+    """
+    from distributed import get_worker
+
+    worker = get_worker()
+    key = worker.get_current_task()
+
+    def wanted() -> bool:
+        task = worker.state.tasks.get(key)
+        return task is not None and task.state == "executing"
+
+    return wanted
+
+
+def client_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """Those of the client's variables that a worker has a value of its own for.
+
+    Args:
+        variables: The client's, before it started workers: a nanny sets them there too.
+
+    Returns:
+        The variables that `variables_of_client` takes.
+    """
+    return {name: variables[name] for name in _of_workers() if name in variables}
+
+
+def variables_of_client(client: Mapping[str, str]) -> dict[str, str]:
+    """The variables of this worker, as the client has those that make a worker.
+
+    A nanny of Dask gives its worker one thread of OpenMP, for example. What somebody set to another
+    value stays.
+
+    Args:
+        client: What `client_variables` said at the client.
+
+    Returns:
+        The variables for a process that measures.
+    """
+    of_workers = _of_workers()
+    mine = {name: text for name, text in os.environ.items() if of_workers.get(name) != text}
+    return {**client, **mine}
+
+
+def _of_workers() -> dict[str, str]:
+    import dask
+    import distributed  # noqa: F401 - its settings come with it
+
+    nanny = dask.config.get("distributed.nanny.pre-spawn-environ", {}) or {}
+    variables = {name: str(value) for name, value in nanny.items() if value is not None}
+    return {**variables, **WORKER_ENVIRONMENT}

@@ -1,0 +1,359 @@
+"""Launches on the workers of a cluster: what a worker does with one, and whole benchmarks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from penstock.base.errors import PenstockError, UsageError
+from penstock.bench.launch import alone, on_cluster, supervisor
+from penstock.bench.launch.launcher import Launch
+from penstock.bench.launch.on_cluster import RemoteLaunch, launch_here
+from penstock.bench.launch.supervisor import LaunchRequest
+from penstock.cli import main
+from penstock.cluster.tasks import TaskFailure, UnfitWorker
+from penstock.cluster.worker_side import client_variables, variables_of_client
+from penstock.instruments import environment
+from penstock.instruments.ledger import Ledger
+from penstock.instruments.record import Record, case_key, parse_record
+
+pytest.importorskip("distributed")
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+ZOO = str(Path(__file__).parent / "zoo.py")
+
+
+@pytest.fixture
+def _zoo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches are those of the zoo, which takes no torch."""
+    monkeypatch.setattr(supervisor, "WORKER", (sys.executable, ZOO))
+    monkeypatch.setattr(environment, "WATCH_S", 0.0)
+
+
+def asked(animal: str, *needs: Path, folder: Path = Path("/nowhere"), **case: Any) -> RemoteLaunch:
+    launch = Launch(LaunchRequest(f"zoo:{animal}", case), 3, 7, 60.0)
+    return RemoteLaunch(launch, needs, folder, {"OMP_NUM_THREADS": "5"}, None)
+
+
+def wanted() -> bool:
+    return True
+
+
+# --- one launch on a worker -----------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("_zoo")
+def test_a_launch_runs_where_the_client_was_started_and_says_where_it_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, number in {"OMP": 1, "MKL": 4, "OPENBLAS": 1}.items():  # 1 is what Dask's nanny sets
+        monkeypatch.setenv(f"{name}_NUM_THREADS", str(number))
+    (tmp_path / "data.txt").write_text("of the client")
+    work = asked("Placed", tmp_path, folder=tmp_path, data="data.txt")
+    line, draft = launch_here(work, "tcp://somewhere", wanted)
+    record = parse_record(line)
+    assert record.ok, record.error
+    assert (record.launch, record.order, record.case) == (3, 7, {"data": "data.txt"})
+    assert record.key == case_key("zoo:Placed", {"data": "data.txt"})
+    assert record.facts["folder"] == str(tmp_path.resolve())
+    assert record.facts["data"] == "of the client"
+    threads = {"OMP_NUM_THREADS": "5", "MKL_NUM_THREADS": "4"}
+    assert {n: record.facts[n] for n in threads} == threads
+    assert record.facts["OPENBLAS_NUM_THREADS"] is None
+    seen = {n: v for n, v in record.environment["variables"].items() if n.endswith("_THREADS")}
+    assert seen == threads
+    worker = record.environment["worker"]
+    assert (worker["address"], worker["beside"]) == ("tcp://somewhere", 0)
+    assert worker["host"] == os.uname().nodename
+    assert record.environment["machine_key"] and draft is None
+
+
+@pytest.mark.usefixtures("_zoo")
+def test_a_worker_that_does_not_see_a_file_is_left_out(tmp_path: Path) -> None:
+    with pytest.raises(UnfitWorker, match=rf"^the worker on .* does not see {tmp_path}/none$"):
+        launch_here(asked("Animal", tmp_path, tmp_path / "none"), "tcp://a", wanted)
+
+
+@pytest.mark.usefixtures("_zoo")
+def test_a_worker_of_another_kind_is_left_out() -> None:
+    work = asked("Animal")
+    kind = on_cluster.kind_of(environment.collect_environment())
+    assert kind is not None
+    same = RemoteLaunch(work.launch, (), work.folder, {}, kind)
+    assert parse_record(launch_here(same, "tcp://a", wanted)[0]).ok
+    other = RemoteLaunch(work.launch, (), work.folder, {}, {**kind, "affinity": 99})
+    with pytest.raises(UnfitWorker, match=r"is not like the first \(affinity \d+\), and times of"):
+        launch_here(other, "tcp://a", wanted)
+
+
+@pytest.mark.usefixtures("_zoo")
+def test_a_launch_that_nobody_waits_for_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "ASK_EVERY_S", 0.01)
+    began = time.monotonic()
+    launch_here(asked("Hang", bytes=0), "tcp://a", lambda: time.monotonic() < began + 0.3)
+    assert not [
+        child for child in psutil.Process().children(recursive=True)
+        if any("zoo.py" in word for word in child.cmdline())
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("_zoo")
+def test_what_a_launch_writes_comes_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    line, draft = launch_here(asked("Writes", output_dir=str(tmp_path / "run")), "tcp://a", wanted)
+    assert parse_record(line).ok and draft is not None
+    assert [path.name for path in tmp_path.iterdir()] == [Path(draft).name]
+    on_cluster._move(Path(draft), tmp_path / "run")
+    assert (tmp_path / "run" / "result").read_text() == "done"
+
+
+def test_a_folder_that_workers_do_not_share_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_cluster, "SEEN_S", 0.0)
+    with pytest.raises(PenstockError, match="--output-dir must be a folder that all workers share"):
+        on_cluster._move(tmp_path / "elsewhere", tmp_path / "run")
+
+
+def test_what_workers_could_not_do_is_a_row_or_ends_the_benchmark() -> None:
+    launch = Launch(LaunchRequest("model", {"batch": 2}), 1, 4, 60.0)
+    died = TaskFailure("3 workers died at it", True, 1)
+    record = on_cluster._failed(launch, died, {"machine": "k"})
+    assert (record.status, record.launch, record.order) == ("crash", 1, 4)
+    assert record.error is not None and record.error.message == "3 workers died at it"
+    assert record.key == case_key("model", {"batch": 2})
+    assert record.environment == {"machine_key": "k"}, "else it would be a case of its own"
+    unseen = TaskFailure("the worker on a does not see x", False, 1, "tcp://a")
+    for failure in (unseen, TaskFailure("no such device", True, UsageError.exit_code)):
+        with pytest.raises(UsageError, match="^(the worker on a|no such device)"):
+            on_cluster._failed(launch, failure, None)
+
+
+# --- what it holds --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("scenario", "device", "visible", "gpu", "cores"),
+    [
+        ("model", "cpu", "2,3", None, True),
+        ("model", "cuda", "2,3", "gpu-2", False),
+        ("model", "auto", "", None, True),
+        ("train", "auto", "GPU-ab/1", "gpu-GPU-ab_1", True),  # it reads, so it takes cores too
+        ("loader", None, "0", None, True),
+    ],
+)
+def test_what_a_case_takes(
+    scenario: str, device: str | None, visible: str, gpu: str | None, cores: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    names = alone.taken_by(scenario, {"device": device} if device else {})
+    assert [name for name in names if name.startswith("gpu")] == [gpu] * bool(gpu)
+    assert bool([name for name in names if name.startswith("core")]) == cores
+    words = alone.taken_words(names)
+    assert words[:1] == [gpu] if gpu else words[0].endswith(("core", "cores"))
+
+
+def test_no_two_cases_hold_one_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alone.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(alone, "LOOK_EVERY_S", 0.001)
+    running, most = list[str](), Counter[str]()
+
+    def work(name: str, cores: list[str]) -> None:
+        for _ in range(20):
+            with alone.held(cores, wanted):
+                running.append(name)
+                most.update({tuple(sorted(running)): 1})  # type: ignore[dict-item]
+                time.sleep(0.001)
+                running.remove(name)
+
+    cores = {"a": ["core-0", "core-1"], "b": ["core-1", "core-2"], "c": ["core-3"]}
+    threads = [threading.Thread(target=work, args=item) for item in cores.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not any({"a", "b"} <= set(together) for together in most)
+    assert sum(most.values()) == 60
+
+
+def test_a_worker_that_nobody_waits_for_waits_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alone.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(alone, "LOOK_EVERY_S", 0.001)
+    with alone.held(["gpu-0"], wanted):
+        assert alone.running_beside() == 0
+        with (
+            pytest.raises(PenstockError, match="nobody waits"),
+            alone.held(["gpu-0"], lambda: False),
+        ):
+            raise AssertionError
+    with alone.held(["gpu-0"], wanted):
+        pass
+
+
+def test_variables_of_a_worker_are_those_of_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = client_variables({"OMP_NUM_THREADS": "8", "HOME": "/home/me"})
+    assert client == {"OMP_NUM_THREADS": "8"}, "nothing else travels"
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "65536")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    variables = variables_of_client(client)
+    assert variables["OMP_NUM_THREADS"] == "8" and variables["CUDA_VISIBLE_DEVICES"] == "3"
+    assert "MALLOC_TRIM_THRESHOLD_" not in variables
+    monkeypatch.setenv("OMP_NUM_THREADS", "6")  # which somebody gave this worker
+    assert variables_of_client(client)["OMP_NUM_THREADS"] == "6"
+
+
+# --- the command line -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--find-limit", "--cluster", "local"], "--find-limit chooses each trial by the one"),
+        (
+            ["--device", "cuda:1", "--cluster", "local"],
+            "--device cuda:1 does not go with --cluster",
+        ),
+        (["--cluster", "nowhere"], "--cluster nowhere is none of local, local:N"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(
+    words: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.csv"
+    assert main(["bench", "model", "--model", "denoise-tiny", "--output", str(out), *words]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error and error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+# --- whole benchmarks -----------------------------------------------------------------------------
+
+NETS = """
+import os, pathlib, signal, time
+import torch
+
+class Killer(torch.nn.Conv2d):
+    def forward(self, x):
+        left = pathlib.Path("kills")
+        if x.device.type != "meta" and x.shape[0] == 2 and left.exists() and left.read_text():
+            left.write_text(left.read_text()[1:])
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(60)
+        return super().forward(x)
+
+def killer():
+    return Killer(1, 1, 3, padding=1)
+"""
+"""A network of which a batch of 2 kills the worker, as often as a file has letters."""
+
+
+def bench(out: str, *more: str) -> int:
+    words = ["--model", "nets.py:killer", "--batch-sizes", "1", "2", "--tile-sizes", "16"]
+    words += ["--device", "cpu", "--channels", "1", "--threads", "1", "--launch-seconds", "0.05"]
+    return main(["bench", "model", *words, "--output", out, "--trust-model", *more])
+
+
+def records(out: str) -> list[Record]:
+    return Ledger(Path(out).with_suffix(".ledger")).records()
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("nets.py").write_text(NETS)
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kills", "died"), [("", 0), ("x", 1), ("xxx", 3)])
+def test_a_benchmark_on_workers(
+    kills: str, died: int, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench("alone.csv", "--effort", "quick") == 0
+    Path("kills").write_text(kills)
+    capsys.readouterr()
+    code = bench("out.csv", "--effort", "quick", "--cluster", "local:2")
+    said = capsys.readouterr()
+    assert code == int(died == 3), said.err
+    mine, theirs = records("alone.csv"), records("out.csv")
+    assert {(r.key, r.launch, r.order) for r in mine} == {
+        (r.key, r.launch, r.order) for r in theirs
+    }
+    ok = {r.case["batch"]: r.ok for r in theirs}
+    assert ok == {1: True, 2: died < 3}
+    if died:
+        assert f"{died} worker{'s' * (died > 1)} died on the way" in said.out
+    for record in theirs:
+        assert record.environment["machine_key"] == mine[0].environment["machine_key"]
+        if record.ok:
+            assert record.environment["worker"]["alone_on"] == alone.taken_words(alone._cores())
+        else:
+            assert record.error is not None
+            assert record.error.message.startswith("3 workers died at it")
+            assert record.status == "crash"
+    ran = f"Launches: {2 - (died == 3)} on {os.uname().nodename}"
+    assert ran in said.out
+
+
+@pytest.mark.slow
+def test_a_client_that_is_killed_is_taken_over(place: Path) -> None:
+    """And no launch of its workers outlives it."""
+    words = ["bench", "model", "--model", "nets.py:killer", "--batch-sizes", "1", "2", "4"]
+    words += ["--tile-sizes", "16", "--device", "cpu", "--channels", "1", "--threads", "1"]
+    words += ["--launch-seconds", "0.05", "--trust-model", "--effort", "quick"]
+    words += ["--output", "out.csv", "--cluster", "local:1"]
+    client = subprocess.Popen(
+        [sys.executable, "-m", "penstock", *words],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    while client.poll() is None and not records("out.csv"):
+        time.sleep(0.01)
+    below = psutil.Process(client.pid).children(recursive=True) if client.poll() is None else []
+    client.send_signal(signal.SIGKILL)
+    client.wait()
+    _, left = psutil.wait_procs(below, timeout=60)
+    assert not left
+    before = records("out.csv")
+    assert main([*words, "--resume"]) == 0
+    assert records("out.csv")[: len(before)] == before
+    assert sorted(r.case["batch"] for r in records("out.csv")) == [1, 2, 4]
+
+
+@pytest.mark.slow
+def test_data_that_workers_do_not_see_ends_it(
+    data: Path, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A worker that was started elsewhere, where there is no folder of this name."""
+    from distributed import LocalCluster
+
+    with LocalCluster(
+        n_workers=1, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0"
+    ) as cluster:  # fmt: skip
+
+        def hide() -> None:
+            from penstock.bench.launch import on_cluster
+
+            on_cluster.Path.exists = lambda self: "gone" not in str(self)  # type: ignore[method-assign]
+
+        from distributed import Client
+
+        with Client(cluster) as client:
+            client.run(hide)
+        here = place / "gone"
+        here.symlink_to(data)
+        words = ["bench", "loader", "gone", "--effort", "quick", "--batch-sizes", "2"]
+        words += ["--threads", "1", "--loaders", "penstock", "--output", "out.csv"]
+        assert main([*words, "--cluster", cluster.scheduler_address]) == 2
+    assert f"does not see {here}" in capsys.readouterr().err
