@@ -43,7 +43,7 @@ class Placed(Animal):
         super().__init__(case)
         names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
         self.facts |= {name: os.environ.get(name) for name in names}
-        self.facts |= {"folder": os.getcwd(), "data": Path(case["data"]).read_text()}
+        self.facts |= {"folder": str(Path.cwd()), "data": Path(case["data"]).read_text()}
 
 
 class Writes(Animal):

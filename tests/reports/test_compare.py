@@ -301,9 +301,8 @@ def test_other_hosts_of_one_kind_are_told() -> None:
     same."""
 
     def on(host: str, launch: int) -> Record:
-        return record(
-            [1.0, 1.0], launch, environment={"machine_key": "k", "worker": {"host": host}}
-        )
+        block = {"machine_key": "here", "worker": {"host": host}}
+        return record([1.0, 1.0], launch, environment=block)
 
     a, b = [on("node1", 0), on("node2", 1)], [on("node3", 0), on("node1", 1)]
     comparison = judged(a, b)
