@@ -294,16 +294,22 @@ def small(path: Path, **changes: Any) -> Path:
 
 
 @pytest.mark.slow
-def test_a_suite_end_to_end(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("more", [[], ["--cluster", "local:2"]], ids=["here", "workers"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+def test_a_suite_end_to_end(
+    more: list[str], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if more:
+        pytest.importorskip("distributed")
     out = tmp_path / "out"
-    words = [
-        "suite",
-        "benchmark",
-        "--config",
-        str(small(tmp_path / "small.json")),
-        *flags(data, out),
-    ]
+    config = str(small(tmp_path / "small.json"))
+    words = ["suite", "benchmark", "--config", config, *flags(data, out), *more]
     assert main(words) == 0
+    assert not list(out.glob(".penstock-*")), "a worker's folder is left"
+    blocks = [record.environment for record in Ledger(out / SUITE_LEDGER).records()]
+    assert [set(block["worker"]) if "worker" in block else None for block in blocks] == [
+        {"host", "address", "alone_on", "beside"} if more else None
+    ] * 2
     document = json.loads((out / "benchmark_report.json").read_text())
     assert [(run["batch_size"], run["status"]) for run in document["runs"]] == [
         (1, "ok"),
@@ -340,6 +346,16 @@ def test_a_suite_end_to_end(data: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert first == kept
     assert json.loads(again)["key"] == json.loads(lost)["key"]
     assert json.loads(again)["id"] != json.loads(lost)["id"]
+
+
+def test_a_preset_of_several_ranks_takes_no_workers(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["suite", "dgx-a100", *flags(data, tmp_path / "out"), "--cluster", "local"]
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert "preset dgx-a100 trains on 8 devices at once, and a worker of --cluster has" in error
+    assert error.count("\n") == 1 and not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow
