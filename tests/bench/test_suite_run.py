@@ -305,7 +305,7 @@ def test_a_suite_end_to_end(
     config = str(small(tmp_path / "small.json"))
     words = ["suite", "benchmark", "--config", config, *flags(data, out), *more]
     assert main(words) == 0
-    assert not list(out.glob(".penstock-*")), "a worker's folder is left"
+    assert not [path for path in out.iterdir() if path.suffix == ".part"], "left by a worker"
     blocks = [record.environment for record in Ledger(out / SUITE_LEDGER).records()]
     assert [set(block["worker"]) if "worker" in block else None for block in blocks] == [
         {"host", "address", "alone_on", "beside"} if more else None
@@ -326,7 +326,7 @@ def test_a_suite_end_to_end(
         assert run["gpu_memory_peak_bytes"] is None
         assert run["cpu_utilization_percent"] > 0
         assert run["map"] == results["final"]["val_AP"]
-        assert (folder / "args.json").is_file()
+        assert json.loads((folder / "args.json").read_text())["output_dir"] == str(folder)
         assert (folder / "best_model.pth").is_file()
         assert not (folder / "checkpoints").exists(), "save_checkpoints is false"
     system = json.loads((out / "system_info.json").read_text())

@@ -26,7 +26,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ...base import Incomplete, UsageError, absolute, is_draft, scrubbed
+from ...base import (
+    ARGS,
+    Incomplete,
+    UsageError,
+    absolute,
+    is_draft,
+    read_json,
+    scrubbed,
+    write_json,
+)
 from ...cluster import (
     NamedTasks,
     TaskFailure,
@@ -185,6 +194,9 @@ def _move(draft: Path, out: Path) -> None:
                 "folder that all workers share"
             )
         time.sleep(_LOOK_S)
+    args = draft / ARGS
+    if args.is_file():  # the training was told the draft's name
+        write_json(args, {**read_json(args), OUT: str(out)})
     draft.replace(out)
 
 
