@@ -21,15 +21,18 @@ from penstock.base.errors import DISTRIBUTION
 from penstock.cli import main
 from penstock.instruments import environment
 
+from .reports.kit import launch
+
 ROOT = Path(__file__).parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = set(PROJECT["optional-dependencies"])
 BLOCK = """
 import sys
 ABSENT = set('''
-    comet_ml contourpy dask faster_coco_eval imagecodecs lightning_fabric lightning_utilities
-    matplotlib mlflow netCDF4 numcodecs obstore pandas pyarrow pynvml rasterio safetensors scipy
-    tensorboard tensorstore tifffile torch torchvision xarray xbatcher xxhash zarr zarrs
+    comet_ml contourpy dask faster_coco_eval imagecodecs jinja2 lightning_fabric
+    lightning_utilities markupsafe matplotlib mlflow netCDF4 numcodecs obstore pandas pyarrow
+    pynvml rasterio safetensors scipy tensorboard tensorstore tifffile torch torchvision xarray
+    xbatcher xxhash zarr zarrs
 '''.split())
 class Absent:
     def find_spec(self, name, path=None, target=None):
@@ -106,6 +109,7 @@ WITHOUT = {
     "tune loader in.npy --step-time 0.1": "numcodecs.*dl[loaders]",
     "demo": "torch.*dl[demo]",
     "plot gpus.csv": "matplotlib.*dl[plot]",
+    "report b.jsonl --output b.html": "jinja2.*dl[plot]",
 }
 
 
@@ -116,6 +120,7 @@ def test_every_verb_without_the_extras_names_the_one_it_needs(
         "timestamp, index, name, memory.used [MiB], utilization.gpu [%]\n"
         "2026/11/22 12:00:00.000, 0, NVIDIA A10G, 100 MiB, 50 %\n"
     )
+    (tmp_path / "b.jsonl").write_text(launch(8).line() + "\n")
     code = (
         "import sys, numpy; from penstock.cli import main\n"
         "numpy.save('in.npy', numpy.zeros((8, 8, 8), 'uint16'))\n"
@@ -187,7 +192,7 @@ def test_the_core_alone_plans_arrays(core: dict[str, str], tmp_path: Path) -> No
     assert (done.returncode, done.stdout) == (0, "8\n"), done.stderr
 
 
-NEEDED_BY_DEMO = {"contourpy"}
+NEEDED_BY_DEMO = {"contourpy", "markupsafe"}
 """What comes with the libraries of the extra and is not named in it."""
 
 
@@ -196,7 +201,9 @@ def test_the_demo_needs_no_more_than_its_extra(core: dict[str, str], tmp_path: P
     """`make demo` installs that extra alone, so that nobody waits for the rest."""
     extras = PROJECT["optional-dependencies"]
     words = {re.split(r"[>=\[]", line)[0] for line in (*extras["demo"], *extras["plot"])}
-    assert words == set("penstock-dl safetensors tensorstore torch matplotlib xxhash".split())
+    assert words == set(
+        "penstock-dl safetensors tensorstore torch jinja2 matplotlib xxhash".split()
+    )
     site = tmp_path / "site" / "sitecustomize.py"
     here = " ".join(sorted((words | NEEDED_BY_DEMO) - {"penstock-dl"}))
     site.write_text(f"{BLOCK}ABSENT -= set({here!r}.split())\n")

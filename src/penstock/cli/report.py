@@ -1,28 +1,34 @@
-"""``penstock report LEDGER``: make a page of the tables, sentences and figures of a ledger."""
+"""``penstock report RUN|LEDGER|FOLDER``: what was measured as a page: verdict, figures, tables.
+
+penstock report denoised.zarr --output report.html        a run of infer, by its output or folder
+penstock report logs/stage2_bench.ledger --output report.html
+penstock report logs --output report.html                 all records in a folder
+penstock report logs/stage2_bench.ledger                  report.md, figures and CSVs in a folder
+"""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from ..base import Replacing, add_flags, check_outputs, from_flags
-from ..instruments import ledger_to_csv, ledger_to_parquet, read_ledger
-from ..reports import write_page
+from ..base import Replacing, add_flags
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "ledgers",
+        "places",
         type=Path,
         nargs="+",
-        metavar="LEDGER",
-        help="records of a benchmark: a .ledger folder, or a file (.jsonl, .jsonl.gz)",
+        metavar="RUN|LEDGER|FOLDER",
+        help="an output of infer or its run folder; records of a benchmark, a .ledger folder or a "
+        "file (.jsonl, .jsonl.gz); or a folder that is searched for these",
     )
     parser.add_argument(
         "--output",
         type=Path,
-        metavar="FOLDER",
-        help="folder of report.md and its figures (default: the first LEDGER with .report)",
+        metavar="FILE|FOLDER",
+        help="a file, .html (all in one), .md or .json; or a folder of report.md and its figures "
+        "(default: the folder named after the first RUN or LEDGER, with .report)",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier report")
     parser.add_argument(
@@ -35,18 +41,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from ..base import UsageError, check_outputs, from_flags
+    from ..instruments import ledger_to_csv, ledger_to_parquet
+    from ..reports import (
+        REPORT_SUFFIXES,
+        check_report,
+        places_of,
+        records_of,
+        report_of_places,
+        report_of_records,
+        write_page,
+        write_report,
+    )
+
     replace = from_flags(Replacing, args).replace
     exports = (("--csv", args.csv), ("--parquet", args.parquet))
-    check_outputs(*exports, replace=replace, inputs=args.ledgers)
-    first: Path = args.ledgers[0]
-    stem = first.name.removesuffix(".gz").removesuffix(".jsonl").removesuffix(".ledger")
-    folder = args.output or first.with_name(f"{stem}.report")
-    records = [record for path in args.ledgers for record in read_ledger(path)]
-    source = " and ".join(path.name for path in args.ledgers)
-    written = write_page(records, folder, source, args.overwrite, replace)
+    check_outputs(*exports, replace=replace, inputs=args.places)
+    output = args.output or _usual(args.places[0])
+    if alone := output.suffix in REPORT_SUFFIXES and not output.is_dir():
+        files = [path for path in args.places if path.is_file()]
+        check_report(output, args.overwrite, replace, files)
+    places = [place for path in args.places for place in places_of(path)]
+    named = all(place.path in args.places for place in places)
+    source = " and ".join(path.name or str(path) for path in args.places)
+    records = records_of(places)
+    if not records and (args.csv or args.parquet):
+        raise UsageError(f"--csv and --parquet are of records of a benchmark; {source} holds none")
+    if named and all(place.kind == "ledger" for place in places):
+        if alone:
+            report = report_of_records(records, source, args.places)
+            written = write_report(report, output, args.overwrite, replace)
+        else:
+            written = write_page(records, output, source, args.overwrite, replace, args.places)
+    else:
+        report = report_of_places(places, source)
+        written = write_report(report, output, args.overwrite, replace)
     for export, path in ((ledger_to_csv, args.csv), (ledger_to_parquet, args.parquet)):
         if path is not None:
             export(records, path, replace)
             written.append(path)
     print(*written, sep="\n")
     return 0
+
+
+def _usual(first: Path) -> Path:
+    """The folder of a report, beside what it is of."""
+    stem = first.name.removesuffix(".gz").removesuffix(".jsonl").removesuffix(".ledger")
+    return first.with_name(f"{stem.removesuffix('.penstock')}.report")

@@ -16,6 +16,7 @@ from .run_folder import forget as forget
 from .run_folder import open_run as open_run
 from .scale_report import scale_lines as scale_lines
 from .status import RunLook as RunLook
+from .status import RunStatus as RunStatus
 from .status import run_folder_of as run_folder_of
 from .summary import Progress as Progress
 from .summary import Summary as Summary

@@ -80,8 +80,34 @@ def _begin(job: Runnable, journal: Journal, claims: Claims, prepared: Prepared |
         # written to the old one. And before a trace is begun: another run may be writing both.
         units, locked = job.plan.num_units, not claims.lacking
         settings = as_settings(job.config)
-        journal.begin(settings, units=units, locked=locked, prepared=prepared)
+        journal.begin(
+            settings, units=units, locked=locked, prepared=prepared, plan=plan_numbers(job.plan)
+        )
     claims.name()
+
+
+def plan_numbers(plan: Plan) -> dict[str, Any]:
+    """A plan in plain numbers, which a report sets beside what was measured.
+
+    Args:
+        plan: The plan.
+
+    Returns:
+        Counts, bytes, amplifications, the shape of a unit, and the parts of the memory ceiling.
+    """
+    names = (
+        *("num_units", "num_blocks", "num_patches", "batch", "voxels", "input_bytes"),
+        *("output_bytes", "read_bytes", "statistics_bytes", "patch_amplification"),
+        *("read_amplification", "memory_limit", "device_peak"),
+    )
+    return {
+        **{name: getattr(plan, name) for name in names},
+        "unit": list(plan.geometry.unit),
+        "regions": len(plan.geometry.regions),
+        "devices": list(plan.facts.devices),
+        "cores": plan.facts.cores,
+        "memory": {part: getattr(plan.memory, part) for part in plan.memory.__slots__},
+    }
 
 
 def _say_unlocked(reasons: Sequence[str], required: bool) -> None:

@@ -1,7 +1,7 @@
 """The run folder: what a run keeps beside its output, so that a killed run can be resumed.
 
-    run.json         name, settings and fingerprint of the run; the makers of its units: versions,
-                     code and kind of machine
+    run.json         name, settings, fingerprint and plan of the run; the makers of its units:
+                     versions, code and kind of machine
     done.log         one line for each write unit with its checksums, appended and synced after the
                      unit is written; see `unit_log`
     statistics.json  exact global percentiles
@@ -203,10 +203,11 @@ class Journal(RunFiles):
         units: int = 0,
         locked: bool = False,
         prepared: Prepared | None = None,
+        plan: Mapping[str, Any] | None = None,
     ) -> None:
         """Make the folder and start the log. Units that were done before stay in it.
 
-        The plan has so many ``units``; ``locked`` says that the output's marker names this run,
+        The ``plan`` has so many ``units``; ``locked`` says that the output's marker names this run,
         ``prepared`` how several processes share it. Raises `UsageError`, and changes nothing, if
         another process writes this run.
         """
@@ -231,6 +232,7 @@ class Journal(RunFiles):
             "fingerprint": self.fingerprint,
             "makers": self.makers,
             "prepared": prepared and prepared._asdict(),
+            "plan": plan,
         }
         self.save("run.json", run)
         self.save("statistics.json", self.statistics)

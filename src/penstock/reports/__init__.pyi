@@ -17,6 +17,7 @@ from .figures.queue import plot_queue as plot_queue
 from .figures.run import plot_gpu_metrics as plot_gpu_metrics
 from .figures.run import plot_metrics as plot_metrics
 from .figures.suite import plot_suite as plot_suite
+from .ledger_report import report_of_records as report_of_records
 from .loader.cell import LOADER_NEEDS as LOADER_NEEDS
 from .loader.cell import loader_cells as loader_cells
 from .loader.report import append_loader_csv as append_loader_csv
@@ -25,7 +26,13 @@ from .model.report import append_limits as append_limits
 from .model.report import append_model_csv as append_model_csv
 from .model.report import model_sections as model_sections
 from .model.report import roof_line as roof_line
+from .page import REPORT_SUFFIXES as REPORT_SUFFIXES
+from .page import check_report as check_report
 from .page import write_page as write_page
+from .page import write_report as write_report
+from .places import places_of as places_of
+from .places import records_of as records_of
+from .places import report_of_places as report_of_places
 from .queue.cell import QUEUE_NEEDS as QUEUE_NEEDS
 from .queue.model import first_empty as first_empty
 from .queue.report import append_queue_csv as append_queue_csv

@@ -1,14 +1,19 @@
-"""A report as a page: the tables, sentences and figures of a ledger in a folder.
+"""A report in files: a page in a folder with figures and CSVs beside it, or a single file.
 
     FOLDER/report.md        what was measured, on which machines, with tables and sentences
     FOLDER/model.csv ...    the numbers of the figures, as the benchmark wrote them
     FOLDER/model.png ...    the figures
+
+    report.html             all in one file
+    report.md               and its figures beside it, report_model_rates_1.png ...
+    report.json             all but the figures
 
 Everything is computed from records, so a page can be made again from its ledger on any machine.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -16,69 +21,126 @@ from typing import Any, NamedTuple
 
 from ..base import (
     Refused,
-    UsageError,
     begin_output,
     check_folder,
     check_outputs,
     end_output,
-    for_markdown,
-    group_by,
     is_written_by_us,
     system_errors,
+    write_output,
     writing_output,
 )
 from ..instruments import Record
+from .content import Report, json_page, markdown_page
 from .figures import model
+from .figures.canvas import save_figures
 from .figures.loader import plot_ladders, plot_loader
 from .figures.queue import plot_queue
 from .figures.suite import plot_suite
-from .loader.ladder import ladder_sections
-from .loader.report import append_loader_csv, loader_sections
-from .model.report import append_model_csv, model_sections
-from .queue.report import append_queue_csv, queue_sections
-from .suite.report import suite_sections
-from .table import Section, in_markdown
-from .words import hosts_of, listed, machine_words
+from .html import html_page
+from .ledger_report import kinds_of, report_of_records
+from .loader.report import append_loader_csv
+from .model.report import append_model_csv
+from .queue.report import append_queue_csv
 
 PAGE = "report.md"
+REPORT_SUFFIXES = (".html", ".htm", ".md", ".json")
+"""The ends of names of reports that are single files. Anything else is a folder."""
 
 
-class _Kind(NamedTuple):
-    """The parts of a page that show the records of one scenario."""
+class _Files(NamedTuple):
+    """The files beside the page of one kind of benchmark."""
 
-    title: str
-    sections: Callable[[Iterable[Record]], list[Section]]
     plot: Callable[..., list[Path]]
     """Draws the CSV that ``append_csv`` wrote, or the records if there is none, to a prefix."""
     append_csv: Callable[[Iterable[Record], Path], None] | None = None
 
 
-_KINDS = {
-    "model": _Kind(
-        "Memory and throughput of a model", model_sections, model.plot_bench,
-        append_model_csv,
-    ),
-    "loader": _Kind(
-        "Loading of batches", loader_sections, plot_loader,
-        append_loader_csv,
-    ),
-    "ladder": _Kind(
-        "What a batch has to pay for",
-        ladder_sections,
-        plot_ladders,
-    ),
-    "queue": _Kind(
-        "The queue between reading and computing", queue_sections, plot_queue,
-        append_queue_csv,
-    ),
-    "train": _Kind("Training", lambda r: suite_sections(r, ()), plot_suite),
-}  # fmt: skip
+_FILES = {
+    "model": _Files(model.plot_bench, append_model_csv),
+    "loader": _Files(plot_loader, append_loader_csv),
+    "ladder": _Files(plot_ladders),
+    "queue": _Files(plot_queue, append_queue_csv),
+    "train": _Files(plot_suite),
+}
+
+
+def write_report(
+    report: Report, path: Path, overwrite: bool = False, replace: bool = False
+) -> list[Path]:
+    """Write a report to one file, by its suffix: ``.html``, ``.md`` or ``.json``.
+
+    Args:
+        report: What it says.
+        path: The file, or a folder for report.md. Figures of Markdown lie beside it.
+        overwrite: Replace an earlier report.
+        replace: Replace files that Penstock did not write.
+
+    Returns:
+        The files that were written, the report first.
+
+    Raises:
+        UsageError: The file cannot be written.
+        Refused: There is a report already, or a file is not to be replaced.
+        MissingDependency: Jinja2 or matplotlib is not installed, and the file needs it.
+    """
+    in_folder = path.suffix not in REPORT_SUFFIXES
+    page = path / PAGE if in_folder else path
+    if in_folder:
+        check_folder(path, "--output")
+    check_report(page, overwrite, replace)
+    if page.suffix == ".json":
+        text = json.dumps(json_page(report), indent=1, ensure_ascii=False) + "\n"
+        write_output("--output", page, text, replace=replace)
+        return [page]
+    if page.suffix != ".md":
+        write_output("--output", page, html_page(report), replace=replace)
+        return [page]
+    prefix = "" if in_folder else f"{page.stem}_"
+    names = [picture.name for chapter in report.chapters for picture in chapter.pictures]
+    apart = len(set(names)) < len(names)  # such as those of two runs
+    drawn = [
+        {
+            page.with_name(f"{prefix}{f'{number}_' * apart}{picture.name}.png"): picture.draw()
+            for picture in chapter.pictures
+        }
+        for number, chapter in enumerate(report.chapters, 1)
+    ]
+    with system_errors(f"{page.parent} cannot be written"):
+        page.parent.mkdir(parents=True, exist_ok=True)
+        figures = [each for files in drawn for each in save_figures(files, replace)]
+    text = markdown_page(report, [[file.name for file in files] for files in drawn])
+    write_output("--output", page, text, replace=replace)
+    return [page, *figures]
+
+
+def check_report(path: Path, overwrite: bool, replace: bool, read: Iterable[Path] = ()) -> None:
+    """Refuse a file that a report must not replace, before anything is read.
+
+    Args:
+        path: The file of the report.
+        overwrite: Replace an earlier report.
+        replace: Replace a file that Penstock did not write.
+        read: Files that the report is made of.
+
+    Raises:
+        Refused: There is a report already.
+        UsageError: It cannot be written, or is read.
+    """
+    if path.is_file() and path.stat().st_size and not (overwrite or replace):
+        raise Refused(f"{path} exists; --overwrite replaces it")
+    check_outputs(("--output", path), replace=replace, inputs=read)
 
 
 def write_page(
-    records: Sequence[Record], folder: Path, source: str, overwrite: bool, replace: bool = False
+    records: Sequence[Record],
+    folder: Path,
+    source: str,
+    overwrite: bool,
+    replace: bool = False,
+    places: Sequence[Path] = (),
 ) -> list[Path]:
-    """Write a page of records.
+    """Write a page of records, with its figures and CSVs in a folder.
 
     Args:
         records: The launches of one or more ledgers.
@@ -86,6 +148,7 @@ def write_page(
         source: The name of the ledgers, for the title.
         overwrite: Replace a page and its figures.
         replace: Replace files that Penstock did not write.
+        places: The ledgers, which the page names.
 
     Returns:
         The files that were written, the page first.
@@ -94,37 +157,26 @@ def write_page(
         UsageError: No record can be shown, or the folder cannot be written.
         Refused: The folder has a page, or a file is not to be replaced.
     """
-    shown = {
-        name: kind for name, kind in _KINDS.items() if any(r.scenario == name for r in records)
-    }
-    if "loader" in shown:  # whose sections hold the ladders
-        shown.pop("ladder", None)
-    if not shown:
-        scenarios = ", ".join(sorted({r.scenario for r in records})) or "no records"
-        raise UsageError(f"{source} holds {scenarios}; a report is of {', '.join(_KINDS)}")
+    shown = kinds_of(records, source)
     page = folder / PAGE
     if page.exists() and not overwrite:
         raise Refused(f"{page} exists; --overwrite replaces it and its figures")
     check_folder(folder, "--output")
-    tables = [folder / f"{name}.csv" for name, kind in shown.items() if kind.append_csv]
+    tables = [folder / f"{name}.csv" for name in shown if _FILES[name].append_csv]
     figures = [folder / f"{name}.png" for name in {*shown, "ladder"}]
     named = [page, *tables, *figures]
     check_outputs(*(("--output", path) for path in named), replace=replace)
-    parts, files = (
-        [f"# {for_markdown(source)}", "", *map(for_markdown, _of_machines(records))],
-        [page],
-    )
+    report, files = report_of_records(records, source, places), [page]
     with system_errors(f"{folder} cannot be written"):
         folder.mkdir(parents=True, exist_ok=True)
         _remove_figures(page)
-        for name, kind in shown.items():
-            figures = _figures(name, kind, records, folder, replace)
-            files += [*([folder / f"{name}.csv"] if kind.append_csv else []), *figures]
-            parts += ["", f"## {kind.title}", ""]
-            parts += [f"![{figure.stem}]({figure.name})" for figure in figures]
-            parts += ["", in_markdown(kind.sections(records)).rstrip()]
+        beside = []
+        for name in shown:
+            drawn = _figures(name, records, folder, replace)
+            files += [*([folder / f"{name}.csv"] if _FILES[name].append_csv else []), *drawn]
+            beside.append([figure.name for figure in drawn])
         with writing_output(page, replace=replace) as draft:
-            draft.write_text("\n".join(parts) + "\n")
+            draft.write_text(markdown_page(report, beside), encoding="utf-8")
     return files
 
 
@@ -137,11 +189,10 @@ def _remove_figures(page: Path) -> None:
                 figure.unlink(missing_ok=True)
 
 
-def _figures(
-    name: str, kind: _Kind, records: Sequence[Record], folder: Path, replace: bool
-) -> list[Path]:
+def _figures(name: str, records: Sequence[Record], folder: Path, replace: bool) -> list[Path]:
     """Draw the figures of one kind. There is none if every launch failed, as the table says."""
     drawn: Any = records
+    kind = _FILES[name]
     if kind.append_csv is not None:
         drawn = folder / f"{name}.csv"
         begin_output(drawn)
@@ -153,30 +204,3 @@ def _figures(
     if name == "loader":
         figures += plot_ladders(records, folder / "ladder", replace)
     return figures
-
-
-def _of_machines(records: Sequence[Record]) -> list[str]:
-    """A line for each machine and commit of the launches, with its hosts where they are known."""
-    machines = group_by(records, _machine).items()
-    return [
-        f"- {len(launches)} launches, {_days(launches)}: {where}{_hosts(launches)}"
-        for where, launches in machines
-    ]
-
-
-def _hosts(records: Sequence[Record]) -> str:
-    """The hosts of launches on a cluster, which are of one kind."""
-    hosts = hosts_of(records)
-    counts = [f"{number} on {host}" for host, number in sorted(hosts.items())]
-    return f"; launches by host: {listed(counts)}" if counts else ""
-
-
-def _machine(record: Record) -> str:
-    block = record.environment
-    gpus = (gpu["name"] for gpu in block.get("gpus") or ())
-    return machine_words(block, *gpus, (block.get("machine") or {}).get("system"))
-
-
-def _days(records: Sequence[Record]) -> str:
-    days = sorted({record.time[:10] for record in records})
-    return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"

@@ -79,7 +79,8 @@ class Panel:
     lines: Sequence[Curve]
     note: str = ""
     limit: float | None = None
-    """The capacity of a queue, drawn as a line."""
+    """The capacity of a queue, or another limit, drawn as a line."""
+    limit_name: str = "capacity"
     top: float = 0.0
     """The y axis reaches at least this far."""
     strips: bool = False
@@ -124,7 +125,7 @@ def _y_unit(unit: str, peak: float) -> _Scale:
     return _Scale(("B", "KiB", "MiB", "GiB", "TiB")[power] + unit[1:], 1024.0**power)
 
 
-def _with_unit(value: float, unit: str) -> str:
+def with_unit(value: float, unit: str) -> str:
     if unit.startswith("B"):
         return format_bytes(value) + unit[1:]
     number = f"{value:,.0f}" if value == round(value) else significant(value)
@@ -158,7 +159,7 @@ def draw(panel: Panel, mean: bool = False, smooth: int = 1) -> Figure:
         label = line.label
         if mean and not line.sparse:
             average = float(np.nanmean(line.y))
-            label += f", mean {_with_unit(average, panel.unit)}"
+            label += f", mean {with_unit(average, panel.unit)}"
             axis.axhline(
                 average / y_unit.scale,
                 color=colour_at(line.colour),
@@ -176,7 +177,7 @@ def draw(panel: Panel, mean: bool = False, smooth: int = 1) -> Figure:
             color=STYLE["limit"],
             linestyle="--",
             linewidth=1.2,
-            label=f"capacity {_with_unit(panel.limit, panel.unit)}",
+            label=f"{panel.limit_name} {with_unit(panel.limit, panel.unit)}",
         )
 
     whole = not panel.unit and bool(np.all(values[np.isfinite(values)] % 1 == 0))
@@ -322,12 +323,35 @@ def save_under(
     return save_figures({prefix.with_name(f"{stems[n]}.png"): figures[n] for n in stems}, replace)
 
 
-def _without_control(figure: Figure) -> None:
-    """Remove control characters: titles, labels and legends hold names that others chose."""
+MOST_LETTERS = 160
+"""The most characters of one text in a figure: names are of any length."""
+
+
+def harmless(figure: Figure) -> None:
+    """Make every text of a figure plain: titles, labels and legends hold names that others chose.
+
+    Control characters are spelled, dollars are no formulas, and what is very long is cut.
+    """
     from matplotlib.text import Text
 
+    ours = set()  # labels of ticks that matplotlib writes, such as powers of ten
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        for minor in (False, True):
+            formatter = axis.get_minor_formatter() if minor else axis.get_major_formatter()
+            labels = axis.get_ticklabels(minor=minor)
+            if hasattr(formatter, "seq"):  # these are written again when it is drawn
+                formatter.seq = list(map(_plain, formatter.seq))
+            else:
+                ours.update(labels)
     for text in figure.findobj(Text):
-        text.set_text(for_terminal(text.get_text()))
+        if text not in ours:
+            text.set_parse_math(False)
+            text.set_text(_plain(text.get_text()))
+
+
+def _plain(text: str) -> str:
+    text = for_terminal(text[: 2 * MOST_LETTERS])
+    return text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]} …"
 
 
 def save_figures(figures: Mapping[Path, Figure], replace: bool = False) -> list[Path]:
@@ -345,7 +369,7 @@ def save_figures(figures: Mapping[Path, Figure], replace: bool = False) -> list[
     """
     check_outputs(*(("figure", path) for path in figures), replace=replace)
     for path, figure in figures.items():
-        _without_control(figure)
+        harmless(figure)
         with writing_output(path, replace=replace) as draft:
             figure.savefig(draft, dpi=STYLE["dpi"], format=path.suffix.lstrip(".") or "png")
     return list(figures)

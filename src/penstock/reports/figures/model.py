@@ -14,7 +14,7 @@ is a cross in a band of its own, in the colour of its batch.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ from ..cell import latest
 from ..model.cell import ModelCell
 from ..model.report import labelled
 from ..table import reading_numbers
-from .canvas import LEGEND, Figure, blank, heading, save_under
+from .canvas import LEGEND, Axes, Figure, blank, heading, save_under
 from .marks import Marks
 from .panels import draw_frontier, draw_memory, draw_pixels, draw_samples, draw_times
 
@@ -80,6 +80,21 @@ def draw(label: str, cells: Sequence[ModelCell], source: str) -> Figure:
     draw_times(axes["T"], drawn, marks)
     draw_frontier(axes["F"], drawn, marks, on_host)
     figure.legend(handles=marks.legend(), loc="outside lower center", ncols=8, **LEGEND)
+    return figure
+
+
+def draw_one(
+    draw_panel: Callable[[Axes, Sequence[ModelCell], Marks], None],
+    cells: Sequence[ModelCell],
+    label: str,
+) -> Figure:
+    """Draw one panel of a group of cells as a figure of its own."""
+    drawn = sorted(cells, key=lambda cell: (pixels_of(cell.tile), cell.batch))
+    marks = Marks.of(drawn)
+    figure = blank(7.6, 5.0)
+    heading(figure, label, _facts(len(cells), drawn, "records"))
+    draw_panel(figure.subplots(), drawn, marks)
+    figure.legend(handles=marks.legend(), loc="outside lower center", ncols=5, **LEGEND)
     return figure
 
 

@@ -84,7 +84,7 @@ def metrics_figures(path: Path, mean: bool = False, smooth: int = 1) -> dict[str
     try:
         reference = json.loads(text)
     except ValueError:  # many lines, each a record
-        panels = _row_panels(*read_rows(path))
+        panels = row_panels(*read_rows(path))
     else:
         if isinstance(reference, dict) and "schema" in reference:  # a header without a row
             panels = {}
@@ -98,7 +98,8 @@ def gpu_figures(csv_path: Path, mean: bool = False, smooth: int = 1) -> dict[str
     return draw_all_panels(_gpu_csv_panels(csv_path), csv_path, mean, smooth)
 
 
-def _row_panels(header: TelemetryRow, rows: Sequence[TelemetryRow]) -> dict[str, Panel]:
+def row_panels(header: TelemetryRow, rows: Sequence[TelemetryRow]) -> dict[str, Panel]:
+    """The panels of the rows of one process, by the end of their file names."""
     t = _numbers(row["t"] for row in rows)
 
     def line(label: str, key: str, colour: int = 0, dashes: str = "-") -> Curve:

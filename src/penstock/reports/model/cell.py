@@ -237,12 +237,14 @@ class ModelCell(Cell):
         return self.number("budget_mb") * MB
 
     def peak_bytes(self, on_host: bool) -> float:
-        """The peak of the host or of the device.
+        """The peak of the host or of the device; under a budget of the host what the budget counts.
 
         It is NaN for a case that failed, which may need more than it had reached. The seed's files
         hold 0 for a device if there is no GPU, which is NaN, too.
         """
-        peak = self.number("host_peak_mb" if on_host else "memory_peak_mb") * MB
+        counted = ("host_counted_mb",) if on_host and np.isfinite(self.budget_bytes) else ()
+        names = (*counted, "host_peak_mb") if on_host else ("memory_peak_mb",)
+        peak = self.number(*names) * MB
         return peak if np.isfinite(self.step_ms) and (on_host or peak > 0) else np.nan
 
 

@@ -20,6 +20,7 @@ from itertools import combinations, pairwise
 from pathlib import Path
 
 from ...base import format_bytes, format_count, format_seconds, group_by, plural
+from ...bench import pixels_of
 from ...instruments import FAILED, Interval, Record
 from ..cell import cell_ratio, inverse, speed_up
 from ..table import MB, Section, append_rows, without_empty
@@ -42,12 +43,41 @@ _PAIRED = 4
 
 def labelled(cells: Iterable[ModelCell]) -> list[tuple[str, list[ModelCell]]]:
     """Groups of cells that differ only in tile and batch, each with a label."""
-    groups, names = group_by(cells, lambda cell: cell.group), MODEL_COLUMNS.apart
+    groups, names = _with_failures(group_by(cells, lambda cell: cell.group)), MODEL_COLUMNS.apart
     varying = {name for name, *values in zip(names, *groups, strict=True) if len(set(values)) > 1}
     return [
         (_label(dict(zip(names, fields, strict=True)), varying), alike)
         for fields, alike in groups.items()
     ]
+
+
+def _with_failures(
+    groups: Mapping[tuple[str, ...], list[ModelCell]],
+) -> dict[tuple[str, ...], list[ModelCell]]:
+    """The groups, with each case that failed before its model was built beside those it belongs to.
+
+    The structure of its model is not known. Where all else fits a single group, it is of that one.
+    """
+    place = MODEL_COLUMNS.apart.index("structure")
+    joined = dict(groups)
+    for fields, cells in groups.items():
+        if fields[place] or not all(cell.failed_word for cell in cells):
+            continue
+        matching = [
+            each
+            for each in joined
+            if each[place] and _without(each, place) == _without(fields, place)
+        ]
+        if len(matching) == 1:
+            together = [*joined[matching[0]], *joined.pop(fields)]
+            joined[matching[0]] = sorted(
+                together, key=lambda cell: (pixels_of(cell.tile), cell.tile, cell.batch)
+            )
+    return joined
+
+
+def _without(fields: tuple[str, ...], place: int) -> tuple[str, ...]:
+    return fields[:place] + fields[place + 1 :]
 
 
 def _label(fields: Mapping[str, str], varying: set[str]) -> str:

@@ -138,6 +138,13 @@ def sentences(runs: Sequence[SuiteCell]) -> list[str]:
     return lines
 
 
+def best_and_limits(runs: Sequence[SuiteCell]) -> list[str]:
+    """What limits the runs of a preset, and which has the most samples a second; none if no run was
+    measured."""
+    measured = [run for run in runs if run.throughput is not None]
+    return [_of_limits(measured), _of_best(measured)] if measured else []
+
+
 def _failure(run: SuiteCell) -> str:
     failed = sum(record.status == run.status for record in run.records)
     error = next(r.error for r in run.records if r.status == run.status)

@@ -1,0 +1,145 @@
+"""The content of a report, before it is a page: sentences, figures, tables, and where records lie.
+
+One content becomes HTML, Markdown and JSON (`html_page`, `markdown_page`, `json_page`), so that
+they never differ in what they say. Texts are plain: whoever renders them makes them safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..base import for_markdown, for_terminal, scrub
+from .figures.canvas import Figure
+from .table import Section, in_markdown
+
+LONGEST = 400
+"""The most characters of a name, a cell or a message of others that a report shows."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure of a report. It is drawn when it is asked for."""
+
+    name: str
+    """The name of its file, without a suffix, where a page keeps figures in files."""
+    caption: str
+    alt: str
+    """Words with its numbers, for readers who do not see it."""
+    draw: Callable[[], Figure]
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """What a report says of one kind of measurement."""
+
+    title: str
+    sections: Sequence[Section] = ()
+    pictures: Sequence[Picture] = ()
+    lead: Sequence[str] = ()
+    """Sentences that come before the figures."""
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Where records lie that a report was computed from."""
+
+    name: str
+    place: str
+    """The path, as the user may give it to another verb."""
+    holds: str
+    """The amount of it, such as ``45 launches, 120 KiB``."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that a report says."""
+
+    title: str
+    verdict: Sequence[str]
+    """Sentences on what it comes to, the most important first; never empty."""
+    about: Sequence[str] = ()
+    """Lines on what was measured, on which machines, and when."""
+    chapters: Sequence[Chapter] = ()
+    raw: Sequence[Raw] = field(default_factory=tuple)
+
+
+def shown(text: str, most: int = LONGEST) -> str:
+    r"""A text of others as a report has it: without control characters and keys, and not longer
+    than a reader takes.
+
+    >>> shown("a\x1b[2Jb"), shown("x" * 1000, 8)
+    ('a\\x1b[2Jb', 'xxxxxxxx … (1,000 characters)')
+    """
+    if len(text) > most:
+        return f"{scrub(for_terminal(text[: 2 * most]))[:most]} … ({len(text):,} characters)"
+    return scrub(for_terminal(text))
+
+
+def sentence(text: str) -> str:
+    """`shown` for a sentence, which may hold several names."""
+    return shown(text, 4 * LONGEST)
+
+
+def markdown_page(report: Report, figures: Sequence[Sequence[str]]) -> str:
+    """A report in Markdown.
+
+    Args:
+        report: What it says.
+        figures: The names of the files of figures, for each chapter.
+
+    Returns:
+        The page.
+    """
+    parts = [f"# {for_markdown(shown(report.title))}", ""]
+    parts += [f"**{for_markdown(sentence(report.verdict[0]))}**", ""] * bool(report.verdict)
+    parts += [f"- {for_markdown(sentence(line))}" for line in report.verdict[1:]]
+    parts += [""] * (len(report.verdict) > 1)
+    parts += [f"- {for_markdown(sentence(line))}" for line in report.about]
+    for chapter, files in zip(report.chapters, figures, strict=True):
+        parts += ["", f"## {for_markdown(shown(chapter.title))}", ""]
+        parts += [f"- {for_markdown(sentence(line))}" for line in chapter.lead]
+        parts += [""] * bool(chapter.lead)
+        parts += [f"![{name.rpartition('.')[0]}]({name})" for name in files]
+        parts += ["", in_markdown(map(clipped, chapter.sections)).rstrip()]
+    if report.raw:
+        parts += ["", "## Records", ""]
+        parts += [for_markdown(f"- {raw.name}: {raw.place} ({raw.holds})") for raw in report.raw]
+    return "\n".join(parts) + "\n"
+
+
+def clipped(section: Section) -> Section:
+    """A section whose texts are `shown`."""
+    return Section(
+        shown(section.title, 2 * LONGEST),
+        [tuple(map(shown, line)) for line in section.table],
+        list(map(sentence, section.sentences)),
+    )
+
+
+def json_page(report: Report) -> dict[str, Any]:
+    """A report as a document: what `markdown_page` and the HTML say, without drawings."""
+    return {
+        "format": "penstock-report",
+        "version": 1,
+        "title": shown(report.title),
+        "verdict": list(map(sentence, report.verdict)),
+        "about": list(map(sentence, report.about)),
+        "chapters": [
+            {
+                "title": shown(chapter.title),
+                "lead": list(map(sentence, chapter.lead)),
+                "figures": [
+                    {"name": p.name, "caption": shown(p.caption), "alt": sentence(p.alt)}
+                    for p in chapter.pictures
+                ],
+                "sections": [each._asdict() for each in map(clipped, chapter.sections)],
+            }
+            for chapter in report.chapters
+        ],
+        "records": [
+            {"name": shown(raw.name), "place": shown(raw.place), "holds": shown(raw.holds)}
+            for raw in report.raw
+        ],
+    }

@@ -1,0 +1,197 @@
+"""What a ledger comes to, in sentences: what bounds each benchmark, and what would change that.
+
+The first sentence of a kind is its verdict. Each gives the launches behind it and, where there are
+several, an interval. Where nothing was measured, the sentence says that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..base import format_seconds, group_by, plural, significant
+from ..instruments import CONFIDENCE, Interval, Record
+from .cell import DRAWS, middle
+from .loader.cell import LoaderCell, loader_cells
+from .loader.ladder import RUNGS, Ladder, ladders_of
+from .queue.cell import QueueCell, none_computes, queue_cells
+from .suite.cell import runs_together
+from .suite.report import best_and_limits
+from .tune.model import recommend
+from .words import bracket, of_launches, times_bracket
+
+_GOALS = ("throughput", "training", "latency")
+_NAMED = 3
+"""More ladders than this are in the chapter alone."""
+
+
+def model_headlines(records: Iterable[Record]) -> list[str]:
+    """The settings that a sweep supports, those of the most throughput first."""
+    records = list(records)
+    if not any(record.ok for record in records):
+        return [_nothing("model", records)]
+    advice = recommend(records)
+    choices = sorted(advice.choices, key=lambda choice: _GOALS.index(choice.goal))
+    return [*(choice.sentence for choice in choices), *advice.notes]
+
+
+def loader_headlines(records: Iterable[Record]) -> list[str]:
+    """What limits the loader, what a batch without it would take, and which loader is fastest."""
+    records = list(records)
+    if not any(record.ok for record in records):
+        return [_nothing("loader", records)]
+    cells = [c for c in loader_cells(records) if c.launches and c.seconds and not c.read_ahead]
+    return [*ladder_headlines(records), *_fastest(cells)]
+
+
+def ladder_headlines(records: Iterable[Record]) -> list[str]:
+    """What limits at each batch size and number of threads, and what a batch without it takes."""
+    ladders = [ladder for ladder in ladders_of(records) if ladder.measured]
+    ladders.sort(key=lambda ladder: -max(ladder.seconds.values()))
+    lines = [line for ladder in ladders if (line := _bound(ladder))]
+    if len(lines) > _NAMED:
+        more = f"{len(lines) - _NAMED} more combinations of batch and threads are below."
+        return [*lines[:_NAMED], more]
+    return lines
+
+
+def _bound(ladder: Ladder) -> str:
+    """``Bound by decode (batch 4, 2 threads): without it a batch would take 1.6x less ...``."""
+    limit, steps = ladder.limiting, list(ladder.costs)
+    if limit is None:
+        return ""
+    top = list(ladder.measured)[-1]
+    first = ladder.measured[top]
+    where = f"batch {first.batch}, {plural(first.threads, 'thread')}"
+    start = f"Bound by {RUNGS[limit]} ({where})"
+    took = f"{format_seconds(ladder.seconds[top])} a batch"
+    share = ladder.costs[limit] / ladder.seconds[top]
+    if limit == top and limit == steps[0]:
+        return f"{start}: {took}, and no other step was measured."
+    line = f"{start}: {format_seconds(ladder.costs[limit])} of {took}, {share:.0%}"
+    gain = _without(ladder, top, limit, steps)
+    if gain is None:
+        return f"{line}."
+    return (
+        f"{line}; if it cost nothing, batches would come at most {gain.value:.2f}x as fast "
+        f"{_ends(gain)}."
+    )
+
+
+def _without(ladder: Ladder, top: str, limit: str, steps: Sequence[str]) -> Interval | None:
+    """How many times as fast the top rung would be if the limiting step cost nothing."""
+    below = steps[steps.index(limit) - 1] if limit != steps[0] else None
+    times = {
+        name: np.concatenate(ladder.measured[name].times)
+        for name in (top, limit, below)
+        if name is not None
+    }
+
+    def gain(seconds: dict[str, Any]) -> Any:
+        cost = seconds[limit] - (seconds[below] if below is not None else 0.0)
+        return seconds[top] / (seconds[top] - cost)
+
+    value = float(gain({name: np.median(each) for name, each in times.items()}))
+    launches = min(map(len, times.values()))
+    if not 1 < value < np.inf:
+        return None
+    if launches == 1:
+        return Interval(value, None, None, 1)
+    rng = np.random.default_rng(0)  # the same report from the same records, to the digit
+    drawn = gain(
+        {
+            name: np.median(each[rng.integers(len(each), size=(DRAWS, len(each)))], axis=1)
+            for name, each in times.items()
+        }
+    )
+    low, high = np.quantile(drawn, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
+    return Interval(value, float(low), float(high), launches)
+
+
+def _ends(gain: Interval) -> str:
+    if gain.low is None:
+        return "[one launch of each step, no interval]"
+    return times_bracket(gain, f"{gain.n} launches of each step")
+
+
+def _fastest(cells: Sequence[LoaderCell]) -> list[str]:
+    """The loader with the most samples a second, of each data set and cache."""
+    lines = []
+    for group in group_by(cells, lambda cell: cell.group).values():
+        best = max(group, key=lambda cell: cell.speed("samples") or 0.0)
+        if best.time is None or not best.speed("samples"):
+            continue
+        where = f"batch {best.batch}, {plural(best.threads, 'thread')}"
+        ends = bracket(best.time, plural(best.launches, "launch"))
+        lines.append(
+            f"Most samples a second of {plural(len(group), 'case')}: {best.loader}, {where}: "
+            f"{significant(best.speed('samples') or 0.0)}, {format_seconds(best.time.value)} a "
+            f"batch {ends}."
+        )
+    return lines
+
+
+def queue_headlines(records: Iterable[Record]) -> list[str]:
+    """How long the accelerator waits at best, what bounds it, and what a faster reader gives."""
+    records = list(records)
+    if not any(record.ok for record in records):
+        return [_nothing("queue", records)]
+    return [line for group in queue_cells(records) if (line := _of_queue(group))]
+
+
+def _of_queue(group: Sequence[QueueCell]) -> str:
+    measured = [cell for cell in group if cell.measured]
+    if none_computes(group):
+        best = min((c for c in measured if c.alone), key=lambda c: c.alone.value, default=None)  # type: ignore[union-attr]
+        if best is None or best.alone is None:
+            return ""
+        ends = bracket(best.alone, plural(best.alone.n, "batch"))
+        return (
+            f"While nobody computes, a batch comes every {format_seconds(best.alone.value)} {ends} "
+            f"at best, with {best.name}."
+        )
+    settled = [cell for cell in measured if cell.settled]
+    if not settled:
+        return (
+            f"No case of {len(group)} reached the steady state, so nothing is said of how long "
+            "the accelerator waits; more --iterations tell."
+        )
+    best = max(settled, key=lambda cell: round(float(np.median(cell.steady_utilisations)), 3))
+    waits = [1 - used for used in best.steady_utilisations]
+    waited = middle(waits) or 0.0
+    ends = of_launches(waits, "{:.0%}".format)
+    line = f"the accelerator waited {waited:.0%} of the time [{ends}] at best, with {best.name}"
+    if best.alone is None:
+        return f"{line[:1].upper()}{line[1:]}; reading alone was not measured."
+    if best.alone.value <= best.compute_s:
+        return (
+            f"Bound by computing: a batch comes every {format_seconds(best.alone.value)} and a "
+            f"step takes {format_seconds(best.compute_s)}; {line}."
+        )
+    need = best.alone.value / best.compute_s
+    return (
+        f"Bound by reading: a batch comes every {format_seconds(best.alone.value)} "
+        f"{bracket(best.alone, plural(best.alone.n, 'batch'))} and a step takes "
+        f"{format_seconds(best.compute_s)}; {line}. A reader {need:.2f}x as fast would keep it fed."
+    )
+
+
+def suite_headlines(records: Iterable[Record]) -> list[str]:
+    """What limits the runs of each preset, and the run with the most samples a second."""
+    records = list(records)
+    lines = []
+    for runs in runs_together(records).values():
+        lines += best_and_limits(runs)
+    return lines or [_nothing("train", records)]
+
+
+def _nothing(scenario: str, records: Iterable[Record]) -> str:
+    """Say that no launch was ok."""
+    status = [record.status for record in records if record.scenario == scenario]
+    counts = ", ".join(f"{status.count(each)} {each}" for each in dict.fromkeys(status))
+    return (
+        f"Nothing was measured: of {plural(len(status), 'launch')} none was ok ({counts}), so "
+        "nothing is said of speed."
+    )

@@ -1,0 +1,129 @@
+"""A report as one HTML file that loads nothing from anywhere.
+
+The page is a template (``pages/``) that escapes all that it is given. Figures are drawn as SVG
+within it. Its content security policy allows its own script, by its hash, and nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+from .. import __version__
+from ..base import require
+from .content import Chapter, Report, clipped, sentence, shown
+from .figures.vector import inline_svg
+from .table import Section
+
+MOST_FIGURES = 40
+"""The most figures on a page. A chapter whose figures are left out says how many there are."""
+
+_UNITS = {
+    "": 1.0, "%": 1.0, "x": 1.0,
+    "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0,
+    "B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40, "PiB": 2.0**50,
+    "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12,
+    "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15,
+}  # fmt: skip
+_NUMBER = re.compile(r"([+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)\s*([A-Za-zµ%]*)\s*")
+
+
+class _Drawn(NamedTuple):
+    caption: str
+    svg: Any
+
+
+class _Table(NamedTuple):
+    title: str
+    sentences: Sequence[str]
+    head: Sequence[str]
+    rows: Sequence[Sequence[tuple[str, float | None]]]
+
+
+class _Shown(NamedTuple):
+    title: str
+    lead: Sequence[str]
+    figures: Sequence[_Drawn]
+    sections: Sequence[_Table]
+
+
+def html_page(report: Report) -> str:
+    """A report as a page.
+
+    Args:
+        report: What it says.
+
+    Returns:
+        The text of the file.
+
+    Raises:
+        MissingDependency: Jinja2 or matplotlib is not installed.
+    """
+    jinja2, markup = require("jinja2", "plot"), require("markupsafe", "plot").Markup
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_part),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"shown": shown, "sentence": sentence}
+    script = _part("report.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return environment.get_template("report.html.jinja").render(
+        report=report,
+        chapters=_chapters(report.chapters, markup),
+        version=__version__,
+        style=markup(_part("report.css")),
+        script=markup(script),
+        script_hash=markup(f"sha256-{digest}"),
+    )
+
+
+def _part(name: str) -> str:
+    return (files(__package__) / "pages" / name).read_text(encoding="utf-8")
+
+
+def _chapters(chapters: Sequence[Chapter], markup: Any) -> list[_Shown]:
+    """The chapters with their figures drawn, as many as a page holds."""
+    drawn, pages = 0, []
+    for chapter in chapters:
+        pictures = chapter.pictures[: max(0, MOST_FIGURES - drawn)]
+        figures = []
+        for picture in pictures:
+            drawn += 1
+            caption, alt = shown(picture.caption), sentence(picture.alt)
+            svg = inline_svg(picture.draw(), drawn, caption, alt)
+            figures.append(_Drawn(picture.caption, markup(svg)))
+        lead = list(chapter.lead)
+        if left_out := len(chapter.pictures) - len(pictures):
+            lead.append(
+                f"{left_out} of {len(chapter.pictures)} figures are left out, for a page holds "
+                f"{MOST_FIGURES}; the tables have all of their numbers."
+            )
+        pages.append(_Shown(chapter.title, lead, figures, list(map(_table, chapter.sections))))
+    return pages
+
+
+def _table(section: Section) -> _Table:
+    title, table, sentences = clipped(section)
+    rows = [[(text, order_of(text)) for text in line] for line in table[1:]]
+    return _Table(title, sentences, table[0] if table else (), rows)
+
+
+def order_of(text: str) -> float | None:
+    """The number by which a cell is sorted: its first quantity, in the base of its unit.
+
+    >>> order_of("1 min 34 s"), order_of("646 MiB"), order_of("1.2 - 1.4"), order_of("ok")
+    (94.0, 677380096.0, 1.2, None)
+    """
+    place, total = 0, None
+    while (match := _NUMBER.match(text, place)) and match[2] in _UNITS:
+        total = (total or 0.0) + float(match[1].replace(",", "")) * _UNITS[match[2]]
+        place = match.end()
+        if match[2] not in ("min", "h", "d"):  # such as 1 min 34 s
+            break
+    return total

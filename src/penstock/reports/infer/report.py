@@ -1,0 +1,81 @@
+"""A run of inference as a report."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from ...base import format_bytes, plural
+from ..content import Chapter, Raw, Report
+from ..table import Section
+from .pictures import stage_pictures, telemetry_pictures
+from .record import InferenceRun
+from .sentences import (
+    headlines,
+    memory_lines,
+    memory_table,
+    seam_lines,
+    settings_table,
+    stage_table,
+    trouble_lines,
+    use_lines,
+    worker_table,
+)
+
+
+def report_of_run(folder: Path) -> Report:
+    """What the folder of an inference run says.
+
+    Args:
+        folder: The folder, with run.json in it. The run may be under way, or have been killed.
+
+    Returns:
+        The report.
+
+    Raises:
+        UsageError: It is not the folder of such a run, or cannot be read.
+    """
+    run = InferenceRun.read(folder)
+    return Report(run.name, headlines(run), about(run), [run_chapter(run)], [*_raw(run.folder)])
+
+
+def run_chapter(run: InferenceRun) -> Chapter:
+    """All that a run says, but for its verdict."""
+    sections = []
+    if run.stages:
+        sections.append(Section("Stages", stage_table(run), use_lines(run)))
+    sections.append(Section("Memory", memory_table(run), memory_lines(run)))
+    sections.append(Section("Seams", (), seam_lines(run)))
+    sections.append(Section("Faults and values", (), trouble_lines(run)))
+    if table := worker_table(run):
+        sections.append(Section("Processes", table))
+    sections.append(Section("Settings", settings_table(run)))
+    pictures = [*stage_pictures(run), *telemetry_pictures(run)]
+    return Chapter(f"Inference: {run.name}", sections, pictures)
+
+
+def about(run: InferenceRun) -> list[str]:
+    """The model, the volume, and the machine, as far as the folder tells."""
+    fingerprint, maker = run.fingerprint, run.maker
+    domain = fingerprint.get("domain") or [[], []]
+    shape = " x ".join(str(b - a) for a, b in zip(*domain, strict=True))
+    devices = ", ".join(map(str, fingerprint.get("devices") or ())) or "devices not known"
+    model = next(iter(fingerprint.get("model") or ["a model that is not known"]))
+    versions = [f"{name} {maker[name]}" for name in ("torch", "tensorstore") if maker.get(name)]
+    gpus = [str(gpu) for gpu in maker.get("gpus") or ()]
+    cores = [plural(run.cores, "core")] if run.cores else []
+    began = time.strftime("%Y-%m-%d %H:%M", time.gmtime((run.folder / "run.json").stat().st_mtime))
+    processes = plural(run.processes, "process")
+    return [
+        f"{model} over {shape} (t c z y x) voxels, on {devices}, {processes}",
+        ", ".join([f"begun {began} UTC", *cores, *gpus, *versions]),
+    ]
+
+
+def _raw(folder: Path) -> list[Raw]:
+    """The files of the run's folder."""
+    return [
+        Raw(path.name, str(path), format_bytes(path.stat().st_size))
+        for path in sorted(folder.iterdir())
+        if path.is_file() and path.suffix in (".json", ".jsonl", ".log")
+    ]

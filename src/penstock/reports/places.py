@@ -1,0 +1,135 @@
+"""What lies at a path that a user names: a ledger, the folder of a run, or a folder of several."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from ..base import UsageError, plural
+from ..inference import run_folder_of
+from ..instruments import LEDGER_FILE, Record, read_ledger
+from .content import Chapter, Report
+from .infer.report import report_of_run
+from .ledger_report import report_of_records
+
+PlaceKind = Literal["ledger", "inference"]
+MOST_FOLDERS = 20_000
+"""Folders that are searched for records. More are a mistake, such as a home."""
+_STORES = ("zarr.json", ".zarray", ".zgroup", ".zattrs")
+"""A folder with one of these holds an array, and no records."""
+
+
+class RecordPlace(NamedTuple):
+    """Where records of one kind lie."""
+
+    kind: PlaceKind
+    path: Path
+
+
+def places_of(named: Path) -> list[RecordPlace]:
+    """What a path holds.
+
+    Args:
+        named: A ledger, the output or folder of a run, or a folder that is searched for these.
+
+    Returns:
+        The places, each once, in the order of their names.
+
+    Raises:
+        UsageError: Nothing that a report is made of lies there.
+    """
+    if kind := _kind_of(named):
+        return [RecordPlace(kind, named)]
+    beside = named.with_name(f"{named.name}.penstock") if named.name else named
+    if _kind_of(beside) == "inference":
+        return [RecordPlace("inference", beside)]
+    if named.is_file() or not named.is_dir() or named.suffix in (".ledger", ".penstock"):
+        return [_alone(named)]
+    places = sorted(_below(named), key=lambda place: place.path)
+    if not places:
+        raise UsageError(
+            f"{named} holds neither records of a benchmark nor the folder of a run of infer"
+        )
+    return places
+
+
+def _alone(named: Path) -> RecordPlace:
+    """A path that is no folder to search: its reader says what is wrong with it."""
+    if "://" in str(named) or named.suffix == ".penstock":
+        folder = run_folder_of(str(named))
+        if isinstance(folder, Path):
+            return RecordPlace("inference", folder)
+        raise UsageError(f"{folder} is not on this machine; copy it here for a report")
+    return RecordPlace("ledger", named)
+
+
+def _kind_of(path: Path) -> PlaceKind | None:
+    if path.is_dir():
+        if (path / LEDGER_FILE).is_file():
+            return "ledger"
+        if (path / "run.json").is_file():
+            return "inference"
+    return None
+
+
+def _below(folder: Path) -> Iterator[RecordPlace]:
+    """The places in a folder and the folders below it; no link is followed, no array entered."""
+    for count, (at, folders, names) in enumerate(os.walk(folder)):
+        if count >= MOST_FOLDERS:
+            raise UsageError(
+                f"{folder} holds more than {MOST_FOLDERS:,} folders; name one below it"
+            )
+        path = Path(at)
+        kind = _kind_of(path)
+        if kind is not None:
+            yield RecordPlace(kind, path)
+        inside = kind is not None or any(name in names for name in _STORES)
+        folders[:] = [] if inside else sorted(n for n in folders if not n.startswith("."))
+
+
+def report_of_places(places: Sequence[RecordPlace], source: str) -> Report:
+    """One report of all that lies at some places.
+
+    Args:
+        places: Where records lie.
+        source: The name of it all, for the title.
+
+    Returns:
+        The report: that of a single place, or one whose verdict has a sentence for each.
+
+    Raises:
+        UsageError: A place cannot be read, or holds nothing that can be shown.
+    """
+    reports = [_report_of(place) for place in places]
+    if len(reports) == 1:
+        return reports[0]
+    return Report(
+        source,
+        [f"{report.title}: {report.verdict[0]}" for report in reports],
+        [f"{plural(len(reports), 'set')} of records"],
+        [chapter for report in reports for chapter in _with_verdict(report)],
+        [raw for report in reports for raw in report.raw],
+    )
+
+
+def _report_of(place: RecordPlace) -> Report:
+    if place.kind == "inference":
+        return report_of_run(place.path)
+    return report_of_records(read_ledger(place.path), place.path.name, [place.path])
+
+
+def _with_verdict(report: Report) -> Iterator[Chapter]:
+    """The chapters of one among several reports: its sentences lead the first."""
+    for number, chapter in enumerate(report.chapters):
+        title = chapter.title
+        if report.title not in title:
+            title = f"{report.title}: {title}"
+        lead = [*report.verdict, *report.about] if number == 0 else []
+        yield Chapter(title, chapter.sections, chapter.pictures, [*lead, *chapter.lead])
+
+
+def records_of(places: Sequence[RecordPlace]) -> list[Record]:
+    """The records of all ledgers among places."""
+    return [r for place in places if place.kind == "ledger" for r in read_ledger(place.path)]

@@ -1,0 +1,202 @@
+"""A report as HTML: whole in itself, safe with any text, the same content as Markdown and JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.base.errors import Refused, UsageError
+from penstock.cli import main
+from penstock.reports import html
+from penstock.reports.content import Chapter, Raw, Report, json_page, markdown_page
+from penstock.reports.html import html_page, order_of
+from penstock.reports.ledger_report import report_of_records
+from penstock.reports.page import write_report
+from penstock.reports.table import Section
+
+from .kit import launch, sized, sweep
+from .pages import HOSTILE, Page, page_of
+
+TIMES = {(32, 1): 4.0, (32, 2): 7.0, (64, 1): 12.0}
+
+
+def ledger(path: Path, records: Any) -> Path:
+    path.write_text("".join(f"{one.line()}\n" for one in records))
+    return path
+
+
+def plain(**changes: Any) -> Report:
+    content: dict[str, Any] = {
+        "title": "t", "verdict": ["v."], "chapters": [
+            Chapter("c", [Section("s", [("tile", "time"), ("64", "1.2 s")], ["said."])])
+        ],
+    }  # fmt: skip
+    return Report(**{**content, **changes})
+
+
+# --- what it says -------------------------------------------------------------------------------
+
+
+def test_a_sweep_is_a_page_with_its_verdict_first() -> None:
+    page = page_of(report_of_records(sized(TIMES), "sweep.ledger"))
+    text = page.text
+    assert text.index("For throughput") < text.index("For latency") < text.index("Pixels a second")
+    figures = [attrs for tag, attrs in page.elements if tag == "svg"]
+    assert len(figures) == 4 and all(figure["role"] == "img" for figure in figures)
+    assert "Pixels a second of 3 cases: from 256 k at tile 32, batch 1 to 341 k" in text
+    heads = [attrs for tag, attrs in page.elements if tag == "th"]
+    assert heads and all(attrs["scope"] == "col" for attrs in heads)
+
+
+def test_a_case_without_memory_stands_in_the_heat_map() -> None:
+    """Its model was never built, so that nothing is known of its structure."""
+    ok = sweep(TIMES, facts={"structure": "abc"})
+    failed = launch(64, 2, status="oom_host", memory={"host_peak": 2**30})
+    page = page_of(report_of_records([*ok, failed], "l"))
+    assert "Failed: 64 x 2 OOM host." in page.text
+    assert page.text.count("tile ↕") + page.text.count("tile batch step") <= 1  # one table
+    alone = page_of(report_of_records([failed], "l"))
+    assert "Nothing was measured: of 1 launch none was ok (1 oom_host)" in alone.text
+
+
+def test_the_three_forms_say_the_same() -> None:
+    report = report_of_records(sized(TIMES), "sweep.ledger")
+    document, page = json_page(report), page_of(report)
+    markdown = markdown_page(report, [[] for _ in report.chapters])
+    lines = [*document["verdict"], *document["about"]]
+    lines += [line for c in document["chapters"] for s in c["sections"] for line in s["sentences"]]
+    assert len(lines) > 5
+    for line in lines:
+        assert line in markdown and line in page.text
+    for chapter in document["chapters"]:
+        for section in chapter["sections"]:
+            for row in section["table"]:
+                assert f"| {' | '.join(row)} |" in markdown
+                assert " ".join(row) in page.text
+
+
+def test_too_many_figures_are_counted_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(html, "MOST_FIGURES", 1)
+    page = page_of(report_of_records(sized(TIMES), "l"))
+    assert sum(tag == "svg" for tag, _ in page.elements) == 1
+    assert "3 of 4 figures are left out" in page.text
+
+
+# --- what it asks for, and what runs in it ------------------------------------------------------
+
+
+def test_it_asks_for_nothing_and_runs_one_script() -> None:
+    text = html_page(report_of_records(sized(TIMES), "l"))
+    page = Page(text)
+    assert page.asked() == []
+    (policy,) = (a["content"] for tag, a in page.elements if "http-equiv" in a)
+    assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-")
+    assert [tag for tag, _ in page.elements].count("script") == 1
+    names = [attrs["id"] for _, attrs in page.elements if "id" in attrs]
+    assert len(names) == len(set(names))
+
+
+def test_the_reader_of_pages_sees_what_would_be_asked_for() -> None:
+    """Or the test above would hold of any page."""
+    for text in ("<img src=a.png>", "<a href='http://x'>", "<style>b{background:url(x)}</style>",
+                 "<p style='background:url(x)'>", "<svg><use xlink:href='o.svg#a'/></svg>",
+                 "<style>@import 'x'</style>", "<rect fill='url(http://x)'>"):  # fmt: skip
+        assert Page(text).asked(), text
+    assert not Page("<a href='#x'><svg><use href='#y'/></svg><img src='data:,'>").asked()
+
+
+def hostile_report() -> Report:
+    section = Section(HOSTILE, [(HOSTILE, "b"), ("1", HOSTILE)], [HOSTILE])
+    records = sweep({(32, 1): 4.0}, case={"model": HOSTILE})
+    pictures = report_of_records(records, HOSTILE).chapters[0].pictures
+    return Report(HOSTILE, [HOSTILE, HOSTILE], [HOSTILE],
+                  [Chapter(HOSTILE, [section], pictures, [HOSTILE])],
+                  [Raw(HOSTILE, HOSTILE, HOSTILE)])  # fmt: skip
+
+
+def test_what_others_named_is_text_everywhere() -> None:
+    text = html_page(hostile_report())
+    page = Page(text)
+    assert page.asked() == []
+    tags = [tag for tag, _ in page.elements]
+    assert tags.count("script") == 1 and "img" not in tags and tags.count("style") == 1
+    assert not [attrs for _, attrs in page.elements if any(a.startswith("on") for a in attrs)]
+    assert not {char for char in text if not char.isprintable()} - {"\n"}
+    assert "{{7*7}}" in page.text and "\\x1b[2J\\x00\\u202e" in page.text
+    assert "<script>alert(1)</script>" in page.text  # as text
+    markdown = markdown_page(hostile_report(), [[]])
+    assert "<script" not in markdown and "](http" not in markdown and "\x1b" not in markdown
+
+
+def test_texts_of_any_length_are_cut() -> None:
+    long = "x<" * 5_000_000
+    records = [
+        launch(32, 1, case={"model": long}),
+        launch(32, 2, status="crash", case={"model": long},
+               error={"stage": "measure", "message": long, "stderr": long}),
+    ]  # fmt: skip
+    report = report_of_records(records, long)
+    text = html_page(report)
+    assert len(text) < 200_000 and "(10,000,000 characters)" in text
+    assert len(json.dumps(json_page(report))) < 50_000
+
+
+def test_no_key_gets_into_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_SERVICE_TOKEN", "env-secret-value")
+    text = html_page(plain(verdict=["of env-secret-value and https://me:hunter2word@host/"]))
+    assert "env-secret-value" not in text and "hunter2word" not in text
+
+
+# --- tables -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "order"),
+    [("1 min 34 s", 94.0), ("8 h 1 min", 28860.0), ("646 MiB", 646 * 2.0**20), ("12.3 ms", 0.0123),
+     ("1,234", 1234.0), ("316 k", 316e3), ("1.2 - 1.4", 1.2), ("98 %", 98.0), ("-", None),
+     ("ok", None), ("1.5 MB/s", 1.5e6), ("2026-11-23", 2026.0), ("", None), ("512 B", 512.0)],
+)  # fmt: skip
+def test_a_cell_is_sorted_by_its_quantity(text: str, order: float | None) -> None:
+    assert order_of(text) == (order if order is None else pytest.approx(order))
+
+
+# --- files --------------------------------------------------------------------------------------
+
+
+def test_one_file_of_each_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = str(ledger(tmp_path / "s.jsonl", sized(TIMES)))
+    for name in ("a.html", "a.json", "a.md"):
+        assert main(["report", records, "--output", str(tmp_path / name)]) == 0
+    assert Page((tmp_path / "a.html").read_text()).text.count("For throughput") == 1
+    assert json.loads((tmp_path / "a.json").read_text())["format"] == "penstock-report"
+    markdown = (tmp_path / "a.md").read_text()
+    assert "![a_model_rates_1](a_model_rates_1.png)" in markdown
+    assert (tmp_path / "a_model_rates_1.png").read_bytes()[:4] == b"\x89PNG"
+    capsys.readouterr()
+    assert main(["report", records, "--output", str(tmp_path / "a.html")]) == 2
+    assert "a.html exists; --overwrite replaces it" in capsys.readouterr().err
+    assert main(["report", records, "--output", str(tmp_path / "a.html"), "--overwrite"]) == 0
+    (tmp_path / "mine.html").write_text("mine")
+    words = ["report", records, "--output", str(tmp_path / "mine.html"), "--overwrite"]
+    assert main(words) == 2
+    assert "--replace replaces it anyway" in capsys.readouterr().err
+    with pytest.raises(Refused):
+        write_report(plain(), tmp_path / "a.html")
+    with pytest.raises(UsageError, match="is what is read"):
+        from penstock.reports.page import check_report
+
+        check_report(Path(records), True, True, [Path(records)])
+
+
+@pytest.mark.parametrize(
+    "cases", [20, pytest.param(200, marks=pytest.mark.slow)], ids=["few", "a thousand records"]
+)
+def test_a_large_sweep_is_a_small_page(cases: int) -> None:
+    tiles = [32 * n for n in range(1, cases // 10 + 1)]
+    records = sized({(t, b): t * b / 100 for t in tiles for b in range(1, 11)})
+    text = html_page(report_of_records(records, "l"))
+    assert len(records) == 5 * cases and len(text) < 3_000_000
+    assert Page(text).text.count("%") > cases // 10

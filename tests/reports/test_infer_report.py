@@ -1,0 +1,154 @@
+"""A run of inference as a report: each sentence follows from the record, and turns with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.cli import main
+from penstock.reports.infer.report import report_of_run
+from penstock.reports.infer.trace import BINS, read_timeline
+from penstock.reports.places import places_of, report_of_places
+
+from .pages import HOSTILE, page_of, run_folder
+
+READ = {"read": (36.0, 2.0, 4), "forward": (5.0, 5.0, 1), "write": (1.0, 9.0, 2)}
+"""Four readers that were busy for 9 of 10 seconds, and a network that waited for half of them."""
+
+
+def verdict(folder: Path, stages: Any = READ, **changes: Any) -> list[str]:
+    return list(report_of_run(run_folder(folder, stages, **changes)).verdict)
+
+
+def test_the_verdict_names_the_bound_the_gain_and_the_waiting(tmp_path: Path) -> None:
+    first, second, *rest = verdict(tmp_path / "a")
+    assert first == (
+        "Bound by read: its 4 thread(s) were busy 90% of the time; 0.8 of 4 cores were in use. "
+        "More --prep-workers, or an input of larger chunks would give at most 1.8x: then forward "
+        "would bind (one run, no interval)."
+    )
+    assert second == "The network waited 50% of the time [1 lane, 10 batches]."
+    assert rest[0] == (
+        "It wrote 4 of 4 blocks in 10.0 s: 0.553 Mvox/s, 1.11 MB/s of input (one run, no interval)."
+    )
+    assert rest[1].startswith("By its plan it computed 1.80 voxels for each that it wrote and read")
+    assert rest[2] == "Peak memory 219 MiB is within the plan's 400 MiB, 55% of it [20 readings]."
+
+
+def test_every_sentence_of_it_turns_with_the_record(tmp_path: Path) -> None:
+    busier = READ | {"forward": (8.0, 2.0, 1)}
+    first, second, *_ = verdict(tmp_path / "a", busier)
+    assert "at most 1.1x: then forward would bind" in first and "waited 20%" in second
+    first, *_ = verdict(tmp_path / "b", READ, cpu_seconds=38.0)
+    assert first.startswith("Bound by the processor: 3.8 of 4 cores were busy")
+    assert "Two more cores would give at most 1.5x" in first
+    first, *_ = verdict(tmp_path / "c", {"forward": (9.8, 0.1, 1), "write": (0.5, 0.1, 1)})
+    assert "Bound by forward" in first and "would give at most 2.0x" in first
+    first, *_ = verdict(tmp_path / "d", {"forward": (9.8, 0.1, 1)}, cpu_seconds=3.0)
+    assert "it had a processor for at most 31% of that time" in first and "3.3x" in first
+    *_, memory = verdict(tmp_path / "e", peak_rss=500 << 20)
+    assert "500 MiB is ABOVE the plan's 400 MiB, 125% of it" in memory
+    *_, memory = verdict(tmp_path / "f", peak_rss=None)
+    assert memory == "The peak of memory is not known: it was not sampled."
+
+
+def test_a_run_that_is_not_done_has_no_verdict_on_its_bound(tmp_path: Path) -> None:
+    report = report_of_run(run_folder(tmp_path / "a"))
+    assert report.verdict[0].startswith("Not done: killed: 0 of 4 blocks are written (0.0%)")
+    assert "What bound it cannot be said" in report.verdict[1]
+    assert "1.1 [1.1-1.1] of 4 cores busy" in " ".join(report.verdict)
+    page = page_of(report)
+    assert "Processor of the run over time" in page.text  # its telemetry is there
+
+
+def test_faults_seams_and_what_nothing_is_known_of(tmp_path: Path) -> None:
+    clipped = [{"output": HOSTILE, "dtype": "uint16", "clipped": 500, "values": 1000}]
+    folder = run_folder(tmp_path / "a", READ, clipped=clipped, halved=2,
+                        chunks={"read": 8, "absent": 1}, notes=["a worker died"])  # fmt: skip
+    page = page_of(report_of_run(folder))
+    assert page.asked() == [] and "script" not in [t for t, _ in page.elements][:-1]
+    for said in ("500 of 1,000 values (50.00%) were clipped to uint16", "1 of 8 chunks of the",
+                 "2 blocks had patches in smaller batches", "a worker died",
+                 "there are 1 + 4 + 4 planes between patches", "at least 8 x 8 x 8 voxels",
+                 "nothing is said of whether seams show"):  # fmt: skip
+        assert said in page.text
+    bare = run_folder(tmp_path / "b", READ, run={"fingerprint": {}, "plan": None, "makers": []})
+    (bare / "metrics.jsonl").unlink()
+    page = page_of(report_of_run(bare))
+    assert "How patches meet is not known" in page.text and "a model that is not known" in page.text
+    assert "How much of the machine it used is not known" in page.text
+
+
+def test_a_trace_is_a_timeline(tmp_path: Path) -> None:
+    def span(name: str, begin: float, seconds: float, kind: str = "busy") -> dict[str, Any]:
+        return {"name": name, "cat": kind, "ph": "X", "ts": begin * 1e6, "dur": seconds * 1e6}
+
+    events = [span("read", 0, 5), span("read", 0, 10), span("forward", 5, 5),
+              span("read (waits)", 0, 99, "wait")]  # fmt: skip
+    trace = tmp_path / "trace.json"
+    trace.write_text("[\n" + "".join(json.dumps(e) + ",\n" for e in events) + '{"torn": ')
+    timeline = read_timeline(trace)
+    assert timeline is not None and timeline.seconds == 10 and timeline.spans == 3
+    read, forward = timeline.stages["read"], timeline.stages["forward"]
+    assert np.allclose(read[: BINS // 2], 2) and np.allclose(read[BINS // 2 :], 1)
+    assert np.allclose(forward[: BINS // 2], 0) and np.allclose(forward[BINS // 2 :], 1)
+    folder = run_folder(
+        tmp_path / "out" / "a.penstock", READ, run={"settings": {"trace": str(trace)}}
+    )
+    page = page_of(report_of_run(folder))
+    assert "read at most 2.0, 1.50 in the mean; forward at most 1.0, 0.50" in page.text
+    (tmp_path / "empty.json").write_text("[\n")
+    assert read_timeline(tmp_path / "empty.json") is None
+
+
+# --- what is named ------------------------------------------------------------------------------
+
+
+def test_a_run_is_named_by_its_output_and_a_folder_is_searched(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_folder(tmp_path / "runs" / "a.zarr.penstock", READ)
+    run_folder(tmp_path / "runs" / "b.zarr.penstock", READ | {"forward": (9.9, 0.0, 1)})
+    (tmp_path / "runs" / "a.zarr" / "inner.penstock").mkdir(parents=True)
+    (tmp_path / "runs" / "a.zarr" / "zarr.json").write_text("{}")
+    (tmp_path / "runs" / "a.zarr" / "inner.penstock" / "run.json").write_text("{}")  # of an array
+    out = tmp_path / "a.json"
+    assert main(["report", str(tmp_path / "runs" / "a.zarr"), "--output", str(out)]) == 0
+    assert json.loads(out.read_text())["title"] == "a.zarr"
+    found = places_of(tmp_path / "runs")
+    assert [place.path.name for place in found] == ["a.zarr.penstock", "b.zarr.penstock"]
+    report = report_of_places(found, "runs")
+    assert [line.partition(":")[0] for line in report.verdict] == ["a.zarr", "b.zarr"]
+    assert "Bound by forward" in report.verdict[1]
+    capsys.readouterr()
+    assert main(["report", str(tmp_path / "runs"), "--csv", str(tmp_path / "x.csv")]) == 2
+    assert "holds none" in capsys.readouterr().err
+    (tmp_path / "empty").mkdir()
+    for name, said in (("empty", "holds neither"), ("gone.ledger", "cannot be read"),
+                       ("gone", "cannot be read")):  # fmt: skip
+        assert main(["report", str(tmp_path / name), "--output", str(tmp_path / "y.html")]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_a_run_of_infer_as_it_is(tmp_path: Path) -> None:
+    """From a real run, with its plan and trace."""
+    store, trace = tmp_path / "out.zarr", tmp_path / "trace.json"
+    np.save(tmp_path / "in.npy", np.arange(24**3, dtype="uint16").reshape(24, 24, 24))
+    words = ["infer", "--in-spec", str(tmp_path / "in.npy"), "--out-spec", str(store),
+             "--model-type", "identity", "--patch", "16", "--overlap", "4", "--devices", "cpu",
+             "--trace", str(trace)]  # fmt: skip
+    assert main(words) == 0
+    assert main(["report", str(store), "--output", str(tmp_path / "r.json")]) == 0
+    document = json.loads((tmp_path / "r.json").read_text())
+    text = json.dumps(document)
+    assert "By its plan it computed " in text and "voxels for each that it wrote" in text
+    names = [figure["name"] for figure in document["chapters"][0]["figures"]]
+    assert {"timeline", "stages", "ram"} <= set(names)
+    titles = [section["title"] for section in document["chapters"][0]["sections"]]
+    assert titles == ["Stages", "Memory", "Seams", "Faults and values", "Settings"]
+    memory = document["chapters"][0]["sections"][1]["table"]
+    assert memory[0] == ["part of the plan", "bytes", "share"] and memory[-1][0] == "total"
