@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.instruments.record import Record
-from penstock.reports import page
+from penstock.reports import ledger_report, page
 from penstock.reports.figures.suite import plot_suite
 from penstock.reports.suite import cell as suite_cell
 from penstock.reports.suite import report as suite_report
@@ -156,5 +156,5 @@ def test_a_page_names_the_hosts_of_a_cluster(tmp_path: Path) -> None:
         )
         for n, record in enumerate(made_up(case, 0, 5.0) for case in cases(tmp_path)[:3])
     ]
-    (line,) = page._of_machines(records)
+    (line,) = ledger_report.of_machines(records)
     assert line.endswith("; launches by host: 2 on node0 and 1 on node1")
