@@ -238,18 +238,25 @@ def test_a_run_keeps_its_folder_out_of_arrays_and_its_own_files_to_itself(
     assert made == before
 
 
-def test_the_seeds_command_lines_run_twice_in_a_row(tmp_path: Path) -> None:
-    (tmp_path / "gpu_metrics.csv").write_text(GPU_CSV)
-    (tmp_path / "bench.csv").write_text(SEED_CSV)
-    (tmp_path / "slurm-1.out").write_text(log("1", 1, 362.45) + log("2", 4, 95.23))
-    for words in (
-        ["plot", tmp_path / "gpu_metrics.csv", "--out", tmp_path / "gpu_plot"],
-        ["plot", "--input", tmp_path / "bench.csv", "--output", tmp_path / "reports" / "b.png"],
-        ["scaling", "--metrics", tmp_path / "slurm-1.out"],
-        ["scaling", tmp_path / "slurm-1.out", "--output", tmp_path / "report"],
-        ["slurm", "submit", "--study", "1,4,8", "--dry-run", "--", "train", "spiral"],
-    ):
-        assert run(words) == 0 and run(words) == 0, words
+@pytest.mark.parametrize(
+    "line",
+    [
+        "plot gpu_metrics.csv --out gpu_plot",
+        pytest.param("plot --input bench.csv --output reports/b.png", marks=pytest.mark.slow),
+        "scaling --metrics slurm-1.out",
+        pytest.param("scaling slurm-1.out --output report", marks=pytest.mark.slow),
+        "slurm submit --study 1,4,8 --dry-run -- train spiral",
+    ],
+)
+def test_the_seeds_command_lines_run_twice_in_a_row(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("gpu_metrics.csv").write_text(GPU_CSV)
+    Path("bench.csv").write_text(SEED_CSV)
+    Path("slurm-1.out").write_text(log("1", 1, 362.45) + log("2", 4, 95.23))
+    words = line.split()
+    assert run(words) == 0 and run(words) == 0
 
 
 READS: list[tuple[list[str], str]] = [
@@ -264,16 +271,25 @@ READS: list[tuple[list[str], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("words", "name"), READS, ids=[f"{' '.join(w)} {n}" for w, n in READS])
-def test_no_output_lies_in_the_folder_that_is_read(
-    words: list[str], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The document of a packed data set is JSON of ours, and was replaced."""
-    folder = tmp_path / "set"
-    command = ["generate", "ufs-p2", folder, "--samples", 16, "--grid", 8, 16]
-    assert run(command) == 0
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("packed") / "set"
+    assert run(["generate", "ufs-p2", folder, "--samples", 16, "--grid", 8, 16]) == 0
     records = Path(__file__).with_name("data") / "records-v1.jsonl"
     shutil.copy(records, folder / "records.jsonl")
+    return folder
+
+
+@pytest.mark.parametrize(("words", "name"), READS, ids=[f"{' '.join(w)} {n}" for w, n in READS])
+def test_no_output_lies_in_the_folder_that_is_read(
+    words: list[str],
+    name: str,
+    packed: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The document of a packed data set is JSON of ours, and was replaced."""
+    folder = Path(shutil.copytree(packed, tmp_path / "set"))
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     there = {"set": folder, "new": tmp_path / "new"}
     assert run([*(word.format(**there) for word in words), folder / name, "--replace"]) == 2

@@ -70,7 +70,7 @@ def test_reflection_is_that_of_numpy(length: int, before: int, after: int) -> No
     assert (ours == np.pad(data, (before, after), mode="reflect")).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(geometries())
 def test_cores_own_every_voxel_once(geometry: Geometry) -> None:
     counts = np.zeros(geometry.domain.shape, int)
@@ -82,7 +82,7 @@ def test_cores_own_every_voxel_once(geometry: Geometry) -> None:
     assert (counts == 1).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(geometries())
 def test_blocks_bring_every_region_all_that_it_needs(geometry: Geometry) -> None:
     """Each voxel of each region is in the support of as many blocks of it as have its patches."""
@@ -100,7 +100,7 @@ def test_blocks_bring_every_region_all_that_it_needs(geometry: Geometry) -> None
         assert (counts == 1).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(geometries())
 def test_counts_are_those_of_the_real_sequence(geometry: Geometry) -> None:
     blocks = list(geometry.blocks())

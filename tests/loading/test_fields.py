@@ -302,7 +302,7 @@ def fields(draw: st.DrawFn) -> Field:
     return Field("x", shape, chunks, np.dtype("i8"), offsets, channels, channel_axis, patch)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(field=fields(), data=st.data())
 def test_any_batch_of_any_field_holds_what_numpy_would_take(
     field: Field, data: st.DataObject

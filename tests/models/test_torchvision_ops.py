@@ -105,7 +105,7 @@ def test_nms_follows_a_long_chain_of_suppressions(monkeypatch: pytest.MonkeyPatc
     assert kept.tolist() == list(range(0, 50, 2))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10_000), st.integers(0, 30), st.floats(0, 1))
 def test_nms_keeps_what_is_apart_and_nothing_else(seed: int, count: int, threshold: float) -> None:
     boxes, scores = some_boxes(seed, count, 10, 8), torch.arange(float(count))
