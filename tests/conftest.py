@@ -62,6 +62,17 @@ def _little_grows() -> Iterator[None]:
 
 
 @pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of each figure a blank one is written: for tests of files, not of what they show."""
+    from matplotlib.figure import Figure
+
+    savefig = Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda _, *args, **knobs: savefig(Figure((1, 1)), *args, **knobs)
+    )
+
+
+@pytest.fixture
 def one_thread() -> Iterator[None]:
     """Torch on one thread: nets this small gain nothing from a second, and wait for it."""
     torch = pytest.importorskip("torch")

@@ -238,6 +238,7 @@ def test_a_run_keeps_its_folder_out_of_arrays_and_its_own_files_to_itself(
     assert made == before
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     "line",
     [
@@ -352,6 +353,7 @@ def test_scaling_replaces_no_file_that_it_reads(
     assert runs.read_text() == THEIRS
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_figures_replace_no_picture_of_the_users(tmp_path: Path) -> None:
     (tmp_path / "gpu.csv").write_text(GPU_CSV)
     photo = tmp_path / "gpu_util.png"

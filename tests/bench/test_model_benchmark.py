@@ -203,6 +203,7 @@ def test_an_interrupted_sweep_goes_on_with_resume(
     assert len(rows(fake / "out/bench.csv")) == 3
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_limit_of_each_tile(fake: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench("--find-limit", "--budget", "20000", "--tile-sizes", "16", "32") == 0
     out, _ = capsys.readouterr()

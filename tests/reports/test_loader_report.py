@@ -56,6 +56,7 @@ def test_a_wait_in_which_an_epoch_begins_is_not_among_the_waits() -> None:
     assert loader_cell.loader_cells([one])[0].seconds == pytest.approx(1.0)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_ladders_alone_are_a_page(tmp_path: Path) -> None:
     """As ``tune loader`` leaves them; beside loaders they are part of theirs."""
     steps = [*launches(0.2, rung="L1", loader=None), *launches(0.5, rung="L2", loader=None)]
@@ -183,6 +184,7 @@ def test_a_cell_of_which_a_launch_failed_is_drawn(tmp_path: Path) -> None:
     assert [bar.get_width() for bar in axis.patches] == [pytest.approx(0.4)]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_panels_of_ladders_hold_their_bars_whatever_the_order(tmp_path: Path) -> None:
     slow = ladder_records(0.1, 0.2, 0.3, 0.4, 0.5)
     fast = [r for n in ("L0", "L1") for r in launches(0.01, rung=n, threads=8)]

@@ -290,6 +290,7 @@ def test_a_busy_step_that_missed_what_was_asked_for_says_both() -> None:
     assert "steps of 10.0 ms (busy), 8" in queue_report.heading(group)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_readings_alone_are_a_page_of_their_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -341,6 +342,7 @@ def of_two_lengths() -> list[Record]:
     return records + longer
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_steps_of_two_lengths_are_two_figures(tmp_path: Path) -> None:
     path = tmp_path / "queue.csv"
     queue_report.append_queue_csv(of_two_lengths(), path)
@@ -350,6 +352,7 @@ def test_steps_of_two_lengths_are_two_figures(tmp_path: Path) -> None:
     assert [figure.name for figure in figures] == ["figure_1.png", "figure_2.png"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_page_made_anew_keeps_no_figure_of_the_old_one(tmp_path: Path) -> None:
     ledger, folder = tmp_path / "q.jsonl", tmp_path / "q.report"
     for records, names in (

@@ -139,6 +139,7 @@ def test_the_files_of_a_report(tmp_path: Path) -> None:
     assert document["notes"] == [note]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_ledger_of_trainings_is_a_page(tmp_path: Path) -> None:
     records = [made_up(case, 0, 5.0 + i) for i, case in enumerate(cases(tmp_path))]
     report, *figures = page.write_page(records, tmp_path / "page", "suite.ledger", False)
