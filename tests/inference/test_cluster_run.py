@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import pytest
 import penstock
 from penstock.cli import main
 from penstock.cluster import tasks
+from penstock.inference.folder import folder_at
 
 from ..preloaded import forked_workers, started
 from .kit import Array
@@ -170,11 +171,20 @@ def test_workers_that_are_killed_at_random_change_no_byte(
 
 
 @pytest.mark.parametrize(
-    "workers", ["of a scheduler", pytest.param("local:2", marks=pytest.mark.slow)]
+    ("workers", "run_dir"),
+    [
+        ("of a scheduler", "out.zarr.penstock"),
+        pytest.param("local:2", "out.zarr.penstock", marks=pytest.mark.slow),
+        pytest.param("local:2", "s3://test-bucket/runs/shared", marks=pytest.mark.slow),
+    ],
 )
 def test_a_client_that_is_killed_is_taken_over_by_another(
-    workers: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+    workers: str, run_dir: str, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest,
+) -> None:  # fmt: skip
+    if "://" in run_dir:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", request.getfixturevalue("s3_endpoint"))
+    folder = folder_at(run_dir if "://" in run_dir else Path(run_dir))
     with contextlib.ExitStack() as stack:
         more, units = ("--parts", "30"), 5
         if workers == "of a scheduler":
@@ -185,21 +195,24 @@ def test_a_client_that_is_killed_is_taken_over_by_another(
             scheduler.worker()
             workers = scheduler.address
         alone = written_alone(*more)
-        more = (*more, "--cluster", workers)
+        more = (*more, "--cluster", workers, "--run-dir", run_dir)
         assert infer(*more, *OVERLAP) == 2  # it is a worker that says so
         assert TOO_MUCH in capsys.readouterr().err
         assert not Path("out.zarr").exists()
         words = ["infer", *WORDS, "--out-spec", "out.zarr", *more]
         client = started(Path.cwd(), words)
-        folder = Path("out.zarr.penstock")
         for _ in eventually():
-            if len([*written(folder)]) >= units:
+            run = json.loads(folder.read("run.json") or b"{}").get("run")
+            if run and len(folder.notes(run).fresh()) >= units:
                 break
         client.kill()
         client.join()
         assert infer(*more, "--resume") == 0, capsys.readouterr().err
     assert np.array_equal(values("out.zarr"), alone)
-    assert json.loads((folder / "summary.json").read_text())["units_skipped"] >= units
+    assert json.loads(folder.read("summary.json") or b"")["units_skipped"] >= units
+    assert main(["verify", "out.zarr", "--run-dir", run_dir]) == 0
+    assert main(["status", run_dir]) == 0
+    assert Path("out.zarr.penstock").exists() == (run_dir == "out.zarr.penstock")
 
 
 def eventually(seconds: float = 60) -> Iterator[None]:
@@ -286,11 +299,14 @@ class Scheduler:
                 break
         self.address = str(json.loads(self.file.read_text())["address"])
 
-    def worker(self, threads: int = 1) -> psutil.Process:
+    def worker(self, threads: int = 1, within: Sequence[str] = ()) -> psutil.Process:
         return self._start("dask_worker", "--nthreads", "1", "--no-nanny", "--no-dashboard",
-                           "--memory-limit", "0", OMP_NUM_THREADS=str(threads))  # fmt: skip
+                           "--memory-limit", "0", within=within,
+                           OMP_NUM_THREADS=str(threads))  # fmt: skip
 
-    def _start(self, command: str, *words: str, **variables: str) -> psutil.Process:
+    def _start(
+        self, command: str, *words: str, within: Sequence[str] = (), **variables: str
+    ) -> psutil.Process:
         given = ["--host", "127.0.0.1", "--scheduler-file", str(self.file), *words]
         if self.forked:
             folder = Path(f"{command} {len(self.processes)}")
@@ -299,7 +315,7 @@ class Scheduler:
             process = psutil.Process(started(folder, given, code).pid)
         else:
             process = psutil.Popen(
-                [sys.executable, "-m", f"distributed.cli.{command}", *given],
+                [*within, sys.executable, "-m", f"distributed.cli.{command}", *given],
                 env={**os.environ, **variables}, stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )  # fmt: skip
@@ -333,6 +349,23 @@ def test_a_worker_that_joins_late_takes_part(scheduler: Scheduler, alone: Array)
     assert client.wait() == 0
     assert np.array_equal(values("out.zarr"), alone)
     assert len([*Path("out.zarr.penstock").glob("done-*.log")]) == 2
+
+
+@pytest.mark.slow
+def test_a_run_folder_that_a_worker_does_not_see_is_refused(
+    scheduler: Scheduler, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own").mkdir()
+    hidden = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs own && exec "$@"', "sh")
+    if subprocess.run([*hidden, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("it takes the rights of root to mount a disk")
+    scheduler.worker(within=hidden)
+    assert infer("--cluster", scheduler.address, "--run-dir", "own/run") == 2
+    assert "workers on 127.0.0.1 do not see this folder; give --run-dir s3://BUCKET/PREFIX" in (
+        capsys.readouterr().err
+    )
+    assert not Path("out.zarr").exists() and not [*Path("own").iterdir()]
+    assert infer("--cluster", scheduler.address, "--run-dir", "run") == 0
 
 
 @pytest.mark.slow

@@ -31,6 +31,7 @@ from .journal import Journal, Prepared
 from .outputs import open_outputs
 from .parts import Parts
 from .plan import Plan
+from .shared_folder import check_seen
 from .summary import Progress, Summary, merged
 
 SHARES_PER_LANE = 4
@@ -113,6 +114,7 @@ def run_on_cluster(
         job.plan.refuse()
         if job.run_dir is None:
             raise UsageError("--cluster needs an output that several processes can open")
+        check_seen(job.run_dir, workers)
         began = time.monotonic()
         with begun(job, _prepared(job, workers)) as (journal, claims):
             for sink in job.sinks:

@@ -69,7 +69,10 @@ class Prepared(NamedTuple):
         run = None if place is None else read_document(folder_at(place), "run.json")
         prepared = (run or {}).get("prepared")
         if prepared is None:
-            raise UsageError(f"no run is prepared in {place}; run --prepare --workers N first")
+            raise UsageError(
+                f"no run is prepared in {place}; run --prepare --workers N first, with a --run-dir "
+                "that all processes see, such as s3://BUCKET/PREFIX"
+            )
         return cls(tuple(prepared["part"]), prepared["elements"])
 
 

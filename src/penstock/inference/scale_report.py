@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from errno import ENOENT
 from functools import cached_property
 from pathlib import Path
 
@@ -27,6 +29,7 @@ from ..base import (
     significant,
 )
 from .at_scale import HOPELESS, Expected, Fleet, Load, expect, load_of, patches_of_one
+from .folder import folder_at
 from .memory import in_words
 from .plan import Plan, plans_by_parts
 from .simulation import Outcome, simulate
@@ -95,7 +98,7 @@ def scale_lines(config: InferConfig, scale: ScaleConfig, plan: Plan) -> Iterator
     """
     rate = scale.rate
     notes: list[str] = []
-    if isinstance(rate, Path):
+    if isinstance(rate, Path | str):
         rate, notes = measured_rate(rate, plan)
     yield "borders", f"{_borders(config, plan)} more patches than one process computes"
     if scale.bandwidth is not None:
@@ -129,11 +132,11 @@ def scale_lines(config: InferConfig, scale: ScaleConfig, plan: Plan) -> Iterator
     yield from (("note", note) for note in notes)
 
 
-def measured_rate(folder: Path, plan: Plan) -> tuple[float, list[str]]:
+def measured_rate(place: Path | str, plan: Plan) -> tuple[float, list[str]]:
     """The voxels per second of one worker, as a run of infer measured them.
 
     Args:
-        folder: The run folder.
+        place: The run folder: a path, or a URL.
         plan: The plan that the rate is for.
 
     Returns:
@@ -143,21 +146,26 @@ def measured_rate(folder: Path, plan: Plan) -> tuple[float, list[str]]:
         UsageError: There is no summary of a run that computed anything.
     """
     try:
-        summary = json.loads((folder / "summary.json").read_bytes())
-        run = json.loads((folder / "run.json").read_bytes())
+        folder = folder_at(place)
+        content = folder.read("summary.json")
+        if content is None:
+            raise FileNotFoundError(ENOENT, os.strerror(ENOENT))
+        summary, run = json.loads(content), json.loads(folder.read("run.json") or b"")
         shares = [(worker["voxels"], worker["seconds"]) for worker in summary["workers"]]
         shares = shares or [(summary["voxels"], summary["seconds"])]
         patch, overlap = (tuple(run["fingerprint"][name]) for name in ("patch", "overlap"))
     except OSError as error:
         raise UsageError(
-            f"--rate {folder}: {error.strerror}; it is neither a number of voxels per second nor "
+            f"--rate {place}: {error.strerror}; it is neither a number of voxels per second nor "
             "the folder of a run that has ended"
         ) from error
-    except (ValueError, KeyError, TypeError):
-        raise UsageError(f"--rate {folder}: summary.json or run.json is damaged") from None
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"--rate {place}: summary.json or run.json is damaged") from None
     rates = [voxels / seconds for voxels, seconds in shares if voxels and seconds]
     if not rates:
-        raise UsageError(f"--rate {folder}: that run computed nothing; give another one")
+        raise UsageError(f"--rate {place}: that run computed nothing; give another one")
     notes = []
     if (patch, overlap) != (plan.shape.patch, plan.shape.overlap):
         notes.append(

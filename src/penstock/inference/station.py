@@ -115,8 +115,8 @@ class Station:
             raise UnfitWorker(f"{error}; --mixed-arithmetic takes such workers as well") from error
         if journal.run != self.order.run:
             raise UsageError(
-                f"--run-dir {job.run_dir}: the worker on {host} does not see the run there; name a "
-                "folder that all workers share"
+                f"--run-dir {job.run_dir}: the worker on {host} does not see the run there; give "
+                "--run-dir s3://BUCKET/PREFIX, or a folder that all workers share"
             )
         journal.writer = f"{host}-{os.getpid()}"
         journal.join()

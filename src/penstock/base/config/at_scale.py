@@ -9,18 +9,18 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, model_validator
 
 from ..units import parse_seconds
-from .knobs import Bytes, Knobs, Natural, Positive, Seconds, flag
+from .knobs import Bytes, Knobs, Natural, Positive, Seconds, flag, folder_place
 
 RUNS = 20
 """Simulated runs if none are asked for: their interval is from about the first to the last."""
 
 
-def _rate(value: object) -> float | Path:
+def _rate(value: object) -> object:
     """Voxels per second, or the folder of a run that measured them."""
     try:
         rate = float(str(value))
     except ValueError:
-        return Path(str(value))
+        return folder_place(value)
     if not 0 < rate < math.inf:
         raise ValueError(f"{value} is not a number of voxels per second above 0")
     return rate
@@ -55,7 +55,7 @@ _Above = Field(gt=0, allow_inf_nan=False)
 class ScaleConfig(Knobs):
     """The knobs of ``penstock plan`` that say what workers, store and scheduler are like."""
 
-    rate: Annotated[float | Path, BeforeValidator(_rate)] | None = flag(
+    rate: Annotated[float | Path | str, BeforeValidator(_rate)] | None = flag(
         None,
         help="voxels per second of one worker, or the run folder of an infer that measured them",
     )

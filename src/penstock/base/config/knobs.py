@@ -29,7 +29,8 @@ def many(value: object) -> object:
     return value if isinstance(value, list | tuple) else (value,)
 
 
-def _place(value: object) -> object:
+def folder_place(value: object) -> object:
+    """A folder of this machine as a path; the URL of any other place stays text."""
     if not isinstance(value, str):
         return value
     if value.startswith("file://"):
@@ -42,7 +43,7 @@ PerAxis = Annotated[tuple[Natural, ...], BeforeValidator(many), Field(min_length
 Shape = Annotated[tuple[Positive, ...], BeforeValidator(many), Field(min_length=1, max_length=3)]
 Selection = Annotated[tuple[str | int, ...], BeforeValidator(many)]
 """``all``, indices, or ranges such as ``0:5`` (half-open)."""
-Place = Annotated[Path | str, BeforeValidator(_place)]
+Place = Annotated[Path | str, BeforeValidator(folder_place)]
 """A folder of this machine as a path, or the URL of a prefix in a bucket as text."""
 Names = Annotated[tuple[str, ...], BeforeValidator(many), Field(min_length=1)]
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
