@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -165,24 +165,52 @@ def test_what_a_case_takes(
 def test_no_two_cases_hold_one_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alone.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(alone, "LOOK_EVERY_S", 0.001)
-    running, most = list[str](), Counter[str]()
+    running, together = set[str](), list[set[str]]()
 
     def work(name: str, cores: list[str]) -> None:
         for _ in range(20):
             with alone.held(cores, wanted):
-                running.append(name)
-                most.update({tuple(sorted(running)): 1})  # type: ignore[dict-item]
+                running.add(name)
+                together.append(set(running))
                 time.sleep(0.001)
                 running.remove(name)
 
-    cores = {"a": ["core-0", "core-1"], "b": ["core-1", "core-2"], "c": ["core-3"]}
+    cores = {"a": ["core-0", "core-1"], "b": ["core-1", "core-2"]}
     threads = [threading.Thread(target=work, args=item) for item in cores.items()]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not any({"a", "b"} <= set(together) for together in most)
-    assert sum(most.values()) == 60
+    assert len(together) == 40 and {"a", "b"} not in together
+    with alone.held(["core-0"], wanted), alone.held(["core-1"], lambda: False):
+        pass  # cores of their own: neither waits
+    assert not list(tmp_path.rglob("case-*"))
+
+
+def test_cases_of_other_workers_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alone.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert alone.running_beside() == 0
+    hold = (
+        "import sys, tempfile; tempfile.tempdir = sys.argv[1]\n"
+        "from penstock.bench.launch import alone\n"
+        "with alone.held(['gpu-1'], lambda: True):\n"
+        "    print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, str(tmp_path)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as other:  # fmt: skip
+        assert other.stdout is not None and other.stdout.readline() == "held\n"
+        with alone.held(["gpu-0"], wanted):
+            assert alone.running_beside() == 1
+        with pytest.raises(PenstockError), alone.held(["gpu-1"], lambda: False):
+            raise AssertionError
+        other.kill()  # and what it held is free
+        other.wait()
+        with alone.held(["gpu-1"], lambda: False):
+            assert alone.running_beside() == 0
 
 
 def test_a_worker_that_nobody_waits_for_waits_no_longer(
@@ -246,7 +274,11 @@ import torch
 
 class Killer(torch.nn.Conv2d):
     def forward(self, x):
-        left = pathlib.Path("kills")
+        left, sleeps = pathlib.Path("kills"), pathlib.Path("sleeps")
+        if x.device.type != "meta" and sleeps.exists():
+            pathlib.Path("draft").write_text(str(os.getpid()))
+            pathlib.Path("draft").rename("sleeper")
+            time.sleep(600)
         if x.device.type != "meta" and x.shape[0] == 2 and left.exists() and left.read_text():
             left.write_text(left.read_text()[1:])
             os.kill(os.getppid(), signal.SIGKILL)
@@ -301,6 +333,11 @@ def test_a_benchmark_on_workers(
             assert record.status == "crash" and record.error is not None
             assert record.error.message.startswith("3 workers died at it")
     if not died:
+        first, second = sorted(ran, key=lambda record: record.time)
+        assert first.warmup.setup_s is not None
+        seconds = first.warmup.setup_s + sum(first.samples_s["step"])
+        began = datetime.fromisoformat(first.time)
+        assert began + timedelta(seconds=seconds) <= datetime.fromisoformat(second.time)
         assert bench("alone.csv") == 0
         launches = [
             {(r.key, r.launch, r.order) for r in each} for each in (ran, records("alone.csv"))
@@ -327,6 +364,28 @@ def test_a_client_that_is_killed_is_taken_over(place: Path) -> None:
     assert main([*words, "--resume"]) == 0
     assert records("out.csv")[: len(before)] == before
     assert sorted(r.case["batch"] for r in records("out.csv")) == [1, 2]
+
+
+@pytest.mark.slow
+def test_a_launch_ends_when_its_client_is_gone(place: Path) -> None:
+    """On a cluster that lives on: its worker is free for the next client."""
+    from distributed import LocalCluster
+
+    Path("sleeps").touch()
+    with LocalCluster(
+        n_workers=1, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0"
+    ) as cluster:  # fmt: skip
+        words = ["bench", *BENCH, "--output", "out.csv", "--cluster", cluster.scheduler_address]
+        client = subprocess.Popen(
+            [sys.executable, "-m", "penstock", *words], stdout=subprocess.DEVNULL
+        )
+        while client.poll() is None and not Path("sleeper").exists():
+            time.sleep(0.05)
+        sleeper = psutil.Process(int(Path("sleeper").read_text()))
+        client.kill()
+        client.wait()
+        assert not psutil.wait_procs([sleeper], timeout=90)[1]
+        assert not records("out.csv")
 
 
 @pytest.mark.slow

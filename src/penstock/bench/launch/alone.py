@@ -8,6 +8,7 @@ other, and what a worker that died held is free.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import re
@@ -24,6 +25,7 @@ LOOK_EVERY_S = 0.2
 """Seconds between two tries to take what another case holds."""
 CASE = "case-"
 """The beginning of a file that stands for a case that runs."""
+_COUNT = itertools.count()
 
 
 def taken_by(scenario: str, case: Mapping[str, Any]) -> list[str]:
@@ -76,7 +78,7 @@ def held(names: Sequence[str], wanted: Callable[[], bool]) -> Iterator[None]:
         if not wanted():
             raise PenstockError("nobody waits for it any more")
         time.sleep(LOOK_EVERY_S * (0.5 + random.random()))
-    mine = folder / f"{CASE}{os.getpid()}.lock"
+    mine = folder / f"{_case()}{next(_COUNT)}.lock"
     with locks, mine.open("a") as file:
         lock_file(file, wait=True)
         try:
@@ -90,8 +92,12 @@ def running_beside() -> int:
     beside = 0
     for path in _folder().glob(f"{CASE}*.lock"):
         with contextlib.suppress(OSError):
-            beside += path.stem != f"{CASE}{os.getpid()}" and is_locked(path)
+            beside += not path.name.startswith(_case()) and is_locked(path)
     return beside
+
+
+def _case() -> str:
+    return f"{CASE}{os.getpid()}-"
 
 
 def _cores() -> list[str]:
