@@ -52,5 +52,6 @@ def _run(folder: Path, words: Sequence[str], code: str, environment: Mapping[str
     with Path("said").open("w") as said:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(said.fileno(), stream.fileno())
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.argv = ["penstock", *words]
     exec(code, {"__name__": "__main__"})

@@ -157,7 +157,7 @@ def write_model(folder: Path, name: str, body: str) -> str:
     file = folder / f"{name}.py"
     lines = "\n        ".join(body.splitlines())
     file.write_text(
-        "import time\nimport torch\n\n\nclass Net(torch.nn.Module):\n"
+        "import os\nimport time\nimport torch\n\n\nclass Net(torch.nn.Module):\n"
         f"    def forward(self, x):\n        {lines}\n"
     )
     return f"{file}:Net"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,12 @@ from penstock.inference import cuts, ending
 from penstock.inference import run as infer
 from penstock.inference.job import Job
 
+from ..preloaded import started
 from .faulty_s3 import distinct, door_to, get, new, put, write_model
 from .kit import crossed, job
 
-SLOW = "if x.device.type != 'meta':\n    time.sleep({0})\nreturn x"
+SLOW = "if x.device.type != 'meta':\n    time.sleep(float(os.environ.get('NAP', 0)))\nreturn x"
+"""A model that is slow where the environment says so."""
 STUCK = (
     "import pathlib\n"
     "if x.device.type != 'meta' and len(x) == 2 and (x == 0).any():\n"
@@ -55,22 +57,23 @@ def units(folder: Path) -> int:
     return len(log.read_text().splitlines()) if log.exists() else 0
 
 
-def until(ready: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+def until(ready: Callable[[], bool], process: BaseProcess, folder: Path) -> None:
     while not ready():
-        assert process.poll() is None, process.communicate()
+        assert process.is_alive(), (folder / "said").read_text()
         time.sleep(0.01)
+
+
+def ended(process: BaseProcess, folder: Path) -> str:
+    """The last line of what a process said that ended with 3."""
+    process.join(60)
+    said = (folder / "said").read_text()
+    assert process.exitcode == 3, said
+    return said.strip().splitlines()[-1]
 
 
 def result(folder: Path) -> Any:
     written = penstock.open_source(folder / "out.zarr")
     return written.read(written.domain)[0, 0]
-
-
-def started(command: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "penstock", *command],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
 
 
 # --- asked to end ---------------------------------------------------------------------------------
@@ -80,17 +83,18 @@ def started(command: list[str]) -> subprocess.Popen[str]:
     "number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)]
 )
 def test_what_is_whole_is_written_after_a_signal_and_the_run_resumes(
-    number: signal.Signals, tmp_path: Path
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = words(tmp_path, write_model(tmp_path, "slow", SLOW.format(0.05)), side=48)
-    process = started(command)
-    until(lambda: units(tmp_path) >= 2, process)
-    process.send_signal(number)
+    command = words(tmp_path, write_model(tmp_path, "slow", SLOW), side=48)
+    with monkeypatch.context() as patch:
+        patch.setenv("NAP", "0.05")
+        process = started(tmp_path, command)
+    until(lambda: units(tmp_path) >= 2, process, tmp_path)
+    os.kill(process.pid or 0, number)
     before = units(tmp_path)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 3, error
+    error = ended(process, tmp_path)
     assert before < units(tmp_path) < 27  # those whose blocks had been read, and no more
-    assert error.strip().splitlines()[-1] == (
+    assert error == (
         f"penstock infer: {units(tmp_path)} of 27 blocks were written when {number.name} ended the "
         "job; run again with --resume"
     )
@@ -101,15 +105,16 @@ def test_what_is_whole_is_written_after_a_signal_and_the_run_resumes(
     assert not (tmp_path / "out.zarr.penstock/ended.json").exists()
 
 
-def test_what_takes_longer_than_the_grace_is_left(tmp_path: Path) -> None:
-    command = words(tmp_path, write_model(tmp_path, "slow", SLOW.format(0.4)), "--grace", "500ms")
+def test_what_takes_longer_than_the_grace_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = words(tmp_path, write_model(tmp_path, "slow", SLOW), "--grace", "500ms")
     assert main(command) == 2  # no such time
-    process = started([*command[:-1], "0.5s"])
-    until(lambda: units(tmp_path) >= 1, process)
-    process.send_signal(signal.SIGTERM)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 3
-    assert error.strip().splitlines()[-1] == (
+    monkeypatch.setenv("NAP", "0.3")
+    process = started(tmp_path, [*command[:-1], "0.2s"])
+    until(lambda: units(tmp_path) >= 1, process, tmp_path)
+    os.kill(process.pid or 0, signal.SIGTERM)
+    assert ended(process, tmp_path) == (
         "penstock infer: SIGTERM ended the job; run again with --resume"
     )
 
@@ -130,7 +135,7 @@ def test_units_that_are_half_done_are_made_again(
 ) -> None:
     monkeypatch.setattr(cuts, "BLOCK_VOXELS", 1000)
     source = np.random.default_rng(0).normal(size=(40, 40, 40)).astype("float32")
-    slow = write_model(tmp_path, "slow", SLOW.format(0.005))
+    slow = write_model(tmp_path, "slow", SLOW)
 
     def begun(out: str, **more: Any) -> Job:
         knobs = {"in_spec": source, "out_spec": tmp_path / out, "model_type": slow, "patch": 8,
@@ -149,8 +154,10 @@ def test_units_that_are_half_done_are_made_again(
         if progress.units_done >= 3:
             request.ask("SIGTERM")
 
+    monkeypatch.setenv("NAP", "0.005")
     with pytest.raises(Incomplete, match=r"^\d+ of 27 blocks were written when SIGTERM ended"):
         infer.run_job(begun("out.zarr"), ask, request)
+    monkeypatch.delenv("NAP")
     assert 3 <= infer.run_job(begun("out.zarr", resume=True)).units_skipped < 27
     assert (read("out.zarr") == read("whole.zarr")).all()
 
@@ -176,10 +183,7 @@ def test_a_model_that_never_returns_ends_the_job_and_the_run_resumes(tmp_path: P
     np.save(tmp_path / "in.npy", volume)
     model = write_model(tmp_path, "stuck_model", STUCK.format(str(stuck)))
     command = words(tmp_path, model, "--normalize", "none", "--stall-timeout", "1s")
-    process = started(command)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 3, error
-    last = error.strip().splitlines()[-1]
+    last = ended(started(tmp_path, command), tmp_path)
     assert last.startswith("penstock infer: forward failed at block ")
     assert "no progress for 1.00 s (--stall-timeout)" in last
     assert last.endswith(
@@ -226,8 +230,9 @@ def test_progress_within_a_block_and_retries_are_no_stall(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A block of many batches takes longer than the watchdog waits; no batch does."""
-    model = write_model(tmp_path, "slow", SLOW.format(0.02))
-    started_job = job(tmp_path, model_type=model, stall_timeout=2, normalize="none",
+    model = write_model(tmp_path, "slow", SLOW)
+    monkeypatch.setenv("NAP", "0.01")
+    started_job = job(tmp_path, model_type=model, stall_timeout=1, normalize="none",
                       head_kind="intensity")  # fmt: skip
     assert infer.run_job(started_job).units_written == 27
 

@@ -51,7 +51,7 @@ def test_a_fault_in_any_stage_surfaces_with_stage_and_block(
     stage: str, owner: Any, attribute: str, calls: int, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    started = job(tmp_path)
+    started = job(tmp_path, normalize="percentile")
     monkeypatch.setattr(owner, attribute, failing_after(calls, getattr(owner, attribute)))
     before = threading.active_count()
     with pytest.raises(StageError, match=f"^{stage} failed at .*Box.*cosmic ray") as caught:
@@ -72,7 +72,7 @@ def test_values_that_are_not_finite_are_an_error_and_not_a_zero(tmp_path: Path) 
 def test_a_block_that_was_never_written_is_never_success(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started = job(tmp_path)
+    started = job(tmp_path, normalize="percentile")
     note = journal.Journal.note
 
     def lost(self: journal.Journal, key: tuple[int, ...], *more: Any) -> None:
@@ -111,7 +111,7 @@ def test_a_block_that_was_never_written_is_never_success(
         ({"nonesuch": 1}, "there is no setting 'nonesuch'"),
         ({"norm_lower": 99, "norm_upper": 1}, "--norm-lower 99.0 must be less than"),
         ({"norm_lower": float("nan")}, "--norm-lower nan must be less than"),
-        ({"norm_upper": 200}, "must be percentiles from 0 to 100"),
+        ({"normalize": "percentile", "norm_upper": 200}, "must be percentiles from 0 to 100"),
         ({"normalize": "global", "norm_lower": 0, "norm_upper": 1}, "one below 50 and one above"),
         ({"eps": 0}, "--eps 0: input should be greater than 0"),
         ({"compile_dynamic": "maybe"}, "--compile-dynamic 'maybe'"),

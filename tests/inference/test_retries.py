@@ -141,7 +141,7 @@ def test_faults_that_stay_are_told_at_once(
     owner: Any, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = "read" if owner is MemorySource else "write"
-    started = job(tmp_path)
+    started = job(tmp_path, normalize="percentile")
     error = OSError(number, "as it is")
     monkeypatch.setattr(owner, stage, failing(getattr(owner, stage), error, range(3, 10**9)))
     with pytest.raises(StageError, match=rf"^{stage} failed at block .*as it is") as caught:
@@ -187,6 +187,7 @@ def test_what_is_no_time_is_refused(text: str, tmp_path: Path) -> None:
 
 
 BRIEF = {"max_retries": 1, "initial_delay": "10ms"}
+OFTEN = {"max_retries": 32, "initial_delay": "1ms", "max_delay": "10ms"}
 
 
 def words(
@@ -194,7 +195,7 @@ def words(
 ) -> list[str]:
     """A job whose specs may say how often TensorStore sends a request by itself."""
     context = {"context": {"s3_request_retries": requests}} if requests else {}
-    given = {"--in-spec": json.dumps(put(door, "in", array, 5) | context),
+    given = {"--in-spec": json.dumps(put(door, "in", array, 20) | context),
              "--out-spec": json.dumps(new(door, out, array, 10) | context),
              "--run-dir": folder, "--model-type": "identity", "--patch": 8, "--overlap": 2,
              "--block": 10, "--devices": "cpu", "--normalize": "none"}  # fmt: skip
@@ -207,7 +208,7 @@ def test_a_server_that_asks_to_slow_down_is_asked_again(
 ) -> None:
     array = distinct(20)
     with door_to(s3_endpoint) as door:
-        command = words(door, array, "out", tmp_path / "run")
+        command = words(door, array, "out", tmp_path / "run", OFTEN)
         slow_down = (503, BODY.format("SlowDown", "Please reduce your request rate."))
         door.answers, door.every = {"GET": slow_down, "PUT": slow_down}, 3
         assert main(command) == 0
@@ -231,7 +232,7 @@ def test_a_server_that_is_restarted_in_the_middle_is_waited_for(
             assert door.asked.wait(30)
             door.close()
             door.answers = {}
-            threading.Event().wait(1)  # longer than TensorStore's own tries
+            threading.Event().wait(0.3)  # longer than TensorStore's own tries
             door.open()
 
         thread = threading.Thread(target=restart)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
-import signal
-import subprocess
-import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,12 @@ import pytest
 
 import penstock
 from penstock.cli import main
-from penstock.data.stores.memory import MemorySink
+from penstock.data.stores.memory import MemorySink, MemorySource
 from penstock.inference import ending, retries
 from penstock.inference import run as infer
 from penstock.inference.status import read_status
 
+from ..preloaded import started
 from .faulty_s3 import distinct, write_model
 from .kit import SMALL, arange, job
 
@@ -37,22 +37,24 @@ def test_a_run_is_at_work_then_killed_then_done(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     np.save("in.npy", distinct(32))
-    slow = "if x.device.type != 'meta':\n    time.sleep(0.1)\nreturn x"
-    command = [sys.executable, "-m", "penstock", "infer", "--in-spec", "in.npy", "--out-spec",
+    slow = "if x.device.type != 'meta':\n    time.sleep(float(os.environ.get('NAP', 0)))\nreturn x"
+    command = ["infer", "--in-spec", "in.npy", "--out-spec",
                "out.zarr", "--model-type", write_model(tmp_path, "slow", slow), "--patch", "8",
                "--overlap", "0", "--block", "16", "--chunks", "16", "--devices", "cpu",
                "--head-kind", "intensity", "--metrics-interval", "0.1"]  # fmt: skip
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+    with monkeypatch.context() as patch:
+        patch.setenv("NAP", "0.1")
+        process = started(tmp_path, command)
     line = ""
     while not re.search(r"[1-9] of 8 blocks .*blocks/s, .* left", line):
-        assert process.poll() is None, line
+        assert process.is_alive(), line
         if Path("out.zarr.penstock/run.json").exists():
             code, line = said(capsys, "out.zarr")
             assert code == 0 and line.startswith("running: ")
         time.sleep(0.05)
     assert len(line.splitlines()) == 1
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    process.kill()
+    process.join()
     code, line = said(capsys, "out.zarr.penstock/")
     assert code == 3
     assert re.fullmatch(
@@ -60,7 +62,8 @@ def test_a_run_is_at_work_then_killed_then_done(
         r"--resume goes on\n",
         line,
     )
-    subprocess.run([*command, "--resume"], check=True, stdout=subprocess.DEVNULL)
+    assert main([*command, "--resume"]) == 0
+    capsys.readouterr()
     assert said(capsys, tmp_path / "out.zarr", "--watch") == (
         0, "done: 8 of 8 blocks are written (100.0%)\n"
     )  # fmt: skip
@@ -70,16 +73,22 @@ def test_a_run_that_ended_says_why_and_which_faults_it_met(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retries, "FIRST_S", 0.001)
-    request, write, failed = ending.EndRequest(), MemorySink.write, []
+    request, failed, reads = ending.EndRequest(), threading.Event(), itertools.count()
+    read, write = MemorySource.read, MemorySink.write
 
     def fails_once(self: MemorySink, *args: Any) -> None:
-        if not failed:
-            failed.append(1)
+        if not failed.is_set():
             request.ask("SIGTERM")
+            failed.set()
             raise ConnectionResetError("reset by peer")
         write(self, *args)
 
+    def waits(self: MemorySource, *args: Any) -> Any:
+        assert next(reads) < 20 or failed.wait(60)  # some are not read yet when the job is to end
+        return read(self, *args)
+
     monkeypatch.setattr(MemorySink, "write", fails_once)
+    monkeypatch.setattr(MemorySource, "read", waits)
     with pytest.raises(penstock.Incomplete):
         infer.run_job(job(tmp_path), request=request)
     code, line = said(capsys, tmp_path / "run")

@@ -98,12 +98,20 @@ class Histogram:
         self._sign = 0 if self._kind.kind == "u" else 1 << (8 * self._kind.itemsize - 1)
         self.done = False
         self._coarse = np.zeros(1 << 16, np.int64)
+        self._up_to: NDArray[np.int64] | None = None
+        """Values in each coarse bin and those below it; None where more have been counted."""
         self._fine: dict[int, NDArray[np.int64]] | None = None
 
     @property
     def count(self) -> int:
         """Finite values seen in the first pass."""
-        return int(self._coarse.sum())
+        return int(self._cumulative[-1])
+
+    @property
+    def _cumulative(self) -> NDArray[np.int64]:
+        if self._up_to is None:
+            self._up_to = np.cumsum(self._coarse)
+        return self._up_to
 
     def add(self, array: NDArray[Any]) -> None:
         flags: Any = ("external_loop", "buffered", "zerosize_ok")
@@ -111,6 +119,7 @@ class Histogram:
             self._count(self._keys(np.asarray(piece)))
 
     def _count(self, keys: NDArray[Any]) -> None:
+        self._up_to = None
         if not self.wide:
             self._coarse += np.bincount(keys, minlength=1 << 16)
         elif self._fine is None:
@@ -135,6 +144,7 @@ class Histogram:
         Args:
             counts: the `counts` of the other one.
         """
+        self._up_to = None
         if self._fine is None:
             self._coarse += counts["coarse"]
         else:
@@ -147,7 +157,7 @@ class Histogram:
             self.done = True
             return
         ranks = [r for q in (0.0, 100.0, *percentiles) for r in self._ranks(q)[:2]]
-        bins = np.searchsorted(np.cumsum(self._coarse), ranks, side="right")
+        bins = np.searchsorted(self._cumulative, ranks, side="right")
         self._fine = {int(b): np.zeros(1 << 16, np.int64) for b in bins}
 
     def percentile(self, q: float) -> float:
@@ -183,7 +193,7 @@ class Histogram:
         return below, min(below + 1, self.count - 1), position - below
 
     def _value(self, rank: int) -> float:
-        cumulative = np.cumsum(self._coarse)
+        cumulative = self._cumulative
         key = int(np.searchsorted(cumulative, rank, side="right"))
         if self._fine is not None:
             rest = rank - int(cumulative[key - 1] if key else 0)
