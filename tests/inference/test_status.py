@@ -90,7 +90,7 @@ def test_a_run_that_ended_says_why_and_which_faults_it_met(
     monkeypatch.setattr(MemorySink, "write", fails_once)
     monkeypatch.setattr(MemorySource, "read", waits)
     with pytest.raises(penstock.Incomplete):
-        infer.run_job(job(tmp_path), request=request)
+        infer.run_job(job(tmp_path, normalize="percentile"), request=request)
     code, line = said(capsys, tmp_path / "run")
     assert code == 3
     assert re.fullmatch(
