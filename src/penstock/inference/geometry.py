@@ -55,6 +55,10 @@ class Geometry:
     """Shape of a region, in whole units. Inside a region each patch is computed once and unfinished
     units are held in memory. A patch on a border is computed once for each side."""
     patches_per_block: tuple[int, ...]
+    spills: bool = False
+    """True if a patch on a border is computed once after all, with the block that it is in, by the
+    region in which the block begins. That region spills what the block brings to units of others;
+    `spill` says how."""
 
     @property
     def stride(self) -> tuple[int, ...]:
@@ -96,6 +100,43 @@ class Geometry:
             box = box.grow(self.after, self.before) & self.domain
         return self.cores.touching(box)
 
+    def patches_of(self, region: Box) -> Box:
+        """Indices of the patches that a region computes."""
+        if not self.spills:
+            return self.patches_for(region)
+        per_block, domain = self.patches_per_block, self.domain
+        ends = []
+        for corner in (region.start, region.stop):
+            lines = zip(corner, domain.start, per_block, self.stride, strict=True)
+            ends.append([-((low - at) // (n * s)) * n for at, low, n, s in lines])
+        first, stop = ends
+        stop = [
+            max(a, min(b, n)) for a, b, n in zip(first, stop, self.cores.cells.stop, strict=True)
+        ]
+        return Box(tuple(first), tuple(stop))
+
+    def reach(self, block: Block) -> Box:
+        """Where a block contributes: its region, or anywhere if it spills what is of others."""
+        return self.domain if self.spills else self.regions[block.region]
+
+    def is_border(self, unit: Box) -> bool:
+        """Whether blocks of several regions contribute to a unit."""
+        if not self.spills:
+            return False
+        region = self.regions.cell(self.regions.touching(unit).start)
+        return self.patches_for(unit) not in self.patches_of(region)
+
+    def block_lines(self, box: Box) -> Box:
+        """Indices, in the grid of whole blocks, of the blocks that contribute to a box."""
+        return Grid(self.cores.cells, self.patches_per_block).touching(self.patches_for(box))
+
+    def block_at(self, index: Sequence[int], volume: int = 0) -> Block:
+        """The block at an index of the grid of whole blocks."""
+        patches = Grid(self.cores.cells, self.patches_per_block).cell(index)
+        core, regions = self.core_of(patches), self.regions
+        region = flatten(regions.touching(Box.of(core.start, (1, 1, 1))).start, regions.cells)
+        return self._block(patches, region, volume)
+
     def read_of(self, patches: Box) -> Box:
         """What some patches see together."""
         last = tuple(i - 1 for i in patches.stop)
@@ -116,7 +157,7 @@ class Geometry:
         Block lines are anchored in the global patch grid, not in the region, so a blended sum
         adds the same numbers in the same order whatever the region.
         """
-        return Grid(self.patches_for(region), self.patches_per_block)
+        return Grid(self.patches_of(region), self.patches_per_block)
 
     def blocks(self, number: int = 0, volume: int = 0) -> Iterator[Block]:
         """Every block of the volume in visiting order, numbered from ``number``."""
@@ -128,9 +169,12 @@ class Geometry:
         for index in indices(regions.touching(box)):
             flat = flatten(index, regions.cells)
             for patches in self.blocks_of(regions.cell(index)):
-                core, support = self.core_of(patches), self.support_of(patches)
-                yield Block(number, volume, flat, patches, core, support, self.read_of(patches))
+                yield self._block(patches, flat, volume, number)
                 number += 1
+
+    def _block(self, patches: Box, region: int, volume: int, number: int = 0) -> Block:
+        core, support = self.core_of(patches), self.support_of(patches)
+        return Block(number, volume, region, patches, core, support, self.read_of(patches))
 
     def count_blocks(self) -> int:
         return math.prod(
@@ -141,7 +185,7 @@ class Geometry:
         )
 
     def count_patches(self) -> int:
-        """Patches computed, those on region borders counted for each side."""
+        """Patches computed, those on region borders counted for each side that computes them."""
         return math.prod(int((stop - first).sum()) for first, stop in self._patches_by_axis())
 
     def _patches_by_axis(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
@@ -156,9 +200,15 @@ class Geometry:
         return lines[:-1], lines[1:]
 
     def patches_along(self, axis: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """`patches_for` each region along an axis: first and stop, two arrays (regions,)."""
+        """`patches_of` each region along an axis: first and stop, two arrays (regions,)."""
         low, high, stride = self.domain.start[axis], self.domain.stop[axis], self.stride[axis]
         start, stop = self.regions_along(axis)
+        if self.spills:
+            per_block, count = self.patches_per_block[axis], -((low - high) // stride)
+            first, stop = (
+                -((low - ends) // (per_block * stride)) * per_block for ends in (start, stop)
+            )
+            return first, np.maximum(first, np.minimum(stop, count))
         if self.seam == "blend":
             start = np.maximum(start - self.after[axis], low)
             stop = np.minimum(stop + self.before[axis], high)

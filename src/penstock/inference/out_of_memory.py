@@ -99,7 +99,7 @@ class Halvings:
             for slot in slots:
                 block = slot.owner.block
                 start = (r + p for r, p in zip(block.read.start, slot.place, strict=True))
-                seen = Box.of(tuple(start), geometry.patch) & geometry.regions[block.region]
+                seen = Box.of(tuple(start), geometry.patch) & geometry.reach(block)
                 near = indices(geometry.units.touching(seen & geometry.domain))
                 for unit in ((block.volume, *index) for index in near):
                     if unit not in self.units:

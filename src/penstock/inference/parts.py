@@ -1,8 +1,9 @@
 """A job cut into parts, each of which one worker computes by itself.
 
 A part is a box of whole regions of one volume, and so of whole write units: no two parts write the
-same chunk. A patch on the border of two parts is computed by both. Parts are visited like regions,
-the last axis first, and there is never a list of them.
+same chunk. A patch on the border of two parts is computed by both, or by one that spills what is
+the other's; a part is one region then. Parts are visited like regions, the last axis first, and
+there is never a list of them.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Extent:
 
     units: int
     patches: int
-    """Patches computed, those on borders once for each side."""
+    """Patches computed, those on borders once for each side that computes them."""
     voxels: int
     """Voxels of all volumes, each channel group counted once."""
 
@@ -89,6 +90,29 @@ class Parts:
     def number_of(self, volume: int, unit: Sequence[int]) -> int:
         """The number of the part that writes a unit."""
         cell = self.grid.touching(self.geometry.units.cell(unit)).start
+        return self._number(volume, cell)
+
+    def sources(self, part: Part) -> list[int]:
+        """The numbers of the parts whose blocks contribute to the units of a part."""
+        geometry, axes = self.geometry, []
+        lines = geometry.block_lines(part.box)
+        for axis in range(3):
+            step = geometry.patches_per_block[axis] * geometry.stride[axis]
+            begins = geometry.domain.start[axis] + step * np.arange(
+                lines.start[axis], lines.stop[axis], dtype=np.int64
+            )
+            axes.append(np.unique((begins - self.grid.anchor[axis]) // self.step[axis]).tolist())
+        return [self._number(part.volume, cell) for cell in itertools.product(*axes)]
+
+    def targets(self, part: Part) -> list[int]:
+        """The numbers of the parts with units that the blocks of a part contribute to."""
+        patches = self.geometry.patches_of(part.box)
+        if not patches.size:
+            return []
+        cells = self.grid.touching(self.geometry.support_of(patches))
+        return [self._number(part.volume, cell) for cell in indices(cells)]
+
+    def _number(self, volume: int, cell: Sequence[int]) -> int:
         return volume * len(self.grid) + flatten(cell, self.grid.cells)
 
     def extent(self, numbers: Iterable[int]) -> Extent:
@@ -99,7 +123,7 @@ class Parts:
             voxels += part.box.size
             for index in indices(self.geometry.regions.touching(part.box)):
                 region = self.geometry.regions.cell(index)
-                patches += self.geometry.patches_for(region).size
+                patches += self.geometry.patches_of(region).size
         return Extent(units, patches, voxels)
 
     def share(self, element: int, elements: int) -> range:

@@ -36,7 +36,7 @@ def wanted_blocks(
     )
     for volume, box in boxes:
         for block in geometry.blocks_in(box, volume=volume):
-            support = block.support & geometry.regions[block.region]
+            support = block.support & geometry.reach(block)
             units = indices(geometry.units.touching(support))
             if not written or any((volume, *unit) not in written for unit in units):
                 yield replace(block, number=next(number))
@@ -73,7 +73,7 @@ class BlockReader:
         shape = (job.net.model.in_channels, *hull.shape)
         whole = self.pool.take(shape, job.source.dtype)
         part = whole[(slice(None), *inside.within(hull))]
-        owned = block.core & job.geometry.regions[block.region]
+        owned = block.core & job.geometry.reach(block)
 
         def read() -> None:
             job.volumes[block.volume].read(job.source, inside, part)

@@ -81,6 +81,20 @@ class Unit:
     """Voxels of block support that have not arrived yet."""
 
 
+def share_of(geometry: Geometry, block: Block, unit: Box, *, blended: bool) -> Box:
+    """The voxels of a unit that a block brings to a head."""
+    return (block.support if blended else block.core) & geometry.reach(block) & unit
+
+
+def merge(unit: Unit, head: int, share: Box, values: NDArray[Any], *, blended: bool) -> None:
+    """Put what a block brings to a head, (channels, z, y, x) of its share, into a unit."""
+    there = unit.arrays[head][(slice(None), *share.within(unit.box))]
+    if blended:
+        np.add(there, values, out=there)
+    else:
+        there[...] = values
+
+
 @dataclass(slots=True)
 class Assembly:
     """Takes blocks in visiting order, and gives out whole units."""
@@ -102,23 +116,17 @@ class Assembly:
         its core.
         """
         geometry = self.geometry
-        region = geometry.regions[block.region]
-        support = block.support & region
+        support = block.support & geometry.reach(block)
         for index in indices(geometry.units.touching(support)):
             if not self.wanted(block.volume, index):
                 continue
             unit = self._unit(block.volume, index)
-            for array, head, blended in zip(unit.arrays, heads, self.blended, strict=True):
-                held = block.support if blended else block.core
-                part = held & region & unit.box
-                if part.size == 0:  # its patches own nothing here
-                    continue
-                where = (slice(None), *part.within(unit.box))
-                which = (slice(None), *part.within(held))
-                if blended:
-                    np.add(array[where], head[which], out=array[where])
-                else:
-                    array[where] = head[which]
+            for number, blended in enumerate(self.blended):
+                share = share_of(geometry, block, unit.box, blended=blended)
+                if share.size:  # else its patches own nothing here
+                    held = block.support if blended else block.core
+                    values = heads[number][(slice(None), *share.within(held))]
+                    merge(unit, number, share, values, blended=blended)
             unit.missing -= (support & unit.box).size
             if unit.missing == 0:
                 yield self.open.pop((block.volume, index))

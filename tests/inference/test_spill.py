@@ -1,0 +1,280 @@
+"""Pieces of units that parts spill: joined they are what one process makes, to the bit."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from penstock.data.box import Box
+from penstock.data.grid import indices
+from penstock.inference.geometry import Block, Geometry
+from penstock.inference.heads import HeadPlan
+from penstock.inference.parts import Parts, fit_parts
+from penstock.inference.spill import Pieces
+from penstock.inference.stitch import Assembly, Unit
+
+from ..geometries import geometries
+from .kit import Array
+from .test_parts import CUBE
+
+
+@st.composite
+def spilling(draw: st.DrawFn, patches: int = 10**6) -> Parts:
+    """Any small job of so many patches at most, in parts that spill, of any whole units."""
+    geometry = draw(geometries())
+    assume(geometry.cores.cells.size <= patches)
+    step = tuple(u * draw(st.integers(1, 3)) for u in geometry.unit)
+    return Parts(replace(geometry, region=step, spills=True), step, draw(st.integers(1, 2)))
+
+
+def alone(parts: Parts) -> Geometry:
+    """The cut of one process that has the whole volume in one region."""
+    geometry = parts.geometry
+    region = tuple(
+        (n // u + 2) * u for n, u in zip(geometry.domain.shape, geometry.unit, strict=True)
+    )
+    return replace(geometry, region=region, spills=False)
+
+
+def heads_of(geometry: Geometry) -> list[HeadPlan]:
+    """Two channels of sums and labels where seams are blended, else two dtypes as written."""
+    blend = geometry.seam == "blend"
+    f32, u16, i64 = (np.dtype(name) for name in ("float32", "uint16", "int64"))
+    return [
+        HeadPlan("values", 2, "scores", "said", f32 if blend else u16, f32, blend, False),
+        HeadPlan("labels", 1, "labels", "said", i64, i64, False, False),
+    ]
+
+
+def computed(geometry: Geometry, block: Block) -> list[Array]:
+    """What a block brings: of each patch other numbers, which add up in the order of patches."""
+    arrays = []
+    for number, head in enumerate(heads_of(geometry)):
+        held = block.support if head.blended else block.core
+        values = np.zeros((head.channels, *held.shape), head.kept)
+        for index in indices(block.patches):
+            seed = np.random.default_rng([number, block.volume, *index])
+            box = geometry.patch_read(index) if head.blended else geometry.cores.cell(index)
+            drawn = seed.normal(900, 400, (head.channels, *box.shape)).astype(head.kept)
+            part = box & held
+            values[(slice(None), *part.within(held))] += drawn[(slice(None), *part.within(box))]
+        arrays.append(values)
+    return arrays
+
+
+def empty(geometry: Geometry, head: int, shape: tuple[int, ...]) -> Array:
+    plan = heads_of(geometry)[head]
+    return np.zeros((plan.channels, *shape), plan.kept)
+
+
+class Written:
+    """The units that were written, each once."""
+
+    def __init__(self) -> None:
+        self.units: dict[tuple[int, ...], list[bytes]] = {}
+
+    def take(self, units: Iterable[Unit]) -> None:
+        for unit in units:
+            key = (unit.volume, *unit.index)
+            assert key not in self.units
+            self.units[key] = [array.tobytes() for array in unit.arrays]
+
+
+def in_process(parts: Parts) -> Written:
+    geometry, written = alone(parts), Written()
+    assembly = Assembly(
+        geometry,
+        lambda head, shape: empty(geometry, head, shape),
+        [head.blended for head in heads_of(geometry)],
+    )
+    for volume in range(parts.num_volumes):
+        for block in geometry.blocks(volume=volume):
+            written.take(assembly.add(block, computed(geometry, block)))
+    return written
+
+
+def run_part(parts: Parts, number: int, pieces: Pieces) -> Iterator[Unit]:
+    """Compute a part: its own units come whole, the others' share is spilled."""
+    geometry = parts.geometry
+    assembly = Assembly(
+        geometry,
+        lambda head, shape: empty(geometry, head, shape),
+        [head.blended for head in heads_of(geometry)],
+        lambda volume, index: not pieces.is_border(index),
+    )
+    for block in parts.blocks(parts[number]):
+        heads = computed(geometry, block)
+        for index in indices(geometry.units.touching(block.support)):
+            if pieces.is_border(index):
+                pieces.write(pieces.cut(block, index, heads))
+        yield from assembly.add(block, heads)
+    assert not assembly.open
+
+
+@settings(max_examples=12, deadline=None)
+@given(spilling(60), st.data())
+def test_pieces_of_parts_in_any_order_and_twice_make_what_one_process_makes(
+    parts: Parts, data: st.DataObject
+) -> None:
+    check_joined(parts, data)
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None)
+@given(spilling(600), st.data())
+def test_pieces_of_many_jobs_make_what_one_process_makes(parts: Parts, data: st.DataObject) -> None:
+    check_joined(parts, data)
+
+
+def check_joined(parts: Parts, data: st.DataObject) -> None:
+    """Parts in any order, some of them done twice, and then joined are what one process makes."""
+    order = data.draw(st.permutations(range(len(parts))))
+    again = data.draw(st.lists(st.sampled_from(order), max_size=2))
+    geometry, written = parts.geometry, Written()
+    with tempfile.TemporaryDirectory() as folder:
+        pieces = Pieces(Path(folder), "run", "maker", geometry, heads_of(geometry))
+        pieces.begin()
+        for number in order:
+            written.take(run_part(parts, number, pieces))
+        for number in again:
+            list(run_part(parts, number, pieces))
+        for volume in range(parts.num_volumes):
+            for index in indices(geometry.units.cells):
+                if pieces.is_border(index):
+                    unit = pieces.join(volume, index, lambda h, s: empty(geometry, h, s))
+                    assert unit is not None
+                    written.take([unit])
+                    pieces.remove(volume, index)
+        assert not [*pieces.folder.iterdir()]
+    assert written.units == in_process(parts).units
+
+
+@settings(max_examples=30, deadline=None)
+@given(spilling())
+def test_each_block_is_in_one_part_and_parts_know_whom_they_wait_for(parts: Parts) -> None:
+    geometry, whole = parts.geometry, alone(parts)
+    blocks = Counter((b.volume, b.patches) for part in parts for b in parts.blocks(part))
+    once = {(v, b.patches) for v in range(parts.num_volumes) for b in whole.blocks(volume=v)}
+    # Regions meet in the anchor, where one lies in the volume; blocks that spill do not.
+    assert set(blocks.values()) == {1}
+    assert sum(patches.size for _, patches in blocks) == (
+        geometry.cores.cells.size * parts.num_volumes
+    )
+    if len(whole.regions) == 1:
+        assert blocks.keys() == once
+    assert geometry.count_patches() == geometry.cores.cells.size
+    assert geometry.count_blocks() * parts.num_volumes == len(blocks)
+    assert parts.extent(range(len(parts))).patches == sum(p.size for _, p in blocks)
+    bringing: dict[int, set[int]] = {part.number: set() for part in parts}
+    for part in parts:
+        for block in parts.blocks(part):
+            assert geometry.block_at(
+                [
+                    a // n
+                    for a, n in zip(block.patches.start, geometry.patches_per_block, strict=True)
+                ],
+                block.volume,
+            ) == replace(block, number=0)
+            for index in indices(geometry.units.touching(block.support)):
+                bringing[parts.number_of(part.volume, index)].add(part.number)
+    for part in parts:
+        assert set(parts.sources(part)) == bringing[part.number]
+        assert all(part.number in bringing[each] for each in parts.targets(part))
+        own = [*indices(parts.units(part))]
+        others = bringing[part.number] != {part.number}
+        assert others == any(geometry.is_border(geometry.units.cell(index)) for index in own)
+    assert sum(len(parts.targets(part)) for part in parts) == sum(map(len, bringing.values()))
+
+
+@pytest.mark.parametrize("seam", ["trim", "blend"])
+@pytest.mark.parametrize("number", [2, 8, 64])
+def test_patches_computed_stay_those_of_one_process(number: int, seam: str) -> None:
+    alone = replace(CUBE, seam=seam)  # type: ignore[arg-type]
+    cut = {
+        spills: fit_parts(replace(alone, spills=spills), 1, number, number)
+        for spills in (False, True)
+    }
+    patches = {
+        spills: replace(parts.geometry, region=parts.step).count_patches()
+        for spills, parts in cut.items()
+    }
+    assert len(cut[True]) >= number
+    assert patches[True] <= 1.02 * alone.count_patches()
+    if number == 8 and seam == "trim":
+        assert patches[False] > 1.3 * alone.count_patches()
+
+
+@pytest.fixture
+def pieces(tmp_path: Path) -> tuple[Pieces, Block, tuple[int, ...], list[Array]]:
+    """The pieces of a job, and one of them."""
+    geometry = Geometry(
+        domain=Box.of((0, 0, 0), (4, 4, 8)), patch=(2, 2, 3), overlap=(0, 0, 1), seam="blend",
+        unit=(4, 4, 4), anchor=(0, 0, 0), region=(4, 4, 4), patches_per_block=(2, 2, 1),
+        spills=True,
+    )  # fmt: skip
+    made = Pieces(tmp_path, "run", "maker", geometry, heads_of(geometry))
+    made.begin()
+    block, index = geometry.block_at((0, 0, 1)), (0, 0, 1)
+    heads = computed(geometry, block)
+    made.write(made.cut(block, index, heads))
+    return made, block, index, heads
+
+
+def test_a_piece_comes_back_with_the_bits_it_had(
+    pieces: tuple[Pieces, Block, tuple[int, ...], list[Array]],
+) -> None:
+    made, block, index, heads = pieces
+    cut, read = made.cut(block, index, heads), made.read(block, index)
+    assert made.there(block, index) and read is not None
+    for one, other in zip(cut.arrays, read, strict=True):
+        assert one.dtype == other.dtype and one.tobytes() == other.tobytes()
+    made.remove(0, index)
+    assert not made.there(block, index) and made.read(block, index) is None
+
+
+@pytest.mark.parametrize("damage", ["bit", "short", "run", "maker", "place"])
+def test_a_piece_that_is_damaged_or_of_something_else_counts_as_not_there(
+    pieces: tuple[Pieces, Block, tuple[int, ...], list[Array]], damage: str
+) -> None:
+    made, block, index, _ = pieces
+    (file,) = (path for path in made.folder.rglob("*") if path.is_file())
+    content = file.read_bytes()
+    if damage == "bit":
+        file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    elif damage == "short":
+        file.write_bytes(content[:-1])
+        assert not made.there(block, index)
+    elif damage == "place":
+        other = made.geometry.block_at((0, 0, 2))
+        file.rename(file.with_name("0.0.2"))
+        assert made.read(other, index) is None
+        return
+    else:
+        maker = "another" if damage == "maker" else "maker"
+        run = "another" if damage == "run" else "run"
+        made = Pieces(made.folder.parents[1], run, maker, made.geometry, made.heads)
+        if damage == "run":
+            made.begin()
+            file.parent.rename(made.folder / file.parent.name)
+            file = made.folder / file.parent.name / file.name
+    assert made.read(block, index) is None
+    assert not file.exists(), "it would be looked at again"
+
+
+def test_nobody_writes_a_piece_once_the_folder_is_gone(
+    pieces: tuple[Pieces, Block, tuple[int, ...], list[Array]],
+) -> None:
+    made, block, index, heads = pieces
+    for path in sorted(made.folder.rglob("*"), reverse=True):
+        path.unlink() if path.is_file() else path.rmdir()
+    made.folder.rmdir()
+    with pytest.raises(FileNotFoundError):
+        made.write(made.cut(block, index, heads))
