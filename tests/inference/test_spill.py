@@ -15,14 +15,15 @@ from hypothesis import strategies as st
 
 from penstock.data.box import Box
 from penstock.data.grid import indices
+from penstock.inference.borders import spill_of
 from penstock.inference.geometry import Block, Geometry
 from penstock.inference.heads import HeadPlan
 from penstock.inference.parts import Parts, fit_parts
 from penstock.inference.spill import Pieces
-from penstock.inference.stitch import Assembly, Unit
+from penstock.inference.stitch import Assembly, Unit, share_of
 
 from ..geometries import geometries
-from .kit import Array
+from .kit import Array, facts
 from .test_parts import CUBE
 
 
@@ -278,3 +279,40 @@ def test_nobody_writes_a_piece_once_the_folder_is_gone(
     made.folder.rmdir()
     with pytest.raises(FileNotFoundError):
         made.write(made.cut(block, index, heads))
+
+
+@settings(max_examples=30, deadline=None)
+@given(spilling(60))
+def test_what_is_spilled_is_what_the_plan_states(parts: Parts) -> None:
+    geometry, blend = parts.geometry, parts.geometry.seam == "blend"
+    plans = heads_of(geometry)
+    stated = spill_of(
+        parts,
+        facts(
+            geometry.domain.shape,
+            out_channels=tuple(head.channels for head in plans),
+            out_itemsizes=tuple(head.dtype.itemsize for head in plans),
+            sum_itemsizes=(4 if blend else 0, 0),
+        ),
+    )
+    waiting = {part.number: {*parts.sources(part)} for part in parts}
+    spilled = now = peak = 0
+    of_part = dict.fromkeys(waiting, 0)
+    for part in parts:
+        for block in parts.blocks(part):
+            for index in indices(geometry.units.touching(block.support)):
+                unit = geometry.units.cell(index)
+                if geometry.is_border(unit):
+                    for head in plans:
+                        share = share_of(geometry, block, unit, blended=head.blended)
+                        size = head.channels * share.size * head.kept.itemsize
+                        of_part[parts.number_of(part.volume, index)] += size
+                        spilled, now = spilled + size, now + size
+        peak = max(peak, now)
+        for other in parts.targets(part):
+            waiting[other].discard(part.number)
+            if not waiting[other]:  # it is joined before the next part begins
+                now -= of_part[other]
+    assert stated.bytes == spilled
+    assert peak <= stated.peak <= stated.bytes
+    assert now == 0

@@ -11,7 +11,7 @@ import contextlib
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -27,11 +27,12 @@ from . import station
 from .beginning import begun
 from .completeness import missing_parts
 from .ending import EndRequest
-from .journal import Journal, Prepared
+from .journal import SPILL_FOLDER, Journal, Prepared
 from .outputs import open_outputs
 from .parts import Parts
 from .plan import Plan
 from .shared_folder import check_seen
+from .schedule import Schedule
 from .summary import Progress, Summary, merged
 
 SHARES_PER_LANE = 4
@@ -193,7 +194,7 @@ def _prepared(job: RemoteJob, workers: Workers) -> Prepared:
     with contextlib.suppress(UsageError):
         if job.config.resumes:
             elements = Prepared.read(job.run_dir).elements
-    return Prepared(job.parts.step, elements)
+    return Prepared(job.parts.step, elements, job.plan.geometry.spills)
 
 
 class _Client:
@@ -212,7 +213,12 @@ class _Client:
         self.job, self.workers, self.journal, self.claims = job, workers, journal, claims
         self.progress, self.request = progress, request
         config = job.config.model_copy(
-            update={"resume": True, "overwrite": False, "run_dir": _whole(job.run_dir)}
+            update={
+                "resume": True,
+                "overwrite": False,
+                "run_dir": _whole(job.run_dir),
+                "spill": "always" if job.plan.geometry.spills else "never",
+            }
         )
         self.order = station.JobOrder(
             f"penstock-{uuid.uuid4().hex[:12]}", config, job.parts.step,
@@ -222,7 +228,7 @@ class _Client:
         """The last word of each worker on its progress."""
         self.summaries: dict[str, Summary] = {}
         """What each worker has done."""
-        self.failed: dict[int, str] = {}
+        self.failed: dict[str, str] = {}
         """Parts that were given up, each with the reason."""
         self.rounds: list[Tasks] = []
         """The tasks of each round: of counting, and of computing."""
@@ -247,6 +253,8 @@ class _Client:
                     self._keep(summary)
         self.journal.refresh()
         self._check_complete()
+        if self.journal.folder is not None:
+            self.journal.folder.delete(f"{SPILL_FOLDER}/")
         seconds = time.monotonic() - began
         notes = [*worker_notes(self.rounds, "part")]
         planned, skipped = self.job.plan.num_units, self.journal.skipped
@@ -270,31 +278,25 @@ class _Client:
 
     def _compute(self) -> None:
         """Give out the parts that are not done, and stop where too many fail."""
-        tasks = self._tasks(station.part_task)
-        for outcome in tasks.run(self._waiting(), self._tick):
+        tasks, done = self._tasks(station.part_task), self.journal.done
+        lacking = missing_parts(self.job.plan, done) if done else None
+        schedule = Schedule(self.job.parts, lacking, lambda: self.request.why)
+        for outcome in tasks.run(schedule, self._tick):
             if isinstance(outcome.result, TaskFailure):
                 if outcome.result.exit_code == 2:
                     raise _error(outcome.result)
-                self.failed[outcome.number] = outcome.result.sentence
+                self.failed[schedule.name(outcome.number)] = outcome.result.sentence
                 if len(self.failed) > self.job.config.max_failed_parts:
                     break
             else:
                 self._keep(outcome.result)
+                schedule.done(outcome.number)
 
     def _tasks(self, function: Callable[..., Any]) -> Tasks:
         retries = self.job.config.part_retries
         tasks = Tasks(self.workers, function, self.order, self.order.topic, retries)
         self.rounds.append(tasks)
         return tasks
-
-    def _waiting(self) -> Iterator[int]:
-        """The parts that are not whole, until the job is asked to end."""
-        fresh = not self.journal.done
-        parts = range(len(self.job.parts))
-        for number in parts if fresh else missing_parts(self.job.plan, self.journal.done):
-            if self.request.why:
-                return
-            yield number
 
     def _keep(self, result: dict[str, Any]) -> None:
         self.summaries[result["name"]] = _READ(result["summary"])
@@ -324,7 +326,7 @@ class _Client:
         if not lacking:
             return
         why = f" when {self.request.why} ended the job" if self.request.why else ""
-        reasons = "; ".join(f"part {n}: {text}" for n, text in [*self.failed.items()][:3])
+        reasons = "; ".join(f"{name}: {text}" for name, text in [*self.failed.items()][:3])
         raise Incomplete(
             f"{sum(lacking.values())} of {self.job.plan.num_units} blocks, in "
             f"{plural(len(lacking), 'part')}, are not written{why}"

@@ -38,8 +38,11 @@ def cuts(
     facts: Facts,
     shape: PatchShape,
     part: tuple[int, ...] | None,
+    *,
+    spills: bool = False,
 ) -> Iterator[JobCut]:
-    """The cuts to compare, those of the largest regions first.
+    """The cuts to compare, those of the largest regions first. With ``spills``, parts share the
+    patches on their borders.
 
     Raises `UsageError` for a block that does not match the output's chunks.
     """
@@ -47,12 +50,13 @@ def cuts(
     volumes, by_unit = facts.num_volumes, config.normalize == "percentile"
     if part is not None:
         geometry = _geometry(config, facts, shape, unit, unit if by_unit else part)
-        yield JobCut(shape, geometry, Parts(geometry, part, volumes))
+        geometry = replace(geometry, spills=spills)
+        yield JobCut(shape, geometry, Parts(geometry, part, volumes, config.shared_by or 1))
     elif config.shared_by is None:
         for region in _regions(config, facts, unit):
             yield JobCut(shape, _geometry(config, facts, shape, unit, region), None)
     else:
-        geometry = _geometry(config, facts, shape, unit, unit)
+        geometry = replace(_geometry(config, facts, shape, unit, unit), spills=spills)
         least = config.parts or 1
         while True:
             parts = fit_parts(geometry, volumes, config.shared_by, least)

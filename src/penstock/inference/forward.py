@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from ..base import PenstockError
+from ..base import PenstockError, torch_threads
 from ..models import placed
 from .job import Job
+
+TIMED = 3
+"""Forwards that are timed for an estimate, if they do not take long."""
+LONG_S = 5.0
+"""Seconds of such forwards after which no other is begun."""
 
 
 class Forward:
@@ -69,3 +75,30 @@ class Forward:
                 )
         self._dtypes = dtypes
         return outputs
+
+
+def seconds_of_patch(job: Job) -> float | None:
+    """The seconds of a patch, by forwards of zeros on the first device as if all were like it.
+
+    The net is not compiled for it. None if the net fails on zeros.
+    """
+    device, net = job.devices[0], job.net
+    shape = (net.forward, net.model.in_channels, *net.shape.seen)
+    seconds: list[float] = []
+    try:
+        module = placed(net.model.module, device, net.footprint.channels_last)
+        empty = torch.empty(shape, dtype=net.model.dtype, device=device, memory_format=net.layout)
+        zeros = empty.zero_()
+        with (
+            torch_threads(job.config.threads),
+            torch.no_grad(),
+            torch.autocast(device.type, net.amp, net.amp is not None),
+        ):
+            while len(seconds) < TIMED and sum(seconds) < LONG_S:  # the first one makes plans
+                began = time.perf_counter()
+                heads = net.model.heads(module(zeros))
+                next(iter(heads.values())).flatten()[0].item()  # a GPU is waited for
+                seconds.append(time.perf_counter() - began)
+    except Exception:  # of a user's net; where it fails on the input, too, the job will say so
+        return None
+    return min(seconds) / net.forward / len(job.devices)

@@ -34,6 +34,8 @@ from .unit_log import CHECKSUM, Key, line_of, maker_line
 
 STATISTICS_FOLDER = "statistics"
 """Counts of values by several processes, before they are merged."""
+SPILL_FOLDER = "spill"
+"""Pieces of units, until these are whole."""
 RETRIES_FILE = "retries.jsonl"
 STACKS_FILE = "stacks.txt"
 RUN_FILES = ("run.json", "done.log", "statistics.json", "metrics.jsonl", HALVED_FILE,
@@ -62,6 +64,8 @@ class Prepared(NamedTuple):
     """Shape of a part, z y x."""
     elements: int
     """Number of processes."""
+    spills: bool = False
+    """Whether parts spill what is on their borders."""
 
     @classmethod
     def read(cls, place: Path | str | None) -> Prepared:
@@ -73,7 +77,7 @@ class Prepared(NamedTuple):
                 f"no run is prepared in {place}; run --prepare --workers N first, with a --run-dir "
                 "that all processes see, such as s3://BUCKET/PREFIX"
             )
-        return cls(tuple(prepared["part"]), prepared["elements"])
+        return cls(tuple(prepared["part"]), prepared["elements"], prepared.get("spills", False))
 
 
 class Journal(RunFiles):
@@ -222,6 +226,8 @@ class Journal(RunFiles):
         self._log.begin(anew=not self.done)
         if not self.done:
             self.folder.delete(f"{STATISTICS_FOLDER}/")
+        if self._before is None or not (prepared and prepared.spills):
+            self.folder.delete(f"{SPILL_FOLDER}/")
         for old in _OF_ONE_START if self.done else (*_OF_ONE_START, *_OF_ONE_RUN):
             self.folder.delete(old)
         if self.done:  # by the run that is resumed

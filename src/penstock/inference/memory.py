@@ -70,6 +70,8 @@ class Facts:
     """Bytes of the weights in half precision, which autocast keeps beside the others."""
     work_itemsize: int = 4
     """Bytes of a value while patches are normalised and brought back."""
+    patch_seconds: float | None = None
+    """Seconds that a worker takes for a patch. None: not measured."""
     heads: tuple[str, ...] = ()
     """One line about each head for the printed plan."""
     notes: tuple[str, ...] = ()

@@ -169,9 +169,9 @@ class PartWork:
         volume, rest = divmod(patches, self._of_volume)
         rest /= y[-1] * x[-1]
         i = min(bisect_right(z, rest), len(along_z)) - 1
-        rest = (rest - z[i]) / along_z[i] * y[-1]
+        rest = (rest - z[i]) / (along_z[i] or 1) * y[-1]
         j = min(bisect_right(y, rest), len(along_y)) - 1
-        rest = (rest - y[j]) / along_y[j] * x[-1]
+        rest = (rest - y[j]) / (along_y[j] or 1) * x[-1]
         k = min(bisect_right(x, rest), len(along_x)) - 1
         return ((int(volume) * len(along_z) + i) * len(along_y) + j) * len(along_x) + k
 
@@ -195,7 +195,8 @@ def part_work(parts: Parts) -> PartWork:
         np.add.at(patches, number, stop - first)
         axes.append(patches.tolist())
         regions *= int(count.max())
-    lines = tuple(_block_line(geometry, axis) for axis in range(3))
+    # Where parts spill, as if they computed their borders: less is lost, since pieces survive.
+    lines = tuple(_block_line(replace(geometry, spills=False), axis) for axis in range(3))
     return PartWork(tuple(axes), parts.num_volumes, Redo(lines, regions))
 
 

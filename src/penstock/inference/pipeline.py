@@ -4,7 +4,7 @@
 
 The stages stand below in the order in which a block meets them: `_read` brings blocks in and finds
 their percentiles, a `Lane` normalises them, runs the net and puts patches back into blocks,
-`_stitch` joins blocks into write units, and `_write` writes each unit once and notes that it did.
+`_stitch` joins blocks into write units, and `Writing` writes each unit once and notes that it did.
 Restoring the visiting order before stitching is what makes the result the same to the bit whatever
 the number of workers or devices.
 """
@@ -15,14 +15,11 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import torch
-from numpy.typing import NDArray
 
 from ..base import in_threads
 from ..data import Claims
-from .checks import check_of, fill_of
 from .geometry import Block
 from .job import Job
 from .journal import Journal
@@ -30,10 +27,11 @@ from .lane import Lane
 from .out_of_memory import batch_named
 from .queues import Queues
 from .reading import BlockReader
+from .spill import Piece, Spilled
 from .stitch import Assembly, Unit
 from .summary import Progress
-from .values import cast
 from .watch import Watch
+from .writing import Writing
 
 
 class Pipeline:
@@ -48,12 +46,16 @@ class Pipeline:
         watch: Watch,
         reader: BlockReader,
         blocks: Iterator[Block],
+        spilled: Spilled | None = None,
     ) -> None:
-        """``blocks`` are those to compute, in visiting order and numbered without gaps."""
-        self.job, self.journal, self.claims = job, journal, claims
+        """``blocks`` are those to compute, in visiting order and numbered without gaps. Those of a
+        part that spills bring pieces of units, which ``spilled`` knows."""
+        self.job, self.journal = job, journal
         self.queues, self.watch, self.probe, self.reader = queues, watch, watch.probe, reader
         self.blocks = blocks
-        self.unit_pool = queues.equipment.unit_pool
+        self.spilled = spilled
+        pieces = None if spilled is None else spilled.pieces
+        self.writing = Writing(job, journal, claims, queues, watch, pieces)
         self.ticket = threading.Lock()
         self.tickets = [threading.Lock() for _ in job.devices]
         self.places = [itertools.count() for _ in job.devices]
@@ -66,7 +68,7 @@ class Pipeline:
             self._spawn(f"forward-{lane}", partial(self._compute, lane, device))
         self._spawn("stitch", self._stitch)
         for i in range(self.job.config.writer_workers):
-            self._spawn(f"write-{i}", self._write)
+            self._spawn(f"write-{i}", self.writing.run)
 
         def tick() -> None:
             self.watch.check(self.job.config.grace)
@@ -151,16 +153,18 @@ class Pipeline:
         """Join blocks, in order, into whole units."""
         assembly = Assembly(
             self.job.geometry,
-            self._empty_unit,
+            self.writing.empty_unit,
             [head.blended for head in self.job.heads],
-            lambda volume, index: (volume, *index) not in self.journal.done,
+            self.spilled.assembles
+            if self.spilled is not None
+            else lambda volume, index: (volume, *index) not in self.journal.done,
         )
         while True:
             with self.probe.waiting("stitch"):
-                item = self.queues.computed.get()
-            if item is None:
+                came = self.queues.computed.get()
+            if came is None:
                 break
-            lane, computed = item
+            lane, computed = came
             with (
                 self.watch.stage("forward", computed.block, timed=False),
                 self.probe.waiting("stitch"),
@@ -171,65 +175,17 @@ class Pipeline:
                     if not head.blended:
                         count, size = computed.clipped[number], computed.outputs[number].numel()
                         self.watch.count_clipped(number, count, size)
-                units = assembly.add(computed.block, computed.arrays())
+                arrays, spilled = computed.arrays(), self.spilled
+                out: Iterator[Piece | Unit] = assembly.add(computed.block, arrays)
+                if spilled is not None:
+                    out = itertools.chain(spilled.pieces_of(computed.block, arrays), out)
                 while True:
                     with self.probe.span("stitch", computed.block):
-                        unit = next(units, None)
-                    if unit is None:
+                        item = next(out, None)
+                    if item is None:
                         break
-                    with self.probe.waiting("stitch"):
-                        self.queues.write_room.acquire(self._unit_bytes(unit))
-                    self.queues.whole.put(unit)
+                    self.writing.put(item)
                 for buffer in computed.buffers:
                     self.queues.equipment.block_pool.give(buffer)
             self.queues.room[lane].release(self.job.plan.block_bytes(computed.block))
         self.queues.whole.close()
-
-    def _empty_unit(self, head: int, shape: tuple[int, ...]) -> NDArray[Any]:
-        plan = self.job.heads[head]
-        array = self.unit_pool.take((plan.channels, *shape), plan.kept)
-        if plan.blended:
-            array.fill(0)
-        return array
-
-    def _unit_bytes(self, unit: Unit) -> int:
-        pairs = zip(unit.arrays, self.job.sinks, strict=True)
-        return sum(array.size * sink.dtype.itemsize for array, sink in pairs)
-
-    def _write(self) -> None:
-        """Write whole units, and note each one once it is written."""
-        while True:
-            with self.probe.waiting("write"):
-                unit = self.queues.whole.get()
-            if unit is None:
-                return
-            checks = [self._write_to(output, unit) for output in range(len(self.job.outputs))]
-            where = f"block {unit.index} {unit.box}, noting it in {self.journal.named('done.log')}"
-            with self.watch.stage("write", where, timed=False), self.probe.span("note", unit.index):
-                self.journal.note((unit.volume, *unit.index), unit.box.size, checks)
-            self.queues.write_room.release(self._unit_bytes(unit))
-
-    def _write_to(self, number: int, unit: Unit) -> str:
-        """Write a unit to one output. Returns the check of its values, taken before the write:
-        what a store or a broken memory does to them later will show."""
-        output, array = self.job.outputs[number], unit.arrays[number]
-        where = f"block {unit.index} {unit.box} of {output.sink.name}"
-        if self.job.heads[number].blended:
-            with self.watch.stage("write", where):
-                sums, array = (
-                    array,
-                    self.unit_pool.take(array.shape, output.sink.dtype),
-                )
-                self.watch.count_clipped(number, cast(sums, array), array.size)
-                self.unit_pool.give(sums)
-        with self.watch.stage("checksum", where):
-            check = check_of(array, fill_of(output.sink))
-
-        def write() -> None:
-            with self.claims.writing():
-                output.sink.write(output.box(unit.volume, unit.box), array[None])
-
-        with self.watch.stage("write", where):
-            self.watch.retries.run(self.queues.flow, f"write {where}", write)
-            self.unit_pool.give(array)
-        return check

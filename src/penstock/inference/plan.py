@@ -2,16 +2,18 @@
 
 A `Plan` is arithmetic on shapes. It opens nothing and reads nothing; `facts` gathers what it must
 know, and `run` carries it out. A job that cannot fit is refused here, with the two numbers and the
-flag that would mend it.
+flag that would mend it. Parts that workers share compute their borders twice or spill them: of
+these two ways the plan states both, and takes one.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..base import InferConfig, Refused, format_bytes, format_count, significant
+from .borders import Spill, Ways, spill_of, weigh
 from .cuts import JobCut, cuts
 from .geometry import Block, Geometry, PatchShape
 from .memory import (
@@ -35,7 +37,7 @@ from .traffic import BlockShape, CacheLevel, largest_block, open_peak, reads
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A job as numbers. Rates are not here: nothing has been measured yet."""
+    """A job as numbers. Nothing was measured for them but, on a cluster, the time of a patch."""
 
     facts: Facts
     geometry: Geometry
@@ -65,6 +67,12 @@ class Plan:
     output_bytes: int
     parts: Parts | None = None
     """The parts that several processes share; None if one does the job alone."""
+    spill: Spill | None = None
+    """What the parts spill; None if they compute their borders twice."""
+    spill_limit: int | None = None
+    """Most bytes that may lie spilled at once; None: any."""
+    ways: Ways | None = None
+    """Both ways to do with borders, if the job has the choice."""
 
     @property
     def extent(self) -> Extent:
@@ -138,6 +146,12 @@ class Plan:
                 f"this job needs {format_bytes(self.memory.total)} of host memory but may take "
                 f"{format_bytes(self.memory_limit)}; give {cure} or a larger --max-memory"
             )
+        peak, limit = 0 if self.spill is None else self.spill.peak, self.spill_limit
+        if limit is not None and peak > limit:
+            raise Refused(
+                f"this job spills about {format_bytes(peak)} at once but may spill "
+                f"{format_bytes(limit)}; give a larger --max-spill or --spill never"
+            )
         free = self.facts.device_bytes
         if self.device_peak is not None and free is not None and self.device_peak > free:
             raise Refused(
@@ -175,12 +189,7 @@ class Plan:
                 f"writing {significant(self.write_amplification)}"
             ),
         )
-        if self.parts is not None:
-            shape, count = in_words(self.parts.step), format_count(len(self.parts))
-            yield "parts", f"{count} of {shape} voxels"
-            if len(self.parts) < self.parts.workers:
-                more = f"a smaller --block (now {in_words(geometry.unit)}) gives more"
-                yield "note", f"there are fewer parts than {self.parts.workers} workers; {more}"
+        yield from self._part_lines()
         extra = f", {size(self.statistics_bytes)} more for percentiles"
         yield (
             "reads",
@@ -201,6 +210,19 @@ class Plan:
         for note in facts.notes:
             yield "note", note
 
+    def _part_lines(self) -> Iterator[tuple[str, str]]:
+        if self.parts is None:
+            return
+        shape, count = in_words(self.parts.step), format_count(len(self.parts))
+        yield "parts", f"{count} of {shape} voxels"
+        if len(self.parts) < self.parts.workers:
+            more = f"a smaller --block (now {in_words(self.geometry.unit)}) gives more"
+            yield "note", f"there are fewer parts than {self.parts.workers} workers; {more}"
+        if self.ways is not None:
+            yield from self.ways.lines()
+        elif self.spill is not None:
+            yield "  spill", self.spill.line()
+
 
 def make_plan(
     config: InferConfig,
@@ -218,10 +240,35 @@ def make_plan(
     Raises `UsageError` for a block that does not match the output's chunks. What does not fit
     is still planned, so that it can be shown; `Plan.refuse` says no.
     """
+    choice = config.spill if config.shared_by is not None and not config.is_element else "never"
+    if config.normalize == "percentile":  # each unit has patches of its own
+        choice = "never"
+    if part_shape is not None or choice == "never":
+        return _cheapest(config, facts, shape, part_shape, spills=choice == "always")
+    recomputed, spilled = (
+        _cheapest(config, facts, shape, None, spills=spills) for spills in (False, True)
+    )
+    if len(recomputed.parts or ()) == len(spilled.parts or ()) == 1:
+        return recomputed
+    assert recomputed.parts is not None and spilled.parts is not None and spilled.spill is not None
+    fits = spilled.memory.total <= spilled.memory_limit
+    ways = weigh(config, facts, recomputed.parts, (spilled.parts, spilled.spill), fits=fits)
+    return replace(spilled if ways.spills else recomputed, ways=ways)
+
+
+def _cheapest(
+    config: InferConfig,
+    facts: Facts,
+    shape: PatchShape,
+    part_shape: tuple[int, ...] | None,
+    *,
+    spills: bool,
+) -> Plan:
+    """The cheapest plan that fits the memory, or else the one that takes the least."""
     limit = _memory_limit(config, facts)
     plans = [
         _count(config, facts, cut, cache, limit)
-        for cut in cuts(config, facts, shape, part_shape)
+        for cut in cuts(config, facts, shape, part_shape, spills=spills)
         for cache in _cache_levels(facts)
     ]
     fitting = [plan for plan in plans if plan.memory.total <= limit]
@@ -230,15 +277,18 @@ def make_plan(
     return min(fitting, key=_cost)
 
 
-def plans_by_parts(config: InferConfig, facts: Facts, shape: PatchShape) -> Iterator[Plan]:
+def plans_by_parts(
+    config: InferConfig, facts: Facts, shape: PatchShape, *, spills: bool = False
+) -> Iterator[Plan]:
     """Plans of a job in ever more parts, up to one for each unit, of those that fit the memory.
+    With ``spills``, parts spill their borders.
 
     Each is the plan that ``--parts`` gives with its number of parts.
     """
     limit, least = _memory_limit(config, facts), 1
     while True:
         in_parts = config.model_copy(update={"parts": least})
-        cut = next(cuts(in_parts, facts, shape, None))
+        cut = next(cuts(in_parts, facts, shape, None, spills=spills))
         plans = [_count(config, facts, cut, cache, limit) for cache in _cache_levels(facts)]
         if fitting := [plan for plan in plans if plan.memory.total <= limit]:
             yield min(fitting, key=_cost)
@@ -283,6 +333,10 @@ def _count(config: InferConfig, facts: Facts, cut: JobCut, level: CacheLevel, li
     cached, decoded = reads(geometry, facts.source_chunk, level, origin=facts.source_origin)
     cache = cache_bytes(facts, cached)
     at_once = min(facts.cores, config.prep_workers * chunks_of_block(facts, largest))
+    # The most that is open in a part, all of its units counted; and a unit that is joined.
+    held = open_peak(replace(geometry, spills=False))
+    if geometry.spills:
+        held = max(held, 2 * unit)
     passes = 0 if config.normalize != "global" else 2 if facts.source_itemsize > 2 else 1
     return Plan(
         facts=facts,
@@ -299,7 +353,7 @@ def _count(config: InferConfig, facts: Facts, cut: JobCut, level: CacheLevel, li
             base=facts.base_bytes,
             forward=computing + batch_bytes if facts.on_host else 0,
             blocks=blocks_bytes(facts, budget, largest),
-            assembly=open_peak(geometry) * sum(unit_voxel_bytes(facts)),
+            assembly=held * sum(unit_voxel_bytes(facts)),
             writing=writing,
             cache=cache,
             decoding=max(0, at_once * facts.chunk_bytes - cache),
@@ -313,4 +367,6 @@ def _count(config: InferConfig, facts: Facts, cut: JobCut, level: CacheLevel, li
         input_bytes=volume * facts.in_bytes * num_volumes,
         output_bytes=volume * facts.out_bytes * num_volumes,
         parts=cut.parts,
+        spill=spill_of(cut.parts, facts) if geometry.spills and cut.parts is not None else None,
+        spill_limit=config.max_spill,
     )

@@ -6,6 +6,7 @@ from ..base import Budget, Channel, Flow
 from .blocks import Computed, Loaded
 from .equipment import Equipment
 from .job import Job
+from .spill import Piece
 from .stitch import Unit
 
 
@@ -26,7 +27,7 @@ class Queues:
         self.computed: Channel[tuple[int, Computed]] = Channel(self.flow, lanes)
         """Computed blocks, each with the index of its lane."""
         self.write_room = Budget(self.flow, plan.write_budget)
-        self.whole: Channel[Unit] = Channel(self.flow)
+        self.whole: Channel[Unit | Piece] = Channel(self.flow)
 
     def limits(self) -> dict[str, int]:
         """How many items fit into each queue, by its name in the metrics."""

@@ -17,14 +17,18 @@ from .geometry import Block, block_halo
 from .job import Job
 from .parts import Part
 from .retries import Retries
+from .spill import Spilled
 from .traffic import read_range
 
 
 def wanted_blocks(
-    job: Job, written: Set[tuple[int, ...]], parts: Iterable[Part] | None = None
+    job: Job,
+    written: Set[tuple[int, ...]],
+    parts: Iterable[Part] | None = None,
+    spilled: Spilled | None = None,
 ) -> Iterator[Block]:
     """The blocks of a job, or of some ``parts`` of it, in visiting order, without those whose units
-    are all ``written``.
+    are all ``written``. Where parts spill, ``spilled`` knows which are wanted.
 
     The numbers of the blocks are consecutive.
     """
@@ -36,6 +40,10 @@ def wanted_blocks(
     )
     for volume, box in boxes:
         for block in geometry.blocks_in(box, volume=volume):
+            if spilled is not None:
+                if spilled.wants(block):
+                    yield replace(block, number=next(number))
+                continue
             support = block.support & geometry.reach(block)
             units = indices(geometry.units.touching(support))
             if not written or any((volume, *unit) not in written for unit in units):

@@ -44,7 +44,7 @@ from .watch import Watch
 
 NOT_AGAIN = frozenset(
     "overwrite replace resume resume_anyway require_lock trace metrics_json "
-    "part parts workers prepare statistics finish cluster".split()
+    "part parts workers prepare statistics finish cluster spill max_spill".split()
 )
 """Settings of a run that say nothing of its voxels."""
 _OF_MACHINE = frozenset(("outputs", "devices", "arithmetic"))

@@ -19,7 +19,7 @@ import contextlib
 import json
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,10 @@ from ..data import indices
 from .checks import digest_of
 from .geometry import Block, Geometry
 from .heads import HeadPlan
+from .journal import SPILL_FOLDER
 from .stitch import Unit, merge, share_of
+from .unit_log import Key
 
-SPILL_FOLDER = "spill"
 _CHECK = 16
 """Bytes of the checksum."""
 
@@ -141,16 +142,17 @@ class Pieces:
         """
         box = self.geometry.units.cell(index)
         arrays = [empty(head, box.shape) for head in range(len(self.heads))]
-        unit = Unit(volume, index, box, arrays, 0)
+        unit, lacking = Unit(volume, index, box, arrays, 0), 0
         for block in self.blocks_of(volume, index):
             piece = self.read(block, index)
-            if piece is None:
-                return None
+            lacking += piece is None
+            if piece is None or lacking:  # the others are looked at, for all that is lacking
+                continue
             for number, (head, values) in enumerate(zip(self.heads, piece, strict=True)):
                 if values.size:
                     share = share_of(self.geometry, block, box, blended=head.blended)
                     merge(unit, number, share, values, blended=head.blended)
-        return unit
+        return None if lacking else unit
 
     def remove(self, volume: int, index: Index) -> None:
         """Remove the pieces of a unit that is written."""
@@ -182,10 +184,42 @@ class Pieces:
         return digest_of([np.frombuffer(place.encode(), np.uint8), *arrays]).encode()
 
 
-def remove_pieces(run_dir: Path | None) -> None:
-    """Remove all pieces from a run folder."""
-    if run_dir is not None:
-        shutil.rmtree(run_dir / SPILL_FOLDER, ignore_errors=True)
+class Spilled:
+    """The pieces that a worker spills of the blocks that it computes."""
+
+    def __init__(self, pieces: Pieces, done: Set[Key], only: Set[Key] | None = None) -> None:
+        """Units that are ``done`` take no more pieces. With ``only``, pieces of these units are
+        spilled and no other unit is touched; else those of all units on borders."""
+        self.pieces, self.done, self.only = pieces, done, only
+
+    def assembles(self, volume: int, index: Index) -> bool:
+        """Whether a unit is made here, of blocks and not of pieces."""
+        fresh = self.only is None and (volume, *index) not in self.done
+        return fresh and not self.pieces.is_border(index)
+
+    def wants(self, block: Block) -> bool:
+        """Whether a block is to be computed, for a unit that is made here or for a piece."""
+        return any(
+            self.assembles(block.volume, index) or self._lacks(block, index)
+            for index in self._touched(block)
+        )
+
+    def pieces_of(self, block: Block, heads: Sequence[NDArray[Any]]) -> Iterator[Piece]:
+        """The pieces of a computed block that are not there yet; ``heads`` as in `Assembly`."""
+        for index in self._touched(block):
+            if self._lacks(block, index):
+                yield self.pieces.cut(block, index, heads)
+
+    def _touched(self, block: Block) -> Iterator[Index]:
+        return indices(self.pieces.geometry.units.touching(block.support))
+
+    def _lacks(self, block: Block, index: Index) -> bool:
+        key = (block.volume, *index)
+        if key in self.done or not (
+            key in self.only if self.only else self.pieces.is_border(index)
+        ):
+            return False
+        return not self.pieces.there(block, index)
 
 
 def _little(array: NDArray[Any]) -> NDArray[np.uint8]:

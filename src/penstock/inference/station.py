@@ -13,18 +13,22 @@ import platform
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..base import HeadKind, InferConfig, UsageError, one_heap
 from ..cluster import UnfitWorker, tell_begun, tell_progress
 from ..data import Claims, Scaling
 from .ending import EndRequest
+from .folder import LocalFolder, folder_at
 from .heads import HeadPart, Origin
-from .journal import Journal, OtherMaker
-from .plan import Plan
+from .journal import Journal, OtherMaker, Prepared
+from .plan import Plan, make_plan
 from .summary import Progress
+
+if TYPE_CHECKING:
+    from .job import Job
 
 TELL_S = 0.5
 """Seconds between two messages of a worker on its progress."""
@@ -77,9 +81,36 @@ def open_task(order: tuple[InferConfig, int], number: int) -> Opened:
     one_heap()
     job = Job(config, peers=peers)
     return Opened(
-        job.plan, job.fingerprint(), job.maker(), job.run_dir, job.selected,
+        _settled(job), job.fingerprint(), job.maker(), job.run_dir, job.selected,
         job.net.model.in_channels, job.head_parts, job.head_kinds, needs_counting(job),
     )  # fmt: skip
+
+
+def _settled(job: Job) -> Plan:
+    """The plan of a job, with the choice of what is done with borders: that of the run which is
+    resumed, in parts as they were, or else by the time of a patch."""
+    from .forward import seconds_of_patch
+
+    config, plan = job.config, job.plan
+    if plan.ways is None or config.spill == "never":
+        return plan
+    facts, part, choice = plan.facts, None, {"spill": str(config.spill)}
+    if job.run_dir is not None and not isinstance(folder_at(job.run_dir), LocalFolder):
+        if config.spill == "always":
+            raise UsageError(
+                f"--spill always: workers cannot spill to {job.run_dir}; name a --run-dir on a "
+                "file system that all of them share"
+            )
+        choice["spill"] = "never"
+    elif config.resumes:
+        with contextlib.suppress(UsageError):
+            before = Prepared.read(job.run_dir)
+            part = before.part if before.spills and config.parts is None else None
+            if config.spill == "auto":
+                choice["spill"] = "always" if before.spills else "never"
+    if choice["spill"] == "auto":
+        facts = replace(facts, patch_seconds=seconds_of_patch(job))
+    return make_plan(config.model_copy(update=choice), facts, plan.shape, part)
 
 
 class Station:
@@ -140,7 +171,8 @@ class Station:
         return "lacking" if isinstance(opened, Round) else "known"
 
     def compute(self, number: int) -> dict[str, Any]:
-        """Compute a part, and return the summary of all that this process has done."""
+        """Compute a part, or join the borders of one, and return the summary of all that this
+        process has done. `Schedule` tells the two by their number."""
         from .shared_statistics import shared_scalings
 
         with self.lock:
@@ -148,7 +180,11 @@ class Station:
             self.journal.refresh()
             if self.scalings is None:
                 self.scalings = shared_scalings(self.job, self.journal, self.order.elements)
-            self.worker.compute([number], self.scalings, _Telling(self, number))
+            telling, parts = _Telling(self, number), len(self.worker.parts)
+            if number < parts:
+                self.worker.compute([number], self.scalings, telling)
+            else:
+                self.worker.join(number - parts, self.scalings, telling)
             return self.result()
 
     def close(self) -> dict[str, Any]:

@@ -33,7 +33,8 @@ from .run_files import HALVED_FILE
 from .summary import Progress, Summary
 from .watchdog import Watchdog
 
-_STAGES = ("statistics", "read", "normalise", "forward", "stitch", "checksum", "write", "note")
+_STAGES = ("statistics", "read", "normalise", "forward", "stitch", "spill", "join", "checksum",
+           "write", "note")  # fmt: skip
 
 
 class Watch:

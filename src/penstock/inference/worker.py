@@ -1,22 +1,36 @@
-"""One process of several that share a job: it computes the parts that it is given."""
+"""One process of several that share a job: it computes the parts that it is given, and joins units
+on their borders of what was spilled."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from ..base import UsageError, cuda_flags_kept, frozen_garbage, keep_traceback_in
-from ..data import ChunkCounter, Claims, Scaling
+from ..base import (
+    PenstockError,
+    UsageError,
+    cuda_flags_kept,
+    frozen_garbage,
+    keep_traceback_in,
+)
+from ..data import ChunkCounter, Claims, Scaling, indices
 from ..models import set_cuda_flags
 from .ending import EndRequest
+from .folder import LocalFolder
+from .geometry import Block
 from .job import Job
+from .joining import Joining, lacking_blocks
 from .journal import Journal
 from .parts import Parts
 from .pipeline import Pipeline
 from .queues import Queues
 from .reading import BlockReader, wanted_blocks
+from .spill import Pieces, Spilled
 from .summary import Progress, Summary
 from .watch import Watch
+
+JOINS = 3
+"""Times that pieces are written and read before they are given up."""
 
 
 class Worker:
@@ -36,6 +50,7 @@ class Worker:
         extent = None if numbers is None else self.parts.extent(numbers)
         self.watch = Watch(job, journal, Queues(job), request, extent)
         self.chunks = ChunkCounter(job.source, job.volumes, job.config.missing)
+        self.pieces = pieces_of(job, journal)
         self.seconds = 0.0
         """Seconds in which parts were computed."""
 
@@ -64,7 +79,68 @@ class Worker:
         Raises:
             StageError: A stage failed. The error names the stage and the block.
         """
-        queues = self.watch.queues = Queues(self.job, self.watch.queues.equipment)
+        pieces, done = self.pieces, self.journal.done
+        spilled = None if pieces is None else Spilled(pieces, done)
+        parts = map(self.parts.__getitem__, numbers)
+        with self._timed():
+            self._run(wanted_blocks(self.job, done, parts, spilled), scalings, progress, spilled)
+
+    def join(
+        self,
+        number: int,
+        scalings: Mapping[int, Scaling],
+        progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        """Write the units of a part that are made of pieces, without those that are done.
+
+        A block is computed here if a piece of it is not there.
+
+        Args:
+            number: The part.
+            scalings: As for `compute`.
+            progress: As for `compute`.
+
+        Raises:
+            StageError: A stage failed. The error names the stage and the block.
+            PenstockError: Pieces that were just written cannot be read.
+        """
+        pieces, part, done = self.pieces, self.parts[number], self.journal.done
+        assert pieces is not None
+        border = filter(pieces.is_border, indices(self.parts.units(part)))
+        keys = [(part.volume, *index) for index in border]
+        for volume, *index in done.intersection(keys):
+            pieces.remove(volume, tuple(index))
+        keys = [key for key in keys if key not in done]
+        with self._timed():
+            for _ in range(JOINS):
+                blocks = [*lacking_blocks(pieces, keys)]
+                if blocks:
+                    self._run(iter(blocks), scalings, progress, Spilled(pieces, done, {*keys}))
+                if self.watch.request.why or not keys:
+                    return
+                queues = self._fresh_queues()
+                joining = Joining(self.job, self.journal, self.claims, queues, self.watch, pieces)
+                joining.run(keys, progress)
+                keys = joining.lacking
+        if keys and not self.watch.request.why:
+            raise PenstockError(
+                f"what was spilled to {pieces.folder} cannot be read back; look at the disk, or "
+                "give --spill never"
+            )
+
+    def _fresh_queues(self) -> Queues:
+        self.watch.queues = Queues(self.job, self.watch.queues.equipment)
+        return self.watch.queues
+
+    def _run(
+        self,
+        blocks: Iterator[Block],
+        scalings: Mapping[int, Scaling],
+        progress: Callable[[Progress], None] | None,
+        spilled: Spilled | None,
+    ) -> None:
+        """Compute blocks, and write the units that are whole."""
+        queues = self._fresh_queues()
         reader = BlockReader(
             self.job,
             scalings,
@@ -73,18 +149,32 @@ class Worker:
             self.watch.retries,
             self.chunks,
         )
-        parts = map(self.parts.__getitem__, numbers)
-        blocks = wanted_blocks(self.job, self.journal.done, parts)
-        pipeline = Pipeline(self.job, self.journal, self.claims, queues, self.watch, reader, blocks)
+        Pipeline(
+            self.job, self.journal, self.claims, queues, self.watch, reader, blocks, spilled
+        ).run(progress)
+
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
         began = self.watch.probe.elapsed
         with keep_traceback_in(self.journal.here):
-            pipeline.run(progress)
+            yield
         self.seconds += self.watch.probe.elapsed - began
 
     def summary(self) -> Summary:
         """What this process has done so far, in the seconds that it computed."""
         lacking = (*self.claims.lacking, *self.journal.lacking)
         return self.watch.summary(self.chunks.count, lacking, self.seconds)
+
+
+def pieces_of(job: Job, journal: Journal) -> Pieces | None:
+    """The pieces of a job whose parts spill, in its run folder; None for any other job."""
+    if not job.geometry.spills:
+        return None
+    assert isinstance(journal.folder, LocalFolder), "the client has seen to it"
+    maker = journal.makers[journal.maker]
+    pieces = Pieces(journal.folder.path, journal.run, maker, job.geometry, job.heads)
+    pieces.begin()
+    return pieces
 
 
 def parts_of(job: Job) -> Parts:

@@ -252,6 +252,11 @@ class InferConfig(Unattended):
     @model_validator(mode="after")
     def _ranges(self) -> InferConfig:
         lower, upper = self.norm_lower, self.norm_upper
+        if self.spill == "always" and self.normalize == "percentile":
+            raise ValueError(
+                "--spill always: with --normalize percentile each block to write has patches of "
+                "its own, so there is nothing that two parts share"
+            )
         if not lower < upper:
             raise ValueError(f"--norm-lower {lower} must be less than --norm-upper {upper}")
         if self.normalize == "global" and not 0 <= lower < 50 < upper <= 100:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, model_validator
 
-from .knobs import Natural, Positive, Replacing, Seconds, flag
+from .knobs import Bytes, Natural, Positive, Replacing, Seconds, flag
 
 
 def _share(value: object) -> str:
@@ -70,6 +70,14 @@ class Sharing(OnCluster):
     parts: Positive | None = flag(
         None, help="least number of parts that the job is cut into (default: as workers need)"
     )
+    spill: Literal["auto", "never", "always"] = flag(
+        "auto",
+        help="patches on borders of parts, with --cluster: never: both sides compute them; always: "
+        "one does, and the other's share is spilled to the run folder; auto: what is sooner",
+    )
+    max_spill: Bytes | None = flag(
+        None, help="most bytes that may lie spilled in the run folder at once (default: any)"
+    )
     prepare: bool = flag(
         False, help="make output and run folder for an array of --part i/n, and write no block"
     )
@@ -116,6 +124,12 @@ class Sharing(OnCluster):
             raise ValueError(f"{given[0]} and {given[1]} are two steps of an array; give one")
         if given and self.cluster is not None:
             raise ValueError(f"{given[0]} is a step of an array; --cluster does all of a job")
+        named = "--spill always" if self.spill == "always" else "--max-spill"
+        if self.spill == "always" or self.max_spill is not None:
+            if given:
+                raise ValueError(f"{named} is of --cluster; the elements of an array spill nothing")
+            if self.cluster is None and self.workers is None:
+                raise ValueError(f"{named} says nothing without --cluster or --workers")
         if self.prepare and self.workers is None:
             raise ValueError("--prepare needs --workers N, the number of elements of the array")
         return self

@@ -1,0 +1,166 @@
+"""Workers that spill what is on the borders of their parts, in one process and on a cluster."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock.base.config.infer import InferConfig
+from penstock.base.config.knobs import build
+from penstock.base.errors import PenstockError
+from penstock.cli import main
+from penstock.inference import cuts
+from penstock.inference.beginning import begun
+from penstock.inference.ending import EndRequest
+from penstock.inference.job import Job
+from penstock.inference.journal import Prepared
+from penstock.inference.schedule import Schedule
+from penstock.inference.shared_statistics import shared_scalings
+from penstock.inference.worker import Worker
+
+from .kit import Array
+
+SHAPE = (24, 40, 28)
+
+
+@pytest.fixture(autouse=True)
+def volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Array:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cuts, "BLOCK_VOXELS", 16**3)  # blocks of 2 x 2 x 2 patches
+    array = np.random.default_rng(0).normal(900, 200, SHAPE).astype("float32")
+    np.save("in.npy", array)
+    Path("net.py").write_text(NET)
+    return array
+
+
+NET = """
+import torch
+from torch import nn
+
+def conv():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv3d(1, 4, 3, padding=1), nn.GELU(), nn.Conv3d(4, 1, 3, padding=1)
+    )
+"""
+
+
+def settings(seam: str = "blend", out: str = "out.zarr", **knobs: Any) -> InferConfig:
+    given = {"in_spec": "in.npy", "out_spec": out, "model_type": "net.py:conv", "patch": 8,
+             "overlap": 4, "block": 8, "chunks": 8, "devices": "cpu", "threads": 1, "batch": 2,
+             "seam_mode": seam, "head_kind": "intensity", "normalize": "none"}  # fmt: skip
+    return build(InferConfig, given | knobs)
+
+
+def opened(parts: int = 8, **knobs: Any) -> Job:
+    """A job whose parts spill."""
+    shared = {"cluster": "local:2", "workers": 2, "parts": parts, "spill": "always"}
+    return Job(settings(**shared | knobs))
+
+
+def alone(seam: str) -> Array:
+    config = settings(seam, "alone.zarr")
+    penstock.inference.run_job(Job(config))
+    return values("alone.zarr")
+
+
+def values(path: str) -> Array:
+    source = penstock.open_source(path)
+    return source.read(source.domain)
+
+
+def run(job: Job, tasks: Iterable[int] | None = None) -> tuple[Worker, list[int]]:
+    """Do tasks of a job, all of them by default, in the order in which a client gives them out."""
+    done = []
+    prepared = Prepared(job.plan.parts.step, 2, True)  # type: ignore[union-attr]
+    with begun(job, prepared) as (journal, claims):
+        worker = Worker(job, journal, claims, EndRequest())
+        worker.watch.create_sinks()
+        scalings = shared_scalings(job, journal, 2)
+        given = Schedule(worker.parts, None, lambda: False)
+        with worker.at_work():
+            for task in given if tasks is None else tasks:
+                journal.refresh()
+                done.append(task)
+                if task < len(worker.parts):
+                    worker.compute([task], scalings)
+                else:
+                    worker.join(task - len(worker.parts), scalings)
+                given.done(task)
+    return worker, done
+
+
+def files() -> list[Path]:
+    return sorted(path for path in Path("out.zarr.penstock/spill").rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("seam", ["blend", "trim"])
+def test_parts_that_spill_write_what_one_process_writes_and_compute_no_patch_twice(
+    seam: str,
+) -> None:
+    job = opened(seam=seam)
+    worker, tasks = run(job)
+    assert len(tasks) == len(set(tasks)) > len(worker.parts)
+    assert tasks != sorted(tasks), "parts are joined as soon as they can be"
+    assert np.array_equal(values("out.zarr"), alone(seam))
+    assert sum(worker.watch.patches_done) == job.geometry.cores.cells.size
+    assert not files()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_run_that_was_cut_off_anywhere_goes_on_in_other_parts(seed: int) -> None:
+    """Its pieces are of use whatever the parts; one that is damaged or lost is made again."""
+    draw = random.Random(seed)
+    job = opened()
+    worker, _ = run(job, range(draw.randrange(3, 8)))
+    before, spilled = sum(worker.watch.patches_done), files()
+    for path in draw.sample(spilled, 2):
+        path.write_bytes(path.read_bytes()[:-4] + b"lost")
+    draw.choice(spilled).unlink()
+    again = opened(parts=(8, 2, 30)[seed], resume=True)
+    worker, _ = run(again)
+    assert np.array_equal(values("out.zarr"), alone("blend"))
+    if seed == 0:
+        count = job.geometry.cores.cells.size
+        assert sum(worker.watch.patches_done) < count - before / 2
+    worker, _ = run(opened(resume=True))
+    assert not sum(worker.watch.patches_done)
+
+
+def test_pieces_that_never_come_back_whole_end_the_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.inference.spill import Pieces
+
+    monkeypatch.setattr(Pieces, "read", lambda *_: None)
+    job = opened()
+    with pytest.raises(PenstockError, match="cannot be read back; look at the disk, or give --sp"):
+        run(job)
+
+
+def test_a_new_run_in_the_folder_keeps_no_pieces_of_the_old_one() -> None:
+    run(opened(), range(3))
+    assert files()
+    penstock.inference.run_job(Job(settings(overwrite=True)))
+    assert not Path("out.zarr.penstock/spill").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--spill always --part 1/2", "--spill always is of --cluster"),
+        ("--max-spill 1GB", "--max-spill says nothing without --cluster"),
+        ("--spill always --cluster local:1 --normalize percentile", "nothing that two parts sha"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["infer", "--in-spec", "in.npy", "--out-spec", "out.zarr", "--model-type",
+               "identity", *words.split()]  # fmt: skip
+    assert main(command) == 2
+    assert said in capsys.readouterr().err
