@@ -15,12 +15,12 @@ import zarr
 import penstock
 from penstock.base.config.at_scale import ScaleConfig
 from penstock.base.config.knobs import build
-from penstock.base.errors import UsageError
+from penstock.base.errors import Refused, UsageError
 from penstock.base.units import format_count
 from penstock.cli import main
 from penstock.inference.at_scale import Fleet, expect, load_of, patches_of_one
 from penstock.inference.plan import Plan, make_plan, plans_by_parts
-from penstock.inference.scale_report import measured_rate, scale_lines
+from penstock.inference.scale_report import at_rate, measured_rate, scale_lines
 
 from .kit import SEED, arange, config, facts
 
@@ -197,3 +197,40 @@ def test_the_command_of_a_user(
     assert "the median of 2 simulated runs (--seed 0)" in said
     assert "\nchoice " in said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.zarr"]
+
+
+def test_the_cheaper_way_with_borders_is_taken_by_the_rate_and_both_are_shown() -> None:
+    """A fast net is sooner done with twice the patches than its output with a disk."""
+    cube = facts((512,) * 3, write_grids=((64,) * 3,), sum_itemsizes=(4,))
+    knobs = config(workers=8, cluster="local:8", block=64)
+    for rate, spills in (("1e4", True), ("1e10", False)):
+        scale = build(ScaleConfig, {"rate": rate})
+        unknown = make_plan(knobs, cube, SEED)
+        assert "nothing says how long a patch takes" in dict(unknown.lines())["  taken"]
+        plan = at_rate(knobs, scale, unknown)
+        said, once = dict(plan.lines()), patches_of_one(knobs, plan)
+        assert plan.geometry.spills == spills == (plan.spill is not None)
+        assert (plan.num_patches == once) == spills
+        assert said["  taken"].startswith("spill: " if spills else "recompute: ")
+        assert "1.00 of one process's" in said["  spill"] and "predicted" in said["  spill"]
+        assert "spilled in all, about" in said["  spill"]
+        assert "1.00" not in said["  recompute"] and "predicted" in said["  recompute"]
+        assert expect(load_of(knobs, plan, Fleet(8, 1e4)), Fleet(8, 1e4)).seconds > 0
+        assert "borders" in dict(scale_lines(knobs, scale, plan))
+
+
+def test_what_is_spilled_at_once_is_refused_or_avoided_where_it_is_more_than_is_allowed() -> None:
+    cube = facts((512,) * 3, write_grids=((64,) * 3,), patch_seconds=1.0)
+    knobs = {"workers": 8, "cluster": "local:8", "block": 64}
+    plan = make_plan(config(**knobs, spill="always"), cube, SEED)
+    assert plan.spill is not None and 10**6 < plan.spill.peak <= plan.spill.bytes
+    plan.refuse()
+    small = {**knobs, "max_spill": "1MB"}
+    with pytest.raises(Refused, match=r"may spill 977 KiB; give a larger --max-spill or --spi"):
+        make_plan(config(**small, spill="always"), cube, SEED).refuse()
+    plan = make_plan(config(**small), cube, SEED)
+    plan.refuse()
+    assert not plan.geometry.spills
+    assert "--max-spill 977 KiB is less" in dict(plan.lines())["  taken"]
+    assert make_plan(config(**knobs), cube, SEED).geometry.spills
+    assert make_plan(config(**knobs, spill="never"), cube, SEED).ways is None

@@ -20,8 +20,8 @@ from penstock.inference.beginning import begun
 from penstock.inference.ending import EndRequest
 from penstock.inference.job import Job
 from penstock.inference.journal import Prepared
-from penstock.inference.schedule import Schedule
 from penstock.inference.shared_statistics import shared_scalings
+from penstock.inference.turns import Turns
 from penstock.inference.worker import Worker
 
 from .kit import Array
@@ -83,7 +83,7 @@ def run(job: Job, tasks: Iterable[int] | None = None) -> tuple[Worker, list[int]
         worker = Worker(job, journal, claims, EndRequest())
         worker.watch.create_sinks()
         scalings = shared_scalings(job, journal, 2)
-        given = Schedule(worker.parts, None, lambda: False)
+        given = Turns(worker.parts, None, lambda: False)
         with worker.at_work():
             for task in given if tasks is None else tasks:
                 journal.refresh()

@@ -21,9 +21,9 @@ def run(args: argparse.Namespace) -> int:
         flag = min(scale.model_fields_set).replace("_", "-")
         raise UsageError(f"--{flag} says nothing without --workers N")
     check_model_name(config.model_type, "--model-type")
-    from ..inference import plan_job, scale_lines
+    from ..inference import at_rate, plan_job, scale_lines
 
-    plan = plan_job(config)
+    plan = at_rate(config, scale, plan_job(config))
     print_plan(plan)
     plan.refuse()
     if config.workers is not None:

@@ -14,6 +14,7 @@ from .run import run_job as run_job
 from .run_folder import RunFolder as RunFolder
 from .run_folder import forget as forget
 from .run_folder import open_run as open_run
+from .scale_report import at_rate as at_rate
 from .scale_report import scale_lines as scale_lines
 from .status import RunLook as RunLook
 from .status import RunStatus as RunStatus

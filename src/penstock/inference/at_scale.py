@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..base import InferConfig, ScaleConfig
+from .borders import SPILL_BANDWIDTH
 from .part_work import PartWork, part_work
 from .plan import Plan
 
@@ -115,9 +116,12 @@ def load_of(config: InferConfig, plan: Plan, fleet: Fleet) -> Load:
     assert plan.parts is not None
     work, bandwidth = part_work(plan.parts), fleet.bandwidth
     bytes_each = (plan.read_bytes + plan.output_bytes) / plan.num_patches
+    seconds = plan.voxels / fleet.rate / patches_of_one(config, plan)
+    if plan.spill is not None:  # which is written and read
+        seconds += 2 * plan.spill.bytes / SPILL_BANDWIDTH / plan.num_patches
     return Load(
         work,
-        speed=fleet.rate * patches_of_one(config, plan) / plan.voxels,
+        speed=1 / seconds,
         store=math.inf if bandwidth is None else bandwidth / bytes_each,
         scheduler=fleet.tasks_per_second * work.mean,
         before=0.0 if bandwidth is None else plan.statistics_bytes / bandwidth,

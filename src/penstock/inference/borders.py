@@ -56,7 +56,7 @@ class Ways:
     spilled: Way
     spill: Spill
     spills: bool
-    """Whether parts spill."""
+    """True if parts spill."""
     why: str
     one: int
     """Patches that one process computes."""
@@ -154,8 +154,8 @@ def spill_of(parts: Parts, facts: Facts) -> Spill:
     layers = np.zeros(len(along[cut].sums))
     for size, sums in zip(block_voxel_bytes(facts), facts.sum_itemsizes, strict=True):
         every = [each.sums if sums else each.values for each in along]
-        own = [each.own_sums if sums else each.own_values for each in along]
-        for layer, sign in ((every, 1), (own, -1)):
+        inner = [each.own_sums if sums else each.own_values for each in along]
+        for layer, sign in ((every, 1), (inner, -1)):
             plane = math.prod(int(layer[a].sum()) for a in range(3) if a != cut)
             layers += sign * size * plane * layer[cut].astype(np.float64)
     return Spill(int(layers.sum()) * parts.num_volumes, _peak(parts, layers, along, cut))
@@ -189,7 +189,7 @@ def _along(parts: Parts, axis: int) -> _Along:
     home = (start - anchor) // geometry.region[axis] - geometry.regions.cells.start[axis]
     first = np.searchsorted(support.stop, start, side="right")
     last = np.searchsorted(support.start, stop) - 1
-    own = (region[first] == home) & (region[last] == home)
+    inner = (region[first] == home) & (region[last] == home)
     brought = np.array(
         [
             np.sum(np.minimum(support.stop[a : b + 1], v) - np.maximum(support.start[a : b + 1], u))
@@ -203,6 +203,6 @@ def _along(parts: Parts, axis: int) -> _Along:
     length, begins = stop - start, np.searchsorted(home, np.arange(home[-1] + 1))
     ends = np.append(begins[1:], len(home)) - 1
     sums, values, own_sums, own_values = map(
-        by_part, (brought, length, brought * own, length * own)
+        by_part, (brought, length, brought * inner, length * inner)
     )
     return _Along(sums, values, own_sums, own_values, (region[first][begins], region[last][ends]))

@@ -32,8 +32,8 @@ from .outputs import open_outputs
 from .parts import Parts
 from .plan import Plan
 from .shared_folder import check_seen
-from .schedule import Schedule
 from .summary import Progress, Summary, merged
+from .turns import Turns
 
 SHARES_PER_LANE = 4
 """Shares in which the values of the input are counted, for each task that can run at a time."""
@@ -280,17 +280,17 @@ class _Client:
         """Give out the parts that are not done, and stop where too many fail."""
         tasks, done = self._tasks(station.part_task), self.journal.done
         lacking = missing_parts(self.job.plan, done) if done else None
-        schedule = Schedule(self.job.parts, lacking, lambda: self.request.why)
-        for outcome in tasks.run(schedule, self._tick):
+        turns = Turns(self.job.parts, lacking, lambda: self.request.why)
+        for outcome in tasks.run(turns, self._tick):
             if isinstance(outcome.result, TaskFailure):
                 if outcome.result.exit_code == 2:
                     raise _error(outcome.result)
-                self.failed[schedule.name(outcome.number)] = outcome.result.sentence
+                self.failed[turns.name(outcome.number)] = outcome.result.sentence
                 if len(self.failed) > self.job.config.max_failed_parts:
                     break
             else:
                 self._keep(outcome.result)
-                schedule.done(outcome.number)
+                turns.done(outcome.number)
 
     def _tasks(self, function: Callable[..., Any]) -> Tasks:
         retries = self.job.config.part_retries

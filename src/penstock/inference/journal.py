@@ -65,7 +65,7 @@ class Prepared(NamedTuple):
     elements: int
     """Number of processes."""
     spills: bool = False
-    """Whether parts spill what is on their borders."""
+    """True if parts spill what is on their borders."""
 
     @classmethod
     def read(cls, place: Path | str | None) -> Prepared:

@@ -68,7 +68,7 @@ class Plan:
     parts: Parts | None = None
     """The parts that several processes share; None if one does the job alone."""
     spill: Spill | None = None
-    """What the parts spill; None if they compute their borders twice."""
+    """The bytes that parts spill; None if they compute their borders twice."""
     spill_limit: int | None = None
     """Most bytes that may lie spilled at once; None: any."""
     ways: Ways | None = None

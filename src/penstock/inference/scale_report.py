@@ -11,7 +11,7 @@ import math
 import os
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from errno import ENOENT
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +31,7 @@ from ..base import (
 from .at_scale import HOPELESS, Expected, Fleet, Load, expect, load_of, patches_of_one
 from .folder import folder_at
 from .memory import in_words
-from .plan import Plan, plans_by_parts
+from .plan import Plan, make_plan, plans_by_parts
 from .simulation import Outcome, simulate
 
 WORTH = 0.01
@@ -132,6 +132,29 @@ def scale_lines(config: InferConfig, scale: ScaleConfig, plan: Plan) -> Iterator
     yield from (("note", note) for note in notes)
 
 
+def at_rate(config: InferConfig, scale: ScaleConfig, plan: Plan) -> Plan:
+    """A plan whose choice of what is done with borders knows the rate of a worker.
+
+    Args:
+        config: The settings of the job, with the number of workers.
+        scale: The rate, if there is one.
+        plan: The plan without it.
+
+    Returns:
+        The plan, in other parts perhaps.
+
+    Raises:
+        UsageError: The run that should have measured the rate did not.
+    """
+    rate = scale.rate
+    if rate is None or plan.ways is None:
+        return plan
+    if isinstance(rate, Path | str):
+        rate, _ = measured_rate(rate, plan)
+    seconds = plan.voxels / rate / patches_of_one(config, plan)
+    return make_plan(config, replace(plan.facts, patch_seconds=seconds), plan.shape)
+
+
 def measured_rate(place: Path | str, plan: Plan) -> tuple[float, list[str]]:
     """The voxels per second of one worker, as a run of infer measured them.
 
@@ -198,7 +221,7 @@ def _candidates(config: InferConfig, plan: Plan, fleet: Fleet) -> list[Candidate
     assert plan.parts is not None
     others = [
         other
-        for other in plans_by_parts(config, plan.facts, plan.shape)
+        for other in plans_by_parts(config, plan.facts, plan.shape, spills=plan.geometry.spills)
         if other.parts is not None and other.parts.step != plan.parts.step
     ]
     loads = [(each, load_of(config, each, fleet)) for each in (plan, *others)]

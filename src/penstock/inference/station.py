@@ -172,7 +172,7 @@ class Station:
 
     def compute(self, number: int) -> dict[str, Any]:
         """Compute a part, or join the borders of one, and return the summary of all that this
-        process has done. `Schedule` tells the two by their number."""
+        process has done. `Turns` tells the two by their number."""
         from .shared_statistics import shared_scalings
 
         with self.lock:

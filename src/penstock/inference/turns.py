@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from .parts import Parts
 
 
-class Schedule:
+class Turns:
     """The tasks that can be given out now. It ends where none can, and goes on once one is done."""
 
     def __init__(
