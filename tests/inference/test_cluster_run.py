@@ -22,6 +22,7 @@ import pytest
 import penstock
 from penstock.cli import main
 from penstock.cluster import tasks
+from penstock.inference import cuts
 from penstock.inference.folder import folder_at
 
 from ..preloaded import forked_workers, started
@@ -34,7 +35,7 @@ QUICK = ("--model-type", "net.py:quick", "--parts", "6")
 SHAPE, SMALL = (48, 64, 80), (16, 32, 48)
 WORDS = ("--in-spec in.npy --model-type net.py:slow --patch 16 --overlap 4 --block 16 --chunks 16 "
          "--devices cpu --threads 1 --batch 1 --seam-mode blend --head-kind intensity "
-         "--normalize global").split()  # fmt: skip
+         "--normalize global --spill never").split()  # fmt: skip
 NET = """
 import time
 import torch
@@ -146,21 +147,31 @@ class Killer:
                 self.left -= 1
 
 
-@pytest.mark.parametrize("kills", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 20))])
+@pytest.mark.parametrize(
+    ("kills", "spill"),
+    [
+        (1, "never"),
+        *(pytest.param(kills, "never", marks=pytest.mark.slow) for kills in (3, 20)),
+        pytest.param(3, "always", marks=pytest.mark.slow),
+    ],
+)
 def test_workers_that_are_killed_at_random_change_no_byte(
-    kills: int, capsys: pytest.CaptureFixture[str]
+    kills: int, spill: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = dict(os.environ)
     words: tuple[str, ...] = ("--parts", "30")
+    if spill == "always":
+        make_blocks_small(monkeypatch)
     workers: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if kills == 1:
         write_input(SMALL)
         words, workers = QUICK, forked_workers()
     alone = written_alone(*words)
     with workers, Killer(kills, pause={1: 0.1, 3: 0.7, 20: 1.5}[kills]) as killer:
-        code = infer("--cluster", "local:2", *words)
+        words = ("--cluster", "local:2", "--spill", spill, *words)
+        code = infer(*words)
         while killer.left and code == 0:
-            code = infer("--cluster", "local:2", "--overwrite", *words)
+            code = infer(*words, "--overwrite")
     assert code == 0, capsys.readouterr().err
     assert killer.left == 0
     assert dict(os.environ) == before
@@ -168,23 +179,36 @@ def test_workers_that_are_killed_at_random_change_no_byte(
     summary = json.loads(Path("out.zarr.penstock/summary.json").read_text())
     assert "died on the way" in " ".join(summary["notes"])
     assert len(summary["workers"]) >= 2
+    assert ("join" in summary["stages"]) == (spill == "always")
+    assert not Path("out.zarr.penstock/spill").exists()
+
+
+def make_blocks_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give blocks 2 x 2 x 2 patches, here and in workers: these run the code of the net."""
+    monkeypatch.setattr(cuts, "BLOCK_VOXELS", 28**3)
+    Path("net.py").write_text(
+        NET + "\nfrom penstock.inference import cuts\ncuts.BLOCK_VOXELS = 28**3\n"
+    )
 
 
 @pytest.mark.parametrize(
-    ("workers", "run_dir"),
+    ("workers", "run_dir", "spill"),
     [
-        ("of a scheduler", "out.zarr.penstock"),
-        pytest.param("local:2", "out.zarr.penstock", marks=pytest.mark.slow),
-        pytest.param("local:2", "s3://test-bucket/runs/shared", marks=pytest.mark.slow),
+        ("of a scheduler", "out.zarr.penstock", "never"),
+        pytest.param("local:2", "out.zarr.penstock", "never", marks=pytest.mark.slow),
+        pytest.param("local:2", "out.zarr.penstock", "always", marks=pytest.mark.slow),
+        pytest.param("local:2", "s3://test-bucket/runs/shared", "never", marks=pytest.mark.slow),
     ],
 )
 def test_a_client_that_is_killed_is_taken_over_by_another(
-    workers: str, run_dir: str, capsys: pytest.CaptureFixture[str],
+    workers: str, run_dir: str, spill: str, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest,
 ) -> None:  # fmt: skip
     if "://" in run_dir:
         monkeypatch.setenv("AWS_ENDPOINT_URL", request.getfixturevalue("s3_endpoint"))
     folder = folder_at(run_dir if "://" in run_dir else Path(run_dir))
+    if spill == "always":
+        make_blocks_small(monkeypatch)
     with contextlib.ExitStack() as stack:
         more, units = ("--parts", "30"), 5
         if workers == "of a scheduler":
@@ -199,7 +223,7 @@ def test_a_client_that_is_killed_is_taken_over_by_another(
         assert infer(*more, *OVERLAP) == 2  # it is a worker that says so
         assert TOO_MUCH in capsys.readouterr().err
         assert not Path("out.zarr").exists()
-        words = ["infer", *WORDS, "--out-spec", "out.zarr", *more]
+        words = ["infer", *WORDS, "--out-spec", "out.zarr", *more, "--spill", spill]
         client = started(Path.cwd(), words)
         for _ in eventually():
             run = json.loads(folder.read("run.json") or b"{}").get("run")
@@ -207,9 +231,12 @@ def test_a_client_that_is_killed_is_taken_over_by_another(
                 break
         client.kill()
         client.join()
+        more = (*more, "--spill", "auto" if spill == "always" else spill)  # as the run began
         assert infer(*more, "--resume") == 0, capsys.readouterr().err
     assert np.array_equal(values("out.zarr"), alone)
-    assert json.loads(folder.read("summary.json") or b"")["units_skipped"] >= units
+    summary = json.loads(folder.read("summary.json") or b"")
+    assert summary["units_skipped"] >= units
+    assert ("join" in summary["stages"]) == (spill == "always")
     assert main(["verify", "out.zarr", "--run-dir", run_dir]) == 0
     assert main(["status", run_dir]) == 0
     assert Path("out.zarr.penstock").exists() == (run_dir == "out.zarr.penstock")

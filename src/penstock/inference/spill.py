@@ -65,6 +65,8 @@ class Pieces:
         self.folder, self.geometry, self.heads = folder / SPILL_FOLDER / run, geometry, heads
         cut = (*astuple(geometry)[:6], geometry.patches_per_block)
         plans = [(head.name, head.channels, head.kept.str, head.blended) for head in heads]
+        self.written = 0
+        """Pieces that this process has written."""
         self._of = json.dumps([run, maker, cut, plans], default=str)
 
     def begin(self) -> None:
@@ -108,6 +110,7 @@ class Pieces:
                 for array in piece.arrays:
                     file.write(_little(array).data)
             draft.replace(path)
+            self.written += 1
         finally:
             draft.unlink(missing_ok=True)
 

@@ -21,7 +21,6 @@ from ..base import HeadKind, InferConfig, UsageError, one_heap
 from ..cluster import UnfitWorker, tell_begun, tell_progress
 from ..data import Claims, Scaling
 from .ending import EndRequest
-from .folder import LocalFolder, folder_at
 from .heads import HeadPart, Origin
 from .journal import Journal, OtherMaker, Prepared
 from .plan import Plan, make_plan
@@ -95,7 +94,7 @@ def _settled(job: Job) -> Plan:
     if plan.ways is None or config.spill == "never":
         return plan
     facts, part, choice = plan.facts, None, {"spill": str(config.spill)}
-    if job.run_dir is not None and not isinstance(folder_at(job.run_dir), LocalFolder):
+    if isinstance(job.run_dir, str):  # a bucket
         if config.spill == "always":
             raise UsageError(
                 f"--spill always: workers cannot spill to {job.run_dir}; name a --run-dir on a "
@@ -203,7 +202,7 @@ class _Telling:
 
     def __init__(self, station: Station, number: int) -> None:
         self.station, self.number, self.due = station, number, 0.0
-        self.units = station.journal.safe
+        self.units = station.worker.safe
 
     def __call__(self, progress: Progress) -> None:
         journal, now = self.station.journal, time.monotonic()
@@ -213,13 +212,13 @@ class _Telling:
         tell_progress(
             self.station.order.topic,
             self.number,
-            safe=journal.safe > self.units,
+            safe=self.station.worker.safe > self.units,
             name=journal.writer,
             patches=sum(self.station.worker.watch.patches_done),
             units=journal.written,
             voxels=journal.voxels,
         )
-        self.units = journal.safe
+        self.units = self.station.worker.safe
 
 
 _STATIONS: dict[str, Station] = {}

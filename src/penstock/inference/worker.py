@@ -160,6 +160,11 @@ class Worker:
             yield
         self.seconds += self.watch.probe.elapsed - began
 
+    @property
+    def safe(self) -> int:
+        """Units and pieces that this process has written and that a kill would not undo."""
+        return self.journal.safe + (0 if self.pieces is None else self.pieces.written)
+
     def summary(self) -> Summary:
         """What this process has done so far, in the seconds that it computed."""
         lacking = (*self.claims.lacking, *self.journal.lacking)
