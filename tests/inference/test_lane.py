@@ -419,7 +419,7 @@ def test_a_part_takes_over_the_net_and_the_arrays_of_the_one_before(
 
     monkeypatch.setattr(equipment, "Forward", Counted)
     begun = started(arange((32, 16, 16)), block=16, workers=2, parts=2)
-    worker = Worker(begun.job, begun.journal, begun.claims, EndRequest())
+    worker = Worker(begun.job, begun.journal, begun.writing.claims, EndRequest())
     first = worker.watch.queues.equipment
     with worker.at_work():
         for part in range(len(worker.parts)):
