@@ -23,7 +23,7 @@ from .launch.launcher import ask_worker_or_fail as ask_worker_or_fail
 from .launch.launcher import in_turn as in_turn
 from .launch.on_cluster import BENCH_LIBRARIES as BENCH_LIBRARIES
 from .launch.on_cluster import LaunchesOnCluster as LaunchesOnCluster
-from .launch.supervisor import LaunchRequest as LaunchRequest
+from .launch.request import LaunchRequest as LaunchRequest
 from .launch.supervisor import run_launch as run_launch
 from .launch.sweep import LAUNCHES as LAUNCHES
 from .launch.sweep import SweepStep as SweepStep

@@ -32,7 +32,8 @@ from ..instruments import (
 )
 from .boundary import Limit, Trial, find_limits, pixels_of
 from .launch.launcher import in_turn
-from .launch.supervisor import LaunchRequest, run_launch
+from .launch.request import LaunchRequest
+from .launch.supervisor import run_launch
 from .launch.sweep import SweepStep, launches_of, run_sweep
 
 Runner = Callable[..., Record]

@@ -12,7 +12,7 @@ from typing import Any
 from ...base import PenstockError, UsageError
 from ...instruments import Record
 from . import supervisor
-from .supervisor import LaunchRequest
+from .request import LaunchRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 import psutil
 from pydantic import ValidationError
@@ -45,6 +45,7 @@ from ...instruments import (
     kernel_memory,
 )
 from .ending import Ending, failure, fate_of, oom_kills, outcome
+from .request import LaunchRequest
 
 WORKER = (sys.executable, "-m", "penstock.bench.launch.worker")
 STDERR_BYTES = 4096
@@ -57,20 +58,6 @@ DIE_WITHIN_S = 10.0
 """The time that a killed process may hang in the kernel, for example on a dead mount."""
 PIPE_BYTES = 2**20
 """The most that a pipe ever holds."""
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchRequest:
-    """What a worker is asked to do."""
-
-    scenario: str
-    case: Mapping[str, Any]
-    task: Literal["measure", "check"] = "measure"
-    """``ask_worker`` resolves and validates the case and measures nothing."""
-    rules: Mapping[str, Any] = field(default_factory=dict)
-    """The fields of `measure.Rules`: when to stop."""
-    memory_limit: int | None = None
-    """Bytes of private memory that the kernel lets the worker map; Linux only."""
 
 
 @dataclass(frozen=True, slots=True)

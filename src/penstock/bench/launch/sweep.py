@@ -20,7 +20,7 @@ from typing import Any
 
 from ...instruments import Ledger, Record, case_key
 from .launcher import Launch, Launcher, in_turn
-from .supervisor import LaunchRequest
+from .request import LaunchRequest
 
 LAUNCHES = {"quick": 1, "standard": 5, "rigorous": 10}
 CERTAIN = ("oom_device", "oom_host", "unsupported", "wrong_result")

@@ -19,14 +19,16 @@ import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from ...base import UsageError, describe, end_with_parent, speaking_flags, where_in_users_code
-from ...instruments import Status, torch_flags
 from ..scenarios import WrongResult, find, make
-from .supervisor import LaunchRequest
+from .request import LaunchRequest
+
+if TYPE_CHECKING:
+    from ...instruments import Status
 
 BALLAST_BYTES = 4 * 2**20
 """Bytes held from the start and freed when memory runs out, so that a failure can be said."""
@@ -161,6 +163,8 @@ def _measure(request: LaunchRequest, answers: Answers, began: float) -> dict[str
     result["warmup"]["setup_s"] = setup_s
     result["memory"]["host_baseline"] = baseline
     if "torch" in sys.modules:
+        from ...instruments import torch_flags
+
         result["environment"] = {"torch": torch_flags()}
     # After a failure nothing is closed: the process ends, and closing might fail in its turn.
     scenario.close()
