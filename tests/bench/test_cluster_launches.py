@@ -131,7 +131,7 @@ def test_what_workers_could_not_do_is_a_row_or_ends_the_benchmark() -> None:
     assert record.error is not None and record.error.message == "3 workers died at it"
     assert record.key == case_key("model", {"batch": 2})
     assert record.environment == {"machine_key": "k"}, "else it would be a case of its own"
-    unseen = TaskFailure("the worker on a does not see x", False, 1, "tcp://a")
+    unseen = TaskFailure("the worker on a does not see x", False, 1, unfit="tcp://a")
     for failure in (unseen, TaskFailure("no such device", True, UsageError.exit_code)):
         with pytest.raises(UsageError, match=r"^(the worker on a|no such device)"):
             on_cluster._failed(launch, failure, None)
@@ -386,6 +386,33 @@ def test_a_launch_ends_when_its_client_is_gone(place: Path) -> None:
         client.wait()
         assert not psutil.wait_procs([sleeper], timeout=90)[1]
         assert not records("out.csv")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity") or len(alone._cores()) < 2,
+    reason="no core can be taken away here",
+)
+def test_workers_of_other_cores_measure_nothing_together(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from distributed import Client, LocalCluster
+
+    with (
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0"
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        one, *_ = client.scheduler_info()["workers"]
+        client.run(os.sched_setaffinity, 0, {min(os.sched_getaffinity(0))}, workers=[one])
+        assert bench("out.csv", "--cluster", cluster.scheduler_address) == 0
+    ran = records("out.csv")
+    assert len({record.environment["limits"]["affinity"] for record in ran}) == 1
+    said = capsys.readouterr().out
+    addresses = {record.environment["worker"]["address"] for record in ran}
+    assert len(ran) == 2 and len(addresses) == 1
+    assert "Left out" not in said or "is not like the first (affinity" in said
 
 
 @pytest.mark.slow
