@@ -199,6 +199,44 @@ def test_a_store_that_is_busy_now_and_then_loses_no_note(
     assert (values("out.zarr") == arange((20, 20, 20))).all()
 
 
+def test_a_store_that_is_gone_is_waited_for_and_then_the_run_can_go_on(
+    s3_endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.data.stores.bucket.PATIENCE_S", 0.05)
+    few = {"s3_request_retries": {"max_retries": 0}}
+    monkeypatch.setattr("penstock.data.stores.kvstore.IMPATIENT", few)
+    with door_to(s3_endpoint) as door:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", door.url)
+        bucket, wrong = Bucket("s3://test-bucket/run"), Bucket("s3://test-bucket/run")
+        bucket.write("run.json", b"{}")
+        door.close()
+        with pytest.raises(penstock.Incomplete, match=r"run again with --resume$"):
+            bucket.read("run.json")
+        with pytest.raises(UsageError):  # it never answered: the name may be wrong
+            wrong.read("run.json")
+        door.open()
+        assert bucket.read("run.json") == b"{}"
+
+
+def test_a_copy_of_a_run_folder_is_read_like_one(
+    run_dir: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert infer(run_dir) == 0
+    bucket = Bucket(run_dir)
+    for name in bucket.names(""):
+        Path("copy", name).parent.mkdir(parents=True, exist_ok=True)
+        Path("copy", name).write_bytes(bucket.read(name) or b"")
+    assert main(["verify", "out.zarr", "--run-dir", "copy"]) == 0
+    capsys.readouterr()
+    assert main(["status", "copy"]) == 0
+    assert capsys.readouterr().out == "done: 8 of 8 blocks are written (100.0%)\n"
+    next(path for path in Path("out.zarr/0/c").rglob("*") if path.is_file()).unlink()
+    assert main(["verify", "out.zarr", "--run-dir", "copy", "--forget"]) == 2
+    assert "copy is a copy of a run folder in a bucket" in capsys.readouterr().err
+    assert main(["report", run_dir, "--output", "r.html"]) == 2
+    assert "a URL was given; give a place on this machine" in capsys.readouterr().err
+
+
 # --- logs ----------------------------------------------------------------------------------------
 
 

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..base import UsageError, check_outputs, from_flags
+    from ..base import UsageError, check_local, check_outputs, from_flags
     from ..instruments import ledger_to_csv, ledger_to_parquet
     from ..reports import (
         REPORT_SUFFIXES,
@@ -54,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
         write_report,
     )
 
+    for place in args.places:
+        check_local(place, "RUN")
     replace = from_flags(Replacing, args).replace
     exports = (("--csv", args.csv), ("--parquet", args.parquet))
     check_outputs(*exports, replace=replace, inputs=args.places)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ..base import Incomplete, PenstockError, UsageError, describe
+from ..base import Incomplete, PenstockError, describe
 
 ENDING_FILE = "ended.json"
 
@@ -49,6 +49,6 @@ def noting_end(save: Callable[[str, Mapping[str, Any]], None]) -> Iterator[None]
         sentence = describe(error) if ours else f"{type(error).__name__}: {describe(error)}"
         if isinstance(error, KeyboardInterrupt):
             sentence = "interrupted"
-        with contextlib.suppress(OSError, UsageError):
+        with contextlib.suppress(OSError, PenstockError):
             save(ENDING_FILE, {"time": time.time(), "error": sentence})
         raise

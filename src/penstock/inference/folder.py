@@ -18,7 +18,7 @@ from ..base import (
 )
 from ..instruments import set_aside
 from .contents import is_run, rows_of, tail_of
-from .log_file import LogFile, LogFiles, logs_of, own_name
+from .log_file import LogFile, LogFiles, copied_logs, logs_of, own_name
 from .unit_log import Key, Note, lost_line, parse_line
 
 
@@ -176,9 +176,11 @@ class LocalFolder:
         return LogFile(self.path / name)
 
     def notes(self, run: str, makers: list[dict[str, Any]] | None = None) -> LogFiles:
-        return LogFiles(self.path, [{}] if makers is None else makers)
+        return LogFiles(self.path, run, [{}] if makers is None else makers)
 
     def forget(self, run: str, keys: list[Key]) -> None:
+        if copied_logs(self.path):
+            raise UsageError(f"--forget: {self} is a copy of a run folder in a bucket; name that")
         with contextlib.ExitStack() as held:
             logs = [
                 held.enter_context(contextlib.closing(LogFile(path))) for path in logs_of(self.path)

@@ -10,6 +10,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import IO, Any
 
@@ -103,12 +104,17 @@ def of_each(name: str) -> str:
     return own_name(name, "*")
 
 
+def copied_logs(folder: Path, run: str = "*") -> list[Path]:
+    """The parts of the logs of a run folder that was copied from a bucket, in their order."""
+    return sorted(folder.glob(f"done/{run}/*/*.log"))
+
+
 class LogFiles:
     """The logs of a run folder, each read on from where the last look ended."""
 
-    def __init__(self, folder: Path, makers: list[dict[str, Any]]) -> None:
+    def __init__(self, folder: Path, run: str, makers: list[dict[str, Any]]) -> None:
         """``makers`` are those of run.json, to which those that only logs name are added."""
-        self.folder, self.makers = folder, makers
+        self.folder, self.run, self.makers = folder, run, makers
         self._read: dict[str, int] = {}
         """Bytes of each log that were read. A line that is not whole yet is read again."""
 
@@ -125,6 +131,9 @@ class LogFiles:
                 whole, newline, _ = file.read().rpartition(b"\n")
             notes |= read_lines((whole + newline).splitlines(keepends=True), self.makers)
             self._read[log.name] = self._read.get(log.name, 0) + len(whole + newline)
+        for _, parts in groupby(copied_logs(self.folder, self.run), lambda part: part.parent):
+            lines = b"".join(part.read_bytes() for part in parts).splitlines(keepends=True)
+            notes |= read_lines(lines, self.makers)
         return notes
 
 

@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ..base import UsageError, has_login, is_draft, redact
+from ..base import PenstockError, UsageError, has_login, is_draft, redact
 from ..data import Bucket
 from .contents import TAIL_BYTES, is_run, rows_of, tail_of
 from .remote_log import RemoteLog, RemoteNotes, forget_units
@@ -143,7 +143,7 @@ class RemoteFolder:
     def close(self) -> None:
         if self._here is None:
             return
-        with contextlib.suppress(UsageError, OSError):
+        with contextlib.suppress(PenstockError, OSError):
             self._copy("*")
         shutil.rmtree(self._here, ignore_errors=True)
         self._here = None
@@ -157,7 +157,7 @@ class RemoteFolder:
         if not ended and time.monotonic() - self._beaten < BEAT_S:
             return
         self._beaten = time.monotonic()
-        with contextlib.suppress(UsageError, OSError):
+        with contextlib.suppress(PenstockError, OSError):
             beat = {"run": run, "time": time.time(), "ended": ended, "rows": self._last_rows()}
             self.write(f"{ALIVE}{name}.json", json.dumps(beat).encode())
             self._copy("[!m]*")  # all but metrics, which grow all the time

@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ..base import UsageError
+from ..base import PenstockError
 from ..data import Bucket, is_transient
 from .log_file import plain_name
 from .unit_log import Key, Note, lost_line, read_lines
@@ -103,7 +103,7 @@ class RemoteLog:
         if not self._thread.is_alive():  # it was never begun
             return
         self._thread.join()
-        with contextlib.suppress(UsageError):  # their units are written again
+        with contextlib.suppress(PenstockError):  # their units are written again
             self.flush()
         if self._bytes <= MERGED_AT_END:
             self._merge(sorted(name for level in self._levels for name in level))
@@ -115,7 +115,7 @@ class RemoteLog:
             self._wake.clear()
             try:
                 self.flush()
-            except UsageError as error:
+            except PenstockError as error:
                 if not is_transient(error):
                     self._error = error
             self._beat(self.name, False)
@@ -135,7 +135,7 @@ class RemoteLog:
         """Merge objects into the last of them. None if the store did not let it: they stay."""
         if len(names) < 2:
             return None
-        with contextlib.suppress(UsageError):
+        with contextlib.suppress(PenstockError):
             content = b"".join(filter(None, self.bucket.read_all(names)))
             self.bucket.write(names[-1], content)
             self.bucket.delete(names[:-1])

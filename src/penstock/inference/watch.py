@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..base import (
+    PenstockError,
     StageError,
     Stopped,
-    UsageError,
     begin_output,
     describe,
     end_output,
@@ -204,6 +204,6 @@ def forgoing(what: str) -> Iterator[None]:
     """Warn if a record cannot be written. The job goes on."""
     try:
         yield
-    except (OSError, UsageError) as error:
+    except (OSError, PenstockError) as error:
         why = getattr(error, "strerror", None) or describe(error)
         warnings.warn(f"{what}: {why}", RuntimeWarning, stacklevel=4)

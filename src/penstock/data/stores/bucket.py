@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from ...base import UsageError, redact
+from ...base import Incomplete, UsageError, describe, redact
 from .transient import is_transient
 
 PATIENCE_S = 30.0
@@ -20,7 +20,8 @@ Result = TypeVar("Result")
 
 
 class Bucket:
-    """The objects below a URL. Every method raises `UsageError` where the store refuses."""
+    """The objects below a URL. Every method raises `UsageError` where the store refuses, and
+    `Incomplete` where one that has answered before does not answer any more."""
 
     def __init__(self, url: str) -> None:
         """``url`` is that of a bucket or of a prefix in it. Nothing is asked of it yet."""
@@ -84,7 +85,11 @@ class Bucket:
                 self._has_answered = True
                 return results
             except UsageError as error:
-                if not is_transient(error) or time.monotonic() > end:
+                if not is_transient(error):
+                    raise
+                if time.monotonic() > end:
+                    if self._has_answered:
+                        raise Incomplete(f"{describe(error)}; run again with --resume") from error
                     raise
             time.sleep(random.uniform(0, LONGEST_WAIT_S))
 
