@@ -79,7 +79,7 @@ def test_the_result_is_the_same_to_the_bit_however_it_is_cut(
 
 
 def test_seams_lie_in_the_middle_of_the_overlap_whatever_is_to_be_cut_at_least() -> None:
-    volume = np.random.default_rng(8).integers(0, 5000, (20, 25, 30)).astype("uint16")
+    volume = np.random.default_rng(8).integers(0, 5000, (14, 15, 18)).astype("uint16")
     knobs: dict[str, Any] = {"patch": 10, "overlap": 6, "normalize": "global"}
     expected = run(volume, conv(), **knobs)
     for trim in range(4):
@@ -91,7 +91,7 @@ def test_seams_lie_in_the_middle_of_the_overlap_whatever_is_to_be_cut_at_least()
 
 
 def test_delays_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    volume = np.random.default_rng(2).integers(0, 5000, (30, 40, 50)).astype("uint16")
+    volume = np.random.default_rng(2).integers(0, 5000, (20, 30, 36)).astype("uint16")
     knobs = {"patch": 12, "overlap": 4, "block": 16, "batch": 5, "seam_mode": "blend"}
     calm = run(volume, conv(), normalize="global", **knobs)
     rng, pause = random.Random(3), threading.Event().wait
@@ -143,7 +143,7 @@ def test_a_run_can_be_driven_once_and_says_how_far_it_is(tmp_path: Path) -> None
 
 def test_several_devices_share_the_work_and_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two lanes on one processor stand for two GPUs: the same code but for the copies."""
-    volume = np.random.default_rng(6).integers(0, 5000, (30, 40, 50)).astype("uint16")
+    volume = np.random.default_rng(6).integers(0, 5000, (20, 30, 50)).astype("uint16")
     knobs = {"patch": 12, "overlap": 4, "block": 16, "batch": 5, "normalize": "global"}
     alone = run(volume, conv(), seam_mode="blend", **knobs)
     monkeypatch.setattr(devices, "find_devices", lambda names: [torch.device("cpu")] * 3)

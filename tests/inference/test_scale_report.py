@@ -35,7 +35,10 @@ def lines(plan: Plan, workers: int = 1000, **scale: Any) -> dict[str, str]:
     return dict(scale_lines(config(workers=workers), build(ScaleConfig, scale), plan))
 
 
-@pytest.mark.parametrize("normalize", ["global", "percentile", "none"])
+@pytest.mark.parametrize(
+    "normalize",
+    ["global", *(pytest.param(each, marks=pytest.mark.slow) for each in ("percentile", "none"))],
+)
 def test_parts_that_are_compared_are_those_that_the_flag_gives(normalize: str) -> None:
     knobs = config(workers=1000, normalize=normalize)
     plans = [*plans_by_parts(knobs, PETABYTE, SEED)]
@@ -47,10 +50,11 @@ def test_parts_that_are_compared_are_those_that_the_flag_gives(normalize: str) -
         assert again.num_patches == plan.num_patches
 
 
-def test_a_petabyte_is_compared_in_constant_memory() -> None:
-    plan = plan_of(workers=1000)
+@pytest.mark.parametrize("workers", [50, pytest.param(1000, marks=pytest.mark.slow)])
+def test_a_petabyte_is_compared_in_constant_memory(workers: int) -> None:
+    plan = plan_of(workers=workers)
     tracemalloc.start()
-    lines(plan, rate="1.5e6", mtbf="200", restart="10min", bandwidth="50GB", simulate=[1])
+    lines(plan, workers, rate="1.5e6", mtbf="200", restart="10min", bandwidth="50GB", simulate=[1])
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert plan.input_bytes == 1.024e15
@@ -97,7 +101,9 @@ def test_small_parts_are_chosen_where_large_ones_would_not_end_together() -> Non
     assert int(found[1]) < 3_000_000
 
 
-@pytest.mark.parametrize("normalize", ["global", "percentile"])
+@pytest.mark.parametrize(
+    "normalize", [pytest.param("global", marks=pytest.mark.slow), "percentile"]
+)
 def test_the_choice_by_formula_and_its_neighbours_are_played(normalize: str) -> None:
     knobs = config(workers=1000, normalize=normalize)
     plan = make_plan(knobs, PETABYTE, SEED)
@@ -132,7 +138,7 @@ def test_the_rate_of_a_run_is_taken_from_its_folder(tmp_path: Path) -> None:
     run = tmp_path / "run"
     penstock.run_inference(
         source, np.zeros_like(source), model="identity", patch=8, overlap=2, devices="cpu",
-        run_dir=run,
+        normalize="none", run_dir=run,
     )  # fmt: skip
     rate, notes = measured_rate(run, plan_of(workers=2))
     summary = json.loads((run / "summary.json").read_bytes())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from penstock.base.errors import UsageError
@@ -81,6 +83,18 @@ def sampled(tmp_path: Path) -> Iterator[Callable[..., list[dict[str, Any]]]]:
 
 
 # --- rates --------------------------------------------------------------------------------------
+
+
+def test_the_processes_are_those_of_the_whole_tree() -> None:
+    words = ["bash", "-c", "sleep 60 & echo; wait"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as child:
+        assert child.stdout is not None and child.stdout.readline()
+        tree = [psutil.Process(), *psutil.Process().children(recursive=True)]
+        assert {pid for pid, _ in ThisMachine().processes()} == {each.pid for each in tree}
+        assert len([*ThisMachine(child.pid).processes()]) == 2
+        os.killpg(child.pid, signal.SIGKILL)
+    with pytest.raises(psutil.NoSuchProcess):
+        ThisMachine(child.pid)
 
 
 def test_rates_of_the_tree_and_the_machine(sampled: Any) -> None:

@@ -69,7 +69,15 @@ class ThisMachine:
         return counters and (counters.bytes_sent, counters.bytes_recv)
 
     def _tree(self) -> list[psutil.Process]:
-        return [self._root, *self._root.children(recursive=True)]
+        try:
+            below = _below(self._root.pid)
+        except OSError:  # no such lists, or no such process any more
+            return [self._root, *self._root.children(recursive=True)]
+        tree = [self._root]
+        for pid in below:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                tree.append(psutil.Process(pid))
+        return tree
 
     @staticmethod
     def _usage(process: psutil.Process) -> Usage:
@@ -83,6 +91,22 @@ class ThisMachine:
             return Usage(
                 cpu.user + cpu.system, process.memory_info().rss, process.num_threads(), disk
             )
+
+
+def _below(root: int) -> list[int]:
+    """Ids of the processes below one, by the lists that Linux keeps of children. psutil asks each
+    process of the machine for its parent.
+
+    Raises `OSError` where there are none.
+    """
+    Path(f"/proc/{root}/task/{root}/children").read_bytes()
+    tree = [root]
+    for pid in tree:  # which grows meanwhile
+        with contextlib.suppress(OSError):  # what has ended has none
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                with contextlib.suppress(OSError):
+                    tree += map(int, (thread / "children").read_text().split())
+    return tree[1:]
 
 
 def peak_rss() -> int:
