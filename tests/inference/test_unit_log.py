@@ -140,9 +140,19 @@ def test_logs_are_read_on_from_where_the_last_look_ended(tmp_path: Path) -> None
     log.write_text(line_of(one) + "0 0 0")
     notes = LocalFolder(tmp_path).notes("")
     assert notes.fresh().keys() == {one}
-    log.write_text(
-        "?" * (len(line_of(one)) - 1) + "\n" + line_of(two)
-    )  # what was read is not again
+    read = "?" * (len(line_of(one)) - 1) + "\n"  # which is not read again
+    log.write_text(read + line_of(two))
     other.write_text(line_of(three))
     assert notes.fresh().keys() == {two, three}
     assert notes.fresh() == {}
+
+
+def test_a_run_begun_anew_reads_its_logs_from_their_begin(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"settings": {}, "fingerprint": {}}')
+    (tmp_path / "done-b.log").write_text("# maker 0\n" * 100)
+    journal = Journal.open(tmp_path, {}, resume=True, anyway=True)
+    journal.begin({})
+    (tmp_path / "done-b.log").write_text(line_of(UNIT))  # a worker of the same name
+    journal.refresh()
+    assert journal.done == {UNIT}
+    journal.close()

@@ -225,6 +225,7 @@ class Journal(RunFiles):
         self.folder.delete("alive/")  # of processes of an earlier start, where there is no lock
         self._log.begin(anew=not self.done)
         if not self.done:
+            self._notes = None  # its logs are others from now on
             self.folder.delete(f"{STATISTICS_FOLDER}/")
         if self._before is None or not (prepared and prepared.spills):
             self.folder.delete(f"{SPILL_FOLDER}/")
