@@ -12,7 +12,7 @@ import pytest
 from penstock.cli import main
 from penstock.reports.infer.report import report_of_run
 from penstock.reports.infer.trace import BINS, read_timeline
-from penstock.reports.places import places_of, report_of_places
+from penstock.reports.places import joined, places_of, reports_of_places
 
 from .pages import HOSTILE, page_of, run_folder
 
@@ -121,7 +121,7 @@ def test_a_run_is_named_by_its_output_and_a_folder_is_searched(
     assert json.loads(out.read_text())["title"] == "a.zarr"
     found = places_of(tmp_path / "runs")
     assert [place.path.name for place in found] == ["a.zarr.penstock", "b.zarr.penstock"]
-    report = report_of_places(found, "runs")
+    report = joined(reports_of_places(found), "runs")
     assert [line.partition(":")[0] for line in report.verdict] == ["a.zarr", "b.zarr"]
     assert "Bound by forward" in report.verdict[1]
     capsys.readouterr()

@@ -2,6 +2,7 @@
 
 penstock report denoised.zarr --output report.html        a run of infer, by its output or folder
 penstock report logs/stage2_bench.ledger --output report.html
+penstock report outputs --output report.html              trainings, and how they scale
 penstock report logs --output report.html                 all records in a folder
 penstock report logs/stage2_bench.ledger                  report.md, figures and CSVs in a folder
 """
@@ -9,9 +10,15 @@ penstock report logs/stage2_bench.ledger                  report.md, figures and
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..base import Replacing, add_flags
+
+if TYPE_CHECKING:  # the verb starts without what it only needs when it runs
+    from ..instruments import Record
+    from ..reports import RecordPlace, Report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,8 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="+",
         metavar="RUN|LEDGER|FOLDER",
-        help="an output of infer or its run folder; records of a benchmark, a .ledger folder or a "
-        "file (.jsonl, .jsonl.gz); or a folder that is searched for these",
+        help="an output of infer or its run folder; the folder of a training; records of a "
+        "benchmark, a .ledger folder or a file (.jsonl, .jsonl.gz); or a folder that is searched "
+        "for these. Several trainings are a scaling study, too",
     )
     parser.add_argument(
         "--output",
@@ -42,17 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ..base import UsageError, check_local, check_outputs, from_flags
-    from ..instruments import ledger_to_csv, ledger_to_parquet
-    from ..reports import (
-        REPORT_SUFFIXES,
-        check_report,
-        places_of,
-        records_of,
-        report_of_places,
-        report_of_records,
-        write_page,
-        write_report,
-    )
+    from ..reports import REPORT_SUFFIXES, check_report, places_of, records_of
 
     for place in args.places:
         check_local(place, "RUN")
@@ -60,30 +58,70 @@ def run(args: argparse.Namespace) -> int:
     exports = (("--csv", args.csv), ("--parquet", args.parquet))
     check_outputs(*exports, replace=replace, inputs=args.places)
     output = args.output or _usual(args.places[0])
-    if alone := output.suffix in REPORT_SUFFIXES and not output.is_dir():
+    if output.suffix in REPORT_SUFFIXES and not output.is_dir():
         files = [path for path in args.places if path.is_file()]
         check_report(output, args.overwrite, replace, files)
     places = [place for path in args.places for place in places_of(path)]
-    named = all(place.path in args.places for place in places)
-    source = " and ".join(path.name or str(path) for path in args.places)
     records = records_of(places)
     if not records and (args.csv or args.parquet):
+        source = " and ".join(map(str, args.places))
         raise UsageError(f"--csv and --parquet are of records of a benchmark; {source} holds none")
-    if named and all(place.kind == "ledger" for place in places):
-        if alone:
-            report = report_of_records(records, source, args.places)
-            written = write_report(report, output, args.overwrite, replace)
-        else:
-            written = write_page(records, output, source, args.overwrite, replace, args.places)
+    written = _write(args, places, records, output, replace)
+    written += _export(args, records, replace)
+    print(*written, sep="\n")
+    return 0
+
+
+def _write(
+    args: argparse.Namespace,
+    places: Sequence[RecordPlace],
+    records: Sequence[Record],
+    output: Path,
+    replace: bool,
+) -> list[Path]:
+    """Write the report, with the CSVs of ledgers beside it where it is a folder of these alone."""
+    from ..reports import (
+        REPORT_SUFFIXES,
+        joined,
+        report_of_records,
+        reports_of_places,
+        write_page,
+        write_report,
+    )
+
+    source = " and ".join(path.name or str(path) for path in args.places)
+    ledgers = all(place.kind == "ledger" and place.path in args.places for place in places)
+    if ledgers and (output.suffix not in REPORT_SUFFIXES or output.is_dir()):
+        return write_page(records, output, source, args.overwrite, replace, args.places)
+    if ledgers:
+        report = report_of_records(records, source, args.places)
     else:
-        report = report_of_places(places, source)
-        written = write_report(report, output, args.overwrite, replace)
+        parts = reports_of_places(places)
+        trainings = [place.path for place in places if place.kind == "training"]
+        if len(trainings) > 1:
+            parts.insert(0, _scaling(trainings))
+        report = joined(parts, source)
+    return write_report(report, output, args.overwrite, replace)
+
+
+def _scaling(trainings: Sequence[Path]) -> Report:
+    """The study that several trainings are, where they can be compared."""
+    from ..scaling import report_of_scaling
+    from .progress import say
+
+    return report_of_scaling(trainings, "Scaling", lambda line: say(f"penstock report: {line}"))
+
+
+def _export(args: argparse.Namespace, records: Sequence[Record], replace: bool) -> list[Path]:
+    """Write the records as CSV and Parquet, where these are asked for."""
+    from ..instruments import ledger_to_csv, ledger_to_parquet
+
+    written = []
     for export, path in ((ledger_to_csv, args.csv), (ledger_to_parquet, args.parquet)):
         if path is not None:
             export(records, path, replace)
             written.append(path)
-    print(*written, sep="\n")
-    return 0
+    return written
 
 
 def _usual(first: Path) -> Path:

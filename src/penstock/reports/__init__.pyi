@@ -1,6 +1,9 @@
 from .compare import Comparison as Comparison
 from .compare import compare_records as compare_records
 from .compare import select_records as select_records
+from .content import Chapter as Chapter
+from .content import Picture as Picture
+from .content import Report as Report
 from .figures.before_after import plot_before_after as plot_before_after
 from .figures.canvas import LEGEND as LEGEND
 from .figures.canvas import STYLE as STYLE
@@ -30,9 +33,11 @@ from .page import REPORT_SUFFIXES as REPORT_SUFFIXES
 from .page import check_report as check_report
 from .page import write_page as write_page
 from .page import write_report as write_report
+from .places import RecordPlace as RecordPlace
+from .places import joined as joined
 from .places import places_of as places_of
 from .places import records_of as records_of
-from .places import report_of_places as report_of_places
+from .places import reports_of_places as reports_of_places
 from .queue.cell import QUEUE_NEEDS as QUEUE_NEEDS
 from .queue.model import first_empty as first_empty
 from .queue.report import append_queue_csv as append_queue_csv

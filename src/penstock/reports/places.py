@@ -7,14 +7,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from ..base import UsageError, plural
+from ..base import ARGS, RESULTS, STEPS, UsageError, plural
 from ..inference import run_folder_of
 from ..instruments import LEDGER_FILE, Record, read_ledger
 from .content import Chapter, Report
 from .infer.report import report_of_run
 from .ledger_report import report_of_records
+from .training.report import report_of_training
 
-PlaceKind = Literal["ledger", "inference"]
+PlaceKind = Literal["ledger", "inference", "training"]
 MOST_FOLDERS = 20_000
 """Folders that are searched for records. More are a mistake, such as a home."""
 _STORES = ("zarr.json", ".zarray", ".zgroup", ".zattrs")
@@ -50,7 +51,7 @@ def places_of(named: Path) -> list[RecordPlace]:
     places = sorted(_below(named), key=lambda place: place.path)
     if not places:
         raise UsageError(
-            f"{named} holds neither records of a benchmark nor the folder of a run of infer"
+            f"{named} holds neither records of a benchmark nor the folder of a run or a training"
         )
     return places
 
@@ -71,6 +72,8 @@ def _kind_of(path: Path) -> PlaceKind | None:
             return "ledger"
         if (path / "run.json").is_file():
             return "inference"
+        if (path / RESULTS).is_file() or ((path / ARGS).is_file() and (path / STEPS).is_dir()):
+            return "training"
     return None
 
 
@@ -89,24 +92,28 @@ def _below(folder: Path) -> Iterator[RecordPlace]:
         folders[:] = [] if inside else sorted(n for n in folders if not n.startswith("."))
 
 
-def report_of_places(places: Sequence[RecordPlace], source: str) -> Report:
-    """One report of all that lies at some places.
+def reports_of_places(places: Sequence[RecordPlace]) -> list[Report]:
+    """A report of each place.
+
+    Raises `UsageError` if a place cannot be read, or holds nothing that can be shown.
+    """
+    return [_report_of(place) for place in places]
+
+
+def joined(reports: Sequence[Report], title: str) -> Report:
+    """Several reports as one.
 
     Args:
-        places: Where records lie.
-        source: The name of it all, for the title.
+        reports: The reports, at least one.
+        title: The title of all.
 
     Returns:
-        The report: that of a single place, or one whose verdict has a sentence for each.
-
-    Raises:
-        UsageError: A place cannot be read, or holds nothing that can be shown.
+        The report itself if there is one; otherwise one whose verdict has a sentence for each.
     """
-    reports = [_report_of(place) for place in places]
     if len(reports) == 1:
         return reports[0]
     return Report(
-        source,
+        title,
         [f"{report.title}: {report.verdict[0]}" for report in reports],
         [f"{plural(len(reports), 'set')} of records"],
         [chapter for report in reports for chapter in _with_verdict(report)],
@@ -117,6 +124,8 @@ def report_of_places(places: Sequence[RecordPlace], source: str) -> Report:
 def _report_of(place: RecordPlace) -> Report:
     if place.kind == "inference":
         return report_of_run(place.path)
+    if place.kind == "training":
+        return report_of_training(place.path)
     return report_of_records(read_ledger(place.path), place.path.name, [place.path])
 
 

@@ -1,6 +1,7 @@
 from .assumptions import assumptions_of as assumptions_of
 from .assumptions import prediction_table as prediction_table
 from .figures import plot_scaling as plot_scaling
+from .page import report_of_scaling as report_of_scaling
 from .report import metrics_table as metrics_table
 from .report import points_to_csv as points_to_csv
 from .report import runs_to_csv as runs_to_csv

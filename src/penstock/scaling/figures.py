@@ -42,7 +42,7 @@ def plot_scaling(studies: Sequence[Study], folder: Path, replace: bool = False) 
     """
     figures = {}
     for study in studies:
-        for name, draw in _FIGURES.items():
+        for name, draw in FIGURES.items():
             figure = draw(study)
             if figure is not None:
                 kind = f"_{study.kind}" if len(studies) > 1 else ""
@@ -175,7 +175,7 @@ def draw_utilisation(study: Study) -> Figure | None:
     return figure
 
 
-_FIGURES: dict[str, Callable[[Study], Figure | None]] = {
+FIGURES: dict[str, Callable[[Study], Figure | None]] = {
     "speedup": draw_speedup,
     "efficiency": draw_efficiency,
     "epoch": draw_epoch,

@@ -1,0 +1,71 @@
+"""A training as a report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...base import ARGS, RESULTS, STEPS, format_bytes
+from ..content import Chapter, Raw, Report
+from ..table import Section
+from .pictures import training_pictures
+from .record import TrainingFolder
+from .sentences import epoch_table, headlines, phase_table
+
+
+def report_of_training(folder: Path) -> Report:
+    """What the folder of a training says.
+
+    Args:
+        folder: The folder, with args.json or training_results.json in it. The training may be
+            under way, or have been stopped.
+
+    Returns:
+        The report.
+
+    Raises:
+        UsageError: It is not the folder of a training, or cannot be read.
+    """
+    run = TrainingFolder.read(folder)
+    name = folder.resolve().name
+    sections = [
+        Section("Epochs", epoch_table(run)),
+        Section("Phases of a step", phase_table(run)),
+        Section("Settings", _settings(run.args)),
+    ]
+    kept = [section for section in sections if section.table]
+    chapter = Chapter(f"Training: {name}", kept, training_pictures(run))
+    return Report(name, headlines(run), _about(run), [chapter], _raw(folder))
+
+
+def _about(run: TrainingFolder) -> list[str]:
+    results = run.results
+    words = [run.workload]
+    if (count := results.get("parameters")) is not None:
+        words.append(f"{count:,} parameters")
+    if results.get("device"):
+        words.append(f"{results.get('world_size', 1)} x {results['device']}")
+    if results.get("global_batch_size"):
+        words.append(f"batches of {results['global_batch_size']} in all")
+    versions = [f"{name} {run.args[name]}" for name in ("penstock", "torch") if run.args.get(name)]
+    return [", ".join([*words, *versions])]
+
+
+def _settings(args: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """The settings that say something."""
+    lines = [
+        (name.replace("_", "-"), str(value))
+        for name, value in args.items()
+        if value not in (None, False, "", [])
+    ]
+    return [("setting", "value"), *lines] if lines else []
+
+
+def _raw(folder: Path) -> list[Raw]:
+    paths = [folder / ARGS, folder / RESULTS, *sorted((folder / STEPS).glob("rank*.csv"))]
+    return [
+        Raw(path.name, str(path), format_bytes(path.stat().st_size))
+        for path in paths
+        if path.is_file()
+    ]

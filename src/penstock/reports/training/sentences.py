@@ -1,0 +1,171 @@
+"""What a training says of itself: what bound it, its speed, its scores, its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...base import format_bytes, format_seconds, plural, significant
+from ...instruments import median_interval
+from ..words import bracket
+from .record import Steps, TrainingFolder
+
+_LIMITS = {
+    "waiting for data": ("data_wait",),
+    "transfer": ("transfer",),
+    "computing": ("forward", "backward", "optimizer"),
+    "communication": ("communication",),
+}
+_CURES = {
+    "waiting for data": "more --num-workers, or chips that are read faster",
+    "transfer": "a larger --batch-size, or pinned memory",
+    "computing": "--amp, or a faster device",
+    "communication": "a larger --batch-size on each device",
+}
+_NOTABLE = 0.1
+"""A rank whose own work takes longer by a smaller share is not named."""
+
+
+def headlines(run: TrainingFolder) -> list[str]:
+    """The verdict on a training, the sentence on its bound first."""
+    return [bound(run), *speed_lines(run), *score_lines(run), *rank_lines(run)]
+
+
+def bound(run: TrainingFolder) -> str:
+    """The kind of phase that took most of the steps, and what the rest would allow."""
+    phases = run.phases
+    step = sum(phases.values())
+    if not step:
+        return "What bound it cannot be said: no phase of a step was timed."
+    shares = {
+        name: sum(phases.get(phase, 0.0) for phase in parts) / step
+        for name, parts in _LIMITS.items()
+    }
+    limit = max(shares, key=lambda name: shares[name])
+    share = shares[limit]
+    each = _by_epoch(run.steps, _LIMITS[limit])
+    ends = f"{min(each):.0%}-{max(each):.0%}, " if len(each) > 1 else ""
+    epochs = f"[{ends}{plural(max(len(each), 1), 'epoch')} of one run]"
+    line = f"Bound by {limit}: {share:.0%} of the time of steps {epochs}"
+    waits = shares["waiting for data"]
+    if limit == "computing":
+        more = (
+            f"; data was waited for {waits:.0%} of it, so that a faster reader would give at most"
+        )
+        return f"{line}{more} {1 / (1 - waits):.2f}x."
+    if share < 1:
+        line += f"; without it steps would be at most {1 / (1 - share):.1f}x as fast"
+    return f"{line}: {_CURES[limit]}."
+
+
+def _by_epoch(steps: Sequence[Steps], phases: Sequence[str]) -> list[float]:
+    """The share of some phases in each epoch, the mean over ranks."""
+    ranks = []
+    for each in steps:
+        parts = [shares for phase in phases if (shares := each.shares(phase))]
+        if parts and len({len(part) for part in parts}) == 1:
+            ranks.append([sum(shares) for shares in zip(*parts, strict=True)])
+    if not ranks or len({len(rank) for rank in ranks}) > 1:
+        return []
+    return [float(np.mean(shares)) for shares in zip(*ranks, strict=True)]
+
+
+def speed_lines(run: TrainingFolder) -> list[str]:
+    """How far the training came, and how fast."""
+    results = run.results
+    rate, epochs = results.get("samples_per_s"), results.get("epoch_times_s") or []
+    if not rate or not epochs:
+        return ["Its speed is not known: no epoch has ended."]
+    took = median_interval(epochs)
+    asked = run.args.get("epochs")
+    of = f" of {asked}" if asked and not run.args.get("max_steps") else ""
+    status = str(results.get("status", "unfinished"))
+    device = f"{results.get('world_size', 1)} x {results.get('device', 'a device')}"
+    speed = f"{significant(rate)} samples a second on {device}"
+    epoch = f"{format_seconds(took.value)} {bracket(took, plural(took.n, 'epoch'))}"
+    return [
+        (
+            f"It is {status} after {len(epochs)}{of} epochs: {speed}; an epoch took {epoch} in the "
+            "median."
+        )
+    ]
+
+
+def score_lines(run: TrainingFolder) -> list[str]:
+    """The best score, and whether more epochs may give a better one."""
+    best, judge = run.results.get("best") or {}, run.results.get("judge")
+    score, epoch = best.get("score"), best.get("epoch")
+    if score is None or epoch is None or not judge:
+        return ["Nothing is known of its scores: no validation has ended."]
+    history = run.history
+    line = f"Best {judge}: {score:.4g} after epoch {epoch + 1} of {len(history)}"
+    if history and epoch == history[-1].get("epoch") and len(history) > 1:
+        line += "; it was the last, so that more epochs may score better"
+    lines = [f"{line}. One run has no interval: another seed may differ."]
+    if any(row.get("val_loss", 0.0) is None for row in history):
+        lines.append("It diverged: a validation loss was not finite.")
+    return lines
+
+
+def rank_lines(run: TrainingFolder) -> list[str]:
+    """Memory, and the rank that the others waited for."""
+    lines = []
+    memories = [rank.get("memory") or {} for rank in run.results.get("ranks") or ()]
+    for name, where in (("device_peak", "the device"), ("host_peak", "the host")):
+        peaks = [memory[name] for memory in memories if memory.get(name)]
+        if peaks:
+            ranks = plural(len(peaks), "rank")
+            lines.append(f"Peak memory of {where}: {format_bytes(max(peaks))} [most of {ranks}].")
+    if len(run.steps) > 1:
+        lines.append(_slowest(run.steps))
+    return lines
+
+
+def _slowest(ranks: Sequence[Steps]) -> str:
+    """Say which rank did the most work of its own in a step, and how much more than the usual."""
+    medians = []
+    for each in ranks:
+        waits = each.seconds["communication"]
+        own = each.seconds["step"] - np.where(np.isfinite(waits), waits, 0.0)
+        medians.append(float(np.nanmedian(own)))
+    slowest, usual = int(np.argmax(medians)), float(np.median(medians))
+    steps = plural(len(ranks[slowest].loss), "step")
+    if usual and medians[slowest] / usual < 1 + _NOTABLE:
+        return f"No rank of {len(ranks)} holds the others up by {_NOTABLE:.0%} of a step [{steps}]."
+    return (
+        f"Rank {ranks[slowest].rank} holds the others up: its own work takes "
+        f"{format_seconds(medians[slowest])} a step and {format_seconds(usual)} on the usual of "
+        f"{len(ranks)} ranks [median of {steps}]."
+    )
+
+
+def epoch_table(run: TrainingFolder) -> list[tuple[str, ...]]:
+    """A line for each epoch."""
+    rows = run.history
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    if not rows:
+        return []
+    return [tuple(names), *(tuple(_cell(name, row.get(name)) for name in names) for row in rows)]
+
+
+def _cell(name: str, value: object) -> str:
+    if value is None:
+        return "-"
+    if name == "epoch" and isinstance(value, int):
+        return str(value + 1)
+    if isinstance(value, float):
+        return format_seconds(value) if name in ("train_s", "val_s") else f"{value:.4g}"
+    return str(value)
+
+
+def phase_table(run: TrainingFolder) -> list[tuple[str, ...]]:
+    """A line for each phase: its seconds, the mean over ranks, and its share."""
+    phases = run.phases
+    whole = sum(phases.values())
+    lines = [
+        (name.replace("_", " "), format_seconds(seconds), f"{seconds / whole:.1%}")
+        for name, seconds in phases.items()
+        if whole
+    ]
+    return [("phase", "total", "share"), *lines] if lines else []

@@ -1,0 +1,105 @@
+"""A scaling study as a report: speed-up, efficiency, fits, stragglers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from ..base import NotComparable, plural, significant
+from ..reports import Chapter, Figure, Picture, Report
+from .advice import advice, exposed, interval_text, rank_lines
+from .figures import FIGURES
+from .report import scaling_sections
+from .runs import TrainingRun
+from .sources.read import read_runs
+from .study import Study, studies
+from .tables import label
+
+_CAPTIONS = {
+    "speedup": "Speed-up over the baseline, measured, ideal, and by the laws that were fitted.",
+    "efficiency": "Parallel efficiency; the line is what counts as good across nodes.",
+    "epoch": "Time of an epoch by phase, means over runs and ranks.",
+    "utilisation": "GPU utilisation of each configuration.",
+}
+
+
+def report_of_scaling(paths: Sequence[Path], title: str, say: Callable[[str], None]) -> Report:
+    """What runs on several numbers of devices say of scaling.
+
+    Args:
+        paths: Folders of runs, logs, ledgers or exports of trackers, or folders of these.
+        title: The title of the report.
+        say: Takes a sentence on each file that is left out.
+
+    Returns:
+        The report, with a chapter for each kind of scaling. Runs that cannot be compared, or of one
+        size alone, leave a report that says so.
+
+    Raises:
+        UsageError: A path cannot be read, or holds no run.
+    """
+    runs = read_runs(list(paths), say)
+    try:
+        compared = studies(runs, None, False)
+    except NotComparable as error:
+        line = f"Nothing is said of scaling: {error}."
+        return Report(title, [line], [plural(len(runs), "run")])
+    several = [study for study in compared if len(study.points) > 1]
+    if not several:
+        sizes = plural(len({run.devices for run in runs if run.complete}), "size")
+        line = f"Nothing is said of scaling: {plural(len(runs), 'run')} of {sizes}, and it takes 2."
+        return Report(title, [line], [plural(len(runs), "run")])
+    chapters = [_chapter(study, len(several) > 1) for study in several]
+    verdict = [line for study in several for line in _verdict(study)]
+    return Report(title, verdict, [_of_runs(runs)], chapters)
+
+
+def _verdict(study: Study) -> list[str]:
+    """The configuration with the most devices first, then the others and slow ranks."""
+    last = max(study.points, key=lambda point: point.at.devices)
+    ends = interval_text(last.speedup, 1, 2)
+    count = plural(len(last.at.runs), "run")
+    spread = f"[{ends}, {count}]" if ends != "-" else f"[{count}, no interval]"
+    lines = list(advice(study))
+    shared = exposed(last.at)
+    line = (
+        f"{label(last.at.first)} gave {last.speedup.value:.2f}x the speed of "
+        f"{label(study.base.first).lower()} {spread}, {100 * last.efficiency.value:.0f} % of linear"
+    )
+    if shared is not None:
+        line += f"; ranks waited for each other for {shared:.0%} of their steps"
+    return [f"{line}.", *lines, *rank_lines(study)]
+
+
+def _chapter(study: Study, several: bool) -> Chapter:
+    pictures = []
+    for name, draw in FIGURES.items():
+        if draw(study) is not None:
+            suffix = f"_{study.kind}" if several else ""
+            pictures.append(
+                Picture(
+                    f"{name}{suffix}", _CAPTIONS[name], _words(study), partial(_drawn, draw, study)
+                )
+            )
+    return Chapter(f"Scaling, {study.kind}", scaling_sections(study), pictures)
+
+
+def _drawn(draw: Callable[[Study], Figure | None], study: Study) -> Figure:
+    figure = draw(study)
+    assert figure is not None
+    return figure
+
+
+def _words(study: Study) -> str:
+    each = [
+        f"{label(point.at.first)}: {point.speedup.value:.2f}x, efficiency "
+        f"{100 * point.efficiency.value:.0f} %, {significant(point.at.seconds)} s"
+        for point in study.points
+    ]
+    return f"{'; '.join(each)}."
+
+
+def _of_runs(runs: Sequence[TrainingRun]) -> str:
+    complete = sum(run.complete for run in runs)
+    return f"{plural(len(runs), 'run')}, {complete} of them complete"

@@ -1,0 +1,145 @@
+"""Trainings as reports: what bound one, its curves, its ranks; and how several scale."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cli import main
+from penstock.reports.training.report import report_of_training
+from penstock.scaling.page import report_of_scaling
+
+from .pages import HOSTILE, page_of
+
+PHASES = ("data_wait", "transfer", "forward", "backward", "communication", "optimizer")
+
+
+def training(
+    folder: Path,
+    phases: dict[str, tuple[float, ...]],
+    world: int = 1,
+    losses: tuple[float | None, ...] = (0.9, 0.5),
+    seconds: float = 10.0,
+    slow: float = 1.0,
+    **results: Any,
+) -> Path:
+    """The folder of a training: ``phases`` are the seconds of a step in each epoch.
+
+    ``slow`` is how many times as long computing takes on the last rank.
+    """
+    (folder / "steps").mkdir(parents=True)
+    ranks = []
+    for rank in range(world):
+        factor = slow if rank == world - 1 else 1.0
+        lines = [
+            ",".join(("step", "epoch", "samples", "loss", "step_s", *(f"{p}_s" for p in PHASES)))
+        ]
+        totals = dict.fromkeys(PHASES, 0.0)
+        for epoch in range(len(losses)):
+            times = {p: each[epoch] for p, each in phases.items()}
+            times = {p: s * (factor if p == "forward" else 1) for p, s in times.items()}
+            for step in range(5):
+                values = [f"{times[p]:.6f}" if p in times else "" for p in PHASES]
+                lines.append(f"{5 * epoch + step},{epoch},32,0.5,{sum(times.values())},"
+                             + ",".join(values))  # fmt: skip
+                for name, value in times.items():
+                    totals[name] += value
+        (folder / "steps" / f"rank{rank}.csv").write_text("\n".join(lines) + "\n")
+        medians = {p: {"total_s": t, "median_s": t / 10} if t else None for p, t in totals.items()}
+        step = {"total_s": sum(totals.values()), "median_s": sum(totals.values()) / 10}
+        ranks.append({"rank": rank, "host": "a", "phases": {"step": step, **medians},
+                      "memory": {"host_peak": 2**30, "device_peak": None}})  # fmt: skip
+    history = [
+        {"epoch": n, "samples": 3200, "train_s": seconds / 2, "val_s": 0.1, "val_loss": loss,
+         "train_loss": 1.0}
+        for n, loss in enumerate(losses)
+    ]  # fmt: skip
+    document = {
+        "workload": "spiral", "status": "complete", "parameters": 100, "device": "cpu",
+        "world_size": world, "batch_size": 32, "global_batch_size": 32 * world, "epochs": 2,
+        "steps": 10, "samples": 6400, "training_s": seconds, "validation_s": 0.2,
+        "epoch_times_s": [seconds / 2] * 2, "samples_per_s": 6400 / seconds, "judge": "val_loss",
+        "best": {"score": 0.5, "epoch": 1}, "final": {"val_loss": 0.5}, "history": history,
+        "ranks": ranks, **results,
+    }  # fmt: skip
+    (folder / "training_results.json").write_text(json.dumps(document))
+    args = {"workload": "spiral", "epochs": 2, "experiment_name": HOSTILE}
+    (folder / "args.json").write_text(json.dumps(args))
+    return folder
+
+
+WAITING = {"data_wait": (0.6, 0.7), "forward": (0.3, 0.2), "optimizer": (0.1, 0.1)}
+COMPUTING = {"data_wait": (0.2, 0.2), "forward": (0.7, 0.7), "optimizer": (0.1, 0.1)}
+
+
+def test_the_verdict_of_a_training_turns_with_its_phases(tmp_path: Path) -> None:
+    first, speed, score, memory = report_of_training(training(tmp_path / "a", WAITING)).verdict
+    assert first == (
+        "Bound by waiting for data: 65% of the time of steps [60%-70%, 2 epochs of one run]; "
+        "without it steps would be at most 2.9x as fast: more --num-workers, or chips that are "
+        "read faster."
+    )
+    assert speed == (
+        "It is complete after 2 of 2 epochs: 640 samples a second on 1 x cpu; an epoch took "
+        "5.00 s [2 epochs] in the median."
+    )
+    assert score.startswith("Best val_loss: 0.5 after epoch 2 of 2; it was the last")
+    assert memory == "Peak memory of the host: 1.00 GiB [most of 1 rank]."
+    first, *_ = report_of_training(training(tmp_path / "b", COMPUTING)).verdict
+    assert first == (
+        "Bound by computing: 80% of the time of steps [80%-80%, 2 epochs of one run]; data was "
+        "waited for 20% of it, so that a faster reader would give at most 1.25x."
+    )
+
+
+def test_what_a_training_does_not_hold_is_said(tmp_path: Path) -> None:
+    bare = training(tmp_path / "a", {}, losses=(None, 0.5), ranks=[], best=None)
+    text = " ".join(report_of_training(bare).verdict)
+    assert "What bound it cannot be said: no phase of a step was timed." in text
+    assert "Nothing is known of its scores" in text
+    (bare / "training_results.json").unlink()
+    begun = report_of_training(bare)
+    assert "Its speed is not known: no epoch has ended." in begun.verdict
+    diverged = training(tmp_path / "b", WAITING, losses=(0.9, None))
+    assert "It diverged: a validation loss was not finite." in report_of_training(diverged).verdict
+
+
+def test_a_slow_rank_is_named(tmp_path: Path) -> None:
+    even = report_of_training(training(tmp_path / "a", COMPUTING, world=3))
+    assert "No rank of 3 holds the others up by 10% of a step [10 steps]." in even.verdict
+    slow = report_of_training(training(tmp_path / "b", COMPUTING, world=3, slow=2.0))
+    assert slow.verdict[-1].startswith("Rank 2 holds the others up: its own work takes 1.70 s")
+
+
+def test_the_page_of_a_training_has_its_curves(tmp_path: Path) -> None:
+    page = page_of(report_of_training(training(tmp_path / "a", WAITING, world=2)))
+    assert page.asked() == [] and sum(tag == "svg" for tag, _ in page.elements) == 3
+    assert "val_loss from 0.9 to 0.5" in page.text and "data wait 65%" in page.text
+    assert "<script>alert(1)</script>" in page.text  # the name of the experiment, as text
+
+
+def test_several_trainings_are_a_study_of_scaling(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training(tmp_path / "runs" / "1", COMPUTING, losses=(0.9, 0.5))
+    training(tmp_path / "runs" / "2", COMPUTING, world=2, seconds=6.0)
+    out = tmp_path / "s.json"
+    assert main(["report", str(tmp_path / "runs"), "--output", str(out)]) == 0
+    document = json.loads(out.read_text())
+    assert document["verdict"][0] == (
+        "Scaling: 2 processes (1 node) gave 1.65x the speed of single process [1 run, no "
+        "interval], 82 % of linear."
+    )
+    titles = [chapter["title"] for chapter in document["chapters"]]
+    assert titles == ["Scaling, hybrid", "Training: 1", "Training: 2"]
+    names = [figure["name"] for figure in document["chapters"][0]["figures"]]
+    assert names == ["speedup", "efficiency", "epoch"]
+    training(tmp_path / "runs" / "3", COMPUTING, world=4, parameters=7)
+    report = report_of_scaling(sorted((tmp_path / "runs").iterdir()), "Scaling", print)
+    assert report.verdict[0].startswith("Nothing is said of scaling: mixed experiments")
+    alone = report_of_scaling([tmp_path / "runs" / "1"], "Scaling", print)
+    assert alone.verdict[0] == "Nothing is said of scaling: 1 run of 1 size, and it takes 2."
+    capsys.readouterr()
