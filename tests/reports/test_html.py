@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -43,7 +45,13 @@ def plain(**changes: Any) -> Report:
 def test_a_sweep_is_a_page_with_its_verdict_first() -> None:
     page = page_of(report_of_records(sized(TIMES), "sweep.ledger"))
     text = page.text
-    assert text.index("For throughput") < text.index("For latency") < text.index("Pixels a second")
+    assert (
+        "prithvi-refiner-tiny (inference, cpu) is fastest at tile 64, batch 1: 341 k pixels a "
+        "second, 12.0 ms a step [11.9 ms - 12.1 ms, 5 launches], 1.33x tile 32, batch 1 "
+        "[1.32-1.35, 5 launches each]."
+    ) in text
+    places = ["is fastest", "For throughput", "For latency", "Pixels a second by tile"]
+    assert [text.index(each) for each in places] == sorted(text.index(each) for each in places)
     figures = [attrs for tag, attrs in page.elements if tag == "svg"]
     assert len(figures) == 4 and all(figure["role"] == "img" for figure in figures)
     assert "Pixels a second of 3 cases: from 256 k at tile 32, batch 1 to 341 k" in text
@@ -60,6 +68,27 @@ def test_a_case_without_memory_stands_in_the_heat_map() -> None:
     assert page.text.count("tile ↕") + page.text.count("tile batch step") <= 1  # one table
     alone = page_of(report_of_records([failed], "l"))
     assert "Nothing was measured: of 1 launch none was ok (1 oom_host)" in alone.text
+
+
+def test_the_verdict_of_a_sweep_turns_with_its_records() -> None:
+    slower = TIMES | {(64, 1): 30.0}
+    first = report_of_records(sized(slower), "l").verdict[0]
+    assert "is fastest at tile 32, batch 2" in first and "1.14x" not in first
+    ok = sweep(TIMES, facts={"structure": "abc"})
+    failed = launch(64, 2, status="oom_host")
+    assert report_of_records([*ok, failed], "l").verdict[0].endswith("; 1 of 4 cases did not fit.")
+    (alone,) = (launch(64, 1, seconds=(0.012,) * 9),)
+    assert "1 launch]." in report_of_records([alone], "l").verdict[0]
+
+
+def test_small_records_are_kept_in_the_page(tmp_path: Path) -> None:
+    path = ledger(tmp_path / "s.jsonl", sized({(32, 1): 4.0}))
+    page = page_of(report_of_records(sized({(32, 1): 4.0}), "s", [path]))
+    (kept,) = (attrs for tag, attrs in page.elements if tag == "a" and "download" in attrs)
+    head, _, packed = kept["href"].partition(",")
+    assert kept["download"] == "s.jsonl.gz" and head == "data:application/gzip;base64"
+    assert gzip.decompress(base64.b64decode(packed)) == path.read_bytes()
+    assert "5 launches" in page.text and page.asked() == []
 
 
 def test_the_three_forms_say_the_same() -> None:

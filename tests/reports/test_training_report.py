@@ -130,7 +130,7 @@ def test_several_trainings_are_a_study_of_scaling(
     assert main(["report", str(tmp_path / "runs"), "--output", str(out)]) == 0
     document = json.loads(out.read_text())
     assert document["verdict"][0] == (
-        "Scaling: 2 processes (1 node) gave 1.65x the speed of single process [1 run, no "
+        "Scaling: 2 processes (1 node) gave 1.65x the speed of a single process [1 run, no "
         "interval], 82 % of linear."
     )
     titles = [chapter["title"] for chapter in document["chapters"]]

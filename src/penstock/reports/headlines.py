@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from ..base import format_seconds, group_by, plural, significant
+from ..base import format_count, format_seconds, group_by, plural, significant
 from ..instruments import CONFIDENCE, Interval, Record
-from .cell import DRAWS, middle
+from .cell import DRAWS, cell_ratio, middle, speed_up
 from .loader.cell import LoaderCell, loader_cells
 from .loader.ladder import RUNGS, Ladder, ladders_of
+from .model.cell import ModelCell, model_cells
+from .model.report import labelled
 from .queue.cell import QueueCell, none_computes, queue_cells
 from .suite.cell import runs_together
 from .suite.report import best_and_limits
@@ -34,7 +36,37 @@ def model_headlines(records: Iterable[Record]) -> list[str]:
         return [_nothing("model", records)]
     advice = recommend(records)
     choices = sorted(advice.choices, key=lambda choice: _GOALS.index(choice.goal))
-    return [*(choice.sentence for choice in choices), *advice.notes]
+    fastest = [line for _, cells in labelled(model_cells(records)) if (line := _of_cells(cells))]
+    return [*fastest, *(choice.sentence for choice in choices), *advice.notes]
+
+
+def _of_cells(cells: Sequence[ModelCell]) -> str:
+    """The case with the most pixels a second, what it gains, and how many did not fit."""
+    measured = [cell for cell in cells if cell.rate("useful_pixels") and cell.time]
+    if not measured:
+        return ""
+    best, least = (
+        end(measured, key=lambda cell: cell.rate("useful_pixels") or 0.0) for end in (max, min)
+    )
+    assert best.time is not None
+    kind = "useful pixels" if best.haloed else "pixels"
+    step = f"{format_seconds(best.time.value)} a step"
+    ends = bracket(best.time, plural(best.launches, "launch"))
+    line = (
+        f"{best.case['model']} ({best.case['mode']}, {best.case['device']}) is fastest at tile "
+        f"{best.name}: {format_count(best.rate('useful_pixels') or 0.0)} {kind} a second, "
+        f"{step} {ends}"
+    )
+    gain = speed_up(cell_ratio(least, best), least, best, "useful_pixels")
+    if gain is not None and gain.excludes(1):
+        line += (
+            f", {gain.value:.2f}x tile {least.name} "
+            f"{times_bracket(gain, plural(gain.n, 'launch') + ' each')}"
+        )
+    failed = sum(cell.status.startswith("oom") for cell in cells)
+    return (
+        f"{line}; {failed} of {plural(len(cells), 'case')} did not fit." if failed else f"{line}."
+    )
 
 
 def loader_headlines(records: Iterable[Record]) -> list[str]:

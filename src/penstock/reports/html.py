@@ -7,20 +7,27 @@ within it. Its content security policy allows its own script, by its hash, and n
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import re
 from collections.abc import Sequence
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import __version__
-from ..base import require
-from .content import Chapter, Report, clipped, sentence, shown
+from ..base import require, scrub
+from .content import Chapter, Raw, Report, clipped, sentence, shown
 from .figures.vector import inline_svg
 from .table import Section
 
 MOST_FIGURES = 40
 """The most figures on a page. A chapter whose figures are left out says how many there are."""
+
+MOST_RECORDS = 2**20
+"""Bytes of a page that may be records."""
+_WIDE = 9.5
+"""Inches of a figure that takes the whole width of a page."""
 
 _UNITS = {
     "": 1.0, "%": 1.0, "x": 1.0,
@@ -35,13 +42,16 @@ _NUMBER = re.compile(r"([+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)\s*([A-Za-zµ%]*)\
 class _Drawn(NamedTuple):
     caption: str
     svg: Any
+    wide: bool
 
 
 class _Table(NamedTuple):
     title: str
     sentences: Sequence[str]
-    head: Sequence[str]
-    rows: Sequence[Sequence[tuple[str, float | None]]]
+    head: Sequence[tuple[str, bool]]
+    """The names of columns, and whether each holds words."""
+    rows: Sequence[Sequence[tuple[str, float | None, bool]]]
+    """Text of each cell, the number by which it is sorted, and whether its column holds words."""
 
 
 class _Shown(NamedTuple):
@@ -76,6 +86,7 @@ def html_page(report: Report) -> str:
     return environment.get_template("report.html.jinja").render(
         report=report,
         chapters=_chapters(report.chapters, markup),
+        records=_records(report),
         version=__version__,
         style=markup(_part("report.css")),
         script=markup(script),
@@ -96,8 +107,10 @@ def _chapters(chapters: Sequence[Chapter], markup: Any) -> list[_Shown]:
         for picture in pictures:
             drawn += 1
             caption, alt = shown(picture.caption), sentence(picture.alt)
-            svg = inline_svg(picture.draw(), drawn, caption, alt)
-            figures.append(_Drawn(picture.caption, markup(svg)))
+            figure = picture.draw()
+            wide = figure.get_size_inches()[0] > _WIDE
+            svg = inline_svg(figure, drawn, caption, alt)
+            figures.append(_Drawn(picture.caption, markup(svg), wide))
         lead = list(chapter.lead)
         if left_out := len(chapter.pictures) - len(pictures):
             lead.append(
@@ -111,7 +124,36 @@ def _chapters(chapters: Sequence[Chapter], markup: Any) -> list[_Shown]:
 def _table(section: Section) -> _Table:
     title, table, sentences = clipped(section)
     rows = [[(text, order_of(text)) for text in line] for line in table[1:]]
-    return _Table(title, sentences, table[0] if table else (), rows)
+    words = [all(order is None for _, order in column) for column in zip(*rows, strict=True)]
+    head = list(zip(table[0], words, strict=True)) if rows else []
+    cells = [[(*cell, word) for cell, word in zip(row, words, strict=True)] for row in rows]
+    return _Table(title, sentences, head, cells)
+
+
+def _records(report: Report) -> list[tuple[Raw, str, str]]:
+    """The files of records, each with the name and content of what a reader can keep of it.
+
+    Small ones are part of the page, so that a report that was sent still has what it says in it.
+    """
+    room, records = MOST_RECORDS, []
+    for raw in report.raw:
+        link = _kept(Path(raw.place), room)
+        room -= len(link)
+        records.append((raw, f"{Path(raw.place).name}.gz", link))
+    return records
+
+
+def _kept(path: Path, room: int) -> str:
+    """A file as an address that holds all of it; empty if there is no room for it."""
+    try:
+        if path.stat().st_size > 16 * room:
+            return ""
+        text = scrub(path.read_text(encoding="utf-8", errors="replace"))
+    except (OSError, ValueError):  # a name from elsewhere may be no path at all
+        return ""
+    packed = gzip.compress(text.encode(), mtime=0)  # the same page from the same records
+    link = f"data:application/gzip;base64,{base64.b64encode(packed).decode()}"
+    return link if len(link) <= room else ""
 
 
 def order_of(text: str) -> float | None:

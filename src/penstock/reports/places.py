@@ -135,7 +135,9 @@ def _with_verdict(report: Report) -> Iterator[Chapter]:
         title = chapter.title
         if report.title not in title:
             title = f"{report.title}: {title}"
-        lead = [*report.verdict, *report.about] if number == 0 else []
+        said = {line for section in chapter.sections for line in section.sentences}
+        lines = [line for line in report.verdict if line not in said]
+        lead = [*lines, *report.about] if number == 0 else []
         yield Chapter(title, chapter.sections, chapter.pictures, [*lead, *chapter.lead])
 
 

@@ -63,9 +63,10 @@ def _verdict(study: Study) -> list[str]:
     spread = f"[{ends}, {count}]" if ends != "-" else f"[{count}, no interval]"
     lines = list(advice(study))
     shared = exposed(last.at)
+    base = label(study.base.first).replace("Single process", "a single process")
     line = (
         f"{label(last.at.first)} gave {last.speedup.value:.2f}x the speed of "
-        f"{label(study.base.first).lower()} {spread}, {100 * last.efficiency.value:.0f} % of linear"
+        f"{base} {spread}, {100 * last.efficiency.value:.0f} % of linear"
     )
     if shared is not None:
         line += f"; ranks waited for each other for {shared:.0%} of their steps"

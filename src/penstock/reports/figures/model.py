@@ -92,7 +92,8 @@ def draw_one(
     drawn = sorted(cells, key=lambda cell: (pixels_of(cell.tile), cell.batch))
     marks = Marks.of(drawn)
     figure = blank(7.6, 5.0)
-    heading(figure, label, _facts(len(cells), drawn, "records"))
+    facts = _facts(len(cells), drawn, "records").partition("  ·  ")[2]
+    heading(figure, label, "  ·  ".join(filter(None, (plural(len(cells), "case"), facts))))
     draw_panel(figure.subplots(), drawn, marks)
     figure.legend(handles=marks.legend(), loc="outside lower center", ncols=5, **LEGEND)
     return figure

@@ -81,8 +81,9 @@ def gain(run: InferenceRun) -> str:
     (fullest, share), *others = shares.items()
     if (had := _on_processor(run, fullest)) is not None:
         return (
-            f"But it had a processor for at most {had:.0%} of that time, for others used the "
-            f"cores: alone it would be at most {1 / had:.1f}x as fast ({_ONE_RUN})."
+            f"But it had a processor for at most {had:.0%} of that time: others used the cores, or "
+            f"a limit held it. With cores of its own it would be at most {1 / had:.1f}x as fast "
+            f"({_ONE_RUN})."
         )
     then, next_share = others[0] if others else ("", 0.0)
     limits = [(2.0, "it stands for twice as much")]

@@ -6,6 +6,7 @@ for (const table of document.querySelectorAll("table")) {
     const button = document.createElement("button");
     button.type = "button";
     button.textContent = head.textContent;
+    if (!head.textContent) button.setAttribute("aria-label", "sort by this column");
     head.replaceChildren(button);
     button.addEventListener("click", () => {
       const down = head.getAttribute("aria-sort") === "ascending";

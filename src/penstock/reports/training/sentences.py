@@ -123,12 +123,12 @@ def rank_lines(run: TrainingFolder) -> list[str]:
 
 
 def _slowest(ranks: Sequence[Steps]) -> str:
-    """Say which rank did the most work of its own in a step, and how much more than the usual."""
+    """Say which rank did the most work of its work in a step, and how much more than the usual."""
     medians = []
     for each in ranks:
         waits = each.seconds["communication"]
-        own = each.seconds["step"] - np.where(np.isfinite(waits), waits, 0.0)
-        medians.append(float(np.nanmedian(own)))
+        work = each.seconds["step"] - np.where(np.isfinite(waits), waits, 0.0)
+        medians.append(float(np.nanmedian(work)))
     slowest, usual = int(np.argmax(medians)), float(np.median(medians))
     steps = plural(len(ranks[slowest].loss), "step")
     if usual and medians[slowest] / usual < 1 + _NOTABLE:
