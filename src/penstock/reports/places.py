@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ..base import ARGS, RESULTS, STEPS, UsageError, plural
-from ..inference import run_folder_of
 from ..instruments import LEDGER_FILE, Record, read_ledger
 from .content import Chapter, Report
 from .infer.report import report_of_run
@@ -46,24 +45,16 @@ def places_of(named: Path) -> list[RecordPlace]:
     beside = named.with_name(f"{named.name}.penstock") if named.name else named
     if _kind_of(beside) == "inference":
         return [RecordPlace("inference", beside)]
-    if named.is_file() or not named.is_dir() or named.suffix in (".ledger", ".penstock"):
-        return [_alone(named)]
+    if named.suffix == ".penstock":
+        raise UsageError(f"{named} is no folder of a run of penstock infer: it has no run.json")
+    if not named.is_dir() or named.suffix == ".ledger":
+        return [RecordPlace("ledger", named)]  # its reader says what is wrong with it
     places = sorted(_below(named), key=lambda place: place.path)
     if not places:
         raise UsageError(
             f"{named} holds neither records of a benchmark nor the folder of a run or a training"
         )
     return places
-
-
-def _alone(named: Path) -> RecordPlace:
-    """A path that is no folder to search: its reader says what is wrong with it."""
-    if "://" in str(named) or named.suffix == ".penstock":
-        folder = run_folder_of(str(named))
-        if isinstance(folder, Path):
-            return RecordPlace("inference", folder)
-        raise UsageError(f"{folder} is not on this machine; copy it here for a report")
-    return RecordPlace("ledger", named)
 
 
 def _kind_of(path: Path) -> PlaceKind | None:

@@ -123,7 +123,7 @@ def rank_lines(run: TrainingFolder) -> list[str]:
 
 
 def _slowest(ranks: Sequence[Steps]) -> str:
-    """Say which rank did the most work of its work in a step, and how much more than the usual."""
+    """Say which rank did the most work of its own in a step, and how much more than the usual."""
     medians = []
     for each in ranks:
         waits = each.seconds["communication"]
