@@ -32,7 +32,7 @@ def pytest_collection() -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # nor is any test to search them again
-    gc.set_threshold(20_000)  # nor, as often as Python would, what it imports itself
+    gc.set_threshold(50_000)  # nor, as often as Python would, what it imports itself
     gc.enable()
 
 

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from datetime import datetime, timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ from penstock.instruments import environment
 from penstock.instruments.ledger import Ledger
 from penstock.instruments.record import Record, case_key, parse_record
 
-pytest.importorskip("distributed")
+if not find_spec("distributed"):
+    pytest.skip("distributed is not installed", allow_module_level=True)
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 ZOO = str(Path(__file__).parent / "zoo.py")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from io import BytesIO
 from typing import Any
 
@@ -11,19 +12,20 @@ import torch
 
 from penstock.base.errors import UsageError
 from penstock.data.scenes.objects import Objects
-from penstock.models.detector import (
-    FISHING,
-    NO_VESSEL,
-    OTHER,
-    SOME_VESSEL,
-    SOMETHING,
-    losses,
-    make_detector,
-    points_of,
-    targets_of,
-)
-from penstock.models.torchvision_ops import torchvision
-from penstock.training.workloads.detector import joined, owned
+
+detector: Any = None
+workload: Any = None
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _libraries() -> None:
+    """Imported by the first test: torchvision and torch's compiler take a second of each worker."""
+    names = {
+        "detector": "penstock.models.detector",
+        "workload": "penstock.training.workloads.detector",
+    }
+    globals().update({name: import_module(module) for name, module in names.items()})
+
 
 NAN = float("nan")
 
@@ -31,29 +33,29 @@ NAN = float("nan")
 @pytest.mark.parametrize(
     ("vessel", "fishing", "label"),
     [
-        (1, 1, FISHING),
-        (1, 0, OTHER),
-        (1, -1, SOME_VESSEL),  # the common case that the reference took for fishing
-        (0, -1, NO_VESSEL),
-        (0, 0, NO_VESSEL),
-        (0, 1, NO_VESSEL),  # contradictory: what it is not weighs more
-        (-1, 1, FISHING),
-        (-1, 0, SOMETHING),
-        (-1, -1, SOMETHING),
+        (1, 1, "FISHING"),
+        (1, 0, "OTHER"),
+        (1, -1, "SOME_VESSEL"),  # the common case that the reference took for fishing
+        (0, -1, "NO_VESSEL"),
+        (0, 0, "NO_VESSEL"),
+        (0, 1, "NO_VESSEL"),  # contradictory: what it is not weighs more
+        (-1, 1, "FISHING"),
+        (-1, 0, "SOMETHING"),
+        (-1, -1, "SOMETHING"),
     ],
 )
-def test_a_label_says_what_is_known_and_no_more(vessel: int, fishing: int, label: int) -> None:
-    target = targets_of([[5.0, 9.0]], [vessel], [fishing], [NAN])
-    assert target["labels"].tolist() == [label]
+def test_a_label_says_what_is_known_and_no_more(vessel: int, fishing: int, label: str) -> None:
+    target = detector.targets_of([[5.0, 9.0]], [vessel], [fishing], [NAN])
+    assert target["labels"].tolist() == [getattr(detector, label)]
 
 
 def test_boxes_are_squares_around_their_points_as_long_as_the_vessel() -> None:
     points = [[20.0, 30.5], [7.0, 8.0], [100.0, 50.0], [1.0, 2.0]]
-    target = targets_of(points, [1] * 4, [0] * 4, [250.0, 30.0, 399_000.0, NAN])
+    target = detector.targets_of(points, [1] * 4, [0] * 4, [250.0, 30.0, 399_000.0, NAN])
     boxes = target["boxes"]
     assert (boxes[:, 2:] - boxes[:, :2]).tolist() == [[25, 25], [10, 10], [40, 40], [14, 14]]
     assert boxes[1].tolist() == [3.5, 2.5, 13.5, 12.5], "around the middle of pixel (7, 8)"
-    facts = points_of({**target, "scores": torch.tensor([0.9, 0.8, 0.7, 0.6])})
+    facts = detector.points_of({**target, "scores": torch.tensor([0.9, 0.8, 0.7, 0.6])})
     assert facts["points"].tolist() == points, "rows and columns again"
     objects = Objects.of("scene", facts.pop("points"), **facts)
     assert objects.score.tolist() == pytest.approx([0.9, 0.8, 0.7, 0.6])
@@ -62,7 +64,7 @@ def test_boxes_are_squares_around_their_points_as_long_as_the_vessel() -> None:
 
 
 def test_no_objects_make_an_empty_target() -> None:
-    target = targets_of(np.zeros((0, 2)), [], [], [])
+    target = detector.targets_of(np.zeros((0, 2)), [], [], [])
     assert {key: tuple(of.shape) for key, of in target.items()} == {
         "boxes": (0, 4), "labels": (0,), "lengths": (0,),
     }  # fmt: skip
@@ -71,29 +73,40 @@ def test_no_objects_make_an_empty_target() -> None:
 def test_the_loss_of_a_kind_is_of_the_probability_of_all_that_the_label_admits() -> None:
     logits = torch.tensor([[0.3, -1.0, 2.0, 0.5]])
     p = logits.softmax(-1)[0].tolist()
-    expected = {0: p[0], 1: p[1], 2: p[2], 3: p[3], SOME_VESSEL: p[1] + p[2], SOMETHING: 1 - p[0]}
+    expected = {
+        0: p[0],
+        1: p[1],
+        2: p[2],
+        3: p[3],
+        detector.SOME_VESSEL: p[1] + p[2],
+        detector.SOMETHING: 1 - p[0],
+    }
     for label, probability in expected.items():
         nothing = torch.zeros(1, 4), torch.zeros(1)
-        parts = losses(logits, *nothing, torch.tensor([label]), torch.zeros(1, 4), torch.zeros(1))
+        parts = detector.losses(
+            logits, *nothing, torch.tensor([label]), torch.zeros(1, 4), torch.zeros(1)
+        )
         assert parts["loss_kind"].item() == pytest.approx(-np.log(probability), abs=1e-6)
 
 
 def test_an_unknown_kind_leaves_the_odds_of_the_kinds_as_they_are() -> None:
     logits = torch.tensor([[0.3, -1.0, 2.0, 0.5]], requires_grad=True)
     nothing = torch.zeros(1, 4), torch.zeros(1)
-    label = torch.tensor([SOMETHING])
-    losses(logits, *nothing, label, torch.zeros(1, 4), torch.zeros(1))["loss_kind"].backward()
+    label = torch.tensor([detector.SOMETHING])
+    detector.losses(logits, *nothing, label, torch.zeros(1, 4), torch.zeros(1))[
+        "loss_kind"
+    ].backward()
     p = logits.detach().softmax(-1)[0, 1:]
     pull = logits.grad[0, 1:] / p
     assert torch.allclose(pull, pull[0].expand(3)), "each in proportion to what it has already"
 
 
 def test_lengths_count_where_they_are_known_and_boxes_where_there_is_something() -> None:
-    labels = torch.tensor([0, FISHING, OTHER, NO_VESSEL])
+    labels = torch.tensor([0, detector.FISHING, detector.OTHER, detector.NO_VESSEL])
     true = torch.tensor([80.0, 100.0, NAN, 25.0])
     lengths = torch.zeros(4, requires_grad=True)
     boxes = torch.zeros(4, 4, requires_grad=True)
-    parts = losses(torch.zeros(4, 4), boxes, lengths, labels, torch.ones(4, 4), true)
+    parts = detector.losses(torch.zeros(4, 4), boxes, lengths, labels, torch.ones(4, 4), true)
     (parts["loss_length"] + parts["loss_box"]).backward()
     assert (lengths.grad != 0).tolist() == [False, True, False, True]
     assert (boxes.grad != 0).all(1).tolist() == [False, True, True, True]
@@ -115,7 +128,7 @@ def some_chips(count: int, channels: int, side: int = 96) -> tuple[list[Any], li
             image[(slice(None), *place)] += 2
         lengths = np.where(fishing, 60.0, 160.0)
         images.append(torch.tensor(image, dtype=torch.float32))
-        targets.append(targets_of(points, [1, 1, 1], fishing, lengths))
+        targets.append(detector.targets_of(points, [1, 1, 1], fishing, lengths))
     return images, targets
 
 
@@ -126,10 +139,10 @@ def some_chips(count: int, channels: int, side: int = 96) -> tuple[list[Any], li
 def test_any_channels_and_every_parameter_learns(backbone: str, channels: int) -> None:
     """Of an image without objects too: a rank whose chips are empty must not leave DDP waiting."""
     torch.manual_seed(0)
-    net = make_detector(channels, backbone, width=16)
+    net = detector.make_detector(channels, backbone, width=16)
     assert net.in_channels == channels
     images, targets = some_chips(2, channels, 64)
-    for target in (targets, [targets_of(np.zeros((0, 2)), [], [], [])] * 2):
+    for target in (targets, [detector.targets_of(np.zeros((0, 2)), [], [], [])] * 2):
         net.zero_grad()
         total = sum(net(images, target).values())
         assert total.isfinite()
@@ -138,7 +151,7 @@ def test_any_channels_and_every_parameter_learns(backbone: str, channels: int) -
 
 
 def test_images_are_padded_and_never_rescaled_in_training_or_after() -> None:
-    net = make_detector(2, width=16)
+    net = detector.make_detector(2, width=16)
     image = torch.arange(2 * 50 * 70.0).view(2, 50, 70)
     for mode in (True, False):
         net.train(mode)
@@ -150,28 +163,30 @@ def test_images_are_padded_and_never_rescaled_in_training_or_after() -> None:
 
 def test_anchors_fit_objects_of_ten_pixels() -> None:
     """Wherever it lies, a box overlaps some anchor by more than counts as background (0.3)."""
-    net = make_detector(2, width=16)
+    net = detector.make_detector(2, width=16)
     batch, _ = net.transform([torch.zeros(2, 128, 128)], None)
     anchors = net.rpn.anchor_generator(batch, list(net.backbone(batch.tensors).values()))[0]
     rng = np.random.default_rng(1)
     for side in (10, 14, 20, 40):
         corner = torch.from_numpy(rng.uniform(20, 60, (200, 2)))
         boxes = torch.cat((corner, corner + side), 1)
-        assert torchvision.ops.box_iou(boxes, anchors.double()).max(1).values.min() > 0.4, side
+        assert (
+            detector.torchvision.ops.box_iou(boxes, anchors.double()).max(1).values.min() > 0.4
+        ), side
 
 
 def test_what_is_found_is_one_box_each_strongest_first() -> None:
     torch.manual_seed(1)
-    net = make_detector(2, width=16, score_threshold=0.0, most_detections=7).eval()
+    net = detector.make_detector(2, width=16, score_threshold=0.0, most_detections=7).eval()
     images, _ = some_chips(2, 2, 64)
     with torch.no_grad():
         detections = net(images)
     for of in detections:
         assert len(of["scores"]) == 7
         assert of["scores"].tolist() == sorted(of["scores"].tolist(), reverse=True)
-        overlaps = torchvision.ops.box_iou(of["boxes"], of["boxes"]).triu(1)
+        overlaps = detector.torchvision.ops.box_iou(of["boxes"], of["boxes"]).triu(1)
         assert overlaps.max() <= 0.3, "of all kinds together"
-        assert set(of["labels"].tolist()) <= {FISHING, OTHER, NO_VESSEL}
+        assert set(of["labels"].tolist()) <= {detector.FISHING, detector.OTHER, detector.NO_VESSEL}
         assert (of["lengths"] > 0).all()
 
 
@@ -182,19 +197,19 @@ def test_an_object_on_the_border_of_two_cores_is_found_once() -> None:
         for row, offset, core in ((ours, 0, (0, 32, 0, 64)), (theirs - 16, 16, (16, 48, 0, 64))):
             detections = {
                 "boxes": torch.tensor([[20.0, row - 5, 30.0, row + 5]]),
-                "labels": torch.tensor([OTHER]),
+                "labels": torch.tensor([detector.OTHER]),
                 "scores": torch.tensor([0.9]),
                 "lengths": torch.tensor([100.0]),
             }
-            parts.append(owned(detections, core, (offset, 0)))
-        assert len(joined("s", parts)) == 1, (ours, theirs)
+            parts.append(workload.owned(detections, core, (offset, 0)))
+        assert len(workload.joined("s", parts)) == 1, (ours, theirs)
 
 
 @pytest.mark.slow
 def test_it_learns_where_what_and_how_long() -> None:
     torch.manual_seed(0)
     images, targets = some_chips(2, 2)
-    net = make_detector(2, width=32)
+    net = detector.make_detector(2, width=32)
     steps = torch.optim.AdamW(net.parameters(), 2e-3)
     for _ in range(40):
         steps.zero_grad()
@@ -203,11 +218,11 @@ def test_it_learns_where_what_and_how_long() -> None:
         steps.step()
     net.eval()
     with torch.no_grad():
-        points = [points_of(of) for of in net(images)]
+        points = [detector.points_of(of) for of in net(images)]
     for got, target in zip(points, targets, strict=True):
         strong = slice(3)  # strongest first
         assert got["score"][2] > 0.5
-        true = points_of({**target, "scores": torch.ones(3)})
+        true = detector.points_of({**target, "scores": torch.ones(3)})
         distance = np.linalg.norm(got["points"][strong][:, None] - true["points"], axis=2)
         assert (distance.min(0) < 3).all(), "each to within three pixels"
         order = distance.argmin(0)
@@ -221,7 +236,7 @@ def test_the_same_seed_gives_the_same_weights() -> None:
     def trained() -> list[torch.Tensor]:
         torch.manual_seed(3)
         images, targets = some_chips(2, 2, 64)
-        net = make_detector(2, width=16)
+        net = detector.make_detector(2, width=16)
         steps = torch.optim.SGD(net.parameters(), 0.01)
         for _ in range(3):
             steps.zero_grad()
@@ -233,7 +248,7 @@ def test_the_same_seed_gives_the_same_weights() -> None:
 
 
 def test_weights_are_plain_tensors_and_mixed_precision_stays_finite() -> None:
-    net, other = make_detector(2, width=16), make_detector(2, width=16)
+    net, other = detector.make_detector(2, width=16), detector.make_detector(2, width=16)
     file = BytesIO()
     torch.save(net.state_dict(), file)
     file.seek(0)
@@ -249,6 +264,6 @@ def test_weights_are_plain_tensors_and_mixed_precision_stays_finite() -> None:
 
 def test_what_there_is_not_is_said() -> None:
     with pytest.raises(UsageError, match="no backbone 'vgg'; there are mobilenet, resnet50"):
-        make_detector(2, "vgg")  # type: ignore[arg-type]
+        detector.make_detector(2, "vgg")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="in_channels 0 must be 1 or more"):
-        make_detector(0)
+        detector.make_detector(0)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
+from importlib import import_module
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.base.errors import MissingDependency
-from penstock.models import torchvision_ops as vision
+
+vision: Any = None
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _library() -> None:
+    """Imported by the first test: torchvision and torch's compiler take a second of each worker."""
+    globals()["vision"] = import_module("penstock.models.torchvision_ops")
 
 
 def greedy(boxes: torch.Tensor, scores: torch.Tensor, threshold: float) -> list[int]:
