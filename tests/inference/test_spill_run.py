@@ -13,7 +13,7 @@ import pytest
 import penstock
 from penstock.base.config.infer import InferConfig
 from penstock.base.config.knobs import build
-from penstock.base.errors import PenstockError
+from penstock.base.errors import PenstockError, UsageError
 from penstock.cli import main
 from penstock.inference import cuts
 from penstock.inference.beginning import begun
@@ -21,6 +21,7 @@ from penstock.inference.ending import EndRequest
 from penstock.inference.job import Job
 from penstock.inference.journal import Prepared
 from penstock.inference.shared_statistics import shared_scalings
+from penstock.inference.station import open_task
 from penstock.inference.turns import Turns
 from penstock.inference.worker import Worker
 
@@ -147,6 +148,30 @@ def test_a_new_run_in_the_folder_keeps_no_pieces_of_the_old_one() -> None:
     assert files()
     penstock.inference.run_job(Job(settings(overwrite=True)))
     assert not Path("out.zarr.penstock/spill").exists()
+
+
+def test_a_worker_times_a_patch_and_settles_what_is_done_with_borders() -> None:
+    shared: dict[str, Any] = {"cluster": "local:2", "workers": 2}
+    plan = open_task((settings(**shared, parts=8), 1), 0).plan
+    ways = plan.ways
+    assert ways is not None and ways.recomputed.seconds and ways.spilled.seconds
+    assert plan.geometry.spills == ways.spills == (ways.spilled.seconds < ways.recomputed.seconds)
+    worker, _ = run(opened(), range(3))
+    resumed = {**shared, "workers": 5, "resume": True}
+    plan = open_task((settings(**resumed), 1), 0).plan
+    assert plan.geometry.spills and plan.parts is not None and plan.parts.step == worker.parts.step
+    assert not open_task((settings(**resumed, spill="never"), 1), 0).plan.geometry.spills
+
+
+@pytest.mark.slow
+def test_nothing_is_spilled_into_a_bucket(
+    s3_endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
+    shared = {"cluster": "local:2", "workers": 2, "run_dir": "s3://test-bucket/runs/spilling"}
+    with pytest.raises(UsageError, match="workers cannot spill to s3://test-bucket/runs/spilling;"):
+        open_task((settings(**shared, spill="always"), 1), 0)
+    assert not open_task((settings(**shared), 1), 0).plan.geometry.spills
 
 
 @pytest.mark.parametrize(
