@@ -114,7 +114,9 @@ def test_parts_that_spill_write_what_one_process_writes_and_compute_no_patch_twi
     assert not files()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
+)
 def test_a_run_that_was_cut_off_anywhere_goes_on_in_other_parts(seed: int) -> None:
     """Its pieces are of use whatever the parts; one that is damaged or lost is made again."""
     draw = random.Random(seed)
