@@ -341,7 +341,7 @@ def test_an_array_of_infer_is_a_chain(capsys: pytest.CaptureFixture[str]) -> Non
     ]  # fmt: skip
     assert "--array" not in begin and "--array" not in finish and parts["--array"] == "1-64%8"
     assert "--kill-on-invalid-dep" not in begin and parts["--kill-on-invalid-dep"] == "yes"
-    # The plan depends on the devices, so all have the same.
+    # The plan depends on the kind of device, so all have the same.
     assert begin["--gres"] == parts["--gres"] == finish["--gres"] == "gpu:1"
     assert [job["--output"] for job in (begin, parts, finish)] == [
         "logs/%j-prepare.txt", "logs/%A-%a.txt", "logs/%j-finish.txt",
@@ -383,6 +383,15 @@ def test_percentiles_of_the_whole_volume_are_counted_by_arrays(
     )
     for job, script in zip(jobs[1:3], scripts[1:3], strict=True):
         assert last_line(script).endswith(counting) and job["--array"] == "1-9%3"
+
+
+def test_steps_that_compute_no_block_ask_for_one_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--array", "9", "--gpus-per-node", "a100:4", "--mem", "64G", "--cpus-per-task", "8"]
+    jobs = [*map(directives, rendered(capsys, *flags, "--", *INFER, "--normalize", "global"))]
+    gpus = [job["--gres"].strip("'") for job in jobs]
+    assert gpus == ["gpu:a100:1"] * 3 + ["gpu:a100:4", "gpu:a100:1"]
+    assert {job["--mem"] for job in jobs} == {"64G"}
+    assert [job["--ntasks-per-node"] for job in jobs] == ["1", "1", "1", "4", "1"]
 
 
 # --- what SLURM says of arrays, and what it has forgotten ----------------------------------------

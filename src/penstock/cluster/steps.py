@@ -107,7 +107,8 @@ def steps_of(config: SlurmConfig, command: Command) -> list[Step]:
             f"and -- infer ... --part {ELEMENT}/64 does some of them again"
         )
     share, elements = f"{ELEMENT}/{config.parts}", str(config.parts)
-    counted = Step(_named(config, "statistics"), _with(command, "--statistics", share), "afterok")
+    counting = SlurmConfig.model_validate(_on_one_gpu(config))
+    counted = Step(_named(counting, "statistics"), _with(command, "--statistics", share), "afterok")
     return [
         Step(_alone(config, "prepare"), _with(command, "--prepare", "--workers", elements)),
         *[counted] * (ROUNDS if command.counts else 0),
@@ -126,17 +127,27 @@ def _named(config: SlurmConfig, step: str) -> SlurmConfig:
 
 
 def _alone(config: SlurmConfig, step: str) -> SlurmConfig:
-    """The resources of a step before or after the array: those of one of its elements.
-
-    It has the devices of an element, because the plan depends on them.
-    """
+    """The resources of a step before or after the array."""
     logs: dict[str, Any] = {
         name: path.replace("%A", "%j").replace("%a", step)
         for name in ("output", "error")
         if (path := getattr(config, name)) is not None
     }
-    changes = {**config.model_dump(exclude_unset=True), **logs, "array": None}
+    changes = {**_on_one_gpu(config), **logs, "array": None}
     return _named(SlurmConfig.model_validate(changes), step)
+
+
+def _on_one_gpu(config: SlurmConfig) -> dict[str, Any]:
+    """The settings of a step that computes no block: those of an element, with a single GPU.
+
+    It opens the job, whose plan depends on the kind of device, on the memory, and on a CPU on the
+    cores.
+    """
+    changes = config.model_dump(exclude_unset=True)
+    if config.gpus > 1:
+        kind, colon, _ = str(config.gpus_per_node).rpartition(":")
+        changes["gpus_per_node"] = f"{kind}{colon}1"
+    return changes
 
 
 def array_ranges(array: str) -> list[range]:
