@@ -208,3 +208,29 @@ def test_over_s3_they_are_counted_too(s3_endpoint: str, tmp_path: Path) -> None:
     array[8:].write(arange(SHAPE)[8:] + 1).result()
     summary = penstock.run_inference(source, arange(SHAPE), **KNOBS)
     assert summary.chunks == ChunkCount(27, 9)
+
+
+def test_an_output_of_ours_keeps_chunks_of_its_fill_value_only_if_its_spec_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = arange((16, 16, 32))
+    data[:, :, 16:] = 0
+    np.save(tmp_path / "in.npy", data)
+
+    def infer(into: object, out: object, *more: str) -> int:
+        words = ["--in-spec", into, "--out-spec", out, "--model-type", "identity", "--patch", 8,
+                 "--overlap", 0, "--block", 16, "--chunks", 16, "--devices", "cpu",
+                 "--normalize", "none"]  # fmt: skip
+        return main(["infer", *map(str, words), *more])
+
+    place = {"driver": "file", "path": f"{tmp_path / 'kept.zarr'}/"}
+    grid = {"name": "regular", "configuration": {"chunk_shape": (16, 16, 16)}}
+    metadata = {"shape": data.shape, "data_type": "uint16", "chunk_grid": grid}
+    kept = {"driver": "zarr3", "kvstore": place, "metadata": metadata, "create": True,
+            "store_data_equal_to_fill_value": True}  # fmt: skip
+    assert infer(tmp_path / "in.npy", tmp_path / "first.zarr") == 0
+    assert infer(tmp_path / "in.npy", json.dumps(kept)) == 0
+    capsys.readouterr()
+    assert infer(tmp_path / "first.zarr", tmp_path / "no.zarr", "--missing", "error") == 1
+    assert "is not there (--missing error)" in capsys.readouterr().err
+    assert infer(tmp_path / "kept.zarr", tmp_path / "yes.zarr", "--missing", "error") == 0
