@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -152,6 +153,16 @@ if __name__ == "__main__":
 """
 
 
+KILLED = re.compile(
+    r"DataLoader worker \(pid \d+\) is killed by signal: Killed"
+    r"|DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly"
+    # On a busy machine the main process may be fetching a tensor from the worker.
+    r"|ConnectionResetError|ConnectionRefusedError|EOFError"
+)
+"""What torch says of a worker that was killed: its end, or that of the connection to it, whichever
+it sees first."""
+
+
 @pytest.mark.slow
 def test_a_killed_worker_of_torch_is_an_error_and_not_a_hang(
     packed: Packed, tmp_path: Path
@@ -162,11 +173,10 @@ def test_a_killed_worker_of_torch_is_an_error_and_not_a_hang(
     script.write_text(KILLING)
     done = subprocess.run(
         [sys.executable, str(script), str(packed.root), str(SAMPLES)],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 1
-    # It is the end of the worker, or of the pipe from it, whichever torch sees first.
-    assert "torch/utils/data" in done.stderr
+    assert KILLED.search(done.stderr), done.stderr
 
 
 @pytest.mark.parametrize("name", IN_PROCESS)
