@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,93 +18,35 @@ import numpy as np
 import psutil
 import pytest
 
-import penstock
 from penstock.cli import main
 from penstock.cluster import tasks
 from penstock.inference import cuts
 from penstock.inference.folder import folder_at
 
 from ..preloaded import forked_workers, started
+from .cluster_kit import (
+    NET,
+    QUICK,
+    SHAPE,
+    SMALL,
+    WORDS,
+    Scheduler,
+    alone,
+    eventually,
+    infer,
+    place,
+    scheduler,
+    values,
+    write_input,
+    written,
+    written_alone,
+)
 from .kit import Array
+
+__all__ = ["alone", "place", "scheduler"]  # fixtures
 
 pytest.importorskip("distributed")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
-
-QUICK = ("--model-type", "net.py:quick", "--parts", "6")
-SHAPE, SMALL = (48, 64, 80), (16, 32, 48)
-WORDS = ("--in-spec in.npy --model-type net.py:slow --patch 16 --overlap 4 --block 16 --chunks 16 "
-         "--devices cpu --threads 1 --batch 1 --seam-mode blend --head-kind intensity "
-         "--normalize global --spill never").split()  # fmt: skip
-NET = """
-import time
-import torch
-from torch import nn
-
-class Wait(nn.Module):
-    def __init__(self, seconds):
-        super().__init__()
-        self.seconds = seconds
-
-    def forward(self, x):
-        time.sleep(self.seconds)
-        return x
-
-class SqueezeExcite(nn.Module):
-    # Its sums over a whole patch differ with the number of threads.
-    def __init__(self, seconds):
-        super().__init__()
-        torch.manual_seed(0)
-        self.conv, self.gate = nn.Conv3d(1, 8, 3, padding=1), nn.Linear(8, 8)
-        self.out, self.seconds = nn.Conv3d(8, 1, 1), seconds
-
-    def forward(self, x):
-        time.sleep(self.seconds)
-        y = self.conv(x)
-        gate = torch.sigmoid(self.gate(y.mean((2, 3, 4))))
-        return self.out(y * gate[:, :, None, None, None])
-
-def quick():
-    # The mean of another net has each worker import the compiler of torch, for a second.
-    torch.manual_seed(0)
-    return nn.Sequential(Wait(0.05), nn.Conv3d(1, 1, 3, padding=1))
-
-def slow():
-    return SqueezeExcite(0.002)
-
-def slower():
-    return SqueezeExcite(0.05)
-"""
-
-
-@pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_input(SHAPE)
-    Path("net.py").write_text(NET)
-
-
-def write_input(shape: tuple[int, ...]) -> None:
-    np.save("in.npy", np.random.default_rng(0).normal(900, 200, shape).astype("float32"))
-
-
-@pytest.fixture
-def alone() -> Array:
-    """What one process writes."""
-    return written_alone()
-
-
-def written_alone(*words: str) -> Array:
-    assert infer(*words, out="alone.zarr") == 0
-    return values("alone.zarr")
-
-
-def infer(*words: str, out: str = "out.zarr") -> int:
-    return main(["infer", *WORDS, "--out-spec", out, *words])
-
-
-def values(path: str) -> Array:
-    source = penstock.open_source(path)
-    return source.read(source.domain)
 
 
 def workers_of(client: int) -> list[psutil.Process]:
@@ -242,20 +183,6 @@ def test_a_client_that_is_killed_is_taken_over_by_another(
     assert Path("out.zarr.penstock").exists() == (run_dir == "out.zarr.penstock")
 
 
-def eventually(seconds: float = 60) -> Iterator[None]:
-    """Again and again until something holds. Fails where it never does."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        yield
-        time.sleep(0.05)
-    pytest.fail(f"it did not happen within {seconds} s")
-
-
-def written(folder: Path) -> Iterator[str]:
-    for log in folder.glob("done-*.log"):
-        yield from (line for line in log.read_text().splitlines() if line[0] not in "#?")
-
-
 POISON = """
 import os, signal, torch
 from torch import nn
@@ -311,56 +238,6 @@ def test_bad_input_is_one_sentence(
 
 
 # --- a scheduler of the user's own ---------------------------------------------------------------
-
-
-class Scheduler:
-    """A scheduler of Dask and its workers, each a process of its own: forked, or with variables
-    that libraries read as they are loaded."""
-
-    def __init__(self, forked: bool = False) -> None:
-        self.file, self.forked = Path("scheduler.json").absolute(), forked
-        self.processes: list[psutil.Process] = []
-        self._start("dask_scheduler", "--port", "0", "--dashboard-address", "127.0.0.1:0")
-        for _ in eventually():
-            if self.file.exists() and self.file.read_text().endswith("}"):
-                break
-        self.address = str(json.loads(self.file.read_text())["address"])
-
-    def worker(self, threads: int = 1, within: Sequence[str] = ()) -> psutil.Process:
-        return self._start("dask_worker", "--nthreads", "1", "--no-nanny", "--no-dashboard",
-                           "--memory-limit", "0", within=within,
-                           OMP_NUM_THREADS=str(threads))  # fmt: skip
-
-    def _start(
-        self, command: str, *words: str, within: Sequence[str] = (), **variables: str
-    ) -> psutil.Process:
-        given = ["--host", "127.0.0.1", "--scheduler-file", str(self.file), *words]
-        if self.forked:
-            folder = Path(f"{command} {len(self.processes)}")
-            folder.mkdir()
-            code = f"from distributed.cli.{command} import main; main()"
-            process = psutil.Process(started(folder, given, code).pid)
-        else:
-            process = psutil.Popen(
-                [*within, sys.executable, "-m", f"distributed.cli.{command}", *given],
-                env={**os.environ, **variables}, stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )  # fmt: skip
-        self.processes.append(process)
-        return process
-
-    def close(self) -> None:
-        for process in self.processes:
-            process.send_signal(signal.SIGCONT)
-            process.kill()
-            process.wait()
-
-
-@pytest.fixture
-def scheduler() -> Iterator[Scheduler]:
-    started = Scheduler()
-    yield started
-    started.close()
 
 
 @pytest.mark.slow

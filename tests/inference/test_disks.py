@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -49,7 +50,8 @@ def words(folder: Path, out: Path, *more: object) -> list[str]:
 def check_notes(out: Path, folder: Path) -> int:
     """Each unit that is noted is whole; how many there are."""
     written, stored = penstock.open_source(out), 0
-    for line in (folder / "done.log").read_text().splitlines():
+    logs = [(folder / "done.log"), *folder.glob("done-*.log")]
+    for line in "".join(log.read_text() for log in logs).splitlines():
         if line[:1].isdigit() and line.count(" ") >= 4:
             _, *unit = map(int, line.split()[:4])
             start = tuple(16 * n for n in unit)
@@ -81,6 +83,31 @@ def test_an_output_on_a_disk_that_fills_is_told_and_resumed(
     assert main(["verify", str(out), "--run-dir", str(folder)]) == 0
     left = [path for path in place.rglob("*") if path.suffix in (".__lock", ".part")]
     assert left == []
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_under_a_cluster_is_told_and_resumed(
+    disk: tuple[Path, Callable[[str], None]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("distributed")
+    place, remount = disk
+    out, folder = place / "out.zarr", tmp_path / "run"
+    command = words(tmp_path, out, "--run-dir", folder, "--threads", 1, "--cluster", "local:2",
+                    "--parts", 9)  # fmt: skip
+    assert main(command) == 3
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert re.match(
+        r"penstock infer: \d+ of 27 blocks, in \d+ parts?, are not written \(part", error
+    )
+    assert "write failed at block" in error and "No space left on device" in error
+    assert 0 < check_notes(out, folder) < 27
+    assert main(["status", str(folder)]) == 3
+    assert capsys.readouterr().out.startswith("ended: ")
+    remount("size=4m")
+    assert main([*command, "--resume"]) == 0
+    assert check_notes(out, folder) == 27
+    capsys.readouterr()
+    assert main(["verify", str(out), "--run-dir", str(folder)]) == 0
 
 
 def test_a_disk_that_becomes_read_only_is_told_and_resumed(

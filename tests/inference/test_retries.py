@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.base.errors import StageError, UsageError
+from penstock.base.errors import StageError, StoreAway, UsageError
+from penstock.base.threads import Flow
 from penstock.base.units import parse_seconds
 from penstock.cli import main
 from penstock.data.stores import transient
@@ -314,3 +315,34 @@ def test_a_users_own_patience_wins(s3_endpoint: str) -> None:
         with pytest.raises(ValueError, match="HTTP 503"):
             source.read(source.domain)
         assert door.refused == 2
+
+
+def test_the_time_of_a_store_begins_anew_with_each_success_and_is_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three reads of one store and a write of another, on a clock that each try moves by a second:
+    the time that is given is 10 s."""
+    monkeypatch.setattr(retries, "FIRST_S", 0.0)
+    now, stale = [0.0], OSError(errno.ESTALE, "Stale file handle")
+    patient = retries.Retries(10, None, lambda: now[0], lambda: None)
+
+    def tries_of(answers: str, during: Any = lambda: None) -> int:
+        """How many tries a read takes whose answers these are, + a success."""
+        left = iter(answers)
+
+        def work() -> None:
+            now[0] += 1
+            during()
+            if next(left) == "-":
+                raise stale
+
+        patient.run(Flow(), "in", "read", work)
+        return len(answers) - len([*left])
+
+    assert tries_of("--------+") == 9
+    assert tries_of("---------+") == 10  # the first one's time is not added to this one's
+    assert tries_of("-" * 40 + "+", during=lambda: tries_of("+")) == 41
+    elsewhere = lambda: patient.run(Flow(), "out", "write", lambda: None)  # noqa: E731
+    with pytest.raises(StoreAway, match=r"it went on so for 10\.0 s and 10 attempts"):
+        tries_of("-" * 40, during=elsewhere)
+    assert patient.failing_s == 0

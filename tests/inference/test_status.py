@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock.base.files import lock_file
 from penstock.cli import main
 from penstock.data.stores.memory import MemorySink, MemorySource
 from penstock.inference import ending, retries
@@ -110,8 +111,6 @@ def rows_of(path: Path, began: float, *counts: int) -> None:
 
 
 def test_rates_of_several_processes_add_up(tmp_path: Path) -> None:
-    from penstock.base.files import lock_file
-
     infer.run_job(job(tmp_path))
     folder, now = tmp_path / "run", time.time()
     (folder / "summary.json").unlink()
@@ -127,6 +126,27 @@ def test_rates_of_several_processes_add_up(tmp_path: Path) -> None:
         assert read_status(folder).complete
     assert read_status(folder).state == "killed"
     assert read_status(folder).per_second is None
+
+
+def test_a_job_on_a_cluster_says_how_its_workers_stand(tmp_path: Path) -> None:
+    """The rows of the worker that died tell of a store that was away, and are no news."""
+    infer.run_job(job(tmp_path))
+    folder, now = tmp_path / "run", time.time()
+    os.utime(folder / "run.json", (now - 2000, now - 2000))
+    workers = {"present": 3, "died": 1, "unfit": 1, "retried": 2}
+    (folder / "workers.json").write_text(json.dumps(workers))
+    of = "3 workers, 1 worker died, 1 worker left out, 2 parts failed and tried again"
+    rows_of(folder / "metrics-b.jsonl", now - 5, 0, 3, 6)
+    gauges = {"blocks_written": 2, "failing_seconds": 90.0, "retry_for": 900.0, "retries": 7}
+    row = json.dumps({"t": 1, "time": now - 1000, "gauges": gauges})
+    (folder / "metrics-a.jsonl").write_text(f"{row}\n")
+    with (folder / "done-b.log").open("a") as log:
+        assert lock_file(log)
+        line = read_status(folder).line()
+    assert line.startswith("running: 27 of 27 blocks are written (100.0%), " + of)
+    assert "failing" not in line and "9 faults tried again" in line
+    assert "3 workers" not in read_status(folder).line()
+    assert "1 worker died" in read_status(folder).line()
 
 
 def test_the_folder_of_a_remote_output_is_where_the_job_began(
@@ -159,7 +179,7 @@ def test_a_run_whose_store_is_away_says_for_how_long(
     monkeypatch.setattr(MemorySink, "write", away)
     infer.run_job(job(tmp_path, metrics_interval=0.1, retry_for="1min"), look)
     assert lines[0].startswith("running: 0 of 27 blocks")
-    assert re.search(r"a read or a write has been failing for .*s of 1 min 0 s at most", lines[0])
+    assert re.search(r"a store has been failing for .*s of 1 min 0 s at most", lines[0])
     assert read_status(tmp_path / "run").failing is None
 
 

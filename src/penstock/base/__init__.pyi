@@ -46,12 +46,14 @@ from .config.train import TRAIN_KNOBS as TRAIN_KNOBS
 from .config.train import SuiteConfig as SuiteConfig
 from .config.train import TrainConfig as TrainConfig
 from .config.verify import VerifyConfig as VerifyConfig
+from .errors import DISTRIBUTION as DISTRIBUTION
 from .errors import Incomplete as Incomplete
 from .errors import MissingDependency as MissingDependency
 from .errors import NotComparable as NotComparable
 from .errors import PenstockError as PenstockError
 from .errors import Refused as Refused
 from .errors import StageError as StageError
+from .errors import StoreAway as StoreAway
 from .errors import UsageError as UsageError
 from .errors import absent as absent
 from .errors import describe as describe

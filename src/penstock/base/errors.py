@@ -6,6 +6,7 @@
     │   └── MissingDependency    2  an optional package is absent            (an ImportError)
     ├── StageError               1  a stage failed on a block; 3 where --resume goes on as it is
     ├── Incomplete               3  not every planned block was written
+    │   └── StoreAway            3  a store has failed for longer than the job waits
     └── NotComparable            4  two measurements say nothing about each other
 
 A message is one sentence that names the numbers and the flag or path at fault.
@@ -60,6 +61,10 @@ class Incomplete(PenstockError):
     """The job ended without error but some planned blocks were never written."""
 
     exit_code = 3
+
+
+class StoreAway(Incomplete):
+    """A store has failed for longer than a job waits for it; the last fault is chained."""
 
 
 class NotComparable(PenstockError):

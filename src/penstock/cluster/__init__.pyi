@@ -6,6 +6,7 @@ from .job_status import JobStatus as JobStatus
 from .job_status import is_job_number as is_job_number
 from .job_status import job_statuses as job_statuses
 from .job_status import table_of as table_of
+from .leaving import before_leaving as before_leaving
 from .named_tasks import NamedTasks as NamedTasks
 from .named_tasks import named_tasks_on as named_tasks_on
 from .place import NOT_A_RANK as NOT_A_RANK
@@ -36,6 +37,7 @@ from .tasks import TaskFailure as TaskFailure
 from .tasks import TaskOutcome as TaskOutcome
 from .tasks import Tasks as Tasks
 from .tasks import UnfitWorker as UnfitWorker
+from .tasks import WorkerLeaves as WorkerLeaves
 from .tasks import tell_begun as tell_begun
 from .tasks import tell_progress as tell_progress
 from .tasks import worker_notes as worker_notes

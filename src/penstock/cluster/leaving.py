@@ -1,26 +1,98 @@
-"""A preload of Dask's worker: SIGTERM, by which SLURM says that a job's time is up or its node is
-wanted, makes the worker leave with notice. What leaves with notice is no death."""
+"""A worker of Dask that leaves with notice: SIGTERM, by which SLURM says that a job's time is up or
+its node is wanted, a scheduler that needs fewer workers, or a nanny that is ended.
+
+What leaves with notice first ends what it is at, and is no death. It is also a preload of Dask's
+worker (``--preload``) and of its nanny (``--preload-nanny``), which without it kills its worker 8 s
+after SIGTERM.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
+from collections.abc import Callable
 from typing import Any
 
 LEAVING = "penstock-leaving"
 """The topic of workers that leave with notice."""
+_PLUGIN = "penstock-leaving"
+_NANNY_WAITS_S = 86400.0
+"""Seconds that a nanny waits for its worker, whose work ends within its own grace."""
+_ENDS: dict[str, Callable[[], None]] = {}
+"""The work of this process before it leaves, by name."""
 
 
-def dask_setup(worker: Any) -> None:
-    """Receive SIGTERM for a worker. Dask calls this in the worker's process.
+def before_leaving(name: str, end: Callable[[], None] | None) -> None:
+    """Have something done before this worker leaves.
+
+    Args:
+        name: By this it is replaced or taken back.
+        end: Called in a thread of its own; None for nothing any more.
+    """
+    if end is None:
+        _ENDS.pop(name, None)
+    else:
+        _ENDS[name] = end
+
+
+def dask_setup(server: Any) -> None:
+    """Receive SIGTERM. Dask calls this in the process of a worker, or of its nanny.
+
+    Args:
+        server: The ``distributed.Worker`` or ``distributed.Nanny``.
+    """
+    if hasattr(server, "plugin_add") and hasattr(server, "state"):
+        _attend(server)
+        return
+
+    leaving: set[asyncio.Task[Any]] = set()
+
+    def close() -> None:
+        if not leaving:
+            leaving.add(asyncio.ensure_future(server.close(timeout=_NANNY_WAITS_S)))
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, close)
+
+
+def leave_with_notice(worker: Any) -> None:
+    """See that a worker leaves with notice. Any thread of its process may call it, and again.
 
     Args:
         worker: The ``distributed.Worker``.
     """
+    if _PLUGIN not in worker.plugins:
+        worker.loop.add_callback(_attend, worker)
+
+
+def _attend(worker: Any) -> None:
+    """Receive SIGTERM, and notice that the worker is closed. Runs in the worker's event loop."""
+    from distributed import Status, WorkerPlugin
+
+    if _PLUGIN in worker.plugins:
+        return
+
+    class Leaving(WorkerPlugin):
+        async def teardown(self, worker: Any) -> None:
+            await _end(worker)
+
     leaving: set[asyncio.Task[None]] = set()
 
-    def leave() -> None:
-        worker.log_event(LEAVING, {"worker": worker.address})
-        leaving.add(asyncio.ensure_future(worker.close_gracefully(reason="SIGTERM")))
+    async def leave() -> None:
+        worker.status = Status.paused  # so that it is given no more
+        await _end(worker)  # before the scheduler gives its tasks to others
+        # Where only this process is to end, its nanny starts another one.
+        await worker.close_gracefully(reason="SIGTERM", restart=worker.nanny is not None)
 
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, leave)
+    def hear() -> None:
+        if not leaving:
+            leaving.add(asyncio.ensure_future(leave()))
+
+    worker.plugins[_PLUGIN] = Leaving()
+    with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):  # no main thread
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, hear)
+
+
+async def _end(worker: Any) -> None:
+    worker.log_event(LEAVING, {"worker": worker.address})
+    await asyncio.gather(*(asyncio.to_thread(end) for end in _ENDS.values()))

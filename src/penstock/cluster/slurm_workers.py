@@ -101,6 +101,7 @@ class WorkerJobs:
             "-m", "distributed.cli.dask_worker", scheduler, "--name", name, "--nthreads", "1",
             "--memory-limit", "0", "--no-dashboard", "--death-timeout", str(DEATH_TIMEOUT_S),
             "--preload", "penstock.cluster.leaving",
+            "--preload-nanny", "penstock.cluster.leaving",
         ]  # fmt: skip
         if self.config.gpus:
             words += ["--resources", "GPU=1"]

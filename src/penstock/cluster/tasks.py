@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..base import PenstockError, UsageError, describe, plural
-from .leaving import LEAVING
+from ..base import PenstockError, StoreAway, UsageError, describe, plural
+from .leaving import LEAVING, leave_with_notice
 from .workers import Workers
 
 DEATHS = 3
@@ -35,8 +35,12 @@ LOOK_S = 1.0
 """Seconds between two questions of how many tasks can run."""
 
 
-class UnfitWorker(PenstockError):
+class UnfitWorker(UsageError):
     """A worker that may not take part in the job, though others may."""
+
+
+class WorkerLeaves(PenstockError):
+    """A worker leaves before its task is done: another one does it, and nobody is blamed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,8 @@ class TaskFailure:
     final: bool
     """True if no other try can succeed."""
     exit_code: int
+    away: bool = False
+    """True if a store has failed for longer than a task waits for it."""
     unfit: str | None = None
     """Address of a worker that no task of this job fits; None for any other failure."""
 
@@ -76,7 +82,13 @@ class Tasks:
     """Runs numbered tasks of one function on the workers of a cluster."""
 
     def __init__(
-        self, workers: Workers, function: Callable[..., Any], order: Any, topic: str, retries: int
+        self,
+        workers: Workers,
+        function: Callable[..., Any],
+        order: Any,
+        topic: str,
+        retries: int,
+        patience_s: float = 0.0,
     ) -> None:
         """Prepare.
 
@@ -86,13 +98,15 @@ class Tasks:
             order: What every task is given, or a function that makes it from a task's number.
             topic: A name of this job's own, by which its tasks tell how far they are.
             retries: How often a task that raised is tried again.
+            patience_s: A task whose store was away is tried again only if some work of any task
+                has become safe within so many seconds.
         """
         self.workers, self.client = workers, workers.client
         self.function, self.order, self.topic, self.retries = function, order, topic, retries
         self.name = f"{topic}-{uuid.uuid4().hex[:8]}"
         """The begin of the tasks' keys, which no other tasks have."""
-        self.lanes = 0
-        """Tasks that can run at a time now."""
+        self.lanes = self.present = 0
+        """Tasks that can run at a time now, and workers that are there."""
         self.deaths = self.retried = 0
         """Workers that died without notice, and tasks that were tried again after they raised."""
         self._pending: dict[int, _Task] = {}
@@ -110,6 +124,9 @@ class Tasks:
         self._ended = 0
         """Tasks that have ended since the last look."""
         self._asked = 0.0
+        self.patience_s, self._safe = patience_s, time.monotonic()
+        self.ends = False
+        """Whether tasks that are lost with their workers are not given out again."""
 
     def run(
         self, numbers: Iterable[int], tick: Callable[[dict[str, Any] | None], None]
@@ -122,6 +139,7 @@ class Tasks:
 
         Raises:
             PenstockError: The scheduler is gone.
+            UsageError: No worker has this version of Penstock.
             Incomplete: No worker is there, and the time to wait for one is over.
         """
         waiting = iter(numbers)
@@ -174,7 +192,9 @@ class Tasks:
         self._asked, self._ended = now, 0
         self.lanes = self.workers.attend()
         self._placed["resources"] = self.workers.resources or None
-        fit = self.workers.hosts().keys() - self.unfit.keys()
+        self.unfit |= self.workers.strangers()
+        present = self.workers.hosts().keys()
+        fit, self.present = present - self.unfit.keys(), len(present)
         self._placed["workers"] = [*fit] if self.unfit else None
 
     def _submit(self, task: _Task) -> None:
@@ -201,8 +221,10 @@ class Tasks:
         number = word["number"]
         if word["what"] == "begun":
             self._running[word["worker"]] = number
-        elif number in self._pending and word["safe"]:
-            self._pending[number].died.clear()
+        elif word["safe"]:
+            self._safe = time.monotonic()
+            if number in self._pending:
+                self._pending[number].died.clear()
 
     def _see(self, event: dict[str, Any]) -> Iterator[TaskOutcome]:
         """Note a worker that left, and give up a task that too many have died at."""
@@ -228,36 +250,19 @@ class Tasks:
             task for task, future in ended if future is task.future and task.number in self._pending
         ]
         self._ended += len(tasks)
-        for task, result in zip(tasks, self._results([task.future for task in tasks]), strict=True):
+        for task, result in zip(tasks, _results(self.client, tasks), strict=True):
             self._running = {w: n for w, n in self._running.items() if n != task.number}
             again = isinstance(result, TaskFailure) and self._tries_again(task, result)
             if again:
                 task.tries += 1
                 self.retried += 1
-            if again or result is None:  # lost with its worker
+            lost = again or result is None
+            if lost and not self.ends:
                 self._submit(task)
                 continue
             del self._pending[task.number]
-            yield TaskOutcome(task.number, result, task.tries)
-
-    def _results(self, futures: Sequence[Any]) -> list[Any]:
-        """What tasks returned, all fetched at once. None for those that were lost."""
-        there = {future.key: future for future in futures if future.status == "finished"}
-
-        async def gather() -> dict[str, Any]:
-            results: dict[str, Any] = await self.client.gather(
-                there, errors="skip", asynchronous=True
-            )
-            return results
-
-        try:
-            fetched = self.client.sync(gather, callback_timeout=FETCH_S)
-        except TimeoutError:  # a worker died just now, and Dask does its tasks again
-            fetched = dict.fromkeys(there)
-        return [
-            _failure_of(future) if (result := fetched.get(future.key)) is None else result
-            for future in futures
-        ]
+            if not lost:
+                yield TaskOutcome(task.number, result, task.tries)
 
     def _tries_again(self, task: _Task, failure: TaskFailure) -> bool:
         """Whether a task that raised may succeed elsewhere or another time."""
@@ -266,7 +271,12 @@ class Tasks:
             self._asked = 0.0
             self._look()
             return bool(self._placed["workers"])
-        return not failure.final and task.tries <= self.retries
+        return not failure.final and task.tries <= self.retries and not self.is_over(failure)
+
+    def is_over(self, failure: TaskFailure) -> bool:
+        """Whether a task failed since a store is away for every worker, as far as one can see."""
+        # What became safe is told a moment later.
+        return failure.away and time.monotonic() - self._safe > 0.9 * self.patience_s > 0
 
 
 def worker_notes(rounds: Sequence[Tasks], kind: str) -> Iterator[str]:
@@ -287,12 +297,35 @@ def worker_notes(rounds: Sequence[Tasks], kind: str) -> Iterator[str]:
     yield from (f"Left out: {address}: {why}" for address, why in unfit.items())
 
 
+def _results(client: Any, tasks: Sequence[_Task]) -> list[Any]:
+    """What tasks returned, all fetched at once. None for those that were lost or left."""
+    futures = [task.future for task in tasks]
+    there = {future.key: future for future in futures if future.status == "finished"}
+
+    async def gather() -> dict[str, Any]:
+        results: dict[str, Any] = await client.gather(there, errors="skip", asynchronous=True)
+        return results
+
+    try:
+        fetched = client.sync(gather, callback_timeout=FETCH_S)
+    except TimeoutError:  # a worker died just now, and Dask does its tasks again
+        fetched = dict.fromkeys(there)
+    return [
+        _failure_of(future) if (result := fetched.get(future.key)) is None else result
+        for future in futures
+    ]
+
+
 def _failure_of(future: Any) -> TaskFailure | None:
     """Why Dask itself could not run a task. None if the task was lost with workers that died."""
     error = future.exception() if future.status == "error" else None
     if error is None or type(error).__name__ == "KilledWorker":
         return None
-    return TaskFailure(f"{type(error).__name__}: {describe(error)}", final=True, exit_code=1)
+    sentence = f"{type(error).__name__}: {describe(error)}"
+    if isinstance(error, ImportError | AttributeError):  # before our function was called
+        sentence = f"a worker cannot import what it needs ({sentence}); does it have this Penstock?"
+        return TaskFailure(sentence, final=True, exit_code=UsageError.exit_code)
+    return TaskFailure(sentence, final=True, exit_code=1)
 
 
 def run_guarded(function: Callable[..., Any], order: Any, number: int) -> Any:
@@ -304,16 +337,22 @@ def run_guarded(function: Callable[..., Any], order: Any, number: int) -> Any:
         number: Its number.
 
     Returns:
-        What the task returns, or a `TaskFailure`.
+        What the task returns, or a `TaskFailure`; None if the worker leaves before it is done.
     """
+    from distributed import get_worker
+
+    leave_with_notice(get_worker())
     try:
         return function(order, number)
+    except WorkerLeaves:
+        return None
     except Exception as error:
         final = isinstance(error, UsageError)
         code = error.exit_code if isinstance(error, PenstockError) else 1
         name = "" if isinstance(error, PenstockError) else f"{type(error).__name__}: "
+        away = isinstance(error, StoreAway) or isinstance(error.__cause__, StoreAway)
         unfit = _address() if isinstance(error, UnfitWorker) else None
-        return TaskFailure(name + describe(error), final, code, unfit)
+        return TaskFailure(name + describe(error), final, code, away, unfit)
 
 
 def tell_begun(topic: str, number: int) -> None:

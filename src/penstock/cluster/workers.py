@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ..base import UsageError, describe, environment_kept, require, usable_cores
+from ..base import DISTRIBUTION, UsageError, describe, environment_kept, require, usable_cores
 from .absence import Absence
 from .slurm_workers import WORKER_ENVIRONMENT, SlurmWorkers, WorkerJobs, slurm_workers
 
 CONNECT_S = 30.0
 """Seconds within which a scheduler must answer."""
+ANSWER_S = 10.0
+"""Seconds within which a worker must say which Penstock it has."""
 WAIT_S = 0.5
 """Seconds between two looks for the first worker."""
 
@@ -33,6 +37,8 @@ class Workers:
     absence: Absence = field(default_factory=Absence)
     slurm: SlurmWorkers | None = None
     """The jobs of SLURM that the workers are, if they are."""
+    versions: dict[str, str | None] = field(default_factory=dict)
+    """The version of Penstock on each worker that was asked, None if it did not say."""
 
     @property
     def expected(self) -> int:
@@ -56,9 +62,72 @@ class Workers:
         while not self.attend():
             time.sleep(WAIT_S)
 
+    def ask(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        within_s: float,
+        of: Iterable[str] | None = None,
+        raised: bool = False,
+    ) -> list[Any]:
+        """What workers answer at once, aside from their tasks.
+
+        Args:
+            function: What a worker can import; it is quick, or a coroutine function.
+            args: What it is called with.
+            within_s: How long an answer may take.
+            of: The workers that are asked; all by default.
+            raised: Whether what a worker raised is its answer. Else it has none.
+
+        Returns:
+            The answers, without those of workers that were silent.
+        """
+
+        async def answer(address: str) -> Any:
+            asked = self.client.run(function, *args, workers=[address], on_error="return")
+            return (await asyncio.wait_for(asked, within_s))[address]
+
+        async def all_of(addresses: Iterable[str]) -> list[Any]:
+            answers = await asyncio.gather(*map(answer, addresses), return_exceptions=True)
+            return [each for each in answers if not isinstance(each, TimeoutError | OSError)]
+
+        try:
+            asked = [*(self.hosts() if of is None else of)]
+            answers = self.client.sync(all_of, asked, callback_timeout=2 * within_s)
+        except Exception:  # the scheduler is gone
+            return []
+        return [each for each in answers if raised or not isinstance(each, BaseException)]
+
     def hosts(self) -> dict[str, str]:
         """The host of each worker, by the worker's address."""
         return {address: facts["host"] for address, facts in self._facts().items()}
+
+    def strangers(self) -> dict[str, str]:
+        """The workers that cannot take our tasks, by address: each with the reason.
+
+        Raises `UsageError` if there are no others.
+        """
+        mine = _version()
+        if mine is None:  # not installed, and nothing to compare with
+            return {}
+        for address in self.hosts().keys() - self.versions.keys():
+            # A function of Python's own, which a worker has that lacks Penstock.
+            asked = (metadata.version, DISTRIBUTION)
+            (said,) = self.ask(*asked, within_s=ANSWER_S, of=[address], raised=True) or [None]
+            self.versions[address] = "" if isinstance(said, BaseException) else said
+        strange = {
+            address: f"it has Penstock {theirs or 'not at all'}, here it is {mine}"
+            for address, theirs in self.versions.items()
+            if theirs not in (mine, None)
+        }
+        present = self.hosts().keys()
+        if present and present <= strange.keys():
+            address = min(present)
+            raise UsageError(
+                f"--cluster: no worker can take part. {address}: {strange[address]}; workers need "
+                "this version of Penstock"
+            )
+        return strange
 
     def peers(self) -> int:
         """The most workers on one host."""
@@ -84,6 +153,14 @@ class Workers:
     def _facts(self) -> Mapping[str, Any]:
         facts: Mapping[str, Any] = self.client.scheduler_info(n_workers=-1)["workers"]
         return facts
+
+
+def _version() -> str | None:
+    """The version of Penstock that is installed here, None if none is."""
+    try:
+        return metadata.version(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 @contextlib.contextmanager

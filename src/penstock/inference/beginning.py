@@ -13,6 +13,7 @@ from ..data import Claims, Sink
 from .ending import noting_end
 from .journal import Journal, Prepared
 from .plan import Plan
+from .retries import patiently
 
 
 class Runnable(Protocol):
@@ -46,7 +47,7 @@ def begun(job: Runnable, prepared: Prepared | None = None) -> Iterator[tuple[Jou
     """A run whose outputs are claimed; from here to the end they belong to it.
 
     ``prepared`` says how several processes share it. Raises `UsageError` if another process writes
-    an output, or the run folder cannot be used.
+    an output, or the run folder cannot be used, and `StoreAway` if a store does not answer.
     """
     resume = job.config.resumes and all(sink.exists for sink in job.sinks)
     with system_errors(f"--run-dir {job.run_dir}"):
@@ -60,7 +61,11 @@ def begun(job: Runnable, prepared: Prepared | None = None) -> Iterator[tuple[Jou
     with contextlib.closing(journal), keep_traceback_in(journal.here):
         for sink in job.sinks:  # before the list of what is in the old output is lost
             sink.check()
-        claims = Claims.take(job.sinks, journal.run, journal.check_maker)
+        claims = patiently(
+            job.config.retry_for,
+            "the lock",
+            lambda: Claims.take(job.sinks, journal.run, journal.check_maker),
+        )
         with contextlib.closing(claims):
             _begin(job, journal, claims, prepared)
             with noting_end(journal.save):
@@ -83,7 +88,7 @@ def _begin(job: Runnable, journal: Journal, claims: Claims, prepared: Prepared |
         journal.begin(
             settings, units=units, locked=locked, prepared=prepared, plan=plan_numbers(job.plan)
         )
-    claims.name()
+    patiently(job.config.retry_for, "the lock", claims.name)
 
 
 def plan_numbers(plan: Plan) -> dict[str, Any]:

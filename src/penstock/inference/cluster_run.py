@@ -8,6 +8,7 @@ with ``--resume``.
 from __future__ import annotations
 
 import contextlib
+import platform
 import re
 import time
 import uuid
@@ -21,16 +22,17 @@ from pydantic import TypeAdapter
 
 from ..base import Incomplete, InferConfig, PenstockError, UsageError, plural
 from ..cluster import Absence, TaskFailure, Tasks, Workers, connected, worker_notes
-from ..data import Claims, Sink, open_source
+from ..data import Claims, Sink, is_transient, open_source
 from ..instruments import Nvml
 from . import station
 from .beginning import begun
 from .completeness import missing_parts
 from .ending import EndRequest
-from .journal import SPILL_FOLDER, Journal, Prepared
+from .journal import SPILL_FOLDER, WORKERS_FILE, Journal, Prepared
 from .outputs import open_outputs
 from .parts import Parts
 from .plan import Plan
+from .retries import patiently
 from .shared_folder import check_seen
 from .summary import Progress, Summary, merged
 from .turns import Turns
@@ -107,6 +109,7 @@ def run_on_cluster(
     gpus, logs = len(Nvml()()), _logs_of(config)
     with connected(address, gpus, config.workers, logs, absence) as workers:
         workers.wait()
+        workers.client.run(station.warm, wait=False, on_error="ignore")
         peers = workers.peers()
         if config.workers is None:
             config = config.model_copy(update={"workers": workers.expected})
@@ -119,10 +122,10 @@ def run_on_cluster(
         began = time.monotonic()
         with begun(job, _prepared(job, workers)) as (journal, claims):
             for sink in job.sinks:
-                sink.create()
+                patiently(config.retry_for, sink.name, sink.create)
             client = _Client(job, workers, journal, claims, peers, progress, request)
             summary = client.run(began)
-            claims.confirm()
+            patiently(config.retry_for, "the lock", claims.confirm)
             for sink in job.sinks:
                 sink.close()
     journal.save("summary.json", asdict(summary))
@@ -174,7 +177,8 @@ def _absolute(spec: Any) -> Any:
 
 def _opened(workers: Workers, config: InferConfig, peers: int) -> station.Opened:
     """The job as a worker opens it. Raises `UsageError` with what it says if it cannot."""
-    tasks = Tasks(workers, station.open_task, (config, peers), f"open-{uuid.uuid4().hex[:12]}", 0)
+    order = (config, peers, platform.node())
+    tasks = Tasks(workers, station.open_task, order, f"open-{uuid.uuid4().hex[:12]}", 0)
     (outcome,) = tasks.run([0], lambda word: None)
     if isinstance(outcome.result, TaskFailure):
         raise _error(outcome.result)
@@ -232,6 +236,8 @@ class _Client:
         """Parts that were given up, each with the reason."""
         self.rounds: list[Tasks] = []
         """The tasks of each round: of counting, and of computing."""
+        self.standing: dict[str, int] = {}
+        """How the workers stand, as the run folder has it."""
         self.began = 0.0
         self.first: float | None = None
         """When the first part was begun."""
@@ -245,11 +251,9 @@ class _Client:
                 self._count()
             self._compute()
         finally:
-            if self.request.why:
-                self.workers.client.run(station.ask_end, topic, self.request.why)
-            left = self.workers.client.run(station.leave, topic, on_error="return")
-            for summary in left.values():
-                if isinstance(summary, dict):
+            within = self.job.config.grace + 2 * station.MARGIN_S
+            for summary in self.workers.ask(station.leave, topic, within_s=within):
+                if summary is not None:
                     self._keep(summary)
         self.journal.refresh()
         self._check_complete()
@@ -286,15 +290,17 @@ class _Client:
                 if outcome.result.exit_code == 2:
                     raise _error(outcome.result)
                 self.failed[turns.name(outcome.number)] = outcome.result.sentence
-                if len(self.failed) > self.job.config.max_failed_parts:
+                many = len(self.failed) > self.job.config.max_failed_parts
+                if many or tasks.is_over(outcome.result):
                     break
             else:
                 self._keep(outcome.result)
                 turns.done(outcome.number)
 
     def _tasks(self, function: Callable[..., Any]) -> Tasks:
-        retries = self.job.config.part_retries
-        tasks = Tasks(self.workers, function, self.order, self.order.topic, retries)
+        config = self.job.config
+        limits = (config.part_retries, config.retry_for)
+        tasks = Tasks(self.workers, function, self.order, self.order.topic, *limits)
         self.rounds.append(tasks)
         return tasks
 
@@ -303,11 +309,18 @@ class _Client:
 
     def _tick(self, word: dict[str, Any] | None) -> None:
         """Take in what a worker told, and show the progress of all."""
-        self.claims.check()
+        try:
+            self.claims.check()
+        except PenstockError as error:  # workers that write will say so if it lasts
+            if not is_transient(error):
+                raise
+        if self.request.why:
+            self._ask_end()
         if self.first is None and word is not None:
             self.first = time.monotonic()
         if word is not None and "patches" in word:
             self.words[word["name"]] = word
+        self._say_standing()
         if self.progress is None:
             return
         plan, seconds = self.job.plan, time.monotonic() - self.began
@@ -319,6 +332,26 @@ class _Client:
         rate = voxels / plan.voxels * plan.input_bytes / seconds / 1e6
         planned = round(plan.num_patches * left / plan.num_units)
         self.progress(Progress(min(patches, planned), planned, units, left, seconds, rate))
+
+    def _say_standing(self) -> None:
+        """Keep how the workers stand for ``penstock status``, as often as it changes."""
+        deaths, retried = (sum(getattr(t, n) for t in self.rounds) for n in ("deaths", "retried"))
+        unfit = {address for tasks in self.rounds for address in tasks.unfit}
+        present = self.rounds[-1].present
+        standing = {"present": present, "died": deaths, "retried": retried, "unfit": len(unfit)}
+        if standing != self.standing:
+            self.standing = standing
+            with contextlib.suppress(OSError):
+                self.journal.save(WORKERS_FILE, standing)
+
+    def _ask_end(self) -> None:
+        """Ask the workers once to write what is whole, and wait no longer than they may take."""
+        tasks = self.rounds[-1]
+        if not tasks.ends:
+            tasks.ends = True
+            asked = (station.ask_end, self.order.topic, self.request.why)
+            self.workers.ask(*asked, within_s=station.MARGIN_S)
+        self.request.check(self.job.config.grace + station.MARGIN_S)
 
     def _check_complete(self) -> None:
         """Raise `Incomplete` unless every unit is noted in a log."""

@@ -25,6 +25,7 @@ from .job import Job
 from .journal import Journal, Prepared
 from .log_file import own_name
 from .queues import Queues
+from .retries import patiently
 from .shared_statistics import count_share, folder_of, needs_counting, shared_scalings
 from .summary import Progress, Summary, merged
 from .watch import Watch
@@ -79,7 +80,7 @@ def _prepare(job: Job) -> StepOutcome:
     parts_of(job).share(1, elements)
     with begun(job, prepared) as (journal, claims):
         Watch(job, journal, Queues(job), EndRequest()).create_sinks()
-        claims.confirm()
+        patiently(job.config.retry_for, "the lock", claims.confirm)
     parts = plural(len(parts_of(job)), "part")
     counting = f"--statistics i/{prepared.elements} for each i, then " * needs_counting(job)
     return StepOutcome(
@@ -140,7 +141,11 @@ def _write(
         journal.skipped = sum(parts.number_of(v, unit) in numbers for v, *unit in journal.done)
         journal.join()
         owner = owner_of_array(journal.run)
-        claims = Claims.join(job.sinks, journal.run, owner, beats=True)
+        claims = patiently(
+            job.config.retry_for,
+            "the lock",
+            lambda: Claims.join(job.sinks, journal.run, owner, beats=True),
+        )
         with contextlib.closing(claims):
             worker = Worker(job, journal, claims, request, numbers)
             worker.watch.create_sinks()
@@ -153,7 +158,7 @@ def _write(
                     f"{summary.units_written} of {summary.units_planned} blocks of this share were "
                     f"written when {request.why} ended it; run --part {element}/{elements} again"
                 )
-            claims.confirm()
+            patiently(job.config.retry_for, "the lock", claims.confirm)
     return StepOutcome(_said_of_share(job, numbers), summary)
 
 
@@ -193,9 +198,13 @@ def _finish(job: Job) -> StepOutcome:
             "in a process of its own"
         )
     owner = owner_of_array(journal.run)
-    claims = Claims.join(job.sinks, journal.run, owner, beats=True, ends=True)
+    claims = patiently(
+        job.config.retry_for,
+        "the lock",
+        lambda: Claims.join(job.sinks, journal.run, owner, beats=True, ends=True),
+    )
     with contextlib.closing(claims):
-        claims.confirm()
+        patiently(job.config.retry_for, "the lock", claims.confirm)
         for sink in job.sinks:
             sink.close()
     summary = _together(job, journal)

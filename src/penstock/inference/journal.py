@@ -8,6 +8,7 @@
     metrics.jsonl    rows of telemetry
     retries.jsonl    a row for each read or write that failed and was tried again
     halved.jsonl     a row for each unit with patches that ran in a smaller batch, as memory ran out
+    workers.json     the workers of a cluster: how many are there, died, or were left out
     stacks.txt       the stack of each thread, of a run that made no progress any more
     ended.json       why a run ended, if it was not done; a run that was killed leaves none
     summary.json     written last, by a run that succeeded
@@ -38,10 +39,12 @@ SPILL_FOLDER = "spill"
 """Pieces of units, until these are whole."""
 RETRIES_FILE = "retries.jsonl"
 STACKS_FILE = "stacks.txt"
+WORKERS_FILE = "workers.json"
 RUN_FILES = ("run.json", "done.log", "statistics.json", "metrics.jsonl", HALVED_FILE,
-             "summary.json", RETRIES_FILE, STACKS_FILE, ENDING_FILE, TRACEBACK_FILE)  # fmt: skip
+             "summary.json", RETRIES_FILE, STACKS_FILE, WORKERS_FILE, ENDING_FILE,
+             TRACEBACK_FILE)  # fmt: skip
 """The files of a run folder."""
-_OF_ONE_START = ("summary.json", ENDING_FILE, TRACEBACK_FILE,
+_OF_ONE_START = ("summary.json", WORKERS_FILE, ENDING_FILE, TRACEBACK_FILE,
                  *(f(n) for n in (RETRIES_FILE, STACKS_FILE) for f in (str, of_each)))  # fmt: skip
 """Files that tell of one start of a run, and are removed when it is resumed."""
 _OF_ONE_RUN = (

@@ -77,7 +77,8 @@ class Pipeline:
 
         self.queues.flow.join(tick)
         where = self.journal.named("done.log")
-        self.watch.retries.run(self.queues.flow, f"write {where}", self.journal.flush)
+        flush = self.journal.flush
+        self.watch.retries.run(self.queues.flow, "the run folder", f"write {where}", flush)
         if progress:
             progress(self.watch.progress())
 

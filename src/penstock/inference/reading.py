@@ -87,7 +87,7 @@ class BlockReader:
             job.volumes[block.volume].read(job.source, inside, part)
             self.chunks.look(block.volume, owned, inside, part)
 
-        self.retries.run(self.flow, f"read {block}", read)
+        self.retries.run(self.flow, job.source.name, f"read {block}", read)
         for axis in range(3):
             low, high = domain.start[axis], domain.stop[axis]
             if low <= hull.start[axis] and hull.stop[axis] <= high:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import threading
@@ -11,9 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from ..base import Flow, Incomplete, describe, format_seconds, plural, scrub
+from ..base import Flow, StoreAway, describe, format_seconds, plural, scrub
 from ..data import is_transient
-from ..instruments import Clock
+from ..instruments import Clock, Probe
 
 FIRST_S = 0.5
 """Longest wait before the second try. It doubles with every try, up to `LONGEST_S`; how long the
@@ -29,8 +30,8 @@ class Retries:
     def __init__(
         self, limit_s: float, rows: Path | None, clock: Clock, progressed: Callable[[], None]
     ) -> None:
-        """``limit_s`` is how long one read or write may go on failing. Each failure is a line of
-        the file ``rows``, and a call of ``progressed``."""
+        """``limit_s`` is how long a store may fail with nothing that succeeds. Each failure is a
+        line of the file ``rows``, and a call of ``progressed``."""
         self.limit_s, self.rows, self.clock = limit_s, rows, clock
         self.progressed = progressed
         self.count = 0
@@ -38,20 +39,21 @@ class Retries:
         self.seconds = 0.0
         """Seconds of tries that failed and of the waits after them, all threads added up."""
         self._lock = threading.Lock()
-        self._failing: dict[int, float] = {}
-        """The second in which each thread began the work that fails now."""
+        self._away: dict[str, float] = {}
+        """The second of the first failure of each store that has not succeeded since."""
 
     @property
     def failing_s(self) -> float:
-        """Seconds for which a read or a write has been failing, the longest of any thread."""
-        since = min(self._failing.copy().values(), default=None)
+        """Seconds for which a store has been failing, the longest of any."""
+        since = min(self._away.copy().values(), default=None)
         return 0.0 if since is None else self.clock() - since
 
-    def run(self, flow: Flow, where: object, work: Callable[[], Result]) -> Result:
-        """Do some work, and do it again as long as its errors may pass.
+    def run(self, flow: Flow, store: str, where: object, work: Callable[[], Result]) -> Result:
+        """Do some work with a store, and do it again as long as its errors may pass.
 
         Args:
             flow: The flow whose failure ends a wait.
+            store: The name of the store. Its time begins anew with each success, of any thread.
             where: The place of the work, for the record.
             work: The work, which may be done twice.
 
@@ -59,28 +61,25 @@ class Retries:
             The result of the work.
 
         Raises:
-            Incomplete: It has failed for `limit_s`.
+            StoreAway: The store has failed for `limit_s`.
             Stopped: The flow has failed meanwhile.
         """
         try:
-            return self._run(flow, where, work)
-        finally:
-            self._failing.pop(threading.get_ident(), None)
+            return self._run(flow, store, where, work)
+        finally:  # it has succeeded, or the job ends: a later part begins with all of its time
+            self._away.pop(store, None)
 
-    def _run(self, flow: Flow, where: object, work: Callable[[], Result]) -> Result:
-        first, tries = self.clock(), 0
-        while True:
+    def _run(self, flow: Flow, store: str, where: object, work: Callable[[], Result]) -> Result:
+        for tries in itertools.count(1):
             began = self.clock()
             try:
                 return work()
             except Exception as error:
                 if not is_transient(error):
                     raise
-                tries += 1
-                self._failing[threading.get_ident()] = first
-                left = first + self.limit_s - self.clock()
+                left = self._away.setdefault(store, began) + self.limit_s - self.clock()
                 if left <= 0:
-                    raise Incomplete(
+                    raise StoreAway(
                         f"{describe(error)}; it went on so for {format_seconds(self.limit_s)} and "
                         f"{plural(tries, 'attempt')} (--retry-for); run again with --resume"
                     ) from error
@@ -88,6 +87,7 @@ class Retries:
                 self._note(where, error, tries, self.clock() - began + wait)
             flow.pause(wait)
             self.progressed()
+        raise AssertionError
 
     def _note(self, where: object, error: Exception, tries: int, seconds: float) -> None:
         with self._lock:
@@ -97,3 +97,9 @@ class Retries:
             if self.rows is not None:
                 with suppress(OSError), self.rows.open("a") as rows:
                     rows.write(scrub(json.dumps(row)) + "\n")
+
+
+def patiently(limit_s: float, store: str, work: Callable[[], Result]) -> Result:
+    """Do some work with a store that no flow does. See `Retries`, also for what is raised."""
+    retries = Retries(limit_s, None, Probe().clock, lambda: None)
+    return retries.run(Flow(), store, store, work)

@@ -120,7 +120,7 @@ def _carry_out(
             f"{summary.units_written} of {summary.units_planned} blocks were written{why}; "
             "run again with --resume"
         )
-    watch.retries.run(queues.flow, "confirm", claims.confirm)
+    watch.retries.run(queues.flow, "the lock", "confirm", claims.confirm)
     for sink in job.sinks:
         sink.close()
     return summary

@@ -7,7 +7,9 @@ do the rest.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import importlib
 import os
 import platform
 import threading
@@ -17,13 +19,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..base import HeadKind, InferConfig, UsageError, one_heap
-from ..cluster import UnfitWorker, tell_begun, tell_progress
+from ..base import HeadKind, InferConfig, PenstockError, UsageError, describe, one_heap
+from ..cluster import UnfitWorker, WorkerLeaves, before_leaving, tell_begun, tell_progress
 from ..data import Claims, Scaling
 from .ending import EndRequest
 from .heads import HeadPart, Origin
 from .journal import Journal, OtherMaker, Prepared
 from .plan import Plan, make_plan
+from .retries import patiently
 from .summary import Progress
 
 if TYPE_CHECKING:
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 
 TELL_S = 0.5
 """Seconds between two messages of a worker on its progress."""
+MARGIN_S = 5.0
+"""Seconds beyond ``--grace`` in which a part that was asked to end is waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +73,26 @@ class Opened:
     """True if the values of the input are to be counted for percentiles."""
 
 
-def open_task(order: tuple[InferConfig, int], number: int) -> Opened:
+async def warm() -> None:
+    """Import on a worker, aside, what it needs for a job that another one opens meanwhile."""
+    await asyncio.to_thread(importlib.import_module, f"{__package__}.worker")
+
+
+def open_task(order: tuple[InferConfig, int, str], number: int) -> Opened:
     """Open a job on a worker and plan it. Nothing is created.
 
-    ``order`` are the settings, and the number of workers on one host.
+    ``order`` are the settings, the number of workers on one host, and the client's host.
     """
-    config, peers = order
+    config, peers, client = order
+    try:
+        return _opened(config, peers)
+    except UsageError as error:
+        if platform.node() == client:
+            raise
+        raise UsageError(f"on the worker {platform.node()}: {describe(error)}") from error
+
+
+def _opened(config: InferConfig, peers: int) -> Opened:
     from .job import Job
     from .shared_statistics import needs_counting
 
@@ -124,13 +143,14 @@ class Station:
         self.request = EndRequest()
         self.scalings: Mapping[int, Scaling] | None = None
         self.job = Job(order.config, order.part, order.peers)
-        self.journal = self._journal()
-        claims = Claims.join(self.job.sinks, order.run, order.owner, beats=False)
-        self.worker = Worker(self.job, self.journal, claims, self.request)
-        self.ends = contextlib.ExitStack()
-        self.ends.callback(self.journal.close)
-        self.worker.watch.create_sinks()
-        self.ends.enter_context(self.worker.at_work())
+        with contextlib.ExitStack() as ends:
+            self.journal = ends.enter_context(contextlib.closing(self._journal()))
+            claims = Claims.join(self.job.sinks, order.run, order.owner, beats=False)
+            self.worker = Worker(self.job, self.journal, claims, self.request)
+            self.worker.watch.create_sinks()
+            ends.enter_context(self.worker.at_work())
+            self.ends = ends.pop_all()
+        before_leaving(order.topic, self.end_part)
 
     def _journal(self) -> Journal:
         """The journal of the run, with a log of this process's own."""
@@ -157,7 +177,7 @@ class Station:
         from .shared_statistics import count_share, folder_of
 
         with self.lock:
-            tell_begun(self.order.topic, number)
+            self._begin(number)
             folder, elements = folder_of(self.journal), self.order.elements
             count_share(self.job, self.worker.watch, folder, number + 1, elements)
             return "counted"
@@ -175,19 +195,45 @@ class Station:
         from .shared_statistics import shared_scalings
 
         with self.lock:
-            tell_begun(self.order.topic, number)
+            self._begin(number)
             self.journal.refresh()
             if self.scalings is None:
                 self.scalings = shared_scalings(self.job, self.journal, self.order.elements)
-            telling, parts = _Telling(self, number), len(self.worker.parts)
-            if number < parts:
-                self.worker.compute([number], self.scalings, telling)
-            else:
-                self.worker.join(number - parts, self.scalings, telling)
+            self._compute(number, self.scalings)
             return self.result()
 
+    def _compute(self, number: int, scalings: Mapping[int, Scaling]) -> None:
+        """Do a task. Raises `WorkerLeaves` if it was asked to end meanwhile."""
+        telling, parts = _Telling(self, number), len(self.worker.parts)
+        try:
+            if number < parts:
+                self.worker.compute([number], scalings, telling)
+            else:
+                self.worker.join(number - parts, scalings, telling)
+        except PenstockError as error:
+            if not self.request.why:
+                raise
+            raise WorkerLeaves(self.request.why) from error
+        if self.request.why:
+            raise WorkerLeaves(self.request.why)
+
+    def end_part(self, why: str = "its worker") -> None:
+        """Ask the part to end, and wait until it has written what is whole."""
+        self.request.ask(why)
+        if self.lock.acquire(timeout=self.order.config.grace + MARGIN_S):
+            self.ends.close()  # its log with it
+            self.lock.release()
+
+    def _begin(self, number: int) -> None:
+        """Say that a task begins. Raises `WorkerLeaves` where none may."""
+        if self.request.why:
+            raise WorkerLeaves(self.request.why)
+        tell_begun(self.order.topic, number)
+
     def close(self) -> dict[str, Any]:
-        """Close the log when no part is computed. Returns what `result` does."""
+        """End a part that nobody waits for, and close the log. Returns what `result` does."""
+        before_leaving(self.order.topic, None)
+        self.request.ask("the client")
         with self.lock:
             self.ends.close()
             return self.result()
@@ -233,7 +279,12 @@ def _station(order: JobOrder) -> Station:
                     del _STATIONS[topic]
                     station.request.ask("another client")
                     station.close()
-            _STATIONS[order.topic] = Station(order)
+            limit = order.config.retry_for
+            try:
+                station = patiently(limit, "opening the job", lambda: Station(order))
+            except UsageError as error:  # which another worker has opened: this one lacks something
+                raise UnfitWorker(describe(error)) from error
+            _STATIONS[order.topic] = station
         return _STATIONS[order.topic]
 
 
@@ -252,13 +303,14 @@ def part_task(order: JobOrder, number: int) -> dict[str, Any]:
     return _station(order).compute(number)
 
 
-def ask_end(topic: str, why: str) -> None:
+async def ask_end(topic: str, why: str) -> None:
     """Ask a worker to write what is whole and to end its part."""
     if (station := _STATIONS.get(topic)) is not None:
         station.request.ask(why)
 
 
-def leave(topic: str) -> dict[str, Any] | None:
+async def leave(topic: str) -> dict[str, Any] | None:
     """End a worker's place in a job: close its log, and tell what it has done."""
     station = _STATIONS.pop(topic, None)
-    return None if station is None else station.close()
+    # Aside: a part that was given up may have to end, and the worker's beats go on meanwhile.
+    return None if station is None else await asyncio.to_thread(station.close)

@@ -89,7 +89,7 @@ def stream(
                     if job.config.missing == "error":
                         chunks.look(number, piece, piece, array)
 
-                watch.retries.run(flow, f"statistics at {piece}", read)
+                watch.retries.run(flow, source.name, f"statistics at {piece}", read)
             with lock, watch.probe.span("statistics", piece):
                 histogram.add(array)
 

@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,11 +16,13 @@ from ..data import open_written
 from .contents import is_run, rows_of
 from .ending import ENDING_FILE
 from .folder import Folder, Notes, folder_at
+from .journal import WORKERS_FILE
 from .remote_folder import RemoteFolder
 from .run_files import default_run_dir
 from .unit_log import Key, Note
 
 State = Literal["running", "done", "ended", "killed"]
+_OF_WORKERS = ("present", "died", "unfit", "retried")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +41,15 @@ class RunStatus:
     retries: int
     retry_seconds: float
     failing: tuple[float, float] | None
-    """Seconds for which a read or a write has been failing, and how long it may. None if none is
+    """Seconds for which a store has been failing, and how long it may. None if none is
     failing now."""
     fault: str
     """The last fault of a read or a write that was tried again, with its time; may be empty."""
     processes: int
     """Processes that write the run now."""
+    workers: Mapping[str, int] | None = None
+    """The workers of a job on a cluster that are ``present``, have ``died`` and are ``unfit``, and
+    the parts that were ``retried``. None for any other job."""
 
     @property
     def complete(self) -> bool:
@@ -56,8 +61,7 @@ class RunStatus:
         words = [f"{self.state}: {self.units_done:,}{of} blocks are written"]
         if self.units_planned:
             words[0] += f" ({self.units_done / self.units_planned:.1%})"
-        if self.processes > 1:
-            words.append(f"{self.processes} processes")
+        words += self._of_workers()
         if self.state == "running" and self.per_second:
             words.append(f"{significant(self.per_second)} blocks/s")
             if self.units_planned is not None:
@@ -68,11 +72,25 @@ class RunStatus:
             words.append(f"{times} tried again in {format_seconds(self.retry_seconds)}")
         if self.state == "running" and self.failing is not None:
             so_far, most = map(format_seconds, self.failing)
-            words.append(f"a read or a write has been failing for {so_far} of {most} at most")
+            words.append(f"a store has been failing for {so_far} of {most} at most")
         sentence = ", ".join(words)
         if self.fault:
             sentence += f"; last fault {self.fault}"
         return f"{sentence}; {self.why}" if self.why else sentence
+
+    def _of_workers(self) -> Iterator[str]:
+        if self.workers is None:
+            if self.processes > 1:
+                yield f"{self.processes} processes"
+            return
+        if self.state == "running":
+            yield plural(self.workers["present"], "worker")
+        if died := self.workers["died"]:
+            yield f"{plural(died, 'worker')} died"
+        if unfit := self.workers["unfit"]:
+            yield f"{plural(unfit, 'worker')} left out"
+        if retried := self.workers["retried"]:
+            yield f"{plural(retried, 'part')} failed and tried again"
 
 
 def run_folder_of(named: str) -> Path | str:
@@ -135,6 +153,7 @@ class RunLook:
         state, why = self._state(processes > 0)
         tails = folder.telemetry()
         last = [tail[-1].get("gauges") or {} for tail in tails]
+        alive = [tail[-1].get("gauges") or {} for tail in tails if _goes_on(tail)]
         return RunStatus(
             state=state,
             why=why,
@@ -143,10 +162,17 @@ class RunLook:
             per_second=_rate(tails) if state == "running" else None,
             retries=sum(int(gauges.get("retries") or 0) for gauges in last),
             retry_seconds=sum(float(gauges.get("retry_seconds") or 0) for gauges in last),
-            failing=max(filter(None, map(_failing, last)), default=None),
+            failing=max(filter(None, map(_failing, alive)), default=None),
             fault=_last_fault(folder),
             processes=processes,
+            workers=self._workers(),
         )
+
+    def _workers(self) -> Mapping[str, int] | None:
+        if not self.folder.names(WORKERS_FILE):
+            return None
+        facts = self._read(WORKERS_FILE)
+        return {name: int(facts.get(name) or 0) for name in _OF_WORKERS}
 
     def _read(self, name: str) -> dict[str, Any]:
         try:
@@ -177,15 +203,21 @@ class RunLook:
 
 def _rate(files: Iterable[Sequence[dict[str, Any]]]) -> float | None:
     """Units per second of all processes whose rows go on, over what each file's tail tells."""
-    now, rate = time.time(), 0.0
+    rate = 0.0
     for rows in files:
         first, last = rows[0], rows[-1]
         seconds = last["time"] - first["time"]
-        if seconds <= 0 or now - last["time"] > max(60, 10 * seconds / len(rows)):
+        if seconds <= 0 or not _goes_on(rows):
             continue
         counts = [(row.get("gauges") or {}).get("blocks_written") or 0 for row in (first, last)]
         rate += (counts[1] - counts[0]) / seconds
     return rate or None
+
+
+def _goes_on(rows: Sequence[dict[str, Any]]) -> bool:
+    """Whether the rows of a process are so new that it is at work."""
+    seconds = rows[-1]["time"] - rows[0]["time"]
+    return bool(time.time() - rows[-1]["time"] <= max(60, 10 * seconds / len(rows)))
 
 
 def _failing(gauges: dict[str, Any]) -> tuple[float, float] | None:

@@ -135,7 +135,7 @@ def _findings(run: RunFolder, key: Key, flow: Flow, retries: Retries) -> Iterato
             return "" if wanted in (None, digest) else _difference(stored, box)
 
         try:
-            what = retries.run(flow, where, look)
+            what = retries.run(flow, name, where, look)
         except Stopped:
             raise
         except Exception as error:

@@ -71,7 +71,7 @@ class Watch:
     def create_sinks(self) -> None:
         """Make the outputs, or open those that are there to go on with."""
         for sink in self.job.sinks:
-            self.retries.run(self.queues.flow, f"create {sink.name}", sink.create)
+            self.retries.run(self.queues.flow, sink.name, f"create {sink.name}", sink.create)
 
     @contextlib.contextmanager
     def sampling(self) -> Iterator[None]:

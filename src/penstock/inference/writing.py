@@ -77,7 +77,9 @@ class Writing:
         assert pieces is not None
         where = f"{piece}, to {pieces.folder}"
         with self.watch.stage("spill", where):
-            self.watch.retries.run(self.queues.flow, f"write {where}", lambda: pieces.write(piece))
+            self.watch.retries.run(
+                self.queues.flow, "spilled", f"write {where}", lambda: pieces.write(piece)
+            )
 
     def _write(self, unit: Unit) -> None:
         checks = [self._write_to(output, unit) for output in range(len(self.job.outputs))]
@@ -105,6 +107,6 @@ class Writing:
                 output.sink.write(output.box(unit.volume, unit.box), array[None])
 
         with self.watch.stage("write", where):
-            self.watch.retries.run(self.queues.flow, f"write {where}", write)
+            self.watch.retries.run(self.queues.flow, output.sink.name, f"write {where}", write)
             self.pool.give(array)
         return check

@@ -67,8 +67,9 @@ class Unattended(Sharing):
 
     retry_for: Seconds = flag(
         900.0,
-        help="how long a read or a write may go on failing by a fault that may pass, such as a "
-        "server that is busy or away, before the job ends with exit code 3 (default: 15min)",
+        help="how long a store may go on failing by faults that may pass, such as a server that is "
+        "busy or away, with no read or write that succeeds, before the job ends with exit code 3 "
+        "(default: 15min)",
     )
     stall_timeout: Seconds = flag(
         1800.0,

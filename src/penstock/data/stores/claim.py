@@ -53,6 +53,7 @@ class Claims:
 
         Raises:
             UsageError: another process writes an output.
+            PenstockError: a store does not answer, by a fault that may pass.
         """
         claims, held = cls(), []
         for sink in sinks:
@@ -98,6 +99,7 @@ class Claims:
 
         Raises:
             Lost: the outputs are another run's by now.
+            PenstockError: a store does not answer, by a fault that may pass.
         """
         claims = cls()
         for sink in sinks:

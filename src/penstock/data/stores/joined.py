@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ...base import PenstockError
 from .marker import LEASE_S, Entry, Lost, Marker, clock
 
 
@@ -41,6 +42,8 @@ class JoinedMarker(Marker):
         self.owner, self.beats, self.ends = owner, beats, ends
         self._beat, self._beaten = -1, clock()
         """The last beat that was seen, and when it was new."""
+        self._missed = False
+        """Whether the store did not answer when the marker was last looked at."""
 
     def _take(self, check: Callable[[str, str | None], None]) -> None:
         """Join the owner. The entries stand as its first process has made them."""
@@ -61,8 +64,8 @@ class JoinedMarker(Marker):
 
     def _our_beat(self, entries: Mapping[str, Entry]) -> int:
         beat = super()._our_beat(entries)
-        if beat != self._beat:
-            self._beat, self._beaten = beat, clock()
+        if beat != self._beat or self._missed:  # the client could not beat either
+            self._beat, self._beaten, self._missed = beat, clock(), False
         elif not self.beats and clock() - self._beaten > LEASE_S:
             self._lost = Lost("the client of this job has been silent; nothing more is written")
             raise self._lost
@@ -74,6 +77,15 @@ class JoinedMarker(Marker):
             super().check()
         else:
             self._check_now()
+
+    def _check_now(self) -> None:
+        try:
+            super()._check_now()
+        except Lost:
+            raise
+        except PenstockError:
+            self._missed = True
+            raise
 
     def renew(self, *, last: bool = False) -> None:
         """Beat, if that is this process's task. The claim outlives the process."""

@@ -35,6 +35,7 @@ from ...base import LOCK_SUFFIX, PenstockError, UsageError, describe
 from .fence import wait_for_writes
 from .marker_place import NoLock, place_of
 from .protocols import Located
+from .transient import is_transient
 
 LEASE_S = 30.0
 FORGOTTEN_S = 3600.0
@@ -95,6 +96,11 @@ class Marker:
                     "not go on; end it first"
                 )
         except UsageError as error:
+            passes = is_transient(error)
+            if error.__cause__ is None or passes:
+                HELD.discard(self.owner["claim"])
+            if passes:
+                raise PenstockError(f"the lock {self.key}: {describe(error)}") from error
             if error.__cause__ is None:
                 raise
             raise NoLock(describe(error)) from error

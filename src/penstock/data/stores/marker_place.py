@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...base import LOCK_SUFFIX, UsageError
+from ...base import LOCK_SUFFIX, PenstockError, UsageError, describe
 from .protocols import Located, Sink
+from .transient import is_transient
 
 _METADATA = {"zarr.json": b"zarr_format", ".zgroup": b"zarr_format", ".zarray": b"zarr_format",
              "attributes.json": b"n5"}  # fmt: skip
@@ -102,15 +103,20 @@ def _outermost(root: Mapping[str, Any], parts: Sequence[str]) -> int:
 
     named = (i for i, part in enumerate(parts) if part.endswith((".zarr", ".n5")))
     top = next(named, len(parts) - 1)
-    with contextlib.suppress(UsageError):
+    try:
         kvstore = open_kvstore(dict(root), "")
-        metadata = [
-            {key: kvstore.read("/".join([*parts[: i + 1], key])) for key in _METADATA}
-            for i in range(top)
-        ]
-        for i, reads in enumerate(metadata):
-            for key, read in reads.items():
-                with contextlib.suppress(ValueError, OSError):  # that may not be read
-                    if _METADATA[key] in read.result().value:
-                        return i
-    return top
+    except UsageError:
+        return top
+    metadata = [
+        {key: kvstore.read("/".join([*parts[: i + 1], key])) for key in _METADATA}
+        for i in range(top)
+    ]
+    for i, reads in enumerate(metadata):
+        for key, read in reads.items():
+            try:
+                if _METADATA[key] in read.result().value:
+                    return i
+            except (ValueError, OSError) as error:
+                if is_transient(error):  # and the lock would lie elsewhere
+                    raise PenstockError(f"{'/'.join(parts)}: {describe(error)}") from error
+    return top  # the others may not be read

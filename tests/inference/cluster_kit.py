@@ -1,0 +1,243 @@
+"""A cluster of real processes for a test: a scheduler of the user's own, workers, and a volume."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+import penstock
+from penstock.cli import main
+
+from ..preloaded import started
+from .kit import Array
+
+QUICK = ("--model-type", "net.py:quick", "--parts", "6")
+SHAPE, SMALL = (48, 64, 80), (16, 32, 48)
+WORDS = ("--in-spec in.npy --model-type net.py:slow --patch 16 --overlap 4 --block 16 --chunks 16 "
+         "--devices cpu --threads 1 --batch 1 --seam-mode blend --head-kind intensity "
+         "--normalize global --spill never").split()  # fmt: skip
+NET = """
+import time
+import torch
+from torch import nn
+
+class Wait(nn.Module):
+    def __init__(self, seconds):
+        super().__init__()
+        self.seconds = seconds
+
+    def forward(self, x):
+        time.sleep(self.seconds)
+        return x
+
+class SqueezeExcite(nn.Module):
+    # Its sums over a whole patch differ with the number of threads.
+    def __init__(self, seconds):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.gate = nn.Conv3d(1, 8, 3, padding=1), nn.Linear(8, 8)
+        self.out, self.seconds = nn.Conv3d(8, 1, 1), seconds
+
+    def forward(self, x):
+        time.sleep(self.seconds)
+        y = self.conv(x)
+        gate = torch.sigmoid(self.gate(y.mean((2, 3, 4))))
+        return self.out(y * gate[:, :, None, None, None])
+
+def quick():
+    # The mean of another net has each worker import the compiler of torch, for a second.
+    torch.manual_seed(0)
+    return nn.Sequential(Wait(0.05), nn.Conv3d(1, 1, 3, padding=1))
+
+def slow():
+    return SqueezeExcite(0.002)
+
+def slower():
+    return SqueezeExcite(0.05)
+"""
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_input(SHAPE)
+    Path("net.py").write_text(NET)
+
+
+def write_input(shape: tuple[int, ...]) -> None:
+    np.save("in.npy", np.random.default_rng(0).normal(900, 200, shape).astype("float32"))
+
+
+@pytest.fixture
+def alone() -> Array:
+    """What one process writes."""
+    return written_alone()
+
+
+def written_alone(*words: str) -> Array:
+    assert infer(*words, out="alone.zarr") == 0
+    return values("alone.zarr")
+
+
+def infer(*words: str, out: str = "out.zarr") -> int:
+    return main(["infer", *WORDS, "--out-spec", out, *words])
+
+
+def values(path: str) -> Array:
+    source = penstock.open_source(path)
+    return source.read(source.domain)
+
+
+def eventually(seconds: float = 300) -> Iterator[None]:
+    """Again and again until something holds. Fails where it never does."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        yield
+        time.sleep(0.05)
+    pytest.fail(f"it did not happen within {seconds} s")
+
+
+def written(folder: Path) -> Iterator[str]:
+    for log in folder.glob("done-*.log"):
+        yield from (line for line in log.read_text().splitlines() if line[0] not in "#?")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Stall:
+    """Doors to ports of loopback. While they are shut nothing goes through, and nobody is told."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.open.set()
+        self.sockets: list[socket.socket] = []
+
+    def door(self, port: int) -> int:
+        """A port that leads to another one."""
+        listening = socket.create_server(("127.0.0.1", 0))
+        self.sockets.append(listening)
+        threading.Thread(target=self._let_in, args=(listening, port), daemon=True).start()
+        return int(listening.getsockname()[1])
+
+    def _let_in(self, listening: socket.socket, port: int) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, far = listening.accept()[0], socket.create_connection(("127.0.0.1", port))
+                self.sockets += [near, far]
+                for pair in ((near, far), (far, near)):
+                    threading.Thread(target=self._pass, args=pair, daemon=True).start()
+
+    def _pass(self, near: socket.socket, far: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while words := near.recv(65536):
+                self.open.wait()
+                far.sendall(words)
+        self.open.wait()
+        with contextlib.suppress(OSError):
+            far.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """End all connections."""
+        for each in self.sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+        self.open.set()
+
+
+class Scheduler:
+    """A scheduler of Dask and its workers, each a process of its own: forked, or with variables
+    that libraries read as they are loaded."""
+
+    def __init__(self, forked: bool = False, **variables: str) -> None:
+        self.file, self.forked = Path("scheduler.json").absolute(), forked
+        self.processes: list[psutil.Process] = []
+        words = ("--port", "0", "--dashboard-address", "127.0.0.1:0")
+        self._start("dask_scheduler", *words, **variables)
+        for _ in eventually():
+            if self.file.exists() and self.file.read_text().endswith("}"):
+                break
+        self.address = str(json.loads(self.file.read_text())["address"])
+
+    def worker(
+        self,
+        threads: int = 1,
+        within: Sequence[str] = (),
+        nanny: bool = False,
+        stall: Stall | None = None,
+        path: str = "",
+    ) -> psutil.Process:
+        """A worker with one thread of Dask.
+
+        It is started by the words ``within``, below a process that starts it again if ``nanny``.
+        All that it says and hears goes through ``stall``. ``path`` is a folder that its imports
+        look at first.
+        """
+        words = ["--nthreads", "1", "--nanny" if nanny else "--no-nanny", "--no-dashboard",
+                 "--memory-limit", "0"]  # fmt: skip
+        to = ""
+        if stall is not None:
+            mine = free_port()
+            there, back = stall.door(int(self.address.rpartition(":")[2])), stall.door(mine)
+            words += ["--listen-address", f"tcp://127.0.0.1:{mine}",
+                      "--contact-address", f"tcp://127.0.0.1:{back}"]  # fmt: skip
+            to = f"tcp://127.0.0.1:{there}"
+        paths = [word for word in (path, os.environ.get("PYTHONPATH")) if word]
+        variables = {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(paths)}
+        return self._start("dask_worker", *words, to=to, within=within, **variables)
+
+    def _start(
+        self,
+        command: str,
+        *words: str,
+        to: str = "",
+        within: Sequence[str] = (),
+        **variables: str,
+    ) -> psutil.Process:
+        where = [to] if to else ["--scheduler-file", str(self.file)]
+        host = [] if "--listen-address" in words else ["--host", "127.0.0.1"]
+        given = [*host, *where, *words]
+        if self.forked:
+            folder = Path(f"{command} {len(self.processes)}")
+            folder.mkdir()
+            code = f"from distributed.cli.{command} import main; main()"
+            process = psutil.Process(started(folder, given, code).pid)
+        else:
+            process = psutil.Popen(
+                [*within, sys.executable, "-m", f"distributed.cli.{command}", *given],
+                env={**os.environ, **variables}, stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+        self.processes.append(process)
+        return process
+
+    def close(self) -> None:
+        for process in self.processes:
+            with contextlib.suppress(psutil.NoSuchProcess):  # workers end without a scheduler
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def scheduler() -> Iterator[Scheduler]:
+    started = Scheduler()
+    yield started
+    started.close()
