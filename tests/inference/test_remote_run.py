@@ -82,6 +82,8 @@ def test_a_run_that_was_killed_goes_on_by_what_is_in_the_bucket(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     out = "s3://test-bucket/out.zarr"
+    Path("tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", "tmp")  # where the killed one leaves its rows
     killed = started(
         tmp_path, [*WORDS, "none", "--out-spec", out, "--run-dir", run_dir], code=KILLED
     )
@@ -99,7 +101,11 @@ def test_a_run_that_was_killed_goes_on_by_what_is_in_the_bucket(
     assert len(remote_log.by_log(Bucket(run_dir).names("done/"))) == 2  # one for each start
     assert document(run_dir, "run.json")["settings"]["run_dir"] == run_dir
     assert Bucket(run_dir).read("metrics.jsonl")
-    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"alone.zarr", "here"}
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {
+        "alone.zarr",
+        "here",
+        "tmp",
+    }
 
 
 def test_elements_share_a_run_folder_in_a_bucket(
