@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from penstock.reports.content import Report
+from penstock.reports.content import Report, json_page
 from penstock.reports.html import html_page
 
 HOSTILE = (
@@ -63,6 +63,11 @@ class Page(HTMLParser):
 
 def page_of(report: Report) -> Page:
     return Page(html_page(report))
+
+
+def text_of(report: Report) -> str:
+    """All that a report says, without drawing it."""
+    return json.dumps(json_page(report), ensure_ascii=False)
 
 
 def run_folder(

@@ -160,8 +160,9 @@ def test_what_others_named_is_text_everywhere() -> None:
     assert "<script" not in markdown and "](http" not in markdown and "\x1b" not in markdown
 
 
-def test_texts_of_any_length_are_cut() -> None:
-    long = "x<" * 5_000_000
+@pytest.mark.parametrize("length", [100_000, pytest.param(10_000_000, marks=pytest.mark.slow)])
+def test_texts_of_any_length_are_cut(length: int) -> None:
+    long = "x<" * (length // 2)
     records = [
         launch(32, 1, case={"model": long}),
         launch(32, 2, status="crash", case={"model": long},
@@ -169,7 +170,7 @@ def test_texts_of_any_length_are_cut() -> None:
     ]  # fmt: skip
     report = report_of_records(records, long)
     text = html_page(report)
-    assert len(text) < 200_000 and "(10,000,000 characters)" in text
+    assert len(text) < 200_000 and f"({length:,} characters)" in text
     assert len(json.dumps(json_page(report))) < 50_000
 
 

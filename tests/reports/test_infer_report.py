@@ -14,7 +14,7 @@ from penstock.reports.infer.report import report_of_run
 from penstock.reports.infer.trace import BINS, read_timeline
 from penstock.reports.places import joined, places_of, reports_of_places
 
-from .pages import HOSTILE, page_of, run_folder
+from .pages import HOSTILE, page_of, run_folder, text_of
 
 READ = {"read": (36.0, 2.0, 4), "forward": (5.0, 5.0, 1), "write": (1.0, 9.0, 2)}
 """Four readers that were busy for 9 of 10 seconds, and a network that waited for half of them."""
@@ -61,8 +61,7 @@ def test_a_run_that_is_not_done_has_no_verdict_on_its_bound(tmp_path: Path) -> N
     assert report.verdict[0].startswith("Not done: killed: 0 of 4 blocks are written (0.0%)")
     assert "What bound it cannot be said" in report.verdict[1]
     assert "1.1 [1.1-1.1] of 4 cores busy" in " ".join(report.verdict)
-    page = page_of(report)
-    assert "Processor of the run over time" in page.text  # its telemetry is there
+    assert "Processor of the run over time" in text_of(report)  # its telemetry is there
 
 
 def test_faults_seams_and_what_nothing_is_known_of(tmp_path: Path) -> None:
@@ -78,9 +77,9 @@ def test_faults_seams_and_what_nothing_is_known_of(tmp_path: Path) -> None:
         assert said in page.text
     bare = run_folder(tmp_path / "b", READ, run={"fingerprint": {}, "plan": None, "makers": []})
     (bare / "metrics.jsonl").unlink()
-    page = page_of(report_of_run(bare))
-    assert "How patches meet is not known" in page.text and "a model that is not known" in page.text
-    assert "How much of the machine it used is not known" in page.text
+    text = text_of(report_of_run(bare))
+    assert "How patches meet is not known" in text and "a model that is not known" in text
+    assert "How much of the machine it used is not known" in text
 
 
 def test_a_trace_is_a_timeline(tmp_path: Path) -> None:
@@ -99,8 +98,9 @@ def test_a_trace_is_a_timeline(tmp_path: Path) -> None:
     folder = run_folder(
         tmp_path / "out" / "a.penstock", READ, run={"settings": {"trace": str(trace)}}
     )
-    page = page_of(report_of_run(folder))
-    assert "read at most 2.0, 1.50 in the mean; forward at most 1.0, 0.50" in page.text
+    report = report_of_run(folder)
+    report.chapters[0].pictures[0].draw().draw_without_rendering()
+    assert "read at most 2.0, 1.50 in the mean; forward at most 1.0, 0.50" in text_of(report)
     (tmp_path / "empty.json").write_text("[\n")
     assert read_timeline(tmp_path / "empty.json") is None
 
@@ -132,6 +132,19 @@ def test_a_run_is_named_by_its_output_and_a_folder_is_searched(
                        ("gone", "cannot be read")):  # fmt: skip
         assert main(["report", str(tmp_path / name), "--output", str(tmp_path / "y.html")]) == 2
         assert said in capsys.readouterr().err
+
+
+def test_a_folder_that_somebody_changed_is_refused_in_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, changes in enumerate(({"seconds": "ten"}, {"voxels": None}, {"units_written": "a"},
+                                      {"workers": ["a"]}, {"run": {"fingerprint": [1]}},
+                                      {"run": {"plan": 7}})):  # fmt: skip
+        folder = run_folder(tmp_path / f"{number}.penstock", READ, **dict(changes))
+        assert main(["report", str(folder), "--output", str(tmp_path / f"{number}.json")]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"penstock report: {folder}") and "defect" not in said
+        assert not (tmp_path / f"{number}.json").exists()
 
 
 def test_a_run_of_infer_as_it_is(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from ..base import ARGS, RESULTS, STEPS, UsageError, plural
+from ..base import ARGS, RESULTS, STEPS, UsageError, describe, plural
 from ..instruments import LEDGER_FILE, Record, read_ledger
 from .content import Chapter, Report
 from .infer.report import report_of_run
@@ -113,6 +113,16 @@ def joined(reports: Sequence[Report], title: str) -> Report:
 
 
 def _report_of(place: RecordPlace) -> Report:
+    try:
+        return _read(place)
+    except UsageError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        what = f"{type(error).__name__}: {describe(error)}"
+        raise UsageError(f"{place.path} is not what Penstock left there ({what})") from error
+
+
+def _read(place: RecordPlace) -> Report:
     if place.kind == "inference":
         return report_of_run(place.path)
     if place.kind == "training":
