@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -21,6 +22,7 @@ from penstock.inference.heads import HeadPlan
 from penstock.inference.parts import Parts, fit_parts
 from penstock.inference.spill import Pieces
 from penstock.inference.stitch import Assembly, Unit, share_of
+from penstock.inference.turns import Turns
 
 from ..geometries import geometries
 from .kit import Array, facts
@@ -316,3 +318,45 @@ def test_what_is_spilled_is_what_the_plan_states(parts: Parts) -> None:
     assert stated.bytes == spilled
     assert peak <= stated.peak <= stated.bytes
     assert now == 0
+
+
+@settings(max_examples=30, deadline=None)
+@given(spilling(60), st.data())
+def test_a_part_is_joined_once_all_that_contribute_are_done_and_never_without_one(
+    parts: Parts, data: st.DataObject
+) -> None:
+    count, numbers = len(parts), range(len(parts))
+    lacking = data.draw(st.none() | st.sets(st.sampled_from(numbers)))
+    lost = data.draw(st.none() | st.sampled_from(numbers))
+    turns = Turns(parts, None if lacking is None else dict.fromkeys(lacking, 1), lambda: False)
+    wanted = {*numbers} if lacking is None else lacking
+    given_out: list[int] = []
+    done: set[int] = set()
+    under_way: list[int] = []
+    while fresh := [*itertools.islice(turns, 3)] or under_way:
+        under_way = [*dict.fromkeys([*under_way, *fresh])]
+        given_out += [task for task in fresh if task not in given_out]
+        task = under_way.pop(data.draw(st.integers(0, len(under_way) - 1)))
+        if task != lost:
+            done.add(task)
+            turns.done(task)
+    sources = {number: {*parts.sources(parts[number])} for number in numbers}
+    computed = {part for number in wanted for part in sources[number]} | wanted
+    assert {task for task in given_out if task < count} == computed
+    joins = {number for number in wanted if sources[number] != {number}}
+    assert {task - count for task in given_out if task >= count} == {
+        number for number in joins if lost not in sources[number]
+    }
+    for place, task in enumerate(given_out):
+        if task >= count:
+            assert sources[task - count] <= done.intersection(given_out[:place])
+
+
+def test_no_task_is_given_out_once_the_job_is_asked_to_end() -> None:
+    parts = fit_parts(replace(CUBE, spills=True), 1, 8, 8)
+    why: list[str] = []
+    turns = Turns(parts, None, lambda: why)
+    assert next(turns) == 0
+    why.append("SIGTERM")
+    assert [*turns] == []
+    assert (turns.name(1), turns.name(len(parts) + 1)) == ("part 1", "the borders of part 1")
