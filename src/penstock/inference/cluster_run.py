@@ -109,7 +109,6 @@ def run_on_cluster(
     gpus, logs = len(Nvml()()), _logs_of(config)
     with connected(address, gpus, config.workers, logs, absence) as workers:
         workers.wait()
-        workers.client.run(station.warm, wait=False, on_error="ignore")
         peers = workers.peers()
         if config.workers is None:
             config = config.model_copy(update={"workers": workers.expected})

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import os
 import platform
 import threading
@@ -71,11 +70,6 @@ class Opened:
     kinds: Sequence[tuple[HeadKind, Origin]]
     counts: bool
     """True if the values of the input are to be counted for percentiles."""
-
-
-async def warm() -> None:
-    """Import on a worker, aside, what it needs for a job that another one opens meanwhile."""
-    await asyncio.to_thread(importlib.import_module, f"{__package__}.worker")
 
 
 def open_task(order: tuple[InferConfig, int, str], number: int) -> Opened:
