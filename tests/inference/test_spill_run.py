@@ -154,15 +154,15 @@ def test_a_new_run_in_the_folder_keeps_no_pieces_of_the_old_one() -> None:
 
 def test_a_worker_times_a_patch_and_settles_what_is_done_with_borders() -> None:
     shared: dict[str, Any] = {"cluster": "local:2", "workers": 2}
-    plan = open_task((settings(**shared, parts=8), 1), 0).plan
+    plan = open_task((settings(**shared, parts=8), 1, "here"), 0).plan
     ways = plan.ways
     assert ways is not None and ways.recomputed.seconds and ways.spilled.seconds
     assert plan.geometry.spills == ways.spills == (ways.spilled.seconds < ways.recomputed.seconds)
     worker, _ = run(opened(), range(3))
     resumed = {**shared, "workers": 5, "resume": True}
-    plan = open_task((settings(**resumed), 1), 0).plan
+    plan = open_task((settings(**resumed), 1, "here"), 0).plan
     assert plan.geometry.spills and plan.parts is not None and plan.parts.step == worker.parts.step
-    assert not open_task((settings(**resumed, spill="never"), 1), 0).plan.geometry.spills
+    assert not open_task((settings(**resumed, spill="never"), 1, "here"), 0).plan.geometry.spills
 
 
 @pytest.mark.slow
@@ -172,8 +172,8 @@ def test_nothing_is_spilled_into_a_bucket(
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
     shared = {"cluster": "local:2", "workers": 2, "run_dir": "s3://test-bucket/runs/spilling"}
     with pytest.raises(UsageError, match="workers cannot spill to s3://test-bucket/runs/spilling;"):
-        open_task((settings(**shared, spill="always"), 1), 0)
-    assert not open_task((settings(**shared), 1), 0).plan.geometry.spills
+        open_task((settings(**shared, spill="always"), 1, "here"), 0)
+    assert not open_task((settings(**shared), 1, "here"), 0).plan.geometry.spills
 
 
 @pytest.mark.parametrize(
