@@ -107,13 +107,11 @@ class Workers:
 
         Raises `UsageError` if there are no others.
         """
-        mine = _version()
-        if mine is None:  # not installed, and nothing to compare with
-            return {}
+        mine = installed_version()
         for address in self.hosts().keys() - self.versions.keys():
-            # A function of Python's own, which a worker has that lacks Penstock.
-            asked = (metadata.version, DISTRIBUTION)
-            (said,) = self.ask(*asked, within_s=ANSWER_S, of=[address], raised=True) or [None]
+            # Of a task that a worker cannot load, Dask may never say anything.
+            answers = self.ask(installed_version, within_s=ANSWER_S, of=[address], raised=True)
+            (said,) = answers or [None]
             self.versions[address] = "" if isinstance(said, BaseException) else said
         strange = {
             address: f"it has Penstock {theirs or 'not at all'}, here it is {mine}"
@@ -155,12 +153,12 @@ class Workers:
         return facts
 
 
-def _version() -> str | None:
-    """The version of Penstock that is installed here, None if none is."""
+def installed_version() -> str:
+    """The version of Penstock that is installed here."""
     try:
         return metadata.version(DISTRIBUTION)
     except metadata.PackageNotFoundError:
-        return None
+        return "that is not installed"
 
 
 @contextlib.contextmanager
