@@ -27,7 +27,7 @@ def verdict(folder: Path, stages: Any = READ, **changes: Any) -> list[str]:
 def test_the_verdict_names_the_bound_the_gain_and_the_waiting(tmp_path: Path) -> None:
     first, second, *rest = verdict(tmp_path / "a")
     assert first == (
-        "Bound by read: its 4 thread(s) were busy 90% of the time; 0.8 of 4 cores were in use. "
+        "Bound by read: its 4 threads were busy 90% of the time; 0.8 of 4 cores were in use. "
         "More --prep-workers, or an input of larger chunks would give at most 1.8x: then forward "
         "would bind (one run, no interval)."
     )

@@ -123,7 +123,7 @@ def _count(job: Job, element: int, elements: int) -> StepOutcome:
                     return StepOutcome("Counted; the percentiles are known, next is --part")
     assert counted is not None
     return StepOutcome(
-        f"Counted in round {counted.number}; {len(counted.missing)} share(s) are missing"
+        f"Counted in round {counted.number}; missing: {plural(len(counted.missing), 'share')}"
     )
 
 

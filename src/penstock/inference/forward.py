@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ..base import PenstockError, torch_threads
+from ..base import PenstockError, plural, torch_threads
 from ..models import placed
 from .job import Job
 
@@ -56,7 +56,7 @@ class Forward:
         expected = self.job.net.footprint.heads
         if heads.keys() != {head.name for head in expected}:
             raise PenstockError(
-                f"the model returned {len(heads)} head(s), {', '.join(heads)}, and not "
+                f"the model returned {plural(len(heads), 'head')}, {', '.join(heads)}, and not "
                 f"{len(expected)}, {', '.join(head.name for head in expected)}, as at first"
             )
         outputs = [heads[head.name] for head in expected]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
-from ..base import HeadKind, InferConfig, UsageError
+from ..base import HeadKind, InferConfig, UsageError, plural
 
 if TYPE_CHECKING:
     from ..models import Head, KnownHead
@@ -95,7 +95,7 @@ def split(heads: Sequence[Head | KnownHead], num_outputs: int, model: str) -> li
     if len(heads) != num_outputs:
         shown = ", ".join(f"{head.name} ({head.channels} channels)" for head in heads)
         raise UsageError(
-            f"model {model} returns {len(heads)} head(s), {shown}, but --out-spec "
+            f"model {model} returns {plural(len(heads), 'head')}, {shown}, but --out-spec "
             f"names {num_outputs}"
         )
     pairs = zip(heads, dtypes, strict=True)
@@ -120,7 +120,7 @@ def said_kinds(said: Sequence[str] | None, parts: Sequence[HeadPart]) -> list[He
         return cast("list[HeadKind | None]", kinds)
     if len(said) not in (1, len(parts)):
         raise UsageError(
-            f"--head-kind names {len(said)} kinds but the model has {len(parts)} head(s)"
+            f"--head-kind names {len(said)} kinds but the model has {plural(len(parts), 'head')}"
         )
     return cast("list[HeadKind | None]", [*said] * len(parts) if len(said) == 1 else [*said])
 

@@ -16,7 +16,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ..base import UsageError
+from ..base import UsageError, plural
 from ..data import Box, Grid, flatten, indices
 from .geometry import Block, Geometry
 
@@ -141,8 +141,8 @@ class Parts:
         """
         if elements > len(self):
             raise UsageError(
-                f"--part {element}/{elements}: the job has {len(self)} part(s) of whole blocks; "
-                "take no more elements than that"
+                f"--part {element}/{elements}: the job has {plural(len(self), 'part')} of whole "
+                "blocks; take no more elements than that"
             )
         size = len(self)
         return range((element - 1) * size // elements, element * size // elements)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ..base import InferConfig, Refused, format_bytes, format_count, significant
+from ..base import InferConfig, Refused, format_bytes, format_count, plural, significant
 from .borders import Spill, Ways, spill_of, weigh
 from .cuts import JobCut, cuts
 from .geometry import Block, Geometry, PatchShape
@@ -162,7 +162,8 @@ class Plan:
     def lines(self) -> Iterator[tuple[str, str]]:
         """The plan for a reader, line by line: (what, how much)."""
         geometry, memory, facts, size = self.geometry, self.memory, self.facts, format_bytes
-        yield "volume", f"{in_words(geometry.domain.shape)} voxels, {facts.num_volumes} volume(s)"
+        volumes = plural(facts.num_volumes, "volume")
+        yield "volume", f"{in_words(geometry.domain.shape)} voxels, {volumes}"
         patches = f"{format_count(self.num_patches)} patches in batches of {self.batch}"
         shape = (
             f"{in_words(self.shape.patch)}, overlap {in_words(self.shape.overlap)}, {geometry.seam}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ..base import UsageError
+from ..base import UsageError, plural
 from ..data import Box, Source
 
 
@@ -32,7 +32,7 @@ def volumes_of(times: Sequence[int], channels: Sequence[int], at_once: int) -> l
     """
     if len(channels) % at_once:
         raise UsageError(
-            f"--c names {len(channels)} channel(s) but the model takes {at_once} at once; "
+            f"--c names {plural(len(channels), 'channel')} but the model takes {at_once} at once; "
             "name a multiple of it or set --in-channels"
         )
     groups = [

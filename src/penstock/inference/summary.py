@@ -105,7 +105,7 @@ class Summary:
         for name, stage in self.stages.items():
             yield (
                 f"  {name:<10} busy {format_seconds(stage.busy):>12}   waited "
-                f"{format_seconds(stage.waited):>12}   in {stage.threads} thread(s)"
+                f"{format_seconds(stage.waited):>12}   in {plural(stage.threads, 'thread')}"
             )
         yield self.bound_by
         if self.peak_rss is not None:
