@@ -16,17 +16,22 @@ from typing import Any
 import psutil
 import pytest
 
+from penstock.base.config.bench import BenchModelConfig
+from penstock.base.config.knobs import build
 from penstock.base.errors import PenstockError, UsageError
 from penstock.bench.launch import alone, on_cluster, supervisor
 from penstock.bench.launch.launcher import Launch
 from penstock.bench.launch.on_cluster import RemoteLaunch, launch_here
 from penstock.bench.launch.supervisor import LaunchRequest
 from penstock.cli import main
+from penstock.cli.sweep import launcher_of
 from penstock.cluster.tasks import TaskFailure, UnfitWorker
 from penstock.cluster.worker_side import client_variables, variables_of_client
 from penstock.instruments import environment
 from penstock.instruments.ledger import Ledger
 from penstock.instruments.record import Record, case_key, parse_record
+
+from ..dask_threads import threads_of_this_process
 
 if not find_spec("distributed"):
     pytest.skip("distributed is not installed", allow_module_level=True)
@@ -35,8 +40,10 @@ ZOO = str(Path(__file__).parent / "zoo.py")
 
 
 @pytest.fixture
-def _zoo(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Launches are those of the zoo, which takes no torch."""
+def _zoo(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Launches are those of the zoo, which takes no torch. No other test's lie beside them."""
+    locks = str(tmp_path_factory.mktemp("locks"))
+    monkeypatch.setattr(alone.tempfile, "gettempdir", lambda: locks)
     monkeypatch.setattr(supervisor, "WORKER", (sys.executable, ZOO))
     monkeypatch.setattr(environment, "WATCH_S", 0.0)
 
@@ -137,6 +144,35 @@ def test_what_workers_could_not_do_is_a_row_or_ends_the_benchmark() -> None:
     for failure in (unseen, TaskFailure("no such device", True, UsageError.exit_code)):
         with pytest.raises(UsageError, match=r"^(the worker on a|no such device)"):
             on_cluster._failed(launch, failure, None)
+
+
+@pytest.mark.usefixtures("_zoo")
+def test_the_client_keeps_what_workers_bring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A record, a folder and a failure, by workers of Dask that live on."""
+    monkeypatch.chdir(tmp_path)
+    cases: list[tuple[str, dict[str, Any]]] = [
+        ("Animal", {"n": 1}), ("Writes", {"output_dir": str(tmp_path / "run")}), ("Raises", {}),
+    ]  # fmt: skip
+    launches = [
+        Launch(LaunchRequest(f"zoo:{animal}", case), 0, order, 60.0)
+        for order, (animal, case) in enumerate(cases)
+    ]
+    with threads_of_this_process() as address:
+        config = build(BenchModelConfig, {"cluster": address, "part_retries": 0})
+        with launcher_of(config, [tmp_path]) as run:
+            brought = {launch.order: record for launch, record in run(launches)}
+        with (
+            launcher_of(config, [tmp_path / "none"]) as run,
+            pytest.raises(UsageError, match=rf"does not see {tmp_path}/none"),
+        ):
+            list(run(launches[:1]))
+    assert [brought[n].status for n in range(3)] == ["ok", "ok", "crash"]
+    assert [brought[n].order for n in range(3)] == [0, 1, 2]
+    assert (tmp_path / "run" / "result").read_text() == "done"
+    assert [path.name for path in tmp_path.iterdir()] == ["run"], "drafts are removed"
+    assert f"Launches: 3 on {os.uname().nodename}" in capsys.readouterr().out
 
 
 # --- what it holds --------------------------------------------------------------------------------

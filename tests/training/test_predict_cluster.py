@@ -15,6 +15,8 @@ import pytest
 
 from penstock.cli import main
 
+from ..dask_threads import threads_of_this_process
+
 if not all(map(find_spec, ("torchvision", "rasterio", "numcodecs", "distributed"))):
     pytest.skip("torchvision, rasterio or distributed is missing", allow_module_level=True)
 
@@ -100,17 +102,6 @@ def killing_a_worker() -> Iterator[str]:
         ended.set()
         thread.join()
     assert killed
-
-
-@contextlib.contextmanager
-def threads_of_this_process() -> Iterator[str]:
-    """The address of a scheduler of the user's own, whose workers need import nothing."""
-    import distributed
-
-    with distributed.LocalCluster(
-        2, 1, processes=False, host="127.0.0.1", protocol="tcp", dashboard_address=None
-    ) as cluster:
-        yield cluster.scheduler_address
 
 
 @pytest.mark.slow

@@ -31,9 +31,9 @@ _NAMED = 3
 
 def model_headlines(records: Iterable[Record]) -> list[str]:
     """The settings that a sweep supports, those of the most throughput first."""
-    records = list(records)
+    records = [record for record in records if record.scenario == "model"]
     if not any(record.ok for record in records):
-        return [_nothing("model", records)]
+        return [_nothing(records)]
     advice = recommend(records)
     choices = sorted(advice.choices, key=lambda choice: _GOALS.index(choice.goal))
     fastest = [line for _, cells in labelled(model_cells(records)) if (line := _of_cells(cells))]
@@ -71,9 +71,9 @@ def _of_cells(cells: Sequence[ModelCell]) -> str:
 
 def loader_headlines(records: Iterable[Record]) -> list[str]:
     """What limits the loader, what a batch without it would take, and which loader is fastest."""
-    records = list(records)
+    records = [record for record in records if record.scenario in ("loader", "ladder")]
     if not any(record.ok for record in records):
-        return [_nothing("loader", records)]
+        return [_nothing(records)]
     cells = [c for c in loader_cells(records) if c.launches and c.seconds and not c.read_ahead]
     return [*ladder_headlines(records), *_fastest(cells)]
 
@@ -167,9 +167,9 @@ def _fastest(cells: Sequence[LoaderCell]) -> list[str]:
 
 def queue_headlines(records: Iterable[Record]) -> list[str]:
     """How long the accelerator waits at best, what bounds it, and what a faster reader gives."""
-    records = list(records)
+    records = [record for record in records if record.scenario == "queue"]
     if not any(record.ok for record in records):
-        return [_nothing("queue", records)]
+        return [_nothing(records)]
     return [line for group in queue_cells(records) if (line := _of_queue(group))]
 
 
@@ -212,16 +212,16 @@ def _of_queue(group: Sequence[QueueCell]) -> str:
 
 def suite_headlines(records: Iterable[Record]) -> list[str]:
     """What limits the runs of each preset, and the run with the most samples a second."""
-    records = list(records)
+    records = [record for record in records if record.scenario == "train"]
     lines = []
     for runs in runs_together(records).values():
         lines += best_and_limits(runs)
-    return lines or [_nothing("train", records)]
+    return lines or [_nothing(records)]
 
 
-def _nothing(scenario: str, records: Iterable[Record]) -> str:
+def _nothing(records: Iterable[Record]) -> str:
     """Say that no launch was ok."""
-    status = [record.status for record in records if record.scenario == scenario]
+    status = [record.status for record in records]
     counts = ", ".join(f"{status.count(each)} {each}" for each in dict.fromkeys(status))
     return (
         f"Nothing was measured: of {plural(len(status), 'launch')} none was ok ({counts}), so "

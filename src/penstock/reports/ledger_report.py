@@ -98,7 +98,7 @@ def report_of_records(
         chapters.append(Chapter(kind.title, kind.sections(records), kind.pictures(records)))
     return Report(
         source,
-        verdict or ["Nothing here supports a verdict: no launch was ok."],
+        verdict or ["Nothing here supports a verdict."],
         of_machines(records),
         chapters,
         [raw_of_ledger(place, records if len(places) == 1 else None) for place in places],

@@ -236,6 +236,7 @@ def _sinks(left: Sequence[int]) -> bool:
 
 def mean_interval(launches: Sequence[NDArray[np.float64]]) -> Interval | None:
     """The mean over launches of the means of their values, resampled in both; None without any."""
+    launches = [seconds for seconds in launches if len(seconds)]
     if not launches:
         return None
     rng = np.random.default_rng(0)

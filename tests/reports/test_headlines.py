@@ -1,0 +1,120 @@
+"""The verdict of a ledger of loaders or of queues: it turns with the records."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.instruments.record import Record, case_key
+from penstock.reports.headlines import loader_headlines, model_headlines, queue_headlines
+from penstock.reports.queue.model import QueueModel, simulate
+
+from ..bench import kit_queue
+from ..bench.kit_loader import record
+from .kit import sized
+
+FAILED = {"status": "crash", "samples_s": {}}
+
+
+def ladder(*seconds: float, launches: int = 5, threads: int = 2) -> list[Record]:
+    """Launches of each step of a loader, each a hundredth slower than the one before."""
+    return [
+        record(i, value * (1 + i / 100), rung=f"L{step}", threads=threads)
+        for step, value in enumerate(seconds)
+        for i in range(launches)
+    ]
+
+
+def queued(read: float, *, iterations: int = 30) -> list[Record]:
+    """Reading alone, and a queue of 8 beside a step of a second, as the model foresees them."""
+    alone, beside = QueueModel(1, 8, read, 0.0), QueueModel(1, 8, read, 1.0)
+    course = simulate(alone, iterations, in_hand=0)
+    none = {"compute": "none", "compute_time": 0.0}
+    return [
+        line
+        for number in range(2)
+        for line in (
+            kit_queue.record(course, number, 0.0, workers=1, queue=8, **none),
+            kit_queue.record(simulate(beside, iterations, in_hand=0), number, queue=8),
+        )
+    ]
+
+
+def failed(records: list[Record]) -> list[Record]:
+    return [one.model_copy(update=FAILED) for one in records]
+
+
+def test_the_dearest_step_of_a_loader_is_named_with_what_it_would_give() -> None:
+    (line,) = loader_headlines(ladder(0.1, 0.2, 0.3, 0.8, 0.9))
+    assert line == (
+        "Bound by scatter (batch 4, 2 threads): 510 ms of 918 ms a batch, 56%; if it cost nothing, "
+        "batches would come at most 2.25x as fast [2.15-2.36, 5 launches of each step]."
+    )
+    (line,) = loader_headlines(ladder(0.1, 0.7, 0.8, 0.85, 0.9))
+    assert line.startswith("Bound by ") and "scatter" not in line
+    (line,) = loader_headlines(ladder(0.1, 0.2, 0.3, 0.8, 0.9, launches=1))
+    assert line.endswith("at most 2.25x as fast [one launch of each step, no interval].")
+
+
+def test_many_ladders_are_counted() -> None:
+    records = [one for n in range(1, 6) for one in ladder(0.1, 0.2, 0.3, 0.8, 0.9, threads=n)]
+    *named, more = loader_headlines(records)
+    assert len(named) == 3
+    assert more == "2 more combinations of batch and threads are below."
+
+
+def test_the_fastest_loader_is_named() -> None:
+    slow = [record(i, 0.8, loader="zarr") for i in range(3)]
+    quick = [record(i, 0.4) for i in range(3)]
+    (line,) = loader_headlines([*slow, *quick])
+    assert line.startswith("Most samples a second of 2 cases: penstock, batch 4, 2 threads: 10.0,")
+    (line,) = loader_headlines([*slow, *[record(i, 1.6) for i in range(3)]])
+    assert "of 2 cases: zarr, batch 4" in line
+
+
+@pytest.mark.parametrize(
+    ("read", "said"),
+    [
+        (2.66, "Bound by reading: a batch comes every 2.66 s [2.66 s - 2.66 s, 42 batches] and a "),
+        (0.5, "Bound by computing: a batch comes every 500 ms and a step takes 1.00 s; the "),
+    ],
+)
+def test_a_queue_is_bound_by_reading_or_by_computing(read: float, said: str) -> None:
+    (line,) = queue_headlines(queued(read))
+    assert line.startswith(said)
+    assert ("A reader 2.66x as fast would keep it fed." in line) == (read == 2.66)
+
+
+def test_what_a_queue_lacks_is_said() -> None:
+    records = queued(2.66)
+    (line,) = queue_headlines(one for one in records if one.case["compute"] == "none")
+    assert line.startswith("While nobody computes, a batch comes every 2.66 s [")
+    (line,) = queue_headlines(one for one in records if one.case["compute"] != "none")
+    assert line.startswith("The accelerator waited 62% of the time [")
+    assert line.endswith("; reading alone was not measured.")
+    (line,) = queue_headlines(queued(2.66, iterations=12))
+    assert line.startswith("No case of 1 reached the steady state")
+    (line,) = queue_headlines(queued(2.66, iterations=9))  # no more than the queue held at first
+    assert line.startswith("No case of 1 reached the steady state")
+    few = [one for one in queued(2.66, iterations=9) if one.case["compute"] == "none"]
+    assert queue_headlines(few) == []
+
+
+def test_a_kind_of_which_nothing_was_measured_says_so_beside_others() -> None:
+    """Steps of a loader count as launches of it, and those of other kinds do not."""
+    lost = failed(ladder(0.1, 0.2, 0.3, 0.8, 0.9))
+    nothing = "Nothing was measured: of 25 launches none was ok (25 crash), so nothing is said of "
+    assert loader_headlines([*lost, *sized({(16, 1): 0.1})]) == [f"{nothing}speed."]
+    lost = failed(queued(2.66))
+    assert queue_headlines([*lost, *ladder(0.1, 0.2, 0.3, 0.8, 0.9)]) == [
+        f"{nothing.replace('25', '4')}speed."
+    ]
+    assert model_headlines([*failed(list(sized({(16, 1): 0.1}))), *queued(2.66)])[0].startswith(
+        "Nothing was measured: of "
+    )
+
+
+def test_keys_are_those_of_cases() -> None:
+    """Or what is averaged above would be one case."""
+    assert len({one.key for one in ladder(0.1, 0.2)}) == 2
+    (first, *_) = ladder(0.1, 0.2)
+    assert first.key == case_key(first.scenario, first.case)
