@@ -126,7 +126,8 @@ def test_a_block_of_floats_is_prepared_with_no_more_than_the_plan_holds(spoilt: 
     mask = block.support.size
     held = job.plan.block_bytes(block) - 4 * (block.read.size + block.support.size)
     assert held == mask
-    assert peak < block.read.size * 2
+    bins = 8 << 16  # of the percentiles: a constant, in what the plan has for all else
+    assert peak < block.read.size * 2 + bins
     if spoilt:
         assert loaded.invalid is not None
         assert (loaded.invalid == ~np.isfinite(data)).all()
