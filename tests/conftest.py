@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from penstock.base.caller import environment_kept
 from penstock.data import specimen
 from penstock.reports.figures.canvas import STYLE
 
@@ -70,6 +71,14 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         Figure, "savefig", lambda _, *args, **knobs: savefig(Figure((1, 1)), *args, **knobs)
     )
+
+
+@pytest.fixture(autouse=True)
+def _environment() -> Iterator[None]:
+    """What a test, or a library that it uses, leaves in the environment ends with it. A nanny of
+    Dask leaves ``MKL_NUM_THREADS=1``, with which workers of two threads would count as equal."""
+    with environment_kept():
+        yield
 
 
 @pytest.fixture
