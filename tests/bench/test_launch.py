@@ -50,7 +50,8 @@ def test_a_launch_that_goes_well_is_a_whole_record() -> None:
     assert record.facts == {"kind": "Animal"}
     assert record.warmup.first_s == 1.0 and record.warmup.setup_s is not None
     assert record.memory.host_baseline is not None and record.memory.host_baseline > MIB
-    assert record.memory.host_peak is not None and record.memory.host_peak > MIB
+    assert record.memory.host_peak is not None
+    assert record.memory.host_peak >= record.memory.host_baseline, "however short it was"
     assert record.environment["machine"]["cores"] == os.cpu_count()
 
 

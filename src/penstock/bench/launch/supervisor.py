@@ -129,7 +129,9 @@ def _record(
 ) -> Record:
     """The record of what was stated, with what was seen from outside, and without secrets."""
     bare = Record.model_validate({"case": dict(request.case), **stated})
-    peaks = {"host_peak": ending.peak}
+    # A launch may end between two looks at it.
+    held = [count for count in (ending.peak, bare.memory.host_baseline) if count is not None]
+    peaks = {"host_peak": max(held, default=None)}
     if bare.memory.host_peak_kernel is None:
         peaks["host_peak_kernel"] = ending.peak_kernel
     seen = {
