@@ -8,7 +8,7 @@ RUN = $(VENV)/bin/python
 demo: $(VENV)/demo-ready            ## make a volume, denoise it, show before and after
 	$(RUN) -m penstock demo
 
-test: $(VENV)/ready                 ## the default tests: five minutes on two cores
+test: $(VENV)/ready                 ## the default tests: two and a half minutes on two cores
 	OMP_NUM_THREADS=1 $(RUN) $(COVERED) -m pytest -n 2 --dist worksteal
 
 # The commands of README and docs take longest, and begin first.
