@@ -19,6 +19,7 @@ from typing import Any
 
 from ..base import PenstockError, StoreAway, UsageError, describe, plural
 from .leaving import LEAVING, leave_with_notice
+from .worker_side import worker_address
 from .workers import Workers
 
 DEATHS = 3
@@ -351,7 +352,7 @@ def run_guarded(function: Callable[..., Any], order: Any, number: int) -> Any:
         code = error.exit_code if isinstance(error, PenstockError) else 1
         name = "" if isinstance(error, PenstockError) else f"{type(error).__name__}: "
         away = isinstance(error, StoreAway) or isinstance(error.__cause__, StoreAway)
-        unfit = _address() if isinstance(error, UnfitWorker) else None
+        unfit = worker_address() if isinstance(error, UnfitWorker) else None
         return TaskFailure(name + describe(error), final, code, away, unfit)
 
 
@@ -380,12 +381,5 @@ def tell_progress(topic: str, number: int, *, safe: bool, **facts: Any) -> None:
 def _tell(topic: str, what: str, number: int, facts: dict[str, Any]) -> None:
     from distributed import get_worker
 
-    word = {**facts, "what": what, "number": number, "worker": _address()}
+    word = {**facts, "what": what, "number": number, "worker": worker_address()}
     get_worker().log_event(topic, word)
-
-
-def _address() -> str:
-    from distributed import get_worker
-
-    address: str = get_worker().address
-    return address
